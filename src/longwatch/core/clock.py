@@ -1,0 +1,94 @@
+"""Time and waiting, as one thing that is passed in.
+
+Durations are measured on `monotonic()`, people are shown `wall()`, and whoever waits does so through the clock: a thread with
+`wait(wakeup, timeout)`, a coroutine with `await sleep(seconds)`. A fake clock (`longwatch.testing.FakeClock`) can then drive every
+loop, keeper and watchdog of the product without real time passing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Wakeup:
+    """A flag that one side sets and others wait for through a Clock.
+
+    Thread-safe. It stays set until `clear()`. Not for signal handlers, which may not take locks.
+    """
+
+    __slots__ = ("_event", "_listeners", "_lock")
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Raise the flag, wake every waiter, call every listener (in this thread, outside the lock)."""
+        with self._lock:
+            self._event.set()
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def clear(self) -> None:
+        """Lower the flag; later waits block again."""
+        self._event.clear()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have `listener` called on every `set()`, and at once if the flag is up; returns what takes it off again."""
+        with self._lock:
+            self._listeners.append(listener)
+            already = self._event.is_set()
+        if already:
+            listener()
+        return lambda: self._forget(listener)
+
+    def block(self, timeout: float | None) -> bool:
+        """Wait in real time; for clocks only, everyone else waits through one."""
+        return self._event.wait(timeout)
+
+    def _forget(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+
+class Clock(Protocol):
+    """Where time comes from and how it is waited for. Every method may be called from any thread."""
+
+    def monotonic(self) -> float:
+        """Seconds that only ever grow; differences are durations."""
+
+    def wall(self) -> float:
+        """Seconds since 1970 UTC, to show to people; it may jump."""
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        """Block this thread until the wakeup is set (True) or the timeout has passed (False); None waits for ever."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend this coroutine for so long; cancelling the task ends it at once."""
+
+
+class SystemClock:
+    """Real time."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        return wakeup.block(timeout if timeout is None else max(timeout, 0.0))
+
+    async def sleep(self, seconds: float) -> None:
+        import asyncio  # noqa: PLC0415 - 45 ms that code without a loop need not pay
+
+        await asyncio.sleep(max(seconds, 0.0))

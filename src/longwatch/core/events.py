@@ -1,0 +1,217 @@
+"""What happens in Longwatch, as typed values that parts emit and observers turn into logs, metrics and pages.
+
+Every event of the product is in this file. Its class name in snake_case is its name in the logs (`ProgramStarted` →
+`program_started`) unless it says otherwise; names and fields are API. An event carries facts, never text for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from longwatch.core.endcause import EndCause
+
+
+class Level(StrEnum):
+    """How loud an event is."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The base of all events."""
+
+    level: ClassVar[Level] = Level.INFO
+
+    @property
+    def name(self) -> str:
+        """The event's name in logs and on pages."""
+        return _snake(type(self).__name__)
+
+
+Observer = Callable[[Event], None]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Events:
+    """Fans each event out to every observer, in the order they subscribed.
+
+    `emit` never raises: an observer that does is counted in `failures` and the others still hear the event. Thread-safe.
+    """
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers: tuple[Observer, ...] = observers
+        self.failures = 0
+
+    def subscribe(self, observer: Observer) -> Callable[[], None]:
+        """Add an observer; returns what takes it off again."""
+        self._observers = (*self._observers, observer)
+        return lambda: self._unsubscribe(observer)
+
+    def emit(self, event: Event) -> None:
+        """Tell every observer."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:  # noqa: BLE001 - an observer must not harm what it observes
+                self.failures += 1
+
+    def _unsubscribe(self, observer: Observer) -> None:
+        self._observers = tuple(known for known in self._observers if known is not observer)
+
+
+# --- the life of a program ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStarted(Event):
+    program: str
+    pid: int
+    command: tuple[str, ...]
+    start: int
+    """1 for the first start, 2 for the first restart, …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnded(Event):
+    """A program's tree is gone. Its name in the logs is the verdict of the exit table: `clean_exit`, `unexpected_exit`, …"""
+
+    program: str
+    pid: int | None
+    verdict: str
+    cause: EndCause
+    lasted: float
+    restart: bool
+    killed: int = 0
+    """How many processes of the tree had to be killed with SIGKILL."""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartScheduled(Event):
+    program: str
+    delay: float
+    failures: int
+    restarts_in_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStable(Event):
+    """It has been up long enough: backoff and counters start anew."""
+
+    program: str
+    pid: int
+    lasted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreakerTripped(Event):
+    level: ClassVar[Level] = Level.CRITICAL
+
+    program: str
+    restarts: int
+    window: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStopping(Event):
+    program: str
+    pid: int
+    signal: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckPassed(Event):
+    """The first check that passed after a start or after failures."""
+
+    program: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckFailed(Event):
+    level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    pid: int
+    reason: str
+    failures: int
+    allowed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDropped(Event):
+    """Lines of a program that nobody took in time."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    lines: int
+
+
+# --- the life of the process that watches ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorStarted(Event):
+    version: str
+    settings: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalReceived(Event):
+    signal: int
+    action: str
+    """`stop`, `escalate` or `forward`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorStopped(Event):
+    exit_code: int
+    lasted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardianLost(Event):
+    level: ClassVar[Level] = Level.CRITICAL
+
+    guardian_pid: int
+    killed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicFailed(Event):
+    """One round of a periodic task raised; the next one comes as usual."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+    task: str
+    error: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbackFailed(Event):
+    """A shutdown callback raised; the others ran all the same."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+    callback: str
+    error: str

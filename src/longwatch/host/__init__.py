@@ -1,0 +1,1 @@
+"""Life inside one process: the loop thread, services, the periodic loop, shutdown, and children under the guardian."""
