@@ -7,7 +7,7 @@ Every event of the product is in this file. Its class name in snake_case is its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -95,6 +95,8 @@ class ProgramEnded(Event):
     restart: bool
     killed: int = 0
     """How many processes of the tree had to be killed with SIGKILL."""
+    survivors: int = 0
+    """How many did not end even then; they are still being killed."""
     detail: str = ""
 
     @property
@@ -172,7 +174,16 @@ class OutputDropped(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStarted(Event):
     version: str
-    settings: dict[str, object]
+    program: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsInEffect(Event):
+    """Every setting, whoever said it; secrets are masked."""
+
+    level: ClassVar[Level] = Level.DEBUG
+
+    settings: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,47 +7,49 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
 from longwatch.errors import DeadlineExceededError, ServiceStateError
+from longwatch.host.errand import Errand
+from longwatch.host.service import Service
 
 T = TypeVar("T")
 
 
-class LoopThread:
+class LoopThread(Service):
     """Runs one asyncio event loop in a daemon thread.
 
     The thread starts with the first use and belongs to the process that started it: after a fork the child gets its own. Everything
-    may be called from any thread. `call` from the loop's own thread would wait for itself and is refused.
+    may be called from any thread. `call` from the loop's own thread would wait for itself and is refused. `stop` cancels what runs
+    on the loop, lets it clean up and ends the thread.
     """
 
-    def __init__(self, *, name: str = "longwatch-loop") -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._pid = 0
+    def __init__(self, *, name: str = "longwatch-loop", clock: Clock | None = None) -> None:
+        super().__init__(name=name, clock=clock)
+        # By pid: a child must not let go of the loop it inherited, whose end would unregister the parent's descriptors.
+        self._turnings: dict[int, _Turning] = {}
 
     @property
     def running(self) -> bool:
-        return self._loop is not None and self._pid == os.getpid()
+        return self.started
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop, started if it is not running yet."""
-        with self._lock:
-            if not self.running:
-                self._start()
-            assert self._loop is not None
-            return self._loop
+        return self._turning().loop
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop; returns at once."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop())
+        """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a loop that is stopping refuses it."""
+        try:
+            return self._turning().submit(work)
+        except ServiceStateError:
+            work.close()
+            raise
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None) -> T:
         """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled: DeadlineExceededError."""
-        if threading.current_thread() is self._thread:
+        if self._is_inside():
             work.close()
             raise ServiceStateError(f"call() from {self.name} itself would wait for ever; await the coroutine instead")
         future = self.spawn(work)
@@ -59,38 +61,72 @@ class LoopThread:
             future.cancel()
             raise DeadlineExceededError(f"no answer from {self.name} within {timeout} s") from None
 
-    def stop(self, *, timeout: float = 5.0) -> bool:
-        """Cancel what runs on the loop, let it clean up, end the thread; False if that took longer than the timeout."""
-        with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-            if loop is None or thread is None or self._pid != os.getpid():
-                return True
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_cancel_all, loop)
-        thread.join(timeout)
-        return not thread.is_alive()
-
     def _start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=_turn, args=(self._loop,), name=self.name, daemon=True)
-        self._thread.start()
+        turning = _Turning(self.name)
+        turning.start()
+        self._turnings[os.getpid()] = turning
+
+    def _stop(self, deadline: Deadline) -> bool:
+        return self._turnings[os.getpid()].end(self._clock, deadline)
+
+    def _is_inside(self) -> bool:
+        turning = self._turnings.get(os.getpid())
+        return turning is not None and turning.inside
+
+    def _turning(self) -> _Turning:
+        if not self._is_inside():  # on the loop itself there is one, and waiting for a stop to end would be waiting for oneself
+            self.start()
+        return self._turnings[os.getpid()]
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
+class _Turning:
+    """One event loop from its making to its end."""
 
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._name = name
+        self._errand = Errand(self._turn, name=name, loud=True)
+        self._lock = threading.Lock()
+        self._ending = False
 
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """On the loop: cancel every task and stop once all of them have ended."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    ended = asyncio.gather(*tasks, return_exceptions=True)
-    ended.add_done_callback(lambda _: loop.stop())
+    @property
+    def inside(self) -> bool:
+        return self._errand.inside
+
+    def start(self) -> None:
+        try:
+            self._errand.start()
+        except BaseException:
+            self.loop.close()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine, unless the end has begun: what is taken here is on the loop before the end is."""
+        with self._lock:
+            if self._ending or self.loop.is_closed():
+                raise ServiceStateError(f"{self._name} is stopping and takes no more work; start() it again first")
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def end(self, clock: Clock, deadline: Deadline) -> bool:
+        """Tell the loop to end, once, and wait for its thread."""
+        with self._lock:
+            if not self._ending and not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._ending = True
+        return self._errand.wait(clock, deadline)
+
+    def _turn(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self._cancel_all()
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()
+
+    def _cancel_all(self) -> None:
+        """Cancel every task and let it clean up, also those that the cleaning up began."""
+        while tasks := asyncio.all_tasks(self.loop):
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(tasks))

@@ -1,0 +1,1 @@
+"""The command line. Nothing here is imported before its command is used."""

@@ -1,0 +1,79 @@
+"""The entry point: parse, run, turn every error into one line and an exit code.
+
+Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs a person; `longwatch run` passes the program's on.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from longwatch import __version__
+from longwatch.cli.run import run
+from longwatch.errors import LongwatchError
+
+app = typer.Typer(
+    name="longwatch",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(context_settings={"allow_interspersed_args": False})(run)
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if asked:
+        typer.echo(f"longwatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Longwatch keeps long-running workers and AI agents alive, and proves it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_guarded(words))
+
+
+def _guarded(words: list[str]) -> int:
+    debug = "--debug" in words[:1]
+    try:
+        return int(app(words, standalone_mode=False) or 0)
+    except LongwatchError as error:
+        code, message = error.exit_code, str(error)
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted"
+    except BrokenPipeError:
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
+        code, message = _told(error)
+    if debug:
+        traceback.print_exc()
+    _say(message)
+    return code
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Wrong use knows its own words and code; anything else is our fault."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return error.exit_code, f"{error.format_message()} See `longwatch --help`."
+    return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
+
+
+def _say(message: str) -> None:
+    for line in message.splitlines() or [""]:
+        typer.echo(f"longwatch: {line}", err=True)

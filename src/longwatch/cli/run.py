@@ -1,0 +1,76 @@
+"""`longwatch run -- COMMAND`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND…", help="The command and its arguments, after `--`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings to start from, the [run] table of a TOML file.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The program's name in logs; default: the command's.")] = None,
+    cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Its working directory.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where logs are kept; `off`: nowhere. [.longwatch]")] = None,
+    restart: Annotated[str | None, typer.Option(help="on-failure, always or never. [on-failure]")] = None,
+    stop_signal: Annotated[str | None, typer.Option(metavar="NAME", help="Sent to stop it. [the signal that we got]")] = None,
+    stop_grace: Annotated[str | None, typer.Option(metavar="SECONDS", help="From there to SIGKILL. [15]")] = None,
+    stable_after: Annotated[str | None, typer.Option(metavar="SECONDS", help="Up so long, its past is forgotten. [60]")] = None,
+    backoff_initial: Annotated[str | None, typer.Option(metavar="SECONDS", help="The first wait before a restart. [1]")] = None,
+    backoff_factor: Annotated[str | None, typer.Option(metavar="N", help="Each further wait is so many times longer. [2]")] = None,
+    backoff_cap: Annotated[str | None, typer.Option(metavar="SECONDS", help="The longest wait. [30]")] = None,
+    breaker_restarts: Annotated[str | None, typer.Option(metavar="N", help="Restarts allowed in the window. [5]")] = None,
+    breaker_window: Annotated[str | None, typer.Option(metavar="SECONDS", help="The window. [60]")] = None,
+    health: Annotated[bool | None, typer.Option(help="Ask its health over HTTP. [only if PORT is set]")] = None,
+    health_port: Annotated[str | None, typer.Option(metavar="PORT", help="Where it listens. [PORT, else 8080]")] = None,
+    health_path: Annotated[str | None, typer.Option(metavar="PATH", help="What is asked for. [/health]")] = None,
+    health_interval: Annotated[str | None, typer.Option(metavar="SECONDS", help="How often. [30]")] = None,
+    health_timeout: Annotated[str | None, typer.Option(metavar="SECONDS", help="For the whole answer. [5]")] = None,
+    health_failures: Annotated[str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")] = None,
+    health_start_grace: Annotated[str | None, typer.Option(metavar="SECONDS", help="Before the first question. [10]")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error or critical. [info]")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, json or pretty. [auto]")] = None,
+) -> int:
+    """Keep one command up: restart it when it fails, back off, give up when it fails too often.
+
+    It exits with the command's own code, 128 + n if signal n ended it, 100 when it failed too often.
+    """
+    from longwatch.app.run import run as supervise  # noqa: PLC0415 - help must not wait for what only running needs
+    from longwatch.config.settings import load_settings  # noqa: PLC0415
+    from longwatch.errors import UsageError  # noqa: PLC0415
+
+    flags: dict[str, object] = {
+        "state_dir": state_dir,
+        "run.name": name,
+        "run.cwd": cwd,
+        "run.restart": restart,
+        "run.stop_signal": stop_signal,
+        "run.stop_grace": stop_grace,
+        "run.stable_after": stable_after,
+        "run.backoff.initial": backoff_initial,
+        "run.backoff.factor": backoff_factor,
+        "run.backoff.cap": backoff_cap,
+        "run.breaker.restarts": breaker_restarts,
+        "run.breaker.window": breaker_window,
+        "run.health.enabled": health,
+        "run.health.port": health_port,
+        "run.health.path": health_path,
+        "run.health.interval": health_interval,
+        "run.health.timeout": health_timeout,
+        "run.health.failures": health_failures,
+        "run.health.start_grace": health_start_grace,
+        "run.log.level": log_level,
+        "run.log.format": log_format,
+    }
+    settings = load_settings(path=config, environ=os.environ, flags=flags)
+    argv = command or settings.run.command
+    if not argv:
+        raise UsageError("no command to run; write it after `--`, as in: longwatch run -- python app.py")
+    return supervise(settings, argv, os.environ)

@@ -1,0 +1,1 @@
+"""Settings from a file, the environment and flags, with every fault reported at once."""

@@ -1,0 +1,196 @@
+"""What a setting may hold: the check of one value, and the words for what it should have been.
+
+A type comes as msgspec describes it (`msgspec.inspect`), so that the settings' structs are the only place where types and
+bounds are written. A `Meta(description=…)` on a type is what people are told to write; `Meta(extra={"choices": …})` limits a
+text to a few that are only known at run time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from datetime import date, time
+from difflib import get_close_matches
+from typing import Any
+
+from msgspec import inspect as kinds
+
+from longwatch.observe.masking import MASK, looks_secret, mask_text
+from longwatch.observe.render import printable
+
+Kind = kinds.Type
+
+YES = frozenset({"true", "1", "yes", "on"})
+NO = frozenset({"false", "0", "no", "off"})
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,3})?")
+_LONGEST_SHOWN = 60
+
+
+class RejectedError(Exception):
+    """The value is not one of this kind."""
+
+
+def bare(kind: Kind) -> Kind:
+    """The kind without its description."""
+    return bare(kind.type) if isinstance(kind, kinds.Metadata) else kind
+
+
+def members(kind: Kind) -> list[Kind]:
+    """The kinds a value may be of: those of a union, else the kind itself."""
+    inner = bare(kind)
+    return list(inner.types) if isinstance(inner, kinds.UnionType) else [kind]
+
+
+def accept(kind: Kind, raw: object) -> object:
+    """The value, if it is one of this scalar kind; RejectedError if not."""
+    for member in members(kind):
+        inner = bare(member)
+        check, few = _CHECKS.get(type(inner)), _extra_choices(member)
+        if check is not None and check(inner, raw) and (not few or raw in few):
+            return _made(inner, raw)
+    raise RejectedError
+
+
+def from_text(kind: Kind, text: str) -> object:
+    """What a text from the environment or the command line says, as the kind has it; the text itself if it fits none."""
+    for member in map(bare, members(kind)):
+        match member:
+            case kinds.BoolType() if text.strip().lower() in YES | NO:
+                return text.strip().lower() in YES
+            case kinds.IntType() if _WHOLE_NUMBER.fullmatch(text.strip()):
+                return int(text)
+            case kinds.FloatType() if _NUMBER.fullmatch(text.strip()):
+                return float(text)
+    return text
+
+
+def describe(kind: Kind) -> str:
+    """The kind in words: `a whole number from 1 to 65535`."""
+    if isinstance(kind, kinds.Metadata) and "description" in (kind.extra_json_schema or {}):
+        return str((kind.extra_json_schema or {})["description"])
+    inner = bare(kind)
+    if isinstance(inner, kinds.UnionType):
+        return _either(describe(member) for member in inner.types if not isinstance(member, kinds.NoneType))
+    return _WORDS[type(inner)](inner)
+
+
+def choices(kind: Kind) -> list[str]:
+    """The fixed texts this kind allows."""
+    found: list[object] = []
+    for member in members(kind):
+        inner = bare(member)
+        if isinstance(inner, kinds.LiteralType):
+            found += inner.values
+        elif isinstance(inner, kinds.EnumType):
+            found += [item.value for item in inner.cls]
+        else:
+            found += _extra_choices(member)
+    return [choice for choice in found if isinstance(choice, str)]
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`did you mean …?` with the known name that is most like this one; empty if none is."""
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), list(by_lower), n=1) if isinstance(word, str) else []
+    return f"did you mean {by_lower[close[0]]}?" if close else ""
+
+
+def shown(value: object, *, name: str) -> str:
+    """A value as a message may show it: short, printable, in TOML's spelling, and masked if its name or content is secret."""
+    if looks_secret(name) and not isinstance(value, bool | dict | list):
+        return MASK
+    match value:
+        case str():
+            return f'"{_short(printable(mask_text(value)))}"'
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return _short(str(value))
+        case _:
+            return next((noun for type_, noun in _NOUNS.items() if isinstance(value, type_)), f"a {type(value).__name__}")
+
+
+def _extra_choices(kind: Kind) -> tuple[str, ...]:
+    return tuple((kind.extra or {}).get("choices", ())) if isinstance(kind, kinds.Metadata) else ()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+_NOUNS: dict[type, str] = {dict: "a table", list: "a list", tuple: "a list", date: "a date", time: "a time"}
+
+
+def _made(kind: Kind, raw: Any) -> object:
+    """An accepted value in the type the struct declares."""
+    if isinstance(kind, kinds.EnumType):
+        return kind.cls(raw)
+    return float(raw) if isinstance(kind, kinds.FloatType) else raw
+
+
+def _is_text(kind: Any, raw: object) -> bool:
+    if not isinstance(raw, str) or len(raw) < (kind.min_length or 0) or len(raw) > (kind.max_length or math.inf):
+        return False
+    return kind.pattern is None or re.search(kind.pattern, raw) is not None
+
+
+def _is_whole(kind: Any, raw: object) -> bool:
+    return isinstance(raw, int) and not isinstance(raw, bool) and _within(kind, raw)
+
+
+def _is_number(kind: Any, raw: object) -> bool:
+    return isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= sys.float_info.max and _within(kind, raw)
+
+
+def _within(kind: Any, raw: float) -> bool:
+    low = (kind.ge is None or raw >= kind.ge) and (kind.gt is None or raw > kind.gt)
+    return low and (kind.le is None or raw <= kind.le) and (kind.lt is None or raw < kind.lt)
+
+
+_CHECKS: dict[type, Callable[[Any, object], bool]] = {
+    kinds.AnyType: lambda *_: True,
+    kinds.NoneType: lambda _, raw: raw is None,
+    kinds.BoolType: lambda _, raw: isinstance(raw, bool),
+    kinds.IntType: _is_whole,
+    kinds.FloatType: _is_number,
+    kinds.StrType: _is_text,
+    kinds.LiteralType: lambda kind, raw: any(raw == value and type(raw) is type(value) for value in kind.values),
+    kinds.EnumType: lambda kind, raw: any(raw == item.value for item in kind.cls),
+}
+
+
+def _number_words(noun: str) -> Callable[[Any], str]:
+    def words(kind: Any) -> str:
+        if kind.ge is not None and kind.le is not None:
+            return f"{noun} from {kind.ge} to {kind.le}"
+        bounds = {"{} or more": kind.ge, "more than {}": kind.gt, "{} at most": kind.le, "less than {}": kind.lt}
+        return ", ".join([noun, *(phrase.format(bound) for phrase, bound in bounds.items() if bound is not None)])
+
+    return words
+
+
+def _quoted(values: Iterable[object]) -> str:
+    return _either(f'"{value}"' for value in values)
+
+
+def _either(parts: Iterable[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+_WORDS: dict[type, Callable[[Any], str]] = {
+    kinds.AnyType: lambda _: "anything",
+    kinds.BoolType: lambda _: "true or false",
+    kinds.IntType: _number_words("a whole number"),
+    kinds.FloatType: _number_words("a number"),
+    kinds.StrType: lambda kind: "text that is not empty" if kind.min_length else "text",
+    kinds.LiteralType: lambda kind: _quoted(kind.values),
+    kinds.EnumType: lambda kind: _quoted(item.value for item in kind.cls),
+    kinds.ListType: lambda kind: f"a list ({describe(kind.item_type)} each)",
+    kinds.VarTupleType: lambda kind: f"a list ({describe(kind.item_type)} each)",
+    kinds.DictType: lambda _: "a table",
+    kinds.StructType: lambda _: "a table",
+}

@@ -1,0 +1,239 @@
+"""The one reader of settings: a struct type and layers of raw values in, the settings or every fault at once out.
+
+The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags. The struct is walked field by
+field; at each field every layer that says something is checked, also the ones that a stronger layer overrides, and the strongest
+one counts (tables of plain values, such as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what
+no single field shows, `where` being the field's path inside it; it is called once each of its fields is in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import inspect as kinds
+
+from longwatch.config.expect import Kind, RejectedError, accept, bare, choices, describe, from_text, members, nearest, shown
+from longwatch.config.tomlfile import read_toml
+from longwatch.errors import ConfigError, Fault
+from longwatch.observe.render import printable
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SAYS_NOTHING = object()
+"""What a Variable's `parse` returns when the text leaves the setting as it is."""
+_MISSING = object()
+_BAD = object()
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """An environment variable that sets a setting.
+
+    Its text is read as the setting's type has it, after `parse` if there is one; `parse` returns SAYS_NOTHING for a text that
+    leaves the setting as it is, and a text it does not know unchanged.
+    """
+
+    name: str
+    path: str
+    parse: Callable[[str], object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A value from the environment or a flag, with the words that tell a person where it stands."""
+
+    path: str
+    where: str
+    value: object
+    cure: str = ""
+
+
+def from_environment(variables: Iterable[Variable], environ: Mapping[str, str]) -> list[Override]:
+    """What the environment says; a variable that is empty counts as not set."""
+    given = []
+    for variable in variables:
+        text = environ.get(variable.name, "")
+        value = variable.parse(text) if text and variable.parse else text
+        if text and value is not SAYS_NOTHING:
+            where = f"environment variable {variable.name}"
+            given.append(Override(path=variable.path, where=where, value=value, cure="correct it or unset it"))
+    return given
+
+
+def from_flags(flags: Mapping[str, object], *, called: Callable[[str], str]) -> list[Override]:
+    """What the command line says: dotted paths to values, None meaning "not given"; `called` names the flag of a path."""
+    return [Override(path=path, where=called(path), value=value) for path, value in flags.items() if value is not None]
+
+
+def read_settings(struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()) -> T:
+    """The settings from the defaults, the file and the overrides (weakest first), or ConfigError with every fault there is."""
+    table, faults = read_toml(path) if path is not None else ({}, [])
+    walk = _Walk(overrides, source=printable(str(path)) if path is not None else "settings")
+    settings = walk.struct(cast("kinds.StructType", kinds.type_info(struct)), _Place("", walk.source), table)
+    if faults or walk.faults:
+        raise ConfigError(*faults, *walk.faults)
+    walk.assert_all_used()
+    return cast("T", settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the walk is: the dotted path, and the words for it."""
+
+    path: str
+    where: str
+
+    def key(self, name: str) -> _Place:
+        spelled = name if _BARE_KEY.fullmatch(name) else f'"{printable(name)}"'
+        if not self.path:
+            return _Place(spelled, f"{self.where}: {spelled}")
+        return _Place(f"{self.path}.{spelled}", f"{self.where}.{spelled}")
+
+    def item(self, index: int) -> _Place:
+        return _Place(f"{self.path}[{index}]", f"{self.where}[{index}]")
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+class _Walk:
+    """One reading: walks the struct, collects faults, remembers which layer each value came from."""
+
+    def __init__(self, overrides: Iterable[Override], *, source: str) -> None:
+        self.source = source
+        self.faults: list[Fault] = []
+        self._overrides: dict[str, list[Override]] = {}
+        for override in overrides:
+            self._overrides.setdefault(override.path, []).append(override)
+        self._used: set[str] = set()
+        self._origins: dict[str, str] = {}
+
+    def assert_all_used(self) -> None:
+        """A variable or flag for a path that no struct has is a mistake of ours."""
+        unused = self._overrides.keys() - self._used
+        assert not unused, f"no such setting: {', '.join(sorted(unused))}"
+
+    def struct(self, kind: kinds.StructType, place: _Place, raw: object) -> object:
+        """A struct from a table; `_BAD` if something in it is."""
+        if not isinstance(raw, dict):
+            return self._reject(kind, place, raw)
+        known = {field.encode_name: field for field in kind.fields}
+        strangers = [key for key in raw if key not in known]
+        for key in strangers:
+            self._unknown(key, place, list(known))
+        values = {field.name: self._field(field, place, raw.get(name, _MISSING)) for name, field in known.items()}
+        if _BAD in values.values():
+            return _BAD
+        struct = kind.cls(**{name: value for name, value in values.items() if value is not _MISSING})
+        return self._judged(struct, place)
+
+    def _field(self, field: kinds.Field, parent: _Place, raw: object) -> object:
+        place = parent.key(field.encode_name)
+        value = self._nested(field.type, place, raw) if _holds_struct(field.type) else self._layered(field.type, place, raw)
+        if value is _MISSING and field.required:
+            self.faults.append(Fault(place.where, "is missing", f"set it to {describe(field.type)}"))
+            return _BAD
+        return value
+
+    def _nested(self, kind: Kind, place: _Place, raw: object) -> object:
+        """A table below this one; read also when only the environment or a flag says something in it."""
+        wanted = raw is not _MISSING or any(path.startswith(f"{place.path}.") for path in self._overrides)
+        if not wanted and not isinstance(bare(kind), kinds.StructType):
+            return _MISSING
+        if raw is _MISSING or isinstance(raw, dict):
+            return self._value(kind, place, {} if raw is _MISSING else raw)
+        self._value(kind, place, {})  # for the faults of the other layers
+        return self._value(kind, place, raw)
+
+    def _layered(self, kind: Kind, place: _Place, raw: object) -> object:
+        """What the strongest layer says, after every layer was checked."""
+        said = [] if raw is _MISSING else [self._noted(kind, place, place.where, raw)]
+        for override in self._overrides.get(place.path, ()):
+            self._used.add(place.path)
+            value = from_text(kind, override.value) if isinstance(override.value, str) else override.value
+            said.append(self._noted(kind, place, override.where, value, cure=override.cure))
+        if _BAD in said:
+            return _BAD
+        if all(isinstance(value, dict) for value in said) and said:
+            return {key: value for layer in cast("list[dict[str, Any]]", said) for key, value in layer.items()}
+        return said[-1] if said else _MISSING
+
+    def _noted(self, kind: Kind, place: _Place, where: str, raw: object, *, cure: str = "") -> object:
+        self._origins[place.path] = where
+        return self._value(kind, _Place(place.path, where), raw, cure=cure)
+
+    def _value(self, kind: Kind, place: _Place, raw: object, *, cure: str = "") -> object:
+        """One value of one layer, whatever its kind."""
+        inner = _container_for(kind, raw)
+        match inner:
+            case kinds.StructType():
+                return self.struct(inner, place, raw)
+            case kinds.DictType():
+                return self._table(inner, place, cast("dict[str, object]", raw))
+            case kinds.ListType() | kinds.VarTupleType():
+                return self._list(inner, place, cast("Sequence[object]", raw))
+        try:
+            return accept(kind, raw)
+        except RejectedError:
+            return self._reject(kind, place, raw, cure=cure)
+
+    def _list(self, kind: kinds.ListType | kinds.VarTupleType, place: _Place, raw: Sequence[object]) -> object:
+        items = [self._value(kind.item_type, place.item(index), item) for index, item in enumerate(raw)]
+        if _BAD in items:
+            return _BAD
+        return items if isinstance(kind, kinds.ListType) else tuple(items)
+
+    def _table(self, kind: kinds.DictType, place: _Place, raw: dict[str, object]) -> object:
+        """A table whose keys are free, as `env`."""
+        table = {key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()}
+        keys = [self._value(kind.key_type, place.key(key), key) for key in raw]
+        return _BAD if _BAD in keys or _BAD in table.values() else table
+
+    def _reject(self, kind: Kind, place: _Place, raw: object, *, cure: str = "") -> object:
+        problem = f"must be {describe(kind)}, not {shown(raw, name=place.name)}"
+        self.faults.append(Fault(place.where, problem, nearest(raw, choices(kind)) or cure or _quotes(kind, raw)))
+        return _BAD
+
+    def _unknown(self, key: str, place: _Place, known: list[str]) -> None:
+        cure = nearest(key, known) or f"valid here: {', '.join(sorted(known))}"
+        self.faults.append(Fault(place.key(key).where, "unknown key", cure))
+
+    def _judged(self, struct: msgspec.Struct, place: _Place) -> object:
+        """The struct, once it has judged itself as a whole."""
+        found = list(getattr(struct, "faults", tuple)())
+        self.faults += [Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found]
+        return _BAD if found else struct
+
+    def _origin(self, place: _Place, inside: str) -> str:
+        path = f"{place.path}.{inside}" if place.path else inside
+        return self._origins.get(path) or (f"{place.where}.{inside}" if place.path else f"{place.where}: {inside}")
+
+
+def _holds_struct(kind: Kind) -> bool:
+    return any(isinstance(bare(member), kinds.StructType) for member in members(kind))
+
+
+def _container_for(kind: Kind, raw: object) -> Kind | None:
+    """The table or list kind among the allowed ones that such a raw value is meant for."""
+    tables, lists = (kinds.StructType, kinds.DictType), (kinds.ListType, kinds.VarTupleType)
+    wanted = tables if isinstance(raw, dict) else lists if isinstance(raw, list | tuple) else ()
+    return next((inner for inner in map(bare, members(kind)) if isinstance(inner, wanted)), None)
+
+
+def _quotes(kind: Kind, raw: object) -> str:
+    """The commonest slip: quotes too many, or too few."""
+    try:
+        if isinstance(raw, str):
+            accept(kind, from_text(kind, raw))
+            return "write it without quotes"
+        accept(kind, str(raw))
+    except RejectedError:
+        return ""
+    return "" if isinstance(raw, dict | list) else "put it in quotes"

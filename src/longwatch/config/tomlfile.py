@@ -1,0 +1,94 @@
+"""Reading a TOML file that a person wrote: what is wrong with it, and on which line and column."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+
+from longwatch.errors import Fault
+from longwatch.observe.render import printable
+
+MAX_BYTES = 1 << 20
+_POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+Table = dict[str, object]
+
+
+def read_toml(path: Path) -> tuple[Table, list[Fault]]:
+    """The file's content, or the fault that keeps it from being read."""
+    shown = printable(str(path))
+    try:
+        data = _read(path)
+        return _parse(data, shown), []
+    except _FileFaultError as found:
+        return {}, [found.fault]
+    except OSError as error:
+        problem = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
+        return {}, [Fault(shown, problem, "name a TOML file that you may read")]
+
+
+class _FileFaultError(Exception):
+    def __init__(self, where: str, problem: str, cure: str = "") -> None:
+        super().__init__(problem)
+        self.fault = Fault(where, problem, cure)
+
+
+def _read(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a writer would block
+    try:
+        return _content(fd, printable(str(path)))
+    finally:
+        os.close(fd)
+
+
+def _content(fd: int, shown: str) -> bytes:
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
+        raise _FileFaultError(shown, f"is {what}", "name a TOML file")
+    with open(fd, "rb", closefd=False) as file:  # noqa: PTH123 - it is a descriptor
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise _FileFaultError(shown, "is larger than 1 MiB", "no settings need that much; is it the right file?")
+    return data
+
+
+def _parse(data: bytes, shown: str) -> Table:
+    text = _decode(data, shown)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        reason = str(error)
+        raise _FileFaultError(f"{shown}:{_position(reason, text)}", _spoken(reason)) from None
+    except (ValueError, RecursionError):
+        raise _FileFaultError(shown, "is not valid TOML: a number too long or tables nested too deep to read") from None
+
+
+def _decode(data: bytes, shown: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, column = _line_and_column(data[: error.start])
+        raise _FileFaultError(f"{shown}:{line}:{column}", "is not UTF-8 text", "save the file as UTF-8") from None
+
+
+def _line_and_column(before: bytes) -> tuple[int, int]:
+    """Where the byte after these stands, counted from 1, in characters."""
+    last = before[before.rfind(b"\n") + 1 :].decode("utf-8-sig", "replace")
+    return before.count(b"\n") + 1, len(last) + 1
+
+
+def _position(reason: str, text: str) -> str:
+    found = _POSITION.search(reason)
+    if found and found[1]:
+        return f"{found[1]}:{found[2]}"
+    line, column = _line_and_column(text.encode("utf-8", "replace"))
+    return f"{line}:{column}"
+
+
+def _spoken(reason: str) -> str:
+    bare = printable(_POSITION.sub("", reason))
+    return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}"

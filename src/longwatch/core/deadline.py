@@ -1,0 +1,56 @@
+"""Until when something has to be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Self
+
+from longwatch.core.clock import Clock
+from longwatch.errors import DeadlineExceededError
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment `at` on `clock.monotonic()`; infinity is never.
+
+    Made once where a promise is given and handed down, so that every step under it counts from the same start. It has expired
+    from its moment on: at exactly `at` nothing remains. Two deadlines are compared on the same clock.
+    """
+
+    at: float
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        if isnan(self.at):
+            raise ValueError("a deadline's moment must be a number")
+
+    @classmethod
+    def after(cls, seconds: float | None, clock: Clock) -> Self:
+        """So many seconds from now; None is never, zero and less have passed already."""
+        return cls(inf if seconds is None else clock.monotonic() + seconds, clock)
+
+    @classmethod
+    def never(cls, clock: Clock) -> Self:
+        return cls(inf, clock)
+
+    @property
+    def expired(self) -> bool:
+        return self.clock.monotonic() >= self.at
+
+    def remaining(self) -> float | None:
+        """Seconds left, 0.0 once it has expired, None for never: what a wait takes as its timeout."""
+        return None if self.at == inf else max(self.at - self.clock.monotonic(), 0.0)
+
+    def capped(self, seconds: float | None) -> Self:
+        """The earlier of this one and so many seconds from now; None caps nothing."""
+        return self.earlier(self.after(seconds, self.clock))
+
+    def earlier(self, other: Self) -> Self:
+        return self if self.at <= other.at else other
+
+    def raise_if_expired(self, what: str) -> None:
+        """Raise DeadlineExceededError, naming what was not done, if it has expired."""
+        if self.expired:
+            late = self.clock.monotonic() - self.at
+            raise DeadlineExceededError(f"{what} was not done in time: its deadline passed {late:.1f} s ago")

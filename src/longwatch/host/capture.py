@@ -1,0 +1,128 @@
+"""The output of a child: whole lines, bounded, never waiting for the end of a pipe that a stray process may hold open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+_CHUNK = 1 << 16
+_LAST_WORDS = 1 << 20
+"""How much is still read from a pipe once its tree is gone: what a pipe holds at the most."""
+MAX_LINE = 64 * 1024
+CUT = b" [line cut]\n"
+
+
+class Sink(Protocol):
+    """Where captured lines go. Called on the loop, so nothing here may block."""
+
+    def write(self, data: bytes) -> bool:
+        """Take whole lines; False if they were dropped. Never raises."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether it would rather not get more now."""
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once, from any thread, when it is not congested any more."""
+
+
+class WholeLines:
+    """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked, and its rest skipped."""
+
+    def __init__(self, max_line: int = MAX_LINE) -> None:
+        self.max_line = max_line
+        self._pending = b""
+        self._skipping = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The lines that this chunk completes, as one block."""
+        if self._skipping:
+            _, newline, chunk = chunk.partition(b"\n")
+            self._skipping = not newline
+        data = self._pending + chunk
+        end = data.rfind(b"\n") + 1
+        block, self._pending = data[:end], data[end:]
+        if len(self._pending) > self.max_line:
+            block += self._pending[: self.max_line] + CUT
+            self._pending, self._skipping = b"", True
+        return block
+
+    def rest(self) -> bytes:
+        """What came after the last line end, made a line; empty if nothing did."""
+        pending, self._pending = self._pending, b""
+        return pending + b"\n" if pending else b""
+
+
+class Capture:
+    """Reads one pipe on the loop and hands whole lines to a sink.
+
+    A congested sink is given time: reading pauses, so that the child feels the pressure as with any pipe. After `patience` seconds
+    reading goes on and the sink drops what it cannot take: a stuck reader of ours never blocks a child for good.
+    """
+
+    def __init__(self, descriptor: int, sink: Sink, *, patience: float = 5.0, max_line: int = MAX_LINE) -> None:
+        self._descriptor = descriptor
+        self._sink = sink
+        self._patience = patience
+        self._lines = WholeLines(max_line)
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        os.set_blocking(descriptor, False)
+        self._resume()
+
+    def finish(self) -> None:
+        """Take what is in the pipe now and close it, whoever still holds the other end."""
+        taken = 0
+        while self._open and taken < _LAST_WORDS:
+            size = self._take()
+            if size is None:
+                break
+            taken += size
+        self._close()
+
+    def _readable(self) -> None:
+        self._take()
+        if self._open and self._sink.congested:
+            self._pause()
+
+    def _take(self) -> int | None:
+        """Read once; how many bytes, None if there are none now. The end of the pipe closes it."""
+        try:
+            chunk = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._close()
+            return None
+        if block := self._lines.feed(chunk):
+            self._sink.write(block)
+        return len(chunk)
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._descriptor)
+        timer = self._loop.call_later(self._patience, self._resume)
+        self._sink.on_drained(lambda: self._from_any_thread(timer))
+
+    def _from_any_thread(self, timer: asyncio.TimerHandle) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nothing is read any more
+            self._loop.call_soon_threadsafe(self._resume, timer)
+
+    def _resume(self, timer: asyncio.TimerHandle | None = None) -> None:
+        if timer is not None:
+            timer.cancel()
+        if self._open:
+            self._loop.add_reader(self._descriptor, self._readable)
+
+    def _close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        if rest := self._lines.rest():
+            self._sink.write(rest)

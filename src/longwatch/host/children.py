@@ -1,0 +1,234 @@
+"""The host's side of the guardian: starts it, spawns children through it, hears of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events import Events, GuardianLost
+from longwatch.errors import GuardianLostError, ServiceStateError, SpawnError
+from longwatch.host import guardian as program
+from longwatch.host.capture import Sink
+from longwatch.host.guardian.tree import kill_marked
+from longwatch.host.guardian.wire import Inbox, Message, Outbox
+from longwatch.host.loop import LoopThread
+from longwatch.host.process import Child, ProcessSpec
+from longwatch.host.service import Service
+
+_START_PATIENCE = 10.0
+
+
+class Guardian(Service):
+    """The guardian process and the children it holds, as a service.
+
+    `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and with it every child at once. If it dies,
+    everything it held is killed, `GuardianLost` is emitted, and whoever waits for a child gets GuardianLostError. With `adopt`
+    the calling process becomes a subreaper, so that even then nothing escapes; for processes of our own, not for a user's.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
+        self,
+        loop: LoopThread,
+        *,
+        clock: Clock | None = None,
+        events: Events | None = None,
+        cgroups: bool = True,
+        adopt: bool = False,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        super().__init__(name="guardian", clock=self.clock)
+        self.loop = loop
+        self.events = events or Events()
+        self._cgroups = cgroups
+        self._adopt = adopt
+        self._on_lost = on_lost
+        self._numbers = itertools.count(1)
+        self._children: dict[int, Child] = {}
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inbox = Inbox()
+        self._outbox = Outbox()
+
+    @property
+    def pid(self) -> int | None:
+        """The guardian's own pid while it runs."""
+        return self._process.pid if self._process else None
+
+    async def spawn(self, spec: ProcessSpec) -> Child:
+        """Start a child; returns when its program runs. SpawnError says what could not be done and why."""
+        child = Child(next(self._numbers), os.urandom(16).hex(), self, self.clock)
+        stdio = self._stdio(spec, child)
+        self._children[child.number] = child
+        message = {"op": "spawn", "id": child.number, "mark": child.mark, "argv": list(spec.argv), "env": dict(spec.env)}
+        self.send({**message, "cwd": spec.cwd or os.getcwd()}, stdio)  # noqa: PTH109 - plain text for the wire
+        try:
+            await child.spawned
+        except SpawnError:
+            child.finish_output()
+            raise
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+        return child
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Queue a message to the guardian; the descriptors are closed once sent."""
+        if self._control is None:
+            _close(descriptors)
+            raise GuardianLostError("the guardian is not running; start it before spawning")
+        self._outbox.put(message, descriptors)
+        self._flush()
+
+    # --- the service contract ---
+
+    def _start(self) -> None:
+        if sys.platform != "linux":
+            raise ServiceStateError("child processes under the guardian need Linux")
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = self._launch(theirs)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._control = ours
+        ours.setblocking(False)
+        self.loop.call(self._attach(), timeout=_START_PATIENCE)
+
+    def _launch(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        if self._adopt:
+            from longwatch.host.guardian.kernel import become_subreaper  # noqa: PLC0415 - ctypes, for our own processes only
+
+            become_subreaper()
+        main = os.path.join(os.path.dirname(program.__file__), "__main__.py")  # noqa: PTH118, PTH120 - plain text for argv
+        options = () if self._cgroups else ("no-cgroup",)
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and file
+            [sys.executable, "-I", "-S", main, str(theirs.fileno()), str(os.getpid()), *options],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _stop(self, deadline: Deadline) -> bool:
+        """Close the control: the guardian kills what it holds and ends."""
+        if self._process is None:
+            return True
+        self.loop.call(self._detach(), timeout=deadline.remaining())
+        try:
+            self._process.wait(deadline.remaining())
+        except subprocess.TimeoutExpired:
+            return False
+        self._process = None
+        self._children.clear()
+        return True
+
+    async def _attach(self) -> None:
+        assert self._control is not None
+        asyncio.get_running_loop().add_reader(self._control, self._readable)
+
+    async def _detach(self) -> None:
+        self._hang_up()
+        for child in list(self._children.values()):
+            child.finish_output()
+            child.lose(GuardianLostError("the guardian was stopped"))
+
+    # --- the control, on the loop ---
+
+    def _readable(self) -> None:
+        assert self._control is not None
+        alive = self._inbox.receive(self._control)
+        for message, _ in self._inbox.take():
+            self._hear(message)
+        if not alive:
+            self._lost()
+
+    def _hear(self, message: Message) -> None:
+        child = self._children.get(message["id"])
+        if child is None:
+            return
+        child.tell(message)
+        if message["event"] in ("spawn_failed", "cleared"):
+            del self._children[child.number]
+
+    def _flush(self) -> None:
+        assert self._control is not None
+        loop = asyncio.get_running_loop()
+        try:
+            if self._outbox.flush(self._control):
+                loop.remove_writer(self._control)
+            else:
+                loop.add_writer(self._control, self._flush)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
+            self._lost()
+
+    def _hang_up(self) -> None:
+        if self._control is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control)
+        loop.remove_writer(self._control)
+        self._control.close()
+        self._control = None
+        self._outbox.discard()
+
+    def _lost(self) -> None:
+        """The guardian died under us: the kernel has killed the leaders, the rest is found by its marks.
+
+        This blocks the loop until they are gone, which is what matters most now.
+        """
+        if self._control is None:
+            return
+        self._hang_up()
+        children = list(self._children.values())
+        killed = kill_marked([child.mark for child in children])
+        for child in children:
+            child.finish_output()
+            child.lose(GuardianLostError(f"the guardian died; {killed} processes were killed"))
+        self._children.clear()
+        self.events.emit(GuardianLost(guardian_pid=self.pid or 0, killed=killed))
+        self._on_lost()
+
+    # --- descriptors ---
+
+    def _stdio(self, spec: ProcessSpec, child: Child) -> tuple[int, ...]:
+        """The three descriptors for the child; for sinks, a pipe whose other end is captured."""
+        return (
+            _duplicate(spec.stdin, os.O_RDONLY),
+            self._output(spec.stdout, child),
+            self._output(spec.stderr, child),
+        )
+
+    def _output(self, target: Sink | int | None, child: Child) -> int:
+        if target is None or isinstance(target, int):
+            return _duplicate(target, os.O_WRONLY)
+        ours, theirs = os.pipe()
+        child.capture(ours, target)
+        return theirs
+
+
+def _duplicate(descriptor: int | None, mode: int) -> int:
+    """A copy of the descriptor; /dev/null for None or one that is closed."""
+    if descriptor is not None:
+        with suppress(OSError):
+            return os.dup(descriptor)
+    return os.open(os.devnull, mode | os.O_CLOEXEC)
+
+
+def _close(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""A look at /proc: every process with its parent, session and start time.
+
+In a PID namespace whose /proc was not mounted anew (plain `unshare -pf`), /proc shows the outer namespace's numbers. Signals take
+ours, so each entry carries both: `key`, its name in /proc, and `pid`, its number here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """One process that is not a zombie."""
+
+    key: int
+    pid: int
+    parent: int
+    """The parent's key."""
+    group: int
+    """The process group's number here."""
+    session: int
+    """The session's number here."""
+    start: int
+    """Start time in clock ticks since boot: with the pid it names a process for good."""
+
+
+class ProcTable:
+    """Reads processes from /proc as seen from this PID namespace."""
+
+    def __init__(self, root: str = "/proc") -> None:
+        self.root = root
+        self._depth = self._own_depth()
+
+    @property
+    def own_key(self) -> int:
+        """Our own name in /proc."""
+        return int(os.readlink(f"{self.root}/self"))
+
+    def read(self) -> dict[int, Process]:
+        """Every living process by its key; one that ends meanwhile is left out."""
+        found = (self.one(int(name)) for name in os.listdir(self.root) if name.isdecimal())
+        return {process.key: process for process in found if process is not None}
+
+    def one(self, key: int) -> Process | None:
+        """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot signal into."""
+        try:
+            with open(f"{self.root}/{key}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            state, parent, group, session, start = fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
+            if state in b"ZX":
+                return None
+            if self._depth is None:
+                return Process(key, key, parent, group, session, start)
+            pid, group, session = (numbers[self._depth] for numbers in self._here(key))
+            return Process(key, pid, parent, group, session, start)
+        except (OSError, IndexError):
+            return None
+
+    def own_children(self) -> list[Process]:
+        """Our direct children, read so fast that even one that forks and exits without end is met sooner or later."""
+        try:
+            with open(f"{self.root}/{self.own_key}/task/{self.own_key}/children", "rb") as file:
+                found = [self.one(int(key)) for key in file.read().split()]
+        except OSError:
+            return []
+        return [process for process in found if process is not None]
+
+    def mentions(self, process: Process, text: bytes) -> bool:
+        """Whether the environment it was started with has exactly this `NAME=value`."""
+        try:
+            with open(f"{self.root}/{process.key}/environ", "rb") as file:
+                return text in file.read().split(b"\0")
+        except OSError:
+            return False
+
+    def signal(self, process: Process, signum: int) -> None:
+        """Send a signal to exactly that process; one that ended meanwhile is passed over, its pid's next bearer spared."""
+        with suppress(ProcessLookupError, PermissionError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                if (now := self.one(process.key)) is not None and now.start == process.start:
+                    signal.pidfd_send_signal(descriptor, signum)
+            finally:
+                os.close(descriptor)
+
+    def _own_depth(self) -> int | None:
+        """Which of the numbers in NSpid are ours; None when /proc shows ours anyway."""
+        if self.own_key == os.getpid():
+            return None
+        return len(self._here(self.own_key)[0]) - 1
+
+    def _here(self, key: int) -> list[list[int]]:
+        """Its pid, group and session, each in every namespace from that of /proc down to its own."""
+        with open(f"{self.root}/{key}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if b":" in line)
+        return [[int(number) for number in lines[name].split()] for name in (b"NSpid", b"NSpgid", b"NSsid")]
+
+
+def descendants(table: dict[int, Process], root: int) -> Iterator[Process]:
+    """Everything below the process of that key, parents before their children."""
+    children: dict[int, list[Process]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process)
+    edge = children.get(root, [])
+    while edge:
+        yield from edge
+        edge = [child for process in edge for child in children.get(process.key, [])]

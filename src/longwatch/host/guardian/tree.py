@@ -1,0 +1,155 @@
+"""Trees: which processes belong to which child, and how a tree is killed until nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.proctable import Process, ProcTable, descendants
+
+MARK = "LONGWATCH_OWNER"
+_STUBBORN_AFTER = 5.0
+_HUNT_SECONDS = 0.01
+
+
+class Phase(StrEnum):
+    """Where a tree is in its life; see the package's prose."""
+
+    SPAWNING = auto()
+    RUNNING = auto()
+    LINGERING = auto()
+    KILLING = auto()
+
+
+ENDING = frozenset({Phase.LINGERING, Phase.KILLING})
+
+
+@dataclass(eq=False)
+class Tree:
+    """One child and everything that came out of it."""
+
+    id: int
+    mark: str
+    cgroup: Cgroup | None = None
+    leader: int = 0
+    verdict: int | None = None
+    """The pipe that tells how the exec went; None once it has told."""
+    phase: Phase = Phase.SPAWNING
+    leader_alive: bool = True
+    met: set[tuple[int, int]] = field(default_factory=set)
+    """Whom SIGKILL was sent to."""
+    killing_since: float | None = None
+    told: bool = False
+    """Whether the host was told that it is cleared, or cannot be."""
+
+    @property
+    def environment_mark(self) -> bytes:
+        return f"{MARK}={self.mark}".encode()
+
+    def start_killing(self) -> None:
+        self.phase = Phase.KILLING
+        self.killing_since = self.killing_since or time.monotonic()
+
+    @property
+    def caged(self) -> bool:
+        """Whether the kernel says that something of it lives."""
+        return self.cgroup is not None and self.cgroup.populated
+
+    @property
+    def stubborn(self) -> bool:
+        """Whether it has been killed for so long that its survivors have to be told."""
+        return self.killing_since is not None and time.monotonic() - self.killing_since > _STUBBORN_AFTER
+
+
+class Forest:
+    """All trees of one guardian, told apart by one look at /proc."""
+
+    def __init__(self, table: ProcTable | None = None) -> None:
+        self.table = table or ProcTable()
+
+    def members(self, trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
+        """The living processes of every tree, from one scan; the prose of the package says what belongs to whom."""
+        known = list(trees)
+        found: dict[Tree, list[Process]] = {tree: [] for tree in known}
+        leaders = {tree.leader: tree for tree in known}
+        caged = {pid: tree for tree in known if tree.cgroup for pid in tree.cgroup.pids()}
+        owners: dict[int, Tree | None] = {}
+        for process in descendants(self.table.read(), self.table.own_key):
+            owner = (
+                caged.get(process.pid)
+                or leaders.get(process.pid)
+                or self._orphans_owner(process, known, leaders, owners.get(process.parent))
+            )
+            owners[process.key] = owner
+            if owner is not None:
+                found[owner].append(process)
+        return found
+
+    def _orphans_owner(self, process: Process, known: list[Tree], leaders: dict[int, Tree], parents: Tree | None) -> Tree | None:
+        if parents is not None:
+            return parents
+        if process.session in leaders:
+            return leaders[process.session]
+        marked = (tree for tree in known if self.table.mentions(process, tree.environment_mark))
+        return next(marked, known[0] if len(known) == 1 else None)
+
+    def kill(self, doomed: list[Tree], trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
+        """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then one by one; returns whom it met.
+
+        The first two are done by the kernel at one stroke, also to what is being forked just then: something that multiplies
+        faster than we can list it is caught by them or not at all.
+        """
+        members = self.members(trees)
+        for tree in doomed:
+            if tree.cgroup:
+                tree.cgroup.kill()
+            self._strike(tree, members[tree])
+        return {tree: members[tree] for tree in doomed}
+
+    def hunt(self, doomed: list[Tree], trees: Iterable[Tree]) -> None:
+        """Kill orphans of the doomed trees as fast as we can look: for one that has forked and gone whenever a scan comes to it."""
+        known = list(trees)
+        leaders = {tree.leader: tree for tree in known}
+        until = time.monotonic() + _HUNT_SECONDS
+        while time.monotonic() < until:
+            for process in self.table.own_children():
+                owner = leaders.get(process.pid) or self._orphans_owner(process, known, leaders, None)
+                if owner in doomed and owner is not None:
+                    self._strike(owner, [process])
+
+    def _strike(self, tree: Tree, prey: list[Process]) -> None:
+        """A group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree."""
+        for group in {process.group for process in prey if process.group > 1}:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+        for process in prey:
+            self.table.signal(process, signal.SIGKILL)
+            tree.met.add((process.pid, process.start))
+
+    def kill_everything(self) -> None:
+        """SIGKILL to whatever hangs below this process."""
+        for process in [*descendants(self.table.read(), self.table.own_key), *self.table.own_children()]:
+            self.table.signal(process, signal.SIGKILL)
+
+
+def kill_marked(marks: Iterable[str], table: ProcTable | None = None) -> int:
+    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian."""
+    table = table or ProcTable()
+    wanted = [f"{MARK}={mark}".encode() for mark in marks]
+    killed: set[tuple[int, int]] = set()
+    until = time.monotonic() + _STUBBORN_AFTER
+    while wanted and time.monotonic() < until:
+        found = [p for p in table.read().values() if p.key != table.own_key and any(table.mentions(p, mark) for mark in wanted)]
+        if not found:
+            break
+        for process in found:
+            table.signal(process, signal.SIGKILL)
+            killed.add((process.pid, process.start))
+        time.sleep(0.002)
+    return len(killed)

@@ -1,0 +1,174 @@
+"""Child processes as the rest of Longwatch sees them: what to start, how to stop it, how it ended.
+
+`Guardian` (in `longwatch.host.children`) starts them; everything here but the plain values is used on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from longwatch.core.clock import Clock
+from longwatch.core.endcause import EndCause
+from longwatch.errors import SpawnError
+from longwatch.host.capture import Capture, Sink
+from longwatch.host.guardian.wire import Message
+from longwatch.host.patience import settled_within
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopPolicy:
+    """How a child is stopped: `signal` to its process group, `grace` seconds for the whole tree to end, then SIGKILL to all."""
+
+    signal: int = signal.SIGTERM
+    grace: float = 15.0
+
+
+KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What to start. Nothing goes through a shell.
+
+    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is /dev/null. `stdin`: a descriptor or
+    None. `cwd`: None is the host's working directory.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str | None = None
+    stdin: int | None = None
+    stdout: Sink | int | None = None
+    stderr: Sink | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a child ended, told when its whole tree was gone."""
+
+    cause: EndCause
+    lasted: float
+    killed: int = 0
+    """Processes that got SIGKILL from us, leftovers of a leader that ended by itself included."""
+    survivors: int = 0
+    """Processes that even SIGKILL did not end in five seconds; 0 nearly always."""
+    pid: int | None = None
+    """Of the leader; None for one that never ran."""
+    cpu_seconds: float = 0.0
+    max_rss: int = 0
+    detail: str = ""
+    """What more there is to say to a person, of a start that failed for one."""
+
+
+class Handler(Protocol):
+    """What a child needs of its guardian."""
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None: ...
+
+
+class Child:
+    """One running child and its tree. Made by `Guardian.spawn`."""
+
+    def __init__(self, number: int, mark: str, guardian: Handler, clock: Clock) -> None:
+        self.number = number
+        self.mark = mark
+        self.pid = 0
+        self.started_at = clock.monotonic()
+        self._guardian = guardian
+        self._clock = clock
+        self._stopping = False
+        self._captures: list[Capture] = []
+        self._stops: set[asyncio.Task[Ending]] = set()
+        loop = asyncio.get_running_loop()
+        self.spawned: asyncio.Future[int] = loop.create_future()
+        self._ended: asyncio.Future[Message] = loop.create_future()
+        self._cleared: asyncio.Future[Message] = loop.create_future()
+        for future in self._futures():
+            future.add_done_callback(_retrieve)
+
+    def signal(self, signum: int, *, group: bool = True) -> None:
+        """Pass a signal on to its process group, or to the leader alone; one that has ended hears nothing."""
+        self._guardian.send({"op": "signal", "id": self.number, "signal": int(signum), "group": group})
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree, again and again until nothing of it is left; `wait` tells when."""
+        self._guardian.send({"op": "kill", "id": self.number})
+
+    async def wait(self) -> Ending:
+        """How it ended, once its leader has ended and nothing of its tree is left.
+
+        When the leader ends by itself the rest of its tree is killed; while it is being stopped the rest has its grace too.
+        """
+        end = await asyncio.shield(self._ended)
+        lasted = self._clock.monotonic() - self.started_at
+        if not self._stopping:
+            self.kill()
+        clear = await asyncio.shield(self._cleared)
+        self.finish_output()
+        return Ending(
+            cause=EndCause.from_wait_status(end["status"]),
+            lasted=lasted,
+            pid=self.pid,
+            killed=clear["killed"],
+            survivors=clear["survivors"],
+            cpu_seconds=end["cpu"],
+            max_rss=end["max_rss"],
+        )
+
+    async def stop(self, policy: StopPolicy) -> Ending:
+        """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the first."""
+        self._stopping = True
+        self.signal(policy.signal)
+        self.signal(signal.SIGCONT)
+        if not await settled_within(self._cleared, policy.grace, self._clock):
+            self.kill()
+        return await self.wait()
+
+    def stop_soon(self, policy: StopPolicy) -> None:
+        """`stop`, without waiting for it; whoever waits for the child learns how it ended."""
+        task = asyncio.ensure_future(self.stop(policy))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        task.add_done_callback(_retrieve)
+
+    # --- told by the guardian ---
+
+    def capture(self, descriptor: int, sink: Sink) -> None:
+        self._captures.append(Capture(descriptor, sink))
+
+    def finish_output(self) -> None:
+        """Take the last lines and close the pipes."""
+        while self._captures:
+            self._captures.pop().finish()
+
+    def tell(self, message: Message) -> None:
+        match message["event"]:
+            case "spawned":
+                self.pid = message["pid"]
+                self.started_at = self._clock.monotonic()
+                self.spawned.set_result(self.pid)
+            case "spawn_failed":
+                self.lose(SpawnError(message["error"], errno=message["errno"]))
+            case "ended":
+                self._ended.set_result(message)
+            case "cleared":
+                self._cleared.set_result(message)
+
+    def lose(self, error: Exception) -> None:
+        """Whatever it still waits for will not come."""
+        for future in self._futures():
+            if not future.done():
+                future.set_exception(error)
+
+    def _futures(self) -> tuple[asyncio.Future[Any], ...]:
+        return self.spawned, self._ended, self._cleared
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """A child nobody waits for any more is no reason for asyncio to complain."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,165 @@
+"""Signals enter here: a handler that only leaves a note, and an ordinary thread that reads the notes.
+
+A Python signal handler runs on the main thread between any two instructions of whatever that is doing; a handler that takes a lock,
+logs or waits can meet the very frame it interrupted. This one appends to a deque and writes one byte, and takes no lock.
+It runs when the main thread next executes Python: a main thread inside a long C call delays it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from longwatch.core.clock import SystemClock
+from longwatch.core.deadline import Deadline
+from longwatch.errors import ServiceStateError, UsageError
+
+if TYPE_CHECKING:
+    from ctypes import Array, c_char
+    from types import FrameType
+
+KEPT_PER_SIGNAL = 2
+"""Unread notes of one signal: the first asks, the second insists, more would say nothing new and could fill the memory."""
+
+SIGACTION_ROOM = 256
+"""Bytes; more than the C library's `struct sigaction` has on any platform."""
+
+
+@contextmanager
+def catching(signals: Iterable[int]) -> Iterator[SignalStream]:
+    """Catch these signals within the block, from the main thread; afterwards they do what they did before."""
+    stream = SignalStream(signals)
+    stream.open()
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+class SignalStream:
+    """The signals that came, in their order, for one reader at a time.
+
+    `open` and `close` belong to the main thread (ServiceStateError elsewhere, and nothing is changed), `read` to any thread but a
+    handler. In a forked child nobody reads any more: there a caught signal takes its default action.
+    """
+
+    def __init__(self, signals: Iterable[int]) -> None:
+        self.signals = tuple(dict.fromkeys(signals))
+        self._notes: deque[int] = deque()
+        self._former: list[_Disposition] = []
+        self._pid = 0
+        self._reading = threading.Lock()
+        self._reader = self._writer = -1
+
+    def open(self) -> None:
+        """Install the handlers, all or none."""
+        _require_main_thread()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._pid = os.getpid()
+        try:
+            for signum in self.signals:
+                self._former.append(_Disposition.replaced(signum, self._note))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise UsageError(f"signal {signum} cannot be caught: {error}") from error
+
+    def close(self) -> None:
+        """Restore what was found, wake the reader, free the pipe; closing again, or in a forked child, does nothing."""
+        if not self._is_open():
+            return
+        _require_main_thread()
+        while self._former:
+            self._former.pop().restore()
+        self._pid = 0
+        self._ring()
+        with self._reading:
+            os.close(self._reader)
+            os.close(self._writer)
+
+    def read(self, timeout: float | None = None) -> int | None:
+        """The next signal; None when the timeout passes first or the stream is closed."""
+        deadline = Deadline.after(timeout, SystemClock())
+        if not self._is_open():
+            return None
+        with self._reading:
+            while self._is_open():
+                if self._notes:
+                    return self._notes.popleft()
+                if not self._await_ring(deadline.remaining()):
+                    return None
+        return None
+
+    def __iter__(self) -> Iterator[int]:
+        """Every signal until the stream is closed."""
+        while (signum := self.read()) is not None:
+            yield signum
+
+    def _is_open(self) -> bool:
+        return self._pid == os.getpid()
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        """The handler."""
+        if not self._is_open():
+            _take_default_action(signum)
+        elif self._notes.count(signum) < KEPT_PER_SIGNAL:
+            self._notes.append(signum)
+            self._ring()
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # a full pipe rings already; the note itself is in the deque
+            os.write(self._writer, b"\0")
+
+    def _await_ring(self, timeout: float | None) -> bool:
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        rang = bool(poller.poll(None if timeout is None else timeout * 1000))
+        if rang:
+            os.read(self._reader, 1 << 16)
+        return rang
+
+
+class _Disposition:
+    """What a signal does: Python's idea of it, and the kernel's, which differ where C code has installed a handler."""
+
+    def __init__(self, signum: int) -> None:
+        self._signum = signum
+        self._python = signal.getsignal(signum)
+        self._kernel = _sigaction(signum, None)
+
+    @classmethod
+    def replaced(cls, signum: int, handler: signal.Handlers | object) -> _Disposition:
+        """Install a handler; returns what was there."""
+        former = cls(signum)
+        signal.signal(signum, handler)  # type: ignore[arg-type]
+        return former
+
+    def restore(self) -> None:
+        signal.signal(self._signum, signal.SIG_DFL if self._python is None else self._python)
+        _sigaction(self._signum, self._kernel)
+
+
+def _sigaction(signum: int, action: Array[c_char] | None) -> Array[c_char]:
+    """Call sigaction(2): sets the action if there is one, returns the one before."""
+    import ctypes  # noqa: PLC0415 - 5 ms that only a process which catches signals pays
+
+    former = ctypes.create_string_buffer(SIGACTION_ROOM)
+    ctypes.CDLL(None).sigaction(signum, action, former)
+    return former
+
+
+def _require_main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise ServiceStateError("signal handlers can be installed and restored only from the main thread")
+
+
+def _take_default_action(signum: int) -> None:
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)

@@ -1,0 +1,152 @@
+"""A log file that stays small, stays readable, and never harms whoever writes to it.
+
+Every write is one append of whole lines. Before it the file is looked at by its name: if it is gone or another one stands there
+(deleted, rotated by someone else), it is opened anew; if it would grow past its size, it is rotated (`x.log` → `x.log.1` → …). A
+write that the disk refuses leaves no torn line behind; the lines are counted, and the first write that succeeds again says how many
+are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from longwatch.errors import UsageError
+
+Notice = Callable[[int], bytes]
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # or a FIFO there would block the open
+
+
+class LogFile:
+    """One log file, readable only by its owner, with up to `keep` former ones beside it.
+
+    The file is opened at once, so that a wrong place is found at the start: UsageError. From then on nothing raises. `notice` makes
+    the line that tells, once the disk takes lines again, how many were dropped. Any thread may call any method.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = 10 << 20, keep: int = 5, notice: Notice | None = None) -> None:
+        self.path = path
+        self.max_bytes = max_bytes
+        self.keep = keep
+        self.dropped = 0
+        """Lines that were given to `write` and are not in the file."""
+        self._notice = notice
+        self._untold = 0
+        self._lock = threading.Lock()
+        try:
+            self._fd = _open(path)
+            self._torn = _ends_torn(self._fd)
+        except OSError as error:
+            raise UsageError(_refusal(path, error)) from None
+
+    def write(self, data: bytes) -> bool:
+        """Append whole lines; False if some of them were dropped. Never raises."""
+        with self._lock:
+            try:
+                lost = self._append(data)
+            except OSError:
+                lost = data
+            self._count(lost)
+        return not lost
+
+    def close(self) -> None:
+        """Close the file; later writes are dropped. Idempotent."""
+        with self._lock:
+            self._fd, closing = -1, self._fd
+        if closing >= 0:
+            os.close(closing)
+
+    def _append(self, data: bytes) -> bytes:
+        """Write the data, before it what is still to be told; returns the part that did not get into the file."""
+        if self._fd < 0:
+            return data
+        size = self._make_ready(len(data))
+        first = self._tell()
+        written = os.write(self._fd, first + data)
+        if first and written >= len(first):
+            self._untold, self._torn = 0, False
+        if written < len(first + data):
+            written = self._take_back(first + data, size=size, written=written)
+        return data[max(written - len(first), 0) :]
+
+    def _make_ready(self, coming: int) -> int:
+        """Have the right file open, with room for so many bytes; returns its size."""
+        size = self._size_by_name()
+        outgrown = size is not None and size > max(self.max_bytes - coming, 0)
+        if size is None or (outgrown and self._rotate()):
+            self._reopen()
+        return os.fstat(self._fd).st_size
+
+    def _size_by_name(self) -> int | None:
+        """The size of our file; None if it no longer stands at its path."""
+        try:
+            there, ours = self.path.stat(), os.fstat(self._fd)
+        except FileNotFoundError:
+            return None
+        return there.st_size if os.path.samestat(there, ours) else None
+
+    def _reopen(self) -> None:
+        fresh = _open(self.path)
+        os.close(self._fd)
+        self._fd = fresh
+        self._torn = _ends_torn(fresh)
+
+    def _rotate(self) -> bool:
+        """Move every file one number up, the last one out; False if it cannot be done now, and the file grows on."""
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, self.keep + 1))]
+        try:
+            for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+                with suppress(FileNotFoundError):
+                    newer.replace(older)
+            if not self.keep:
+                self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _tell(self) -> bytes:
+        """What has to stand before the next line: the end of a torn one, the notice of dropped ones."""
+        ending = b"\n" if self._torn else b""
+        with suppress(Exception):  # a notice that cannot be made is no reason to lose the line after it
+            return ending + (self._notice(self._untold) if self._notice and self._untold else b"")
+        return ending
+
+    def _take_back(self, data: bytes, *, size: int, written: int) -> int:
+        """After a short write: cut the file back to the end of its last whole line; returns how much of the data is in it."""
+        whole = data.rfind(b"\n", 0, written) + 1
+        if os.fstat(self._fd).st_size == size + written:  # nobody else appended meanwhile
+            os.ftruncate(self._fd, size + whole)
+        else:
+            self._torn = True
+        return whole
+
+    def _count(self, lost: bytes) -> None:
+        lines = lost.count(b"\n") + (lost[-1:] not in {b"", b"\n"})
+        self.dropped += lines
+        self._untold += lines
+
+
+def _open(path: Path) -> int:
+    """Open for appending; makes the file and its directories where they are missing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, _FLAGS, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(0, "not a regular file")
+    return fd
+
+
+def _ends_torn(fd: int) -> bool:
+    """Whether the file's last line was never finished, as after a power cut."""
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+
+
+def _refusal(path: Path, error: OSError) -> str:
+    reason = (error.strerror or str(error)).lower()
+    cure = "choose a directory you may write to with --state-dir (`off`: no files)"
+    return f"cannot write the log {path}: {reason}; {cure}"

@@ -1,0 +1,223 @@
+"""Where bytes leave the process without ever blocking or killing it.
+
+A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a full disk behind `> file`: whoever writes
+through an Outlet notices none of it. A thread of the outlet's own does the blocking write; the producer only fills a bounded
+buffer. `O_NONBLOCK` is never set: it would apply to everybody who shares the terminal.
+
+Life of a line: accepted into the buffer → taken by the writer thread → written. A line that finds no room, or no descriptor that
+takes it, is dropped and counted; nothing else is ever lost. Should the descriptor refuse midway, the torn line is ended before the
+next one, so that two lines never become one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN})
+CHUNK = 64 * 1024
+
+
+class Outlet:
+    """A descriptor with a bounded buffer and a writer thread in front of it.
+
+    Works on a duplicate of `fd`, so that closing and reusing the number elsewhere cannot misdirect a log line. The thread starts
+    with the first write, and anew in a forked child, which starts with an empty buffer. Any thread may call any method; no signal
+    handler may.
+    """
+
+    def __init__(self, fd: int, *, capacity: int = 1 << 20, name: str = "longwatch-outlet") -> None:
+        self.name = name
+        self.capacity = capacity
+        self.dropped = 0
+        """Lines that were given to `write` and will never be written."""
+        self._pid = 0
+        self._closed = False
+        self._torn = False
+        self._fd = _duplicate(fd)
+        self.broken = self._fd < 0
+        """The descriptor is gone for good: everything is discarded."""
+        self._begin_anew()
+
+    @property
+    def congested(self) -> bool:
+        """More than half full, and not yet drained below a quarter: a producer that can wait should."""
+        return self._congested
+
+    def write(self, data: bytes) -> bool:
+        """Hand over whole lines; False if some of them were dropped. Never blocks, never raises."""
+        self._own_process()
+        with self._changed:
+            fitting = 0 if self.broken or self._closed else self._fitting(data)
+            if fitting:
+                self._accept(data[:fitting])
+            self.dropped += _lines(data[fitting:])
+        return fitting == len(data)
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        """Call back once, from the writer thread, when the congestion is over; at once if there is none."""
+        self._own_process()
+        with self._changed:
+            if self._congested:
+                self._on_drained.append(callback)
+                return
+        _call(callback)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything accepted was written; False if it was not within the timeout, or cannot be."""
+        self._own_process()
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending or self.broken, timeout) and not self.broken
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """Flush, then take nothing more and end the thread; what could not be written by then is dropped. Idempotent."""
+        flushed = self.flush(timeout)
+        with self._changed:
+            already, self._closed = self._closed, True
+            self._changed.notify_all()
+            drained = self._discard()
+            if not already and self._thread is None:
+                self._close_descriptor()
+        _call_all(drained)
+        return flushed
+
+    # --- the producer's side, under the lock ---
+
+    def _own_process(self) -> None:
+        if self._pid != os.getpid():
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The state that belongs to one process: a forked child inherits neither the thread nor what it was to write."""
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._chunks: deque[bytes] = deque()
+        self._taken = b""
+        self._pending = 0
+        self._congested = False
+        self._on_drained: list[Callable[[], None]] = []
+
+    def _fitting(self, data: bytes) -> int:
+        """How many bytes of `data` fit, cut at the end of a line."""
+        room = self.capacity - self._pending
+        return len(data) if len(data) <= room else data.rfind(b"\n", 0, max(room, 0)) + 1
+
+    def _accept(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self._pending += len(data)
+        self._congested = self._congested or self._pending > self.capacity // 2
+        self._changed.notify_all()
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._write_on, name=self.name, daemon=True)
+        with suppress(RuntimeError):  # no thread to be had now: the lines stay in the buffer and the next write tries again
+            thread.start()
+            self._thread = thread
+
+    # --- the writer thread ---
+
+    def _write_on(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # so that SIGTTOU cannot stop us in the background
+        while chunk := self._take():
+            written, gone = self._put(chunk)
+            self._settle(chunk, written=written, gone=gone)
+        self._close_descriptor()
+
+    def _take(self) -> bytes:
+        """The next bytes to write; they count as pending until they are settled. Empty when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._chunks or self._closed or self.broken)
+            taken = bytearray()
+            while self._chunks and len(taken) < CHUNK:
+                taken += self._chunks.popleft()
+            self._taken = bytes(taken)
+            return self._taken
+
+    def _put(self, chunk: bytes) -> tuple[int, bool]:
+        """Write as much of the chunk as the descriptor takes: how many bytes, and whether it is gone for good."""
+        written = 0
+        try:
+            if self._torn:
+                os.write(self._fd, b"\n")
+                self._torn = False
+            while written < len(chunk) and self._taken:
+                written += self._write_some(chunk[written : written + CHUNK])
+        except OSError as error:
+            return written, error.errno in GONE
+        return written, False
+
+    def _write_some(self, piece: bytes) -> int:
+        try:
+            return os.write(self._fd, piece)
+        except BlockingIOError:  # someone who shares the description made it non-blocking
+            poll = select.poll()
+            poll.register(self._fd, select.POLLOUT)
+            poll.poll(200)
+            return 0
+
+    def _settle(self, chunk: bytes, *, written: int, gone: bool) -> None:
+        with self._changed:
+            if 0 < written < len(chunk):
+                self._torn = chunk[written - 1 : written] != b"\n"
+            if self._taken:  # else close() has given it up
+                self._pending -= len(chunk)
+                self.dropped += _lines(chunk[written:])
+                self._taken = b""
+            self.broken = self.broken or gone
+            drained = self._discard() if gone else self._relax()
+            self._changed.notify_all()
+        _call_all(drained)
+
+    def _relax(self) -> list[Callable[[], None]]:
+        """The callbacks that are due now that this much was written."""
+        if self._pending > self.capacity // 4:
+            return []
+        self._congested = False
+        due, self._on_drained = self._on_drained, []
+        return due
+
+    def _discard(self) -> list[Callable[[], None]]:
+        """Give up what is pending."""
+        self.dropped += _lines(self._taken) + sum(map(_lines, self._chunks))
+        self._taken = b""
+        self._chunks.clear()
+        self._pending = 0
+        return self._relax()
+
+    def _close_descriptor(self) -> None:
+        """Only once nobody writes any more: a number closed under a blocked write could be somebody else's after it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
+
+
+def _duplicate(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError:
+        return -1
+
+
+def _lines(data: bytes) -> int:
+    """How many lines these are, an unfinished last one included."""
+    return data.count(b"\n") + (data[-1:] not in {b"", b"\n"})
+
+
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        _call(callback)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    with suppress(Exception):  # a producer that fails to resume must not end the writer
+        callback()

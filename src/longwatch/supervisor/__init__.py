@@ -1,0 +1,1 @@
+"""Programs that stay up without restart storms: the exit decision, the life of a program, health checks."""

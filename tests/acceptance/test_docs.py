@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from markdown_files import ROOT, Block, Page, pages, section
+
+TREE = Path(__file__).with_name("cli_tree.py")
+REFERENCE = ROOT / "docs" / "reference" / "cli.md"
+TIME_LIMIT = 120
+
+EXAMPLES = pages("README.md", "docs/**/*.md")
+EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
+PYTHON = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("python",) and "no-run" not in block.info]
+SHELL = [block for page in EXAMPLES for block in page.blocks if block.info[:1] in {("console",), ("sh",)}]
+COMMAND_LINES = [
+    (block.where, line)
+    for block in SHELL
+    for line in block.text.replace("\\\n", " ").splitlines()
+    if line.startswith("$ longwatch")
+]
+
+
+def named(page: Page) -> str:
+    return str(page.path.relative_to(ROOT))
+
+
+def cli_tree(python: Path, *lines: str) -> Any:
+    done = subprocess.run([python, TREE, *lines], check=False, capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert 0 == done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
+def arguments(line: str) -> list[str]:
+    """The words behind `longwatch`, up to a pipe, a redirection or the next command of the shell."""
+    lexer = shlex.shlex(line.removeprefix("$ longwatch"), posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = list(lexer)
+    ends = [index for index, word in enumerate(words) if re.fullmatch(r"[|&;<>]+", word)]
+    return words[: ends[0]] if ends else words
+
+
+@pytest.fixture(scope="module")
+def commands(wheel_python: Path) -> list[dict[str, Any]]:
+    """Every command that the installed product has, with its options."""
+    found: list[dict[str, Any]] = cli_tree(wheel_python)
+    return found
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_a_python_example_runs(block: Block, wheel_python: Path, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [wheel_python, script],
+        check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+def test_every_command_line_in_the_docs_parses(wheel_python: Path) -> None:
+    faults = cli_tree(wheel_python, *(json.dumps(arguments(line)) for _, line in COMMAND_LINES)) if COMMAND_LINES else []
+    assert [] == [(*told, fault) for told, fault in zip(COMMAND_LINES, faults, strict=True) if fault is not None]
+
+
+def test_every_command_is_documented(commands: list[dict[str, Any]]) -> None:
+    text = "\n".join(page.path.read_text(encoding="utf-8") for page in pages("docs/**/*.md"))
+    assert [] == [command["path"] for command in commands if not re.search(rf"\b{re.escape(command['path'])}\b", text)]
+
+
+def test_every_option_stands_in_the_reference_below_its_command(commands: list[dict[str, Any]]) -> None:
+    reference = Page.read(REFERENCE)
+    missing = []
+    for command in commands:
+        text = section(reference, command["path"]) or ""
+        missing += [
+            f"{command['path']} {name}"
+            for name in command["options"]
+            if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text)
+        ]
+    assert [] == missing, "each command has a heading of its own in docs/reference/cli.md, and its options below it"
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_links_between_pages_resolve(page: Page) -> None:
+    broken = []
+    for link in page.links():
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z][a-z+.-]*:", target):
+            continue
+        path = (page.path.parent / target).resolve() if target else page.path
+        lacks_anchor = anchor and path.suffix == ".md" and path.exists() and anchor not in Page.read(path).anchors()
+        if not path.exists() or lacks_anchor:
+            broken.append(link)
+    assert [] == broken

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import wheel_env
+from chaos_plan import ChaosPlan
+from leaks import Running
+
+# A slow machine is no fault of the code under test.
+settings.register_profile("default", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("chaos", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("longwatch")
+    group.addoption("--chaos-seed", type=int, default=1, help="the seed of tests marked chaos")
+    group.addoption("--chaos-seconds", type=float, default=10.0, help="how long a test marked chaos runs")
+
+
+@pytest.fixture
+def chaos(request: pytest.FixtureRequest) -> ChaosPlan:
+    """Seed and length of a chaos test."""
+    return ChaosPlan(request.config.getoption("--chaos-seed"), request.config.getoption("--chaos-seconds"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fails a test that leaves a child process or a thread that would keep the process alive."""
+    before = Running.now()
+    yield
+    if left := before.left_behind():
+        pytest.fail("left running: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def wheel_python() -> Path:
+    """The interpreter of the environment that holds the built wheel and nothing else."""
+    if problem := wheel_env.problem():
+        pytest.fail(problem, pytrace=False)
+    return wheel_env.PYTHON
+
+
+@pytest.fixture(scope="session")
+def longwatch_bin(wheel_python: Path) -> Path:
+    """The `longwatch` command of the built wheel."""
+    return wheel_python.with_name("longwatch")

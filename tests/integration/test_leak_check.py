@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from leaks import Running
+
+
+def test_a_child_that_still_runs_is_named() -> None:
+    before = Running.now()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        [line] = before.left_behind(patience=0)
+        child.communicate(b"\n")
+    assert line.startswith(f"child process {child.pid} (")
+    assert [] == before.left_behind(patience=0)
+
+
+def test_a_child_that_nobody_waited_for_is_named() -> None:
+    before = Running.now()
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()
+        assert [f"child process {child.pid}"] == [line.partition(" (")[0] for line in before.left_behind(patience=0)]
+
+
+def test_a_thread_that_keeps_the_process_alive_is_named_and_a_daemon_is_not() -> None:
+    before = Running.now()
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait, name=f"daemon={daemon}", daemon=daemon) for daemon in (True, False)]
+    for thread in threads:
+        thread.start()
+    assert ["thread daemon=False"] == before.left_behind(patience=0)
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert [] == before.left_behind(patience=0)
+
+
+def test_something_that_is_just_ending_is_waited_for() -> None:
+    before = Running.now()
+    ending = Running(before.children, before.threads | {threading.Thread(name="ending")})
+    sights = iter([ending, ending, before])
+    assert [] == before.left_behind(now=lambda: next(sights))

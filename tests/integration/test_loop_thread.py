@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+
+import pytest
+
+from longwatch.errors import DeadlineExceededError, ServiceStateError
+from longwatch.host.errand import Errand
+from longwatch.host.loop import LoopThread
+from longwatch.testing import check_service
+from snippet import running
+
+
+async def answer() -> str:
+    return threading.current_thread().name
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_the_loop_thread_keeps_the_contract_of_a_service() -> None:
+    check_service(LoopThread)
+
+
+def test_the_loop_starts_with_its_first_use_and_runs_in_a_thread_of_its_own() -> None:
+    loop = LoopThread(name="mine")
+    assert not loop.running
+    assert "mine" == loop.call(answer(), timeout=10)
+    assert loop.running
+    assert loop.stop()
+    assert not loop.running
+
+
+def test_it_starts_again_when_it_is_used_after_a_stop() -> None:
+    with LoopThread() as loop:
+        first = loop.loop()
+        assert loop.stop()
+        assert loop.call(answer(), timeout=10)
+        assert first is not loop.loop()
+
+
+def test_a_call_past_its_timeout_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    async def slow() -> None:
+        try:
+            await for_ever()
+        finally:
+            cancelled.set()
+
+    with LoopThread() as loop:
+        with pytest.raises(DeadlineExceededError, match="no answer"):
+            loop.call(slow(), timeout=0.01)
+        assert cancelled.wait(10)
+
+
+def test_a_timeout_raised_by_the_work_itself_is_its_own() -> None:
+    async def late() -> None:
+        raise TimeoutError("its own")
+
+    with LoopThread() as loop, pytest.raises(TimeoutError, match="its own"):
+        loop.call(late(), timeout=10)
+
+
+def test_a_call_from_the_loop_itself_is_refused_instead_of_waiting_for_ever() -> None:
+    with LoopThread() as loop:
+
+        async def inner() -> None:
+            loop.call(answer(), timeout=None)
+
+        with pytest.raises(ServiceStateError, match="await the coroutine"):
+            loop.call(inner(), timeout=10)
+
+
+def test_stop_cancels_what_runs_and_lets_it_clean_up_also_what_the_cleaning_began() -> None:
+    steps: list[str] = []
+
+    async def tidy() -> None:
+        try:
+            await asyncio.sleep(0)
+            await for_ever()
+        finally:
+            steps.append("tidied")
+
+    async def work() -> None:
+        try:
+            await for_ever()
+        finally:
+            steps.append("cleaned")
+            steps.append(str(asyncio.create_task(tidy()).done()))
+            await asyncio.sleep(0)
+
+    loop = LoopThread()
+    future = loop.spawn(work())
+    loop.call(answer(), timeout=10)
+    assert loop.stop()
+    assert future.cancelled()
+    assert ["cleaned", "False", "tidied"] == steps
+
+
+def test_stop_of_a_loop_that_is_blocked_gives_up_in_time_and_can_be_tried_again() -> None:
+    may_go, blocked = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        blocked.set()
+        may_go.wait()
+
+    loop = LoopThread()
+    loop.spawn(block())
+    assert blocked.wait(10)
+    assert not loop.stop(timeout=0.01)
+    with pytest.raises(ServiceStateError, match="still there"):
+        loop.spawn(answer())
+    may_go.set()
+    assert loop.stop()
+
+
+def test_work_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
+    loop = LoopThread()
+
+    async def stop() -> bool:
+        return loop.stop(timeout=None)
+
+    assert loop.call(stop(), timeout=10) is False
+    assert loop.stop()
+
+
+def test_cleaning_up_that_asks_for_more_work_is_refused_at_once() -> None:
+    loop = LoopThread()
+    refused: list[str] = []
+
+    async def work() -> None:
+        try:
+            await for_ever()
+        finally:
+            try:
+                loop.spawn(answer())
+            except ServiceStateError as error:
+                refused.append(str(error))
+
+    loop.spawn(work())
+    loop.call(answer(), timeout=10)
+    assert loop.stop()
+    assert ["longwatch-loop is stopping and takes no more work; start() it again first"] == refused
+
+
+def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:
+    loop = LoopThread()
+    futures: list[concurrent.futures.Future[None]] = []
+
+    def spawn() -> None:
+        for _ in range(200):
+            futures.append(loop.spawn(for_ever()))
+
+    def stop() -> None:
+        for _ in range(50):
+            loop.stop()
+
+    errands = [Errand(work, name="test") for work in (spawn, stop, spawn, stop)]
+    for errand in errands:
+        errand.start()
+    assert all(errand.over.block(60) for errand in errands)
+    assert loop.stop()
+    assert 2 * [None] == [errand.error for errand in errands if errand.error is None][:2]
+    assert {"CancelledError"} == {type(raised(future)).__name__ for future in futures}
+
+
+def raised(future: concurrent.futures.Future[None]) -> BaseException | None:
+    try:
+        return future.exception(timeout=10)
+    except BaseException as error:  # noqa: BLE001 - cancelled counts as ended
+        return error
+
+
+def test_stopping_a_thousand_times_leaves_descriptors_and_threads_flat() -> None:
+    loop = LoopThread()
+    loop.call(answer(), timeout=10)
+    loop.stop()
+    before = len(os.listdir("/dev/fd")), threading.active_count()
+    for _ in range(1000):
+        loop.call(answer(), timeout=10)
+        loop.stop()
+    assert before == (len(os.listdir("/dev/fd")), threading.active_count())
+
+
+def test_a_forked_child_gets_its_own_loop_and_the_parents_goes_on() -> None:
+    code = """
+        import gc, os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        from longwatch.host.loop import LoopThread
+
+        async def pid():
+            return os.getpid()
+
+        loop = LoopThread()
+        loop.call(pid(), timeout=10)
+        child = os.fork()
+        if child == 0:
+            ok = not loop.running and loop.call(pid(), timeout=10) == os.getpid() and loop.stop()
+            gc.collect()
+            os._exit(0 if ok else 1)
+        print(os.waitpid(child, 0)[1], loop.call(pid(), timeout=10) == os.getpid())
+    """
+    with running(code) as snippet:
+        assert "0 True" == snippet.line()
+        assert (0, "") == snippet.end()
+
+
+def test_a_child_forked_while_another_thread_changes_a_service_is_not_caught_in_it() -> None:
+    code = """
+        import os, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        from longwatch.host.service import Service
+
+        class Slow(Service):
+            go, going = threading.Event(), threading.Event()
+            def _start(self):
+                self.going.set()
+                self.go.wait()
+            def _stop(self, deadline):
+                return True
+
+        service = Slow(name="slow")
+        starter = threading.Thread(target=service.start)
+        starter.start()
+        service.going.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if service.stopped and service.stop(timeout=0) else 1)
+        print(os.waitpid(child, 0)[1])
+        service.go.set()
+        starter.join()
+        print(service.started)
+    """
+    with running(code) as snippet:
+        assert ["0", "True"] == [snippet.line(), snippet.line()]
+        assert (0, "") == snippet.end()
+
+
+def test_a_program_that_ends_with_a_busy_loop_is_not_held_up_by_it() -> None:
+    code = """
+        import threading
+        from longwatch.host.loop import LoopThread
+
+        async def block():
+            print("blocking")
+            threading.Event().wait()
+
+        LoopThread().spawn(block())
+    """
+    with running(code) as snippet:
+        assert 0 == snippet.end()[0]

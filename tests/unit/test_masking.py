@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from longwatch.observe.masking import MASK, looks_secret, mask_argv, mask_mapping, mask_text
+
+SECRET_NAMES = [
+    "password", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "db_pass", "passwd", "passphrase", "client_secret", "SECRET_KEY_BASE",
+    "token", "GITHUB_TOKEN", "accessToken", "API_TOKENS", "API_KEY", "apiKey", "APIKEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY",
+    "private-key", "SSH_PRIVATE_KEY", "credentials", "GOOGLE_CREDENTIAL", "auth", "REDISCLI_AUTH", "Authorization", "SENTRY_DSN",
+    "Cookie", "session_id", "SESSION", "TOKEN2",
+]  # fmt: skip
+PLAIN_NAMES = [
+    "monkey", "keyboard", "author", "AUTHORS", "authority", "PATH", "PWD", "OLDPWD", "HOME", "compass", "tokenizer",
+    "TOKENIZERS_PARALLELISM", "max_tokens", "MAX_OUTPUT_TOKENS", "PUBLIC_KEY", "primary_key", "secretary", "stop_signal", "", "_",
+]  # fmt: skip
+
+secrets = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=6).map(lambda text: f"s3{text}")
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_a_name_with_a_secret_word_looks_secret(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_a_name_that_only_contains_the_letters_does_not_look_secret(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["serve", "--token=x y"], ["serve", f"--token={MASK}"]),
+        (["serve", "--password", "hunter2", "--port", "80"], ["serve", "--password", MASK, "--port", "80"]),
+        (["serve", "--password", "-hunter2"], ["serve", "--password", MASK]),
+        (["serve", "--no-auth", "file"], ["serve", "--no-auth", "file"]),
+        (["serve", "--auth", "--port"], ["serve", "--auth", "--port"]),
+        (["env", "API_KEY=x", "LANG=C"], ["env", f"API_KEY={MASK}", "LANG=C"]),
+        (["docker", "--env=DB_PASSWORD=x"], ["docker", f"--env=DB_PASSWORD={MASK}"]),
+        (["curl", "-H", "Authorization: Bearer x"], ["curl", "-H", f"Authorization: {MASK}"]),
+        (["psql", "postgresql://u:p@db/x"], ["psql", f"postgresql://{MASK}@db/x"]),
+        (["sh", "-c", "run --token abc --fast"], ["sh", "-c", f"run --token {MASK} --fast"]),
+        (["ls", "-l", "a b", ""], ["ls", "-l", "a b", ""]),
+    ],
+)
+def test_a_command_line_is_shown_without_its_secrets(argv: list[str], shown: list[str]) -> None:
+    assert shown == mask_argv(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://:pw@h:6379/0", f"redis://{MASK}@h:6379/0"),
+        ("https://TOKEN@github.com/x", f"https://{MASK}@github.com/x"),
+        ("postgresql://u:p@ss/w@h/db", f"postgresql://{MASK}@h/db"),
+        ("https://unpkg.com/react@18", "https://unpkg.com/react@18"),
+        ("http://localhost:8080/a@b", "http://localhost:8080/a@b"),
+        ("write to me@example.org", "write to me@example.org"),
+        ("host=db password='a b' user=u", f"host=db password={MASK} user=u"),
+        ("GET /x?token=abc", f"GET /x?token={MASK}"),
+        ("sent Bearer abcdefgh.ijk", f"sent Bearer {MASK}"),
+    ],
+)
+def test_a_text_is_shown_without_the_secrets_in_it(text: str, shown: str) -> None:
+    assert shown == mask_text(text)
+
+
+def test_a_mapping_is_masked_at_every_depth_and_otherwise_unchanged() -> None:
+    settings = {
+        "name": "web",
+        "env": {"API_KEY": "k", "LANG": "C", "TOKEN": ""},
+        "command": ("run", "--secret", "x"),
+        "urls": [{"dsn": "x"}, 5],
+        "auth": {"user": "x"},
+        "token": None,
+    }
+
+    assert {
+        "name": "web",
+        "env": {"API_KEY": MASK, "LANG": "C", "TOKEN": ""},
+        "command": ["run", "--secret", MASK],
+        "urls": [{"dsn": MASK}, 5],
+        "auth": MASK,
+        "token": None,
+    } == mask_mapping(settings)
+
+
+@given(secret=secrets, name=st.sampled_from(SECRET_NAMES))
+def test_a_masked_value_never_appears_in_a_mapping(secret: str, name: str) -> None:
+    assert secret not in str(mask_mapping({name: secret, "deep": {"list": [{name: secret}]}}))
+
+
+@given(secret=secrets, name=st.sampled_from(SECRET_NAMES), noise=st.text())
+def test_a_masked_value_never_appears_in_a_command_line(secret: str, name: str, noise: str) -> None:
+    assume(secret not in noise)
+    argv = ["x", f"--{name}={noise}{secret}", f"--{name}", secret, f"{name}={secret} {noise}", f"a://u:{secret}@h", noise]
+
+    assert secret not in str(mask_argv(argv))
+
+
+users = st.text(st.characters(exclude_categories=["Z", "C"], exclude_characters="/?#@:"))
+
+
+@given(user=users, password=secrets, odd=st.sampled_from("@:/#?"))
+def test_a_password_in_a_url_never_appears_whatever_is_in_it(user: str, password: str, odd: str) -> None:
+    assert password not in mask_text(f"see scheme://{user}:{password}{odd}{password}@host/path for more")
+
+
+@given(st.text())
+def test_masking_a_text_never_fails_and_leaves_texts_without_marks_alone(text: str) -> None:
+    marked = any(mark in text for mark in ("@", "=", "--")) or any(word in text.lower() for word in ("bearer", "basic"))
+
+    assert marked or text == mask_text(text)

@@ -1,0 +1,140 @@
+"""Everything that must hold, step by step: `check.py` runs all of it, `check.py lint wheel` only these groups.
+
+A failing step does not stop the next one, so that one run tells everything; it fails the whole. The summary at the end
+names each step, counts the tests, and says what was skipped and why.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import debian_parts
+import other_pythons
+from tally import Tally
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "reports"
+SOURCES = [name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).exists()]
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass
+class Run:
+    """What has happened so far: the steps with their outcome, the tests counted, the things skipped."""
+
+    steps: list[tuple[str, bool, float]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+    def step(self, name: str, action: Callable[[], bool]) -> None:
+        print(f"\n── {name}", flush=True)
+        began = time.monotonic()
+        try:
+            passed = action()
+        except (OSError, subprocess.SubprocessError) as error:
+            print(error)
+            passed = False
+        self.steps.append((name, passed, time.monotonic() - began))
+
+    def command(self, name: str, *command: str | Path) -> None:
+        self.step(name, lambda: _call(command) == 0)
+
+    def pytest(self, name: str, python: str | Path, *arguments: str | Path) -> None:
+        """A run that collects nothing passes: the total must not be empty, each part may be."""
+        report = REPORTS / f"{name.replace(' ', '-')}.xml"
+        report.unlink(missing_ok=True)
+        self.step(name, lambda: _call((python, "-m", "pytest", f"--junit-xml={report}", *arguments)) in {0, NO_TESTS_COLLECTED})
+        if report.exists():
+            self.tally.add(report)
+
+
+def lint(run: Run) -> None:
+    run.command("ruff check", *_tool("ruff"), "check", *SOURCES)
+    run.command("ruff format", *_tool("ruff"), "format", "--check", *SOURCES)
+    run.command("types", *_tool("mypy"), *SOURCES)
+    run.command("layers", Path(sys.executable).parent / "lint-imports", "--no-logo")
+
+
+def parts(run: Run) -> None:
+    def provided() -> bool:
+        lacking = debian_parts.provide()
+        run.skipped.extend(f"part {line}" for line in lacking)
+        print(*lacking or ["all there"], sep="\n")
+        return not (lacking and os.environ.get("CI"))
+
+    run.step("debian parts", provided)
+
+
+def wheel(run: Run) -> None:
+    run.command("wheel", sys.executable, ROOT / "tools" / "wheel_env.py")
+
+
+def tests(run: Run) -> None:
+    run.pytest("tests in parallel", sys.executable, "-n", "2", "-m", "not serial")
+    run.pytest("tests one by one", sys.executable, "-m", "serial")
+
+
+def pythons(run: Run) -> None:
+    """The unit tests on the other Pythons that are here; one that is not is no fault of the code."""
+    for version in other_pythons.others():
+        if interpreter := other_pythons.find(version):
+            _unit_tests(run, version, interpreter)
+        else:
+            run.skipped.append(f"unit tests on Python {version}: not on this machine")
+
+
+def shape(run: Run) -> None:
+    run.command("shape of src", sys.executable, ROOT / "tools" / "shape.py")
+
+
+GROUPS = {group.__name__: group for group in (lint, parts, wheel, tests, pythons, shape)}
+
+
+def main(wanted: Sequence[str]) -> int:
+    run = Run()
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    for name in wanted or GROUPS:
+        GROUPS[name](run)
+    return _summary(run, counted="tests" in (wanted or GROUPS))
+
+
+def _unit_tests(run: Run, version: str, interpreter: str) -> None:
+    ready: list[Path] = []
+
+    def made() -> bool:
+        ready.append(other_pythons.environment(version, interpreter))
+        return True
+
+    run.step(f"environment for Python {version}", made)
+    for python in ready:
+        run.pytest(f"unit tests on Python {version}", python, "-p", "no:cacheprovider", "tests/unit")
+
+
+def _summary(run: Run, *, counted: bool) -> int:
+    print("\n── summary")
+    for name, passed, seconds in run.steps:
+        print(f"{'ok  ' if passed else 'FAIL'} {seconds:6.1f} s  {name}")
+    for line in [*run.skipped, *run.tally.reasons()]:
+        print(f"skipped: {line}")
+    if counted:
+        print(f"total: {run.tally}")
+    empty = counted and not run.tally.passed
+    return 1 if empty or not all(passed for _, passed, _ in run.steps) else 0
+
+
+def _tool(module: str) -> tuple[str, str, str]:
+    return (sys.executable, "-m", module)
+
+
+def _call(command: Sequence[str | Path]) -> int:
+    return subprocess.run(command, check=False, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
