@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +11,7 @@ from longwatch.errors import DeadlineExceededError, ServiceStateError
 from longwatch.host.errand import Errand
 from longwatch.host.loop import LoopThread
 from longwatch.testing import check_service
-from snippet import running
+from snippet import open_descriptors, running
 
 
 async def answer() -> str:
@@ -28,9 +28,9 @@ def test_the_loop_thread_keeps_the_contract_of_a_service() -> None:
 
 def test_the_loop_starts_with_its_first_use_and_runs_in_a_thread_of_its_own() -> None:
     loop = LoopThread(name="mine")
-    assert not loop.running
+    running_before = loop.running
     assert "mine" == loop.call(answer(), timeout=10)
-    assert loop.running
+    assert (False, True) == (running_before, loop.running)
     assert loop.stop()
     assert not loop.running
 
@@ -125,8 +125,8 @@ def test_work_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
     async def stop() -> bool:
         return loop.stop(timeout=None)
 
-    assert loop.call(stop(), timeout=10) is False
-    assert loop.stop()
+    assert loop.spawn(stop()).result(10) is False
+    assert loop.wait_stopped(10)
 
 
 def test_cleaning_up_that_asks_for_more_work_is_refused_at_once() -> None:
@@ -154,7 +154,8 @@ def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:
 
     def spawn() -> None:
         for _ in range(200):
-            futures.append(loop.spawn(for_ever()))
+            with suppress(ServiceStateError):  # it came in the middle of a stop
+                futures.append(loop.spawn(for_ever()))
 
     def stop() -> None:
         for _ in range(50):
@@ -165,26 +166,19 @@ def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:
         errand.start()
     assert all(errand.over.block(60) for errand in errands)
     assert loop.stop()
-    assert 2 * [None] == [errand.error for errand in errands if errand.error is None][:2]
-    assert {"CancelledError"} == {type(raised(future)).__name__ for future in futures}
-
-
-def raised(future: concurrent.futures.Future[None]) -> BaseException | None:
-    try:
-        return future.exception(timeout=10)
-    except BaseException as error:  # noqa: BLE001 - cancelled counts as ended
-        return error
+    assert 4 * [None] == [errand.error for errand in errands]
+    assert all(future.cancelled() for future in futures)
 
 
 def test_stopping_a_thousand_times_leaves_descriptors_and_threads_flat() -> None:
     loop = LoopThread()
     loop.call(answer(), timeout=10)
     loop.stop()
-    before = len(os.listdir("/dev/fd")), threading.active_count()
+    before = open_descriptors(), threading.active_count()
     for _ in range(1000):
         loop.call(answer(), timeout=10)
         loop.stop()
-    assert before == (len(os.listdir("/dev/fd")), threading.active_count())
+    assert before == (open_descriptors(), threading.active_count())
 
 
 def test_a_forked_child_gets_its_own_loop_and_the_parents_goes_on() -> None:

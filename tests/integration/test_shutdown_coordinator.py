@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ from longwatch.errors import ServiceStateError, UsageError
 from longwatch.host.errand import Errand
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.testing import RecordingObserver
-from snippet import running
+from snippet import open_descriptors, running
 
 PATIENCE = 10.0
 
@@ -86,28 +85,29 @@ def test_reset_restores_the_handlers_it_found() -> None:
 
 
 def test_installing_off_the_main_thread_raises_and_leaves_nothing_half_installed() -> None:
-    before = signal.getsignal(SIGTERM), len(os.listdir("/dev/fd")), threading.active_count()
+    before = signal.getsignal(SIGTERM), open_descriptors(), threading.active_count()
     installer = in_thread(ShutdownCoordinator.install)
     assert installer.over.block(PATIENCE)
     installer._thread.join()
     assert isinstance(installer.error, ServiceStateError)
     assert ShutdownCoordinator.get() is None
-    assert before == (signal.getsignal(SIGTERM), len(os.listdir("/dev/fd")), threading.active_count())
+    assert before == (signal.getsignal(SIGTERM), open_descriptors(), threading.active_count())
 
 
 def test_an_install_that_fails_half_way_leaves_nothing_half_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(SIGTERM), len(os.listdir("/dev/fd"))
+    before = signal.getsignal(SIGTERM), open_descriptors()
     with pytest.raises(UsageError, match="cannot be caught"):
         ShutdownCoordinator.install(signals=[SIGTERM, SIGKILL])
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
-        ShutdownCoordinator.install()
+        with pytest.raises(RuntimeError, match="new thread"):
+            ShutdownCoordinator.install()
     assert ShutdownCoordinator.get() is None
-    assert before == (signal.getsignal(SIGTERM), len(os.listdir("/dev/fd")))
+    assert before == (signal.getsignal(SIGTERM), open_descriptors())
     assert ShutdownCoordinator.install() is ShutdownCoordinator.get()
 
 
@@ -120,11 +120,11 @@ def test_resetting_off_the_main_thread_raises_and_it_stays_installed() -> None:
 
 
 def test_installing_and_resetting_leaves_no_thread_and_no_descriptor() -> None:
-    before = len(os.listdir("/dev/fd")), threading.active_count()
+    before = open_descriptors(), threading.active_count()
     for _ in range(50):
         ShutdownCoordinator.install()
         ShutdownCoordinator.reset()
-    assert before == (len(os.listdir("/dev/fd")), threading.active_count())
+    assert before == (open_descriptors(), threading.active_count())
 
 
 # --- callbacks ---------------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_callbacks_that_block_overlap(coordinator: ShutdownCoordinator) -> None:
     together = threading.Barrier(3, timeout=PATIENCE)
     waited: list[int] = []
     for _ in range(3):
-        coordinator.register(lambda: waited.append(together.wait()))  # noqa: PLW0108 - three callbacks, not one thrice
+        coordinator.register(lambda: waited.append(together.wait()))
         coordinator.register(object)
     coordinator.trigger()
     assert [0, 1, 2] == sorted(waited)
@@ -302,7 +302,9 @@ def test_each_callback_runs_once_when_many_register_while_it_is_triggered(coordi
     assert [1] * 400 == counts
 
 
-def test_callbacks_run_also_when_the_system_has_no_thread_left(coordinator: ShutdownCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_run_also_when_the_system_has_no_thread_left(
+    coordinator: ShutdownCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[None] = []
     coordinator.register(lambda: ran.append(None))
 

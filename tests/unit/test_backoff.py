@@ -10,7 +10,7 @@ from longwatch.core.backoff import Backoff, BackoffPolicy, random_spread
 
 policies = st.builds(
     BackoffPolicy,
-    initial=st.floats(0.001, 10),
+    initial=st.just(0.0) | st.floats(0.001, 10),
     factor=st.floats(1, 10),
     cap=st.floats(10, 1000),
     jitter=st.floats(0, 1),
@@ -25,6 +25,13 @@ def waits(n: int, policy: BackoffPolicy | None = None) -> list[float]:
 
 def test_the_first_wait_is_the_initial_one_and_then_it_doubles_up_to_the_cap() -> None:
     assert [1, 2, 4, 8, 16, 30, 30] == waits(7)
+
+
+def test_an_initial_wait_of_nothing_never_grows() -> None:
+    policy = BackoffPolicy(initial=0, cap=0)
+
+    assert [0, 0, 0] == [policy.delay(failures) for failures in (1, 2, 5000)]
+    assert 0 == BackoffPolicy(initial=0).delay(5000)
 
 
 def test_another_policy_gives_other_waits() -> None:
@@ -113,7 +120,7 @@ def test_any_number_of_failures_has_a_wait(failures: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *[("initial", bad) for bad in (0, -1, nan, inf)],
+        *[("initial", bad) for bad in (-1, nan, inf)],
         *[("factor", bad) for bad in (0, 0.9, -2, nan, inf)],
         *[("cap", bad) for bad in (0, 0.5, -1, nan, inf)],
         *[("jitter", bad) for bad in (-0.1, 1.1, nan)],

@@ -189,7 +189,7 @@ def test_the_observer_waits_for_a_type_or_a_predicate() -> None:
 def test_the_observer_says_what_happened_instead() -> None:
     observer = RecordingObserver()
     observer(CallbackFailed(callback="b", error="y"))
-    with pytest.raises(AssertionError, match="these did: .*callback_failed"):
+    with pytest.raises(AssertionError, match=r"these did: .*callback_failed"):
         observer.wait_for(PeriodicFailed, 0.0)
 
 

@@ -28,7 +28,7 @@ any_text = st.text(st.characters(), max_size=200) | st.just(NASTY)  # surrogates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odd(Event):
-    level: ClassVar[Level] = Level.WARNING
+    loudness: ClassVar[Level] = Level.WARNING
 
     value: object
 

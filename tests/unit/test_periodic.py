@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.events import Events, PeriodicFailed
+from longwatch.errors import ServiceStateError
 from longwatch.host.errand import Errand
 from longwatch.host.periodic import Cadence, Periodic, every
+from longwatch.host.service import ServiceGroup
 from longwatch.testing import FakeClock, RecordingObserver
 
 fractions = st.floats(min_value=0.0, max_value=1.0)
@@ -64,9 +66,7 @@ class Task:
 
     def periodic(self, *, jitter: float = 0.0, immediately: bool = True, spread: float = 0.0) -> Periodic:
         cadence = Cadence(interval=10.0, jitter=jitter, immediately=immediately)
-        return Periodic(
-            self.work, cadence, name="task", clock=self.clock, events=Events(self.observer), spread=lambda: spread
-        )
+        return Periodic(self.work, cadence, name="task", clock=self.clock, events=Events(self.observer), spread=lambda: spread)
 
 
 def test_it_works_at_once_and_then_every_interval() -> None:
@@ -96,13 +96,11 @@ def test_jitter_shortens_each_delay() -> None:
 def test_a_round_counts_from_its_beginning_and_one_that_overran_is_followed_at_once_without_overlap() -> None:
     task = Task()
     lengths = iter([3.0, 25.0])
-    task.then = lambda: task.clock.wait(Wakeup(), next(lengths, None))
-    periodic = task.periodic()
-    periodic.start()
-    task.clock.await_parked(1)
-    task.clock.advance(35)
-    assert [0.0, 10.0, 35.0] == task.rounds
-    assert not periodic.stop(timeout=0)
+    task.then = lambda: task.clock.wait(Wakeup(), next(lengths, 0.0))
+    with task.periodic():
+        task.clock.await_parked(1)
+        task.clock.advance(45)
+        assert [0.0, 10.0, 35.0, 45.0] == task.rounds
 
 
 def test_waking_brings_the_next_round_now_and_the_one_after_an_interval_later() -> None:
@@ -125,7 +123,12 @@ def test_waking_during_a_round_brings_one_more_after_it() -> None:
         task.clock.await_parked(1)
         twice = threading.Semaphore(0)
         steps = iter([periodic.wake])
-        task.then = lambda: (next(steps, lambda: None)(), twice.release())
+
+        def wake_once() -> None:
+            next(steps, twice.release)()
+            twice.release()
+
+        task.then = wake_once
         periodic.wake()
         assert twice.acquire(timeout=10)
         assert twice.acquire(timeout=10)
@@ -200,9 +203,39 @@ def test_a_round_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
     answers: list[bool] = []
     task.then = lambda: answers.append(periodic.stop(timeout=None))
     periodic.start()
-    assert periodic.stop()
+    assert periodic.wait_stopped()
     assert [False] == answers
     assert [0.0] == task.rounds
+
+
+def test_a_round_that_starts_its_loop_while_it_is_being_stopped_is_refused_instead_of_waiting_for_itself() -> None:
+    task = Task()
+    periodic = task.periodic()
+    refused: list[str] = []
+
+    def restart() -> None:
+        periodic.stop()
+        while periodic.started:
+            pass
+        try:
+            periodic.start()
+        except ServiceStateError as error:
+            refused.append(str(error))
+
+    task.then = restart
+    periodic.start()
+    assert periodic.wait_stopped()
+    assert ["task is being started or stopped, and its own thread cannot wait for that"] == refused
+
+
+def test_a_member_that_stops_its_group_does_not_wait_for_itself() -> None:
+    task = Task()
+    group = ServiceGroup([task.periodic(immediately=False), task.periodic()], clock=task.clock)
+    answers: list[bool] = []
+    task.then = lambda: answers.append(group.stop(timeout=None))
+    group.start()
+    assert group.wait_stopped()
+    assert [False] == answers
 
 
 def test_it_works_again_after_a_restart() -> None:

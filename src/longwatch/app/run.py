@@ -107,7 +107,8 @@ def check_port(run: RunSettings) -> None:
         except OSError as error:
             problem = os.strerror(error.errno or 0).lower()
             raise UsageError(
-                f"port {run.health.effective_port} is not free ({problem}), so health checks would ask another server; stop that one, choose another PORT, or turn the checks off with --no-health"
+                f"port {run.health.effective_port} is not free ({problem}), so health checks would ask another server;"
+                " stop that one, choose another PORT, or turn the checks off with --no-health"
             ) from None
 
 

@@ -49,7 +49,7 @@ def _content(fd: int, shown: str) -> bytes:
     if not stat.S_ISREG(kind):
         what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
         raise _FileFaultError(shown, f"is {what}", "name a TOML file")
-    with open(fd, "rb", closefd=False) as file:  # noqa: PTH123 - it is a descriptor
+    with open(fd, "rb", closefd=False) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise _FileFaultError(shown, "is larger than 1 MiB", "no settings need that much; is it the right file?")

@@ -44,7 +44,7 @@ class BackoffPolicy:
         return min(self._steady(failures) * (1 + self.jitter * spread), self.cap)
 
     def _steady(self, failures: int) -> float:
-        if failures < 1:
+        if failures < 1 or not self.initial:
             return 0.0
         try:
             return min(self.initial * float(self.factor) ** (failures - 1), self.cap)  # an int would grow without bound

@@ -29,7 +29,12 @@ class Level(StrEnum):
 class Event:
     """The base of all events."""
 
-    level: ClassVar[Level] = Level.INFO
+    loudness: ClassVar[Level] = Level.INFO
+
+    @property
+    def level(self) -> Level:
+        """How loud this one is: its class's loudness unless its facts say otherwise."""
+        return self.loudness
 
     @property
     def name(self) -> str:
@@ -100,6 +105,10 @@ class ProgramEnded(Event):
     detail: str = ""
 
     @property
+    def level(self) -> Level:
+        return Level.WARNING if self.restart or self.survivors else Level.INFO
+
+    @property
     def name(self) -> str:
         return self.verdict
 
@@ -123,7 +132,7 @@ class ProgramStable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreakerTripped(Event):
-    level: ClassVar[Level] = Level.CRITICAL
+    loudness: ClassVar[Level] = Level.CRITICAL
 
     program: str
     restarts: int
@@ -149,7 +158,7 @@ class HealthCheckPassed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheckFailed(Event):
-    level: ClassVar[Level] = Level.WARNING
+    loudness: ClassVar[Level] = Level.WARNING
 
     program: str
     pid: int
@@ -162,7 +171,7 @@ class HealthCheckFailed(Event):
 class OutputDropped(Event):
     """Lines of a program that nobody took in time."""
 
-    level: ClassVar[Level] = Level.WARNING
+    loudness: ClassVar[Level] = Level.WARNING
 
     program: str
     lines: int
@@ -181,7 +190,7 @@ class SupervisorStarted(Event):
 class SettingsInEffect(Event):
     """Every setting, whoever said it; secrets are masked."""
 
-    level: ClassVar[Level] = Level.DEBUG
+    loudness: ClassVar[Level] = Level.DEBUG
 
     settings: Mapping[str, object]
 
@@ -201,7 +210,7 @@ class SupervisorStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardianLost(Event):
-    level: ClassVar[Level] = Level.CRITICAL
+    loudness: ClassVar[Level] = Level.CRITICAL
 
     guardian_pid: int
     killed: int
@@ -211,7 +220,7 @@ class GuardianLost(Event):
 class PeriodicFailed(Event):
     """One round of a periodic task raised; the next one comes as usual."""
 
-    level: ClassVar[Level] = Level.ERROR
+    loudness: ClassVar[Level] = Level.ERROR
 
     task: str
     error: str
@@ -222,7 +231,7 @@ class PeriodicFailed(Event):
 class CallbackFailed(Event):
     """A shutdown callback raised; the others ran all the same."""
 
-    level: ClassVar[Level] = Level.ERROR
+    loudness: ClassVar[Level] = Level.ERROR
 
     callback: str
     error: str

@@ -13,8 +13,8 @@ class Errand:
     """A call that is made once, in a daemon thread of its own, and whose end can be waited for through a clock.
 
     Daemon, because a stuck thread must not be joined when the interpreter exits; no executor, for the same reason. `error` is what
-    the call raised; an errand whose error nobody will ask for is `loud`: it goes to `threading.excepthook` too. Takes no lock that a
-    signal handler could find taken.
+    the call raised; that of an errand that is `loud`, because nobody will ask, goes to `threading.excepthook` too. Takes no lock
+    that a signal handler could find taken.
     """
 
     def __init__(self, work: Callable[[], object], *, name: str, loud: bool = False) -> None:

@@ -35,6 +35,11 @@ class LoopThread(Service):
     def running(self) -> bool:
         return self.started
 
+    @property
+    def inside(self) -> bool:
+        turning = self._turnings.get(os.getpid())
+        return turning is not None and turning.inside
+
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop, started if it is not running yet."""
         return self._turning().loop
@@ -49,7 +54,7 @@ class LoopThread(Service):
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None) -> T:
         """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled: DeadlineExceededError."""
-        if self._is_inside():
+        if self.inside:
             work.close()
             raise ServiceStateError(f"call() from {self.name} itself would wait for ever; await the coroutine instead")
         future = self.spawn(work)
@@ -69,12 +74,8 @@ class LoopThread(Service):
     def _stop(self, deadline: Deadline) -> bool:
         return self._turnings[os.getpid()].end(self._clock, deadline)
 
-    def _is_inside(self) -> bool:
-        turning = self._turnings.get(os.getpid())
-        return turning is not None and turning.inside
-
     def _turning(self) -> _Turning:
-        if not self._is_inside():  # on the loop itself there is one, and waiting for a stop to end would be waiting for oneself
+        if not self.inside:  # on the loop itself there is one, and waiting for a stop to end would be waiting for oneself
             self.start()
         return self._turnings[os.getpid()]
 

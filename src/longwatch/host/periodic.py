@@ -99,6 +99,10 @@ class Periodic(Service):
         self._ending = False
         self._errand: Errand | None = None
 
+    @property
+    def inside(self) -> bool:
+        return self._errand is not None and self._errand.inside
+
     def wake(self) -> None:
         """Have a round now instead of at its time; during a round: one more right after it. Nothing when it is not started."""
         self._nudge.set()

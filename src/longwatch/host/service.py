@@ -132,6 +132,11 @@ class Service(ABC):
         """Whether nothing of it runs."""
         return self._life.state is State.STOPPED
 
+    @property
+    def inside(self) -> bool:
+        """Whether this is asked from one of the service's own threads, which cannot wait for its end."""
+        return False
+
     def start(self) -> None:
         """Return when it is up.
 
@@ -147,6 +152,8 @@ class Service(ABC):
                 return
             if act is Act.REFUSE:
                 raise ServiceStateError(f"{self.name} was told to stop and is still there; stop() it again before start()")
+            if self.inside:
+                raise ServiceStateError(f"{self.name} is being started or stopped, and its own thread cannot wait for that")
             self._clock.wait(change.over)
             if self._is_up_after(change):
                 return
@@ -155,9 +162,13 @@ class Service(ABC):
         """Return True when it is down, False when its time ran out first; a deadline counts instead of the timeout.
 
         Stopping what is stopped, or never started, is True at once. Everyone who calls while it is being stopped waits, each
-        within their own time. What `_stop` raises goes to the one whose call it was.
+        within their own time. What `_stop` raises goes to the one whose call it was. One of its own threads cannot wait for it:
+        there the stop goes on in another thread and the answer is False.
         """
         within = Deadline.after(timeout, self._clock) if deadline is None else deadline
+        if self.inside:
+            Errand(partial(self.stop, deadline=within), name=f"{self.name}-stops", loud=True).start()
+            return False
         while True:
             act, change = self._tell(Told.STOP)
             if act is None:
@@ -249,6 +260,10 @@ class ServiceGroup(Service):
         super().__init__(name=name, clock=clock)
         self.services = tuple(services)
         self._rollback_timeout = rollback_timeout
+
+    @property
+    def inside(self) -> bool:
+        return any(service.inside for service in self.services)
 
     def _start(self) -> None:
         for count, service in enumerate(self.services):

@@ -72,7 +72,7 @@ class SignalStream:
             raise UsageError(f"signal {signum} cannot be caught: {error}") from error
 
     def close(self) -> None:
-        """Restore what was found, wake the reader, free the pipe; closing again, or in a forked child, does nothing."""
+        """Restore what was found, end the reader, drop what it has not read; closing again, or in a forked child, does nothing."""
         if not self._is_open():
             return
         _require_main_thread()

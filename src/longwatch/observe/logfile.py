@@ -147,6 +147,6 @@ def _ends_torn(fd: int) -> bool:
 
 
 def _refusal(path: Path, error: OSError) -> str:
-    reason = (error.strerror or str(error)).lower()
+    reason = "not a directory" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
     cure = "choose a directory you may write to with --state-dir (`off`: no files)"
     return f"cannot write the log {path}: {reason}; {cure}"

@@ -39,6 +39,7 @@ class Outlet:
         """Lines that were given to `write` and will never be written."""
         self._pid = 0
         self._closed = False
+        self._left_clean = True
         self._torn = False
         self._fd = _duplicate(fd)
         self.broken = self._fd < 0
@@ -79,10 +80,12 @@ class Outlet:
         """Flush, then take nothing more and end the thread; what could not be written by then is dropped. Idempotent."""
         flushed = self.flush(timeout)
         with self._changed:
-            already, self._closed = self._closed, True
-            self._changed.notify_all()
+            if self._closed:
+                return self._left_clean
+            self._closed, self._left_clean = True, flushed
             drained = self._discard()
-            if not already and self._thread is None:
+            self._changed.notify_all()
+            if self._thread is None:
                 self._close_descriptor()
         _call_all(drained)
         return flushed

@@ -1,0 +1,152 @@
+"""`longwatch run` keeps a web server up that crashes, is killed, and hangs. It takes about half a minute and ends by itself.
+
+Run it with `make demo`, or: python examples/demo/demo.py
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+SERVER = Path(__file__).with_name("server.py")
+OPTIONS = (
+    "--health-interval=1",
+    "--health-timeout=1",
+    "--health-failures=2",
+    "--health-start-grace=1",
+    "--stop-grace=2",
+    "--log-format=json",
+)
+PATIENCE = 30.0
+
+Record = dict[str, Any]
+
+
+class Show:
+    """The demo's stage: one `longwatch run`, its log as it comes, and what there is to say about it."""
+
+    def __init__(self, port: int, state: str) -> None:
+        self.port = port
+        self.began = time.monotonic()
+        self.records: queue.Queue[Record] = queue.Queue()
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "longwatch",
+                "run",
+                "--name=server",
+                f"--state-dir={state}",
+                *OPTIONS,
+                "--",
+                sys.executable,
+                str(SERVER),
+            ],
+            env={**os.environ, "PORT": str(port), "MOODY": "1"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stderr is not None
+        threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True).start()
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
+
+    def ask(self, path: str, timeout: float = 1.0) -> str:
+        """GET the path; the answer, or what went wrong."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        except OSError as error:
+            return f"no answer ({type(error).__name__})"
+        finally:
+            connection.close()
+
+    def until(self, *events: str) -> Record:
+        """Tell what longwatch does until one of these events comes; returns it."""
+        while True:
+            record = self.records.get(timeout=PATIENCE)
+            self._tell(record)
+            if record["event"] in events:
+                return record
+
+    def serving(self) -> Record:
+        """Wait until the server answers again; returns the record of its start."""
+        started = self.until("program_started")
+        while self.process.poll() is None and "healthy" not in (answer := self.ask("/health")):
+            time.sleep(0.05)
+        self.say(f"   the server answers: {answer}")
+        return started
+
+    def _read(self, lines: IO[bytes]) -> None:
+        for line in lines:
+            with suppress(ValueError):
+                self.records.put(json.loads(line))
+
+    def _tell(self, record: Record) -> None:
+        match record["event"]:
+            case "program_started":
+                self.say(f"   longwatch: started the server, pid {record['pid']} (start {record['start']})")
+            case "restart_scheduled":
+                self.say(f"   longwatch: will start it again in {record['delay']:g} s")
+            case "health_check_failed":
+                self.say(f"   longwatch: health check failed ({record['failures']} of {record['allowed']}): {record['reason']}")
+            case "unexpected_exit" | "health_check_restart" | "shutdown_complete":
+                self.say(f"   longwatch: {record['event']}, {record['cause']}, after {record['lasted']:.1f} s")
+
+
+def play(show: Show) -> int:
+    """The four acts."""
+    show.say("act 1: a web server is started, and dies by itself when it feels like it")
+    show.serving()
+    show.until("unexpected_exit")
+    show.say("act 2: it comes back, and is killed with kill -9")
+    os.kill(show.serving()["pid"], signal.SIGKILL)
+    show.until("unexpected_exit")
+    show.say("act 3: it comes back, and hangs: alive, but answering nobody")
+    show.serving()
+    show.ask("/hang", timeout=0.1)
+    if show.until("health_check_restart", "unexpected_exit")["event"] == "unexpected_exit":
+        show.say("   (its mood was quicker than the check: that is a failure like any other)")
+    show.say("act 4: it comes back, and SIGTERM to longwatch stops both")
+    show.serving()
+    show.process.terminate()
+    show.until("shutdown_complete")
+    return show.process.wait(PATIENCE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="longwatch-demo-") as state:
+        show = Show(free_port(), state)
+        try:
+            code = play(show)
+        finally:
+            if show.process.poll() is None:
+                show.process.kill()
+                show.process.wait()
+        log = Path(state, "logs", "watchdog.log").read_text().splitlines()
+        restarts = sum(json.loads(line)["event"] == "restart_scheduled" for line in log)
+        show.say(f"the end: {restarts} failures, {restarts} restarts, exit code {code} (128 + SIGTERM); {len(log)} JSON lines tell the story")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pty
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from longwatch.observe.outlet import Outlet
+
+PATIENCE = 10.0
+LINE = b"x" * 99 + b"\n"
+
+
+@dataclass
+class Pipe:
+    reader: int
+    writer: int
+
+    def stuff(self) -> bytes:
+        """Fill the pipe, so that the next write to it blocks; returns what is in it."""
+        os.set_blocking(self.writer, False)
+        stuffing = b""
+        with suppress(BlockingIOError):
+            while True:
+                stuffing += b"-" * os.write(self.writer, b"-" * 4096)
+        os.set_blocking(self.writer, True)
+        return stuffing
+
+    def read_all(self) -> bytes:
+        """What comes until the last writer is gone."""
+        with open(self.reader, "rb", closefd=False) as file:
+            return file.read()
+
+    def close(self) -> None:
+        for fd in (self.reader, self.writer):
+            with suppress(OSError):
+                os.close(fd)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe(*os.pipe())
+    yield made
+    made.close()
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%06d %s\n" % (number, b"x" * 92) for number in range(count)]
+
+
+def fill(outlet: Outlet) -> list[bytes]:
+    """Write until the outlet has dropped one line; returns those it took."""
+    lines = numbered(outlet.capacity // 100 + 1)
+    assert [*[True] * (len(lines) - 1), False] == [outlet.write(line) for line in lines]
+    return lines[:-1]
+
+
+def test_what_is_written_comes_out_whole_and_in_order(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.writer)
+    os.close(pipe.writer)
+    lines = numbered(200)
+    for line in lines:
+        assert outlet.write(line)
+
+    assert outlet.close(PATIENCE)
+    assert b"".join(lines) == pipe.read_all()
+    assert 0 == outlet.dropped
+
+
+def test_a_reader_that_never_reads_costs_counted_lines_but_never_blocks(pipe: Pipe) -> None:
+    stuffing = pipe.stuff()
+    outlet = Outlet(pipe.writer, capacity=10_000)
+    os.close(pipe.writer)
+    taken = fill(outlet)
+    assert not outlet.write(LINE)
+    assert not outlet.flush(0.0)
+    assert 2 == outlet.dropped
+
+    received: list[bytes] = []
+    reading = threading.Thread(target=lambda: received.append(pipe.read_all()))
+    reading.start()
+    assert outlet.close(PATIENCE)
+    reading.join(PATIENCE)
+    assert stuffing + b"".join(taken) == received[0]
+
+
+def test_of_data_that_does_not_fit_the_whole_lines_that_do_are_taken(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.writer, capacity=250)
+
+    assert not outlet.write(b"".join(numbered(5)))
+    assert outlet.flush(PATIENCE)
+    assert b"".join(numbered(2)) == os.read(pipe.reader, 1000)
+    assert 3 == outlet.dropped
+    outlet.close()
+
+
+def test_a_line_longer_than_the_buffer_is_dropped(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.writer, capacity=50)
+
+    assert not outlet.write(LINE)
+    assert outlet.write(b"short\n")
+    assert outlet.close(PATIENCE)
+    assert (1, b"short\n") == (outlet.dropped, os.read(pipe.reader, 1000))
+
+
+def test_a_reader_that_went_away_breaks_the_outlet_and_nothing_else(pipe: Pipe) -> None:
+    os.close(pipe.reader)
+    outlet = Outlet(pipe.writer)
+    outlet.write(LINE * 3)
+
+    assert not outlet.flush(PATIENCE)
+    assert outlet.broken
+    assert not outlet.write(LINE)
+    assert 4 == outlet.dropped
+    assert not outlet.close(PATIENCE)
+
+
+def test_a_reader_that_goes_away_while_the_pipe_is_full_ends_the_congestion(pipe: Pipe) -> None:
+    pipe.stuff()
+    outlet = Outlet(pipe.writer, capacity=10_000)
+    taken = fill(outlet)
+    drained = threading.Event()
+    outlet.on_drained(drained.set)
+    assert outlet.congested
+    assert not drained.is_set()
+
+    os.close(pipe.reader)
+    assert drained.wait(PATIENCE)
+    assert (True, False) == (outlet.broken, outlet.congested)
+    assert len(taken) + 1 == outlet.dropped
+
+
+def test_a_producer_is_called_back_once_when_the_congestion_is_over(pipe: Pipe) -> None:
+    pipe.stuff()
+    outlet = Outlet(pipe.writer, capacity=10_000)
+    fill(outlet)
+    calls: list[bool] = []
+    drained = threading.Event()
+
+    def resume() -> None:
+        calls.append(outlet.congested)
+        drained.set()
+        raise RuntimeError("a producer's mistake")
+
+    outlet.on_drained(resume)
+    while not drained.is_set():
+        os.read(pipe.reader, 4096)
+        drained.wait(0.01)
+    assert outlet.write(LINE)
+    assert [False] == calls
+    os.close(pipe.reader)
+    outlet.close(PATIENCE)
+
+
+def test_without_congestion_the_callback_comes_at_once(pipe: Pipe) -> None:
+    calls: list[int] = []
+    Outlet(pipe.writer).on_drained(lambda: calls.append(1))
+
+    assert [1] == calls
+
+
+def test_closing_on_a_stuck_reader_gives_up_and_counts_what_was_lost(pipe: Pipe) -> None:
+    pipe.stuff()
+    outlet = Outlet(pipe.writer, capacity=10_000)
+    taken = fill(outlet)
+
+    assert not outlet.close(0.0)
+    assert not outlet.write(LINE)
+    assert not outlet.close(0.0)
+    assert len(taken) + 2 == outlet.dropped
+    os.close(pipe.reader)
+
+
+def test_a_descriptor_that_is_closed_from_the_start_is_broken_from_the_start(pipe: Pipe) -> None:
+    pipe.close()
+    outlet = Outlet(pipe.writer)
+
+    assert outlet.broken
+    assert not outlet.write(LINE)
+    assert not outlet.close()
+
+
+def test_a_number_that_is_closed_and_used_for_something_else_gets_no_line(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.writer)
+    other_reader, other_writer = os.pipe()
+    os.dup2(other_writer, pipe.writer)
+    os.close(other_writer)
+    outlet.write(LINE)
+    outlet.close(PATIENCE)
+    pipe.close()
+
+    assert b"" == os.read(other_reader, 1000)
+    os.close(other_reader)
+
+
+def test_a_description_that_someone_else_made_non_blocking_still_gets_every_line(pipe: Pipe) -> None:
+    os.set_blocking(pipe.writer, False)
+    outlet = Outlet(pipe.writer)
+    lines = numbered(5000)
+    for line in lines:
+        assert outlet.write(line)
+    os.close(pipe.writer)
+    received: list[bytes] = []
+    reading = threading.Thread(target=lambda: received.append(pipe.read_all()))
+    reading.start()
+
+    assert outlet.close(PATIENCE)
+    reading.join(PATIENCE)
+    assert b"".join(lines) == received[0]
+
+
+def test_the_shared_description_is_never_made_non_blocking(pipe: Pipe) -> None:
+    outlet = Outlet(pipe.writer)
+    outlet.write(LINE)
+    outlet.flush(PATIENCE)
+
+    assert not fcntl.fcntl(pipe.writer, fcntl.F_GETFL) & os.O_NONBLOCK
+    outlet.close()
+
+
+def test_a_terminal_that_hung_up_breaks_the_outlet_and_nothing_else() -> None:
+    controller, terminal = pty.openpty()
+    outlet = Outlet(terminal)
+    outlet.write(b"hello\n")
+    assert outlet.flush(PATIENCE)
+    os.close(controller)
+    outlet.write(LINE)
+
+    assert not outlet.flush(PATIENCE)
+    assert outlet.broken
+    os.close(terminal)
+
+
+def test_a_full_disk_behind_the_descriptor_drops_lines_but_breaks_nothing() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        outlet = Outlet(full.fileno())
+        outlet.write(LINE)
+
+        assert outlet.flush(PATIENCE)
+        assert (1, False) == (outlet.dropped, outlet.broken)
+        outlet.close()
+
+
+def test_a_line_torn_by_a_refusal_is_ended_before_the_next_one(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def refusing(fd: int, data: bytes) -> int:
+        if data.startswith(b"torn"):
+            return write(fd, data[:4])
+        if data.startswith(b" line"):
+            raise OSError(errno.ENOSPC, "full")
+        return write(fd, data)
+
+    monkeypatch.setattr("longwatch.observe.outlet.os.write", refusing)
+    outlet = Outlet(pipe.writer)
+    outlet.write(b"torn line\n")
+    outlet.flush(PATIENCE)
+    outlet.write(b"next\n")
+    outlet.close(PATIENCE)
+
+    assert b"torn\nnext\n" == os.read(pipe.reader, 1000)
+    assert 1 == outlet.dropped
+
+
+def test_a_forked_child_writes_with_a_thread_of_its_own() -> None:
+    script = """if True:
+        import os, warnings
+        warnings.simplefilter("ignore")
+        from longwatch.observe.outlet import Outlet
+        outlet = Outlet(1)
+        outlet.write(b"parent\\n")
+        outlet.flush(10)
+        pid = os.fork()
+        outlet.write(b"child\\n" if pid == 0 else b"parent again\\n")
+        outlet.close(10)
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+
+    assert [b"child", b"parent", b"parent again"] == sorted(done.stdout.splitlines())
+
+
+def test_a_process_ends_at_once_although_its_outlet_is_stuck(pipe: Pipe) -> None:
+    script = "from longwatch.observe.outlet import Outlet; o = Outlet(1); o.write(b'x' * 500_000); exit(o.close(0.0))"
+    done = subprocess.run([sys.executable, "-c", script], stdout=pipe.writer, stderr=subprocess.PIPE, timeout=60, check=False)
+
+    assert (0, b"") == (done.returncode, done.stderr)
