@@ -246,7 +246,7 @@ def test_without_permission_it_is_wrong_use_with_the_cure(tmp_path: Path) -> Non
         LogFile(pathlib.Path("logs/x.log"))
     """
     tmp_path.chmod(0o755)
-    argv = [sys.executable, "-c", script, str(NOBODY), tmp_path]
+    argv = [sys.executable, "-c", script, str(NOBODY), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
     assert "permission denied; choose a directory you may write to with --state-dir" in done.stderr

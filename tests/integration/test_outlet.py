@@ -39,10 +39,22 @@ class Pipe:
         with open(self.reader, "rb", closefd=False) as file:
             return file.read()
 
+    def close_reader(self) -> None:
+        self.reader = _closed(self.reader)
+
+    def close_writer(self) -> None:
+        self.writer = _closed(self.writer)
+
     def close(self) -> None:
-        for fd in (self.reader, self.writer):
-            with suppress(OSError):
-                os.close(fd)
+        self.close_reader()
+        self.close_writer()
+
+
+def _closed(fd: int) -> int:
+    """Never close a number twice: by then it may be somebody else's."""
+    if fd >= 0:
+        os.close(fd)
+    return -1
 
 
 @pytest.fixture
@@ -65,7 +77,7 @@ def fill(outlet: Outlet) -> list[bytes]:
 
 def test_what_is_written_comes_out_whole_and_in_order(pipe: Pipe) -> None:
     outlet = Outlet(pipe.writer)
-    os.close(pipe.writer)
+    pipe.close_writer()
     lines = numbered(200)
     for line in lines:
         assert outlet.write(line)
@@ -78,7 +90,7 @@ def test_what_is_written_comes_out_whole_and_in_order(pipe: Pipe) -> None:
 def test_a_reader_that_never_reads_costs_counted_lines_but_never_blocks(pipe: Pipe) -> None:
     stuffing = pipe.stuff()
     outlet = Outlet(pipe.writer, capacity=10_000)
-    os.close(pipe.writer)
+    pipe.close_writer()
     taken = fill(outlet)
     assert not outlet.write(LINE)
     assert not outlet.flush(0.0)
@@ -112,7 +124,7 @@ def test_a_line_longer_than_the_buffer_is_dropped(pipe: Pipe) -> None:
 
 
 def test_a_reader_that_went_away_breaks_the_outlet_and_nothing_else(pipe: Pipe) -> None:
-    os.close(pipe.reader)
+    pipe.close_reader()
     outlet = Outlet(pipe.writer)
     outlet.write(LINE * 3)
 
@@ -132,7 +144,7 @@ def test_a_reader_that_goes_away_while_the_pipe_is_full_ends_the_congestion(pipe
     assert outlet.congested
     assert not drained.is_set()
 
-    os.close(pipe.reader)
+    pipe.close_reader()
     assert drained.wait(PATIENCE)
     assert (True, False) == (outlet.broken, outlet.congested)
     assert len(taken) + 1 == outlet.dropped
@@ -156,7 +168,7 @@ def test_a_producer_is_called_back_once_when_the_congestion_is_over(pipe: Pipe) 
         drained.wait(0.01)
     assert outlet.write(LINE)
     assert [False] == calls
-    os.close(pipe.reader)
+    pipe.close_reader()
     outlet.close(PATIENCE)
 
 
@@ -176,12 +188,13 @@ def test_closing_on_a_stuck_reader_gives_up_and_counts_what_was_lost(pipe: Pipe)
     assert not outlet.write(LINE)
     assert not outlet.close(0.0)
     assert len(taken) + 2 == outlet.dropped
-    os.close(pipe.reader)
+    pipe.close_reader()
 
 
 def test_a_descriptor_that_is_closed_from_the_start_is_broken_from_the_start(pipe: Pipe) -> None:
+    number = pipe.writer
     pipe.close()
-    outlet = Outlet(pipe.writer)
+    outlet = Outlet(number)
 
     assert outlet.broken
     assert not outlet.write(LINE)
@@ -207,7 +220,7 @@ def test_a_description_that_someone_else_made_non_blocking_still_gets_every_line
     lines = numbered(5000)
     for line in lines:
         assert outlet.write(line)
-    os.close(pipe.writer)
+    pipe.close_writer()
     received: list[bytes] = []
     reading = threading.Thread(target=lambda: received.append(pipe.read_all()))
     reading.start()

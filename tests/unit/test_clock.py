@@ -34,10 +34,11 @@ def running_loop() -> Iterator[asyncio.AbstractEventLoop]:
 def in_coroutine(work: Coroutine[Any, Any, None]) -> Iterator[None]:
     """Run `work` as a task on a loop of its own; cancelled in the end."""
     with running_loop() as loop:
-        future = asyncio.run_coroutine_threadsafe(work, loop)
-        yield
-        asyncio.run_coroutine_threadsafe(_end_all(), loop).result()
-        assert future.done()
+        asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(_end_all(), loop).result()
 
 
 async def _end_all() -> None:
@@ -102,12 +103,13 @@ def nested_ticker(clock: FakeClock, interval: float) -> Iterator[Ticks]:
 @contextmanager
 def thread_timer(clock: FakeClock, due: float) -> Iterator[Ticks]:
     ticks: Ticks = []
+    stop = Wakeup()
 
     def once() -> None:
-        clock.wait(Wakeup(), due)
-        ticks.append(clock.monotonic())
+        if not clock.wait(stop, due):
+            ticks.append(clock.monotonic())
 
-    with in_thread(once):
+    with in_thread(once, stop=stop):
         yield ticks
 
 
@@ -198,16 +200,15 @@ def test_several_timers_may_end_in_one_advance() -> None:
 
 def test_one_that_was_woken_and_blocks_elsewhere_is_not_waited_for() -> None:
     clock = FakeClock(monotonic=0)
-    elsewhere = threading.Event()
+    elsewhere = Wakeup()
 
     def work() -> None:
         clock.wait(Wakeup(), 5)
-        elsewhere.wait()
+        elsewhere.block(None)
 
-    with in_thread(work):
+    with in_thread(work, stop=elsewhere):
         clock.await_parked(1)
         clock.advance(8, parked=0)
-        elsewhere.set()
 
     assert 8 == clock.monotonic()
 
@@ -255,8 +256,9 @@ def test_a_wakeup_wakes_a_parked_thread_at_once_and_time_stands_still() -> None:
 
 def test_a_wait_that_runs_out_says_so() -> None:
     clock = FakeClock()
+    never = Wakeup()
     woken: list[bool] = []
-    with in_thread(lambda: woken.append(clock.wait(Wakeup(), 100))):
+    with in_thread(lambda: woken.append(clock.wait(never, 100)), stop=never):
         clock.await_parked(1)
         clock.advance(100, parked=0)
 

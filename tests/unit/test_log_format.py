@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from longwatch.core import events
 from longwatch.core.endcause import EndCause
-from longwatch.core.events import Event, Events, Level, ProgramEnded, ProgramStarted, RestartScheduled, SupervisorStarted
+from longwatch.core.events import Event, Events, Level, ProgramEnded, ProgramStarted, RestartScheduled, SettingsInEffect
 from longwatch.core.fake_clock import FakeClock
 from longwatch.observe.logs import EventLog, JsonFormatter, PrettyFormatter, Sink, dropped_notice, take_over_logging
 from longwatch.observe.render import LONGEST_RECORD, to_json, to_pretty, wants_colour
@@ -53,9 +53,9 @@ class Unspeakable:
         raise RuntimeError("no words")
 
 
-def logged(event: Event, **options: Any) -> dict[str, Any]:
+def logged(event: Event) -> dict[str, Any]:
     lines = Lines()
-    EventLog([Sink(writer=lines)], clock=FakeClock(), manager_pid=7, **options)(event)
+    EventLog([Sink(writer=lines, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)(event)
     (record,) = lines.records
     return record
 
@@ -87,7 +87,7 @@ def test_an_end_is_written_in_its_one_spelling_and_durations_to_the_millisecond(
 
 def test_secrets_in_commands_and_settings_are_masked() -> None:
     record = logged(started(command=("serve", "--token", "s3cret")))
-    settings = logged(SupervisorStarted(version="1", settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"}))
+    settings = logged(SettingsInEffect(settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"}))
 
     assert "s3cret" not in json.dumps([record, settings])
 

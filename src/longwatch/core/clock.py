@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 
@@ -30,12 +31,16 @@ class Wakeup:
         return self._event.is_set()
 
     def set(self) -> None:
-        """Raise the flag, wake every waiter, call every listener (in this thread, outside the lock)."""
+        """Raise the flag, wake every waiter, call every listener (in this thread, outside the lock).
+
+        A listener that raises does not keep the others from being called; its error comes out at the end.
+        """
         with self._lock:
             self._event.set()
             listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener()
+        with ExitStack() as calls:
+            for listener in reversed(listeners):
+                calls.callback(listener)
 
     def clear(self) -> None:
         """Lower the flag; later waits block again."""

@@ -39,7 +39,7 @@ class EndCause:
             raise ValueError(f"an end cause of kind {self.kind} {'needs' if self.kind in NUMBERED else 'has no'} number")
 
     def __str__(self) -> str:
-        return self.kind if self.number is None else f"{self.kind} {self.number}"
+        return self.kind.value if self.number is None else f"{self.kind} {self.number}"
 
     @classmethod
     def exit(cls, code: int) -> Self:

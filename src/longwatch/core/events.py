@@ -7,6 +7,7 @@ Every event of the product is in this file. Its class name in snake_case is its 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,11 +58,13 @@ class Events:
 
     def __init__(self, *observers: Observer) -> None:
         self._observers: tuple[Observer, ...] = observers
+        self._lock = threading.Lock()
         self.failures = 0
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Add an observer; returns what takes it off again."""
-        self._observers = (*self._observers, observer)
+        with self._lock:
+            self._observers = (*self._observers, observer)
         return lambda: self._unsubscribe(observer)
 
     def emit(self, event: Event) -> None:
@@ -70,10 +73,12 @@ class Events:
             try:
                 observer(event)
             except Exception:  # noqa: BLE001 - an observer must not harm what it observes
-                self.failures += 1
+                with self._lock:
+                    self.failures += 1
 
     def _unsubscribe(self, observer: Observer) -> None:
-        self._observers = tuple(known for known in self._observers if known is not observer)
+        with self._lock:
+            self._observers = tuple(known for known in self._observers if known is not observer)
 
 
 # --- the life of a program ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
 
 
 class _Parked:
-    """One waiter: when it is due, and how it is woken."""
+    """One waiter: when it is due, how it is woken, and how to see that it has done what it was woken for."""
 
-    __slots__ = ("due", "wake")
+    __slots__ = ("due", "settled", "thread", "wake")
 
-    def __init__(self, due: float, wake: Callable[[], None]) -> None:
-        self.due = due
+    def __init__(self, wake: Callable[[], None], settled: Callable[[], bool] | None = None) -> None:
+        self.due = inf
         self.wake = wake
+        self.settled = settled
+        self.thread = threading.current_thread()
 
 
 class FakeClock:
@@ -29,13 +32,14 @@ class FakeClock:
 
     A waiter is *parked* while it is inside `wait` or `sleep`. `advance` walks from one due time to the next, and after each lets
     the woken ones run until as many are parked as are expected; so a loop that ticks every 10 s ticks ten times in
-    `advance(100)`, and when `advance` returns it has done its work.
+    `advance(100)`, and when `advance` returns it has done its work. It is not for the thread of an event loop whose coroutines it
+    should wake: they could not run.
     """
 
     def __init__(self, *, monotonic: float = 1000.0, wall: float = 1_800_000_000.0) -> None:
         self._monotonic = monotonic
         self._wall = wall
-        self._parked: set[_Parked] = set()
+        self._parked: list[_Parked] = []
         self._changed = threading.Condition()
 
     def monotonic(self) -> float:
@@ -46,24 +50,35 @@ class FakeClock:
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         """Park this thread until the wakeup is set or time was advanced past the timeout."""
-        gate = threading.Event()
-        waiter = self._park(timeout, gate.set)
-        unlisten = wakeup.listen(lambda: self._release(waiter))
-        gate.wait()
-        unlisten()
-        return wakeup.is_set()
+        gate, heard = threading.Event(), threading.Event()
+        waiter = _Parked(gate.set)
+
+        def hear() -> None:
+            heard.set()
+            self._leave(waiter)
+            gate.set()
+
+        unlisten = wakeup.listen(hear)
+        try:
+            self._park(waiter, timeout, unless=heard.is_set)
+            gate.wait()
+        finally:
+            unlisten()
+            self._leave(waiter)
+        return heard.is_set()
 
     async def sleep(self, seconds: float) -> None:
         """Park this coroutine until time was advanced past `seconds`."""
         import asyncio  # noqa: PLC0415 - as in SystemClock
 
         loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        waiter = self._park(seconds, lambda: _wake_on(loop, done.set))
+        done, turned = asyncio.Event(), threading.Event()
+        waiter = _Parked(lambda: _wake_on(loop, done.set, turned.set), lambda: turned.is_set() or not loop.is_running())
+        self._park(waiter, seconds)
         try:
             await done.wait()
         finally:
-            self._release(waiter)
+            self._leave(waiter)
 
     @property
     def parked(self) -> int:
@@ -78,55 +93,82 @@ class FakeClock:
                 raise AssertionError(f"expected {count} parked waiters, there are {len(self._parked)}")
 
     def advance(self, seconds: float, *, parked: int | None = None) -> None:
-        """Move time forward; returns when `parked` waiters (default: as many as before) are parked again."""
-        expected = self.parked if parked is None else parked
-        target = self._monotonic + seconds
+        """Move time forward; returns when `parked` waiters are parked again.
+
+        By default that is as many as before, at every step of the way. With a number it holds at the end: on the way, waiters may
+        end or begin, and each step lets the woken ones run until they wait again or have ended.
+        """
+        if seconds < 0:
+            raise ValueError(f"time only moves forward, not by {seconds} s")
+        before, target = self.parked, self._monotonic + seconds
         while (due := self._next_due()) <= target:
-            self._move_to(due)
-            self._wake_due()
-            self.await_parked(expected)
+            woken = self._wake_due(due)
+            if parked is None:
+                self.await_parked(before)
+            else:
+                self._settle(woken)
         self._move_to(target)
-        self.await_parked(expected)
+        self.await_parked(before if parked is None else parked)
 
     def jump_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an operator or NTP would; durations are untouched."""
         self._wall += seconds
 
-    def _park(self, timeout: float | None, wake: Callable[[], None]) -> _Parked:
-        due = inf if timeout is None else self._monotonic + max(timeout, 0.0)
-        waiter = _Parked(due, wake)
-        if due <= self._monotonic:
-            wake()
-            return waiter
+    def _park(self, waiter: _Parked, timeout: float | None, *, unless: Callable[[], bool] = lambda: False) -> None:
         with self._changed:
-            self._parked.add(waiter)
-            self._changed.notify_all()
-        return waiter
+            waiter.due = inf if timeout is None else self._monotonic + max(timeout, 0.0)
+            if waiter.due <= self._monotonic or unless():
+                waiter.wake()
+            else:
+                self._parked.append(waiter)
+                self._changed.notify_all()
 
-    def _release(self, waiter: _Parked) -> None:
+    def _leave(self, waiter: _Parked) -> None:
         with self._changed:
-            self._parked.discard(waiter)
-            self._changed.notify_all()
-        waiter.wake()
+            if waiter in self._parked:
+                self._parked.remove(waiter)
+                self._changed.notify_all()
 
     def _next_due(self) -> float:
         with self._changed:
             return min((waiter.due for waiter in self._parked), default=inf)
 
     def _move_to(self, moment: float) -> None:
-        step = moment - self._monotonic
-        self._monotonic += step
-        self._wall += step
-
-    def _wake_due(self) -> None:
         with self._changed:
-            due = [waiter for waiter in self._parked if waiter.due <= self._monotonic]
-            self._parked.difference_update(due)
-        for waiter in due:
+            self._wall += moment - self._monotonic
+            self._monotonic = moment
+
+    def _wake_due(self, moment: float) -> list[_Parked]:
+        with self._changed:
+            self._move_to(moment)
+            woken = [waiter for waiter in self._parked if waiter.due <= moment]
+            self._parked = [waiter for waiter in self._parked if waiter.due > moment]
+        for waiter in woken:
             waiter.wake()
+        return woken
+
+    def _settle(self, woken: list[_Parked], *, patience: float = 1.0) -> None:
+        """Let the woken ones do their work; one that blocks elsewhere is left behind after `patience` real seconds."""
+        until = time.monotonic() + patience
+        with self._changed:
+            while not all(map(self._settled, woken)) and time.monotonic() < until:
+                self._changed.wait(0.001)  # the end of a thread notifies no one
+
+    def _settled(self, waiter: _Parked) -> bool:
+        if waiter.settled is not None:
+            return waiter.settled()
+        return not waiter.thread.is_alive() or any(waiter.thread is other.thread for other in self._parked)
 
 
-def _wake_on(loop: AbstractEventLoop, wake: Callable[[], None]) -> None:
-    """Call `wake` on the loop's thread; a loop that is closed has no waiters left."""
+def _wake_on(loop: AbstractEventLoop, wake: Callable[[], None], turned: Callable[[], None], *, turns: int = 20) -> None:
+    """On the loop: wake, and tell when it has turned so often that what followed has run; a closed loop has no waiters left."""
+
+    def turn(left: int) -> None:
+        if left:
+            loop.call_soon(turn, left - 1)
+        else:
+            turned()
+
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(wake)
+        loop.call_soon_threadsafe(turn, turns)

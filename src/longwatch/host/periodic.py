@@ -146,10 +146,11 @@ async def every(  # noqa: PLR0913 - as for Periodic
     events: Events | None = None,
     spread: Spread = random.random,
 ) -> None:
-    """The same on the event loop: awaits `work()` every interval until its task is cancelled, in a round or between two."""
+    """The same on the event loop: awaits `work()` every interval until it returns False, or its task is cancelled at any time."""
     clock = clock or SystemClock()
     rounds = _Rounds(cadence, name=name, clock=clock, events=events, spread=spread)
     while True:
         await clock.sleep(rounds.pause)
         with rounds.one():
-            await work()
+            if await work() is False:
+                return

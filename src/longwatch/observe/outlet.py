@@ -88,6 +88,8 @@ class Outlet:
             if self._thread is None:
                 self._close_descriptor()
         _call_all(drained)
+        if (flushed or self.broken) and self._thread not in {None, threading.current_thread()}:
+            self._thread.join(timeout)
         return flushed
 
     # --- the producer's side, under the lock ---

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from longwatch.core.clock import Clock
 from longwatch.host.patience import settled_within
+from longwatch.host.periodic import Cadence, every
 
 _MOST_BYTES = 64 * 1024
 _OK = 200
@@ -116,12 +117,14 @@ async def watch(check: HttpCheck, clock: Clock, heard: Callable[[str | None, int
 
     The counter belongs to this watch, so a restarted program starts at zero; questions never overlap.
     """
-    policy, failures = check.policy, 0
-    await clock.sleep(policy.start_grace)
-    while True:
+    failures = 0
+
+    async def ask() -> bool:
+        nonlocal failures
         reason = await check.ask()
         failures = 0 if reason is None else failures + 1
         heard(reason, failures)
-        if failures >= policy.failures:
-            return
-        await clock.sleep(policy.interval)
+        return failures < check.policy.failures
+
+    await clock.sleep(check.policy.start_grace)
+    await every(Cadence(interval=check.policy.interval), ask, name="health check", clock=clock)
