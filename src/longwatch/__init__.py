@@ -2,7 +2,7 @@
 
 # The layers, lowest first; a layer may use those above it in this list, never those below (import-linter enforces it):
 #
-#   errors      every exception of the product, one tree
+#   errors      every exception of the product, one tree; lazy: names that are loaded when first used
 #   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events, state tables, end causes
 #   host        life inside one process: the loop thread, services, the periodic loop, shutdown, guardian and children
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
@@ -15,8 +15,24 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from longwatch.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from longwatch.core.backoff import Backoff as Backoff
+    from longwatch.core.backoff import BackoffPolicy as BackoffPolicy
+    from longwatch.core.breaker import Breaker as Breaker
+    from longwatch.core.breaker import BreakerPolicy as BreakerPolicy
+    from longwatch.core.cancel import CancelToken as CancelToken
+    from longwatch.core.deadline import Deadline as Deadline
+    from longwatch.core.endcause import EndCause as EndCause
+    from longwatch.core.heartbeat import Heartbeat as Heartbeat
+    from longwatch.errors import ConfigError as ConfigError
+    from longwatch.errors import LongwatchError as LongwatchError
+    from longwatch.host.process import StopPolicy as StopPolicy
+    from longwatch.host.shutdown import ShutdownCoordinator as ShutdownCoordinator
+    from longwatch.supervisor.decision import should_restart as should_restart
 
 __version__ = "0.1.0"
 
@@ -54,15 +70,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name from its home on first use."""
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module 'longwatch' has no attribute {name!r}") from None
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

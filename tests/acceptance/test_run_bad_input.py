@@ -3,34 +3,69 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from supervised import NOBODY, longwatch_says
+from supervised import clean_environment, longwatch_says
 
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 CHILD = ("touch", "started")
 """A command that would show that it was started."""
 
 
-def one_line(done: subprocess.CompletedProcess[str], cwd: Path, *, started: Sequence[str] = ()) -> str:
-    """The one line of a refusal, after making sure that it is one and that nothing happened."""
-    [line] = done.stderr.removesuffix("\n").split("\n")
-    assert (2, "", "longwatch: ") == (done.returncode, done.stdout, line[:11]), line
-    assert list(started) == [name for name in ("started", ".longwatch") if (cwd / name).exists()]
-    return line.removeprefix("longwatch: ")
+class Refusal:
+    """Calls `longwatch run` wrongly in a directory and returns the lines it says, after making sure that nothing else happened."""
+
+    def __init__(self, longwatch: Path, cwd: Path) -> None:
+        self.longwatch = longwatch
+        self.cwd = cwd
+
+    def __call__(self, *arguments: str | Path, within: Sequence[str] = (), **env: str) -> str:
+        """The one line, without its `longwatch: `."""
+        [line] = self.lines("run", *arguments, within=within, **env)
+        return line
+
+    def lines(self, *arguments: str | Path, within: Sequence[str] = (), **env: str) -> list[str]:
+        done = longwatch_says(self.longwatch, self.cwd, *arguments, within=within, env=env)
+        said = done.stderr.removesuffix("\n").split("\n")
+        assert (2, "") == (done.returncode, done.stdout), done.stderr
+        assert [] == [line for line in said if not line.startswith("longwatch: ")]
+        assert [] == [name for name in ("started", ".longwatch") if (self.cwd / name).exists()]
+        return [line.removeprefix("longwatch: ") for line in said]
+
+    def of_file(self, content: str | bytes) -> str:
+        """What it says to this content of longwatch.toml."""
+        self.write(content)
+        return self("--config", "longwatch.toml", "--", *CHILD)
+
+    def write(self, content: str | bytes) -> Path:
+        path = self.cwd / "longwatch.toml"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
 
 
-@contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
+@pytest.fixture
+def refusal(longwatch_bin: Path, tmp_path: Path) -> Refusal:
+    return Refusal(longwatch_bin, tmp_path)
+
+
+@pytest.fixture
+def unprivileged(longwatch_bin: Path, tmp_path: Path) -> tuple[str, ...]:
+    """What to start `longwatch` with, so that file permissions hold for it; the working directory can be read by anyone."""
+    tmp_path.chmod(0o755)
+    if os.geteuid() != 0:
+        return ()
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    if shutil.which(nobody[0]) is None:
+        pytest.skip("as root, permissions can only be tested with setpriv (Debian package util-linux)")
+    if subprocess.run([*nobody, longwatch_bin, "--version"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("other users than root cannot reach this checkout")
+    return nobody
 
 
 def executable(path: Path, text: str) -> Path:
@@ -39,21 +74,251 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def refusal(longwatch_bin: Path, tmp_path: Path) -> Iterator[Refusal]:
-    return Refusal(longwatch_bin, tmp_path)
+# --- the command ---
 
 
-class Refusal:
-    """Calls `longwatch run` wrongly and returns the one line it says."""
+def test_no_command_is_told_where_to_write_it(refusal: Refusal) -> None:
+    assert "no command to run; write it after `--`, as in: longwatch run -- python app.py" == refusal()
 
-    def __init__(self, longwatch: Path, cwd: Path) -> None:
-        self.longwatch = longwatch
-        self.cwd = cwd
 
-    def __call__(self, *arguments: str | Path, **env: str) -> str:
-        return one_line(longwatch_says(self.longwatch, self.cwd, "run", *arguments, env=env), self.cwd)
+def test_a_command_that_is_not_found_gets_the_nearest_name(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "serve-pages", "#!/bin/sh\n")
+    line = refusal("--", "serv-pages", PATH=str(tmp_path / "bin"))
+    assert "command 'serv-pages' was not found on the PATH; did you mean 'serve-pages'?" == line
 
-    def of_file(self, content: str | bytes) -> str:
-        (self.cwd / "longwatch.toml").write_bytes(content.encode() if isinstance(content, str) else content)
-        return self("--config", "longwatch.toml", "--", *CHILD)
+
+def test_a_command_like_no_other_is_told_to_check_its_spelling(refusal: Refusal) -> None:
+    line = refusal("--", "zzqy-not-a-command")
+    assert "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path" == line
+
+
+def test_a_path_that_does_not_exist_is_told_so(refusal: Refusal) -> None:
+    assert "'./no/such' does not exist; check the path" == refusal("--", "./no/such")
+
+
+def test_a_file_that_is_not_executable_gets_the_chmod(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "app.py").touch()
+    line = refusal("--", "./app.py")
+    assert "'./app.py' is not executable; make it so with chmod +x, or run it through its interpreter" == line
+
+
+@pytest.mark.parametrize("command", ["/etc", "./folder", "folder"])
+def test_a_directory_is_no_command(refusal: Refusal, tmp_path: Path, command: str) -> None:
+    (tmp_path / "folder").mkdir()
+    assert f"{command!r} is a directory, not a command; name the program inside it" == refusal("--", command)
+
+
+def test_an_empty_command_is_told_so(refusal: Refusal) -> None:
+    assert "the command is empty; write the program first, then its arguments" == refusal("--", "")
+
+
+def test_a_file_of_this_directory_gets_its_dot_and_slash(refusal: Refusal, tmp_path: Path) -> None:
+    executable(tmp_path / "app", "#!/bin/sh\n")
+    assert "'app' is not on the PATH; for the file in this directory write ./app" == refusal("--", "app")
+
+
+def test_a_file_name_with_a_newline_stays_on_one_line(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "two\nlines").touch()
+    assert r"'two\nlines' is not on the PATH; for the file in this directory write './two\nlines'" == refusal("--", "two\nlines")
+
+
+def test_a_script_whose_interpreter_is_missing_is_told_which(refusal: Refusal, tmp_path: Path) -> None:
+    executable(tmp_path / "app", "#! /no/such/python -u\n")
+    line = refusal("--", "./app")
+    assert "'./app' needs the interpreter '/no/such/python', which does not exist; correct its first line" == line
+
+
+def test_a_script_saved_with_windows_line_ends_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
+    executable(tmp_path / "app", "#!/bin/sh\r\n")
+    line = refusal("--", "./app")
+    assert r"'./app' needs the interpreter '/bin/sh\r', which does not exist; correct its first line" == line
+
+
+def test_a_file_the_kernel_cannot_execute_is_told_the_cure(longwatch_bin: Path, tmp_path: Path) -> None:
+    """Known only by trying: this one has begun its log, but says its one line all the same."""
+    executable(tmp_path / "app", "echo no interpreter line\n")
+    done = longwatch_says(longwatch_bin, tmp_path, "run", "--", "./app")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert (2, "") == (done.returncode, done.stdout)
+    expected = "cannot execute './app': Exec format error; give it a #! line, or run it through its interpreter"
+    assert [f"longwatch: {expected}"] == lines
+    assert '"exit_code":2' in (tmp_path / ".longwatch" / "logs" / "watchdog.log").read_text(encoding="utf-8").splitlines()[-1]
+
+
+def test_a_missing_working_directory_is_told_so(refusal: Refusal) -> None:
+    line = refusal("--cwd", "no/where", "--", *CHILD)
+    assert "the working directory 'no/where' does not exist; correct --cwd" == line
+
+
+def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "the working directory 'file' is not a directory; correct --cwd" == refusal("--cwd", "file", "--", *CHILD)
+
+
+def test_the_name_of_our_own_log_cannot_be_the_programs(refusal: Refusal) -> None:
+    line = refusal("--name", "watchdog", "--", *CHILD)
+    assert "the name 'watchdog' belongs to our own log; choose another with --name" == line
+
+
+# --- the file ---
+
+
+def test_a_missing_file_is_told_so(refusal: Refusal) -> None:
+    line = refusal("--config", "no.toml", "--", *CHILD)
+    assert "no.toml: cannot be read: no such file or directory; name a TOML file that you may read" == line
+
+
+def test_a_directory_as_file_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    assert "folder: is a directory; name a TOML file" == refusal("--config", "folder", "--", *CHILD)
+
+
+def test_a_file_without_permission_is_told_so(refusal: Refusal, unprivileged: tuple[str, ...]) -> None:
+    refusal.write("").chmod(0)
+    line = refusal("--config", "longwatch.toml", "--", *CHILD, within=unprivileged)
+    assert "longwatch.toml: cannot be read: permission denied; name a TOML file that you may read" == line
+
+
+def test_invalid_toml_gets_file_line_and_column(refusal: Refusal) -> None:
+    line = refusal.of_file('state_dir = ".state"\n[run]\nname = \n')
+    assert "longwatch.toml:3:8: is not valid TOML: invalid value" == line
+
+
+def test_a_file_that_is_not_utf8_gets_the_place_of_the_byte(refusal: Refusal) -> None:
+    line = refusal.of_file(b'[run]\nname = "caf\xe9"\n')
+    assert "longwatch.toml:2:12: is not UTF-8 text; save the file as UTF-8" == line
+
+
+def test_an_unknown_key_gets_the_nearest_one(refusal: Refusal) -> None:
+    line = refusal.of_file("[run]\nstop_grase = 3\n")
+    assert "longwatch.toml: run.stop_grase: unknown key; did you mean stop_grace?" == line
+
+
+def test_a_wrong_type_is_told_the_right_one(refusal: Refusal) -> None:
+    line = refusal.of_file('[run.breaker]\nrestarts = "5"\n')
+    expected = 'must be a whole number from 1 to 1000000, not "5"; write it without quotes'
+    assert f"longwatch.toml: run.breaker.restarts: {expected}" == line
+
+
+def test_a_negative_duration_is_told_the_range(refusal: Refusal) -> None:
+    line = refusal.of_file("[run]\nstop_grace = -1\n")
+    assert "longwatch.toml: run.stop_grace: must be a number of seconds (0 to a year), not -1" == line
+
+
+def test_several_faults_are_told_at_once_in_a_line_each(refusal: Refusal) -> None:
+    refusal.write('[run]\nstop_grase = 3\nrestart = "alway"\n')
+    lines = refusal.lines("run", "--config", "longwatch.toml", "--health-interval", "0", "--", *CHILD, PORT="abc")
+    assert [
+        "longwatch.toml: run.stop_grase: unknown key; did you mean stop_grace?",
+        'longwatch.toml: run.restart: must be "always", "never" or "on-failure", not "alway"; did you mean always?',
+        'environment variable PORT: must be a whole number from 1 to 65535, not "abc"; correct it or unset it',
+        "--health-interval: must be a number of seconds (more than 0, a year at most), not 0.0",
+    ] == lines
+
+
+# --- environment and options ---
+
+
+@pytest.mark.parametrize(("port", "shown"), [("abc", '"abc"'), ("0", "0"), ("65536", "65536"), ("80 80", '"80 80"')])
+def test_a_port_that_is_none_is_told_the_range(refusal: Refusal, port: str, shown: str) -> None:
+    expected = f"environment variable PORT: must be a whole number from 1 to 65535, not {shown}; correct it or unset it"
+    assert expected == refusal("--", *CHILD, PORT=port)
+
+
+def test_a_port_in_use_is_told_the_ways_out(refusal: Refusal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = refusal("--", *CHILD, PORT=str(port))
+    assert line.startswith(f"port {port} is not free (address already in use), so health checks would ask another server;")
+    assert line.endswith("; stop that one, choose another PORT, or turn the checks off with --no-health")
+
+
+def test_an_unknown_option_is_told_of_the_help(refusal: Refusal) -> None:
+    assert "No such option: --bogus See `longwatch --help`." == refusal("--bogus", "--", *CHILD)
+
+
+def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> None:
+    line = refusal("--bo\x1b[31m\ngus", "--", *CHILD)
+    assert line.isprintable()
+
+
+def test_an_option_without_its_value_is_told_so(refusal: Refusal) -> None:
+    assert "Option '--stop-grace' requires an argument. See `longwatch --help`." == refusal("--stop-grace")
+
+
+def test_an_unknown_command_gets_the_nearest_one(refusal: Refusal) -> None:
+    assert ["No such command 'rnu'. Did you mean 'run'? See `longwatch --help`."] == refusal.lines("rnu", "--", *CHILD)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--restart", "sometimes", 'must be "always", "never" or "on-failure", not "sometimes"'),
+        ("--restart", "allways", 'must be "always", "never" or "on-failure", not "allways"; did you mean always?'),
+        ("--stop-signal", "TREM", 'must be the name of a signal, such as "TERM", not "TREM"; did you mean TERM?'),
+        ("--stop-signal", "15", 'must be the name of a signal, such as "TERM", not "15"'),
+        ("--stop-grace", "-1", "must be a number of seconds (0 to a year), not -1.0"),
+        ("--stop-grace", "soon", 'must be a number of seconds (0 to a year), not "soon"'),
+        ("--name", "a/b", "must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a/b\""),
+        ("--log-level", "loud", 'must be "debug", "info", "warning", "error" or "critical", not "loud"'),
+    ],
+)
+def test_a_bad_value_is_told_what_would_be_a_good_one(refusal: Refusal, option: str, value: str, expected: str) -> None:
+    assert f"{option}: {expected}" == refusal(option, value, "--", *CHILD)
+
+
+# --- the state directory ---
+
+
+def test_a_state_directory_below_a_file_is_told_the_ways_out(refusal: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refusal("--state-dir", "file/state", "--", *CHILD)
+    cure = "choose another with --state-dir DIR, or keep no files with --state-dir off"
+    assert f"cannot write to the state directory 'file/state' (not a directory); {cure}" == line
+
+
+def test_a_state_directory_without_permission_is_told_the_ways_out(refusal: Refusal, unprivileged: tuple[str, ...]) -> None:
+    refusal.cwd.chmod(0o555)
+    line = refusal("--", *CHILD, within=unprivileged)
+    cure = "choose another with --state-dir DIR, or keep no files with --state-dir off"
+    assert f"cannot write to the state directory '.longwatch' (permission denied); {cure}" == line
+
+
+def test_a_log_file_without_permission_is_told_the_ways_out(
+    refusal: Refusal, unprivileged: tuple[str, ...], tmp_path: Path
+) -> None:
+    logs = tmp_path / "state" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "watchdog.log").touch()
+    for path in (logs / "watchdog.log", logs, logs.parent):
+        path.chmod(0o555)
+    line = refusal("--state-dir", "state", "--", *CHILD, within=unprivileged)
+    assert line.startswith("cannot write") and "permission denied" in line and "--state-dir" in line
+
+
+# --- the traceback ---
+
+
+def test_only_debug_shows_the_traceback_and_still_ends_with_the_line(longwatch_bin: Path, tmp_path: Path) -> None:
+    done = longwatch_says(longwatch_bin, tmp_path, "--debug", "run", "--", "./no/such")
+    first, *_, last = done.stderr.splitlines()
+    assert (2, "Traceback (most recent call last):") == (done.returncode, first)
+    assert "longwatch: './no/such' does not exist; check the path" == last
+    assert "in check_command" in done.stderr
+
+
+def test_a_refused_run_leaves_no_process_behind(longwatch_bin: Path, tmp_path: Path) -> None:
+    """Whoever were left would hold the pipe open, and the read would not end."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as pipe:
+        subprocess.run(
+            [longwatch_bin, "run", "--", "./no/such"],
+            check=False,
+            cwd=tmp_path,
+            env=clean_environment(),
+            stdout=writer,
+            stderr=writer,
+        )
+        os.close(writer)
+        assert b"longwatch: './no/such' does not exist; check the path\n" == pipe.read()

@@ -16,6 +16,8 @@ from longwatch.testing import RecordingObserver
 from snippet import open_descriptors, running
 
 PATIENCE = 10.0
+A_MOMENT = 0.05
+"""How long something that must not happen is given to happen."""
 
 
 @pytest.fixture(autouse=True)
@@ -153,11 +155,9 @@ def test_trigger_returns_when_all_have_returned(coordinator: ShutdownCoordinator
     coordinator.register(lambda: may_end.wait(PATIENCE))
     trigger = in_thread(coordinator.trigger)
     second = in_thread(coordinator.trigger)
-    assert not trigger.over.is_set()
-    assert not second.over.is_set()
+    assert (False, False) == (trigger.over.block(A_MOMENT), second.over.block(A_MOMENT))
     may_end.set()
-    assert trigger.over.block(PATIENCE)
-    assert second.over.block(PATIENCE)
+    assert (True, True) == (trigger.over.block(PATIENCE), second.over.block(PATIENCE))
 
 
 def test_callbacks_that_block_overlap(coordinator: ShutdownCoordinator) -> None:
@@ -266,6 +266,23 @@ def test_trigger_from_inside_a_callback_does_not_wait_for_itself(coordinator: Sh
     trigger = in_thread(coordinator.trigger)
     assert trigger.over.block(PATIENCE)
     assert [True] == ran
+
+
+def test_a_callback_that_takes_itself_off_is_waited_for_all_the_same(coordinator: ShutdownCoordinator) -> None:
+    taken_off, may_end = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        coordinator.unregister(callback)
+        taken_off.set()
+        may_end.wait(PATIENCE)
+
+    coordinator.register(callback)
+    first = in_thread(coordinator.trigger)
+    assert taken_off.wait(PATIENCE)
+    second = in_thread(coordinator.trigger)
+    assert (False, False) == (first.over.block(A_MOMENT), second.over.block(A_MOMENT))
+    may_end.set()
+    assert (True, True) == (first.over.block(PATIENCE), second.over.block(PATIENCE))
 
 
 def test_callbacks_run_outside_any_lock(coordinator: ShutdownCoordinator) -> None:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from longwatch.errors import UsageError
+
+_INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
+_LONGEST_FIRST_LINE = 256
+
+
+def program_name(command: Sequence[str]) -> str:
+    """What to call a program that was given no name: the command's base name, in letters that suit a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
 
 
 def check_command(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
@@ -15,38 +25,70 @@ def check_command(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) 
     program = command[0]
     if "/" in program:
         _check_path(cwd / program, program)
-        return
-    found = [Path(folder or ".") / program for folder in _search_path(env)]
-    runnable = (candidate for candidate in found if (cwd / candidate).is_file() and os.access(cwd / candidate, os.X_OK))
-    if next(runnable, None) is None:
+        found = [cwd / program]
+    else:
+        found = [path for path in (cwd / folder / program for folder in _search_path(env)) if _runnable(path)]
+    if not found:
         _refuse(program, cwd, env)
+    missing = [_missing_interpreter(path, cwd) for path in found]
+    if all(missing):
+        raise UsageError(f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct its first line")
 
 
 def check_directory(cwd: Path) -> None:
     """Raise UsageError unless this is a directory a program can start in."""
-    if not cwd.is_dir():
-        problem = "is not a directory" if cwd.exists() else "does not exist"
+    problem = _reason_against(cwd) or ("" if os.path.isdir(cwd) else "is not a directory")  # noqa: PTH112 - never raises
+    if not problem and not os.access(cwd, os.X_OK):
+        problem = "cannot be entered (permission denied)"
+    if problem:
         raise UsageError(f"the working directory {str(cwd)!r} {problem}; correct --cwd")
 
 
+def _reason_against(path: Path) -> str:
+    """Why there is nothing at this path; empty if there is something."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be reached ({(error.strerror or 'unknown reason').lower()})"
+    return ""
+
+
 def _check_path(path: Path, program: str) -> None:
+    if problem := _reason_against(path):
+        raise UsageError(f"{program!r} {problem}; check the path")
     if path.is_dir():
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
-    if not path.exists():
-        raise UsageError(f"{program!r} does not exist; check the path")
     if not os.access(path, os.X_OK):
         raise UsageError(f"{program!r} is not executable; make it so with chmod +x, or run it through its interpreter")
 
 
-def _refuse(program: str, cwd: Path, env: Mapping[str, str]) -> None:
+def _runnable(path: Path) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113 - never raises, whatever stands on the PATH
+
+
+def _missing_interpreter(path: Path, cwd: Path) -> str | None:
+    """The interpreter that a script asks for in its first line, if it is not there."""
+    try:
+        with path.open("rb") as file:
+            asked = _INTERPRETER.match(file.readline(_LONGEST_FIRST_LINE))
+    except OSError:
+        return None
+    interpreter = os.fsdecode(asked[1]) if asked else ""
+    return interpreter if asked and _reason_against(cwd / interpreter) else None
+
+
+def _refuse(program: str, cwd: Path, env: Mapping[str, str]) -> NoReturn:
     """Say which of the ways to miss a command this one was."""
-    here = cwd / program
     if not program:
         raise UsageError("the command is empty; write the program first, then its arguments")
+    here = cwd / program
     if here.is_dir():
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
     if here.is_file():
-        raise UsageError(f"{program!r} is not on the PATH; for the file in this directory write ./{program}")
+        spelled = f"./{program}" if program.isprintable() else repr(f"./{program}")
+        raise UsageError(f"{program!r} is not on the PATH; for the file in this directory write {spelled}")
     near = difflib.get_close_matches(program, _commands(env), n=1, cutoff=0.75)
     hint = f"did you mean {near[0]!r}?" if near else "check the spelling or give its full path"
     raise UsageError(f"command {program!r} was not found on the PATH; {hint}")

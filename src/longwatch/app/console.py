@@ -16,6 +16,7 @@ from longwatch.observe.logs import EventLog, Form, Sink, dropped_notice
 from longwatch.observe.outlet import Outlet
 from longwatch.observe.render import to_json, to_pretty, wants_colour
 
+OWN_LOG = "watchdog"
 _FLUSH = 1.0
 
 
@@ -29,7 +30,7 @@ class Console:
     def __init__(self, log: LogSettings, *, program: str, state: Path | None, clock: Clock, environ: Mapping[str, str]) -> None:
         self.out = Outlet(1, name="longwatch-stdout")
         self.err = Outlet(2, name="longwatch-stderr")
-        self._own = _log_file(log, state, "watchdog", dropped_notice(clock=clock))
+        self._own = _log_file(log, state, OWN_LOG, dropped_notice(clock=clock))
         self._programs = _log_file(log, state, program)
         self.stdout = Tee(self._programs, self.out)
         self.stderr = Tee(self._programs, self.err)

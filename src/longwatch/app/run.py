@@ -5,6 +5,7 @@ The way of a run: check what was asked for → open the logs → start the guard
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -15,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from longwatch import __version__
-from longwatch.app.command import check_command, check_directory
-from longwatch.app.console import Console, fill_standard_streams, make_state_directory
+from longwatch.app.command import check_command, check_directory, program_name
+from longwatch.app.console import OWN_LOG, Console, fill_standard_streams, make_state_directory
 from longwatch.config.settings import RunSettings, Settings, shown_settings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
@@ -31,7 +32,7 @@ from longwatch.core.events import (
     SupervisorStarted,
     SupervisorStopped,
 )
-from longwatch.errors import SpawnError, UsageError
+from longwatch.errors import LongwatchError, SpawnError, UsageError
 from longwatch.host.children import Guardian
 from longwatch.host.errand import Errand
 from longwatch.host.loop import LoopThread
@@ -51,7 +52,7 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Keep the command up until an end that is final; the exit code to pass on."""
     fill_standard_streams()
-    name = settings.run.name or Path(command[0]).name
+    name = checked_name(settings.run.name or program_name(command))
     env = child_environment(environ, settings.run.env)
     cwd = Path(settings.run.cwd or Path.cwd())
     check_directory(cwd)
@@ -96,6 +97,13 @@ def plan(run: RunSettings, name: str, process: ProcessSpec) -> ProgramPlan:
     )
 
 
+def checked_name(name: str) -> str:
+    """The program's output must not get into our own log."""
+    if name == OWN_LOG:
+        raise UsageError(f"the name {name!r} belongs to our own log; choose another with --name")
+    return name
+
+
 def check_port(run: RunSettings) -> None:
     """Somebody else on the port would answer our questions in the program's place."""
     if not run.health.checked:
@@ -110,6 +118,10 @@ def check_port(run: RunSettings) -> None:
                 f"port {run.health.effective_port} is not free ({problem}), so health checks would ask another server;"
                 " stop that one, choose another PORT, or turn the checks off with --no-health"
             ) from None
+
+
+def _cure(error: SpawnError) -> str:
+    return "give it a #! line, or run it through its interpreter" if error.errno == errno.ENOEXEC else "correct the command"
 
 
 @contextmanager
@@ -153,7 +165,11 @@ class _Foreground:
             with self._stop_on_signal(), self._forwarding(), self.guardian:
                 code = self.loop.spawn(self.program.live()).result()
         except SpawnError as error:
-            raise UsageError(f"{error}; correct the command") from None
+            code = UsageError.exit_code
+            raise UsageError(f"{error}; {_cure(error)}") from None
+        except LongwatchError as error:
+            code = error.exit_code
+            raise
         finally:
             self.loop.stop()
             self.events.emit(SupervisorStopped(exit_code=code, lasted=time.monotonic() - began))

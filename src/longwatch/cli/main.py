@@ -50,25 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _guarded(words: list[str]) -> int:
-    debug = "--debug" in words[:1]
     try:
         return int(app(words, standalone_mode=False) or 0)
-    except LongwatchError as error:
-        code, message = error.exit_code, str(error)
     except KeyboardInterrupt:
-        code, message = 130, "interrupted"
+        _say("interrupted")
+        return 130
     except BrokenPipeError:
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
+        if "--debug" in words[:1]:
+            traceback.print_exc()
         code, message = _told(error)
-    if debug:
-        traceback.print_exc()
-    _say(message)
-    return code
+        _say(message)
+        return code
 
 
 def _told(error: Exception) -> tuple[int, str]:
     """Wrong use knows its own words and code; anything else is our fault."""
+    if isinstance(error, LongwatchError):
+        return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return error.exit_code, f"{error.format_message()} See `longwatch --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from longwatch.config.expect import NO, YES
+from longwatch.config.expect import YES
 from longwatch.config.reading import SAYS_NOTHING, Variable, from_environment, from_flags, read_settings
 from longwatch.core.events import Level
 from longwatch.errors import Fault
@@ -187,8 +187,7 @@ def flag_name(path: str) -> str:
 
 def _off_only(text: str) -> object:
     """HEALTH_CHECK_ENABLED can turn checks off; to turn them on takes a port or a setting."""
-    word = text.strip().lower()
-    return False if word in NO else SAYS_NOTHING if word in YES else text
+    return SAYS_NOTHING if text.strip().lower() in YES else text
 
 
 def _debug_level(text: str) -> object:

@@ -44,6 +44,7 @@ class ShutdownCoordinator:
         """The signal that triggered the shutdown; None before, and when code did."""
         self._events = events or Events()
         self._calls: list[_Call] = []
+        self._begun: tuple[_Call, ...] = ()
         self._triggered = False
         self._once = threading.Lock()
         self._escalation: Callback | None = None
@@ -127,7 +128,7 @@ class ShutdownCoordinator:
             call.start(here_if_no_thread=True)
 
     def unregister(self, callback: Callback) -> None:
-        """Take a callback off; nothing if it is not there. One that runs is not waited for."""
+        """Take a callback off; nothing if it is not there. Does not wait for one that runs."""
         for call in tuple(self._calls):
             if call.callback == callback:
                 self._calls.remove(call)
@@ -145,7 +146,7 @@ class ShutdownCoordinator:
         From inside a callback it returns at once, because a callback cannot wait for itself. Not for signal handlers: it waits.
         """
         self._begin(signum)
-        calls = tuple(self._calls)
+        calls = (*self._begun, *self._calls)  # a callback that takes itself off while it runs is waited for all the same
         if not any(call.inside for call in calls):
             for call in calls:
                 call.wait(SystemClock(), Deadline.after(None, SystemClock()))
@@ -154,7 +155,8 @@ class ShutdownCoordinator:
         if self._once.acquire(blocking=False):
             self.signal = signum
             self._triggered = True
-            for call in tuple(self._calls):
+            self._begun = tuple(self._calls)
+            for call in self._begun:
                 call.start(here_if_no_thread=True)
 
     def _listen(self, stream: SignalStream) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+from longwatch.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from longwatch.core.fake_clock import FakeClock as FakeClock
+    from longwatch.testing.observer import RecordingObserver as RecordingObserver
+    from longwatch.testing.services import check_service as check_service
 
 _HOMES = {
     "FakeClock": "longwatch.core.fake_clock",
@@ -18,15 +24,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name from its home on first use."""
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module 'longwatch.testing' has no attribute {name!r}") from None
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
