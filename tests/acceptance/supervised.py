@@ -125,7 +125,7 @@ class Supervised:
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What every test starts from: nothing that Longwatch reads."""
-    return {"PATH": os.environ["PATH"], **(extra or {})}
+    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **(extra or {})}
 
 
 @contextmanager

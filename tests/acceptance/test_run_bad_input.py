@@ -7,7 +7,8 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,18 @@ CHILD = ("touch", "started")
 class Refusal:
     """Calls `longwatch run` wrongly in a directory and returns the lines it says, after making sure that nothing else happened."""
 
-    def __init__(self, longwatch: Path, cwd: Path) -> None:
+    def __init__(self, longwatch: Path, cwd: Path, *, within: Sequence[str] = ()) -> None:
         self.longwatch = longwatch
         self.cwd = cwd
+        self.within = within
 
-    def __call__(self, *arguments: str | Path, within: Sequence[str] = (), **env: str) -> str:
+    def __call__(self, *arguments: str | Path, **env: str) -> str:
         """The one line, without its `longwatch: `."""
-        [line] = self.lines("run", *arguments, within=within, **env)
+        [line] = self.lines("run", *arguments, **env)
         return line
 
-    def lines(self, *arguments: str | Path, within: Sequence[str] = (), **env: str) -> list[str]:
-        done = longwatch_says(self.longwatch, self.cwd, *arguments, within=within, env=env)
+    def lines(self, *arguments: str | Path, **env: str) -> list[str]:
+        done = longwatch_says(self.longwatch, self.cwd, *arguments, within=self.within, env=env)
         said = done.stderr.removesuffix("\n").split("\n")
         assert (2, "") == (done.returncode, done.stdout), done.stderr
         assert [] == [line for line in said if not line.startswith("longwatch: ")]
@@ -55,15 +57,21 @@ def refusal(longwatch_bin: Path, tmp_path: Path) -> Refusal:
 
 
 @pytest.fixture
-def unprivileged(longwatch_bin: Path, tmp_path: Path) -> tuple[str, ...]:
-    """What to start `longwatch` with, so that file permissions hold for it; the working directory can be read by anyone."""
-    tmp_path.chmod(0o755)
+def unprivileged(longwatch_bin: Path) -> Iterator[Refusal]:
+    """Calls `longwatch` as somebody for whom file permissions hold, in a directory that anyone can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Refusal(longwatch_bin, Path(folder), within=somebody(longwatch_bin))
+
+
+def somebody(longwatch: Path) -> tuple[str, ...]:
+    """What to start it with to be another user than root."""
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     if os.geteuid() != 0:
         return ()
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     if shutil.which(nobody[0]) is None:
         pytest.skip("as root, permissions can only be tested with setpriv (Debian package util-linux)")
-    if subprocess.run([*nobody, longwatch_bin, "--version"], check=False, capture_output=True).returncode != 0:
+    if subprocess.run([*nobody, longwatch, "--version"], check=False, capture_output=True).returncode != 0:
         pytest.skip("other users than root cannot reach this checkout")
     return nobody
 
@@ -146,14 +154,36 @@ def test_a_file_the_kernel_cannot_execute_is_told_the_cure(longwatch_bin: Path, 
     assert '"exit_code":2' in (tmp_path / ".longwatch" / "logs" / "watchdog.log").read_text(encoding="utf-8").splitlines()[-1]
 
 
-def test_a_missing_working_directory_is_told_so(refusal: Refusal) -> None:
+def test_a_missing_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     line = refusal("--cwd", "no/where", "--", *CHILD)
-    assert "the working directory 'no/where' does not exist; correct --cwd" == line
+    assert f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd" == line
 
 
 def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "the working directory 'file' is not a directory; correct --cwd" == refusal("--cwd", "file", "--", *CHILD)
+    line = refusal("--cwd", "file", "--", *CHILD)
+    assert f"the working directory '{tmp_path}/file' is not a directory; correct --cwd" == line
+
+
+def test_a_working_directory_without_permission_is_told_so(unprivileged: Refusal) -> None:
+    (unprivileged.cwd / "closed").mkdir(mode=0)
+    line = unprivileged("--cwd", "closed", "--", *CHILD)
+    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); correct --cwd" == line
+    line = unprivileged("--cwd", "closed/inside", "--", *CHILD)
+    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); correct --cwd" == line
+
+
+def test_a_current_directory_that_was_deleted_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'cd gone && rmdir ../gone && exec "$0" run --state-dir off -- true'
+    done = longwatch_says(Path("sh"), tmp_path, "-c", script, longwatch_bin)
+    assert (2, "longwatch: the current directory no longer exists; change to one that does\n") == (done.returncode, done.stderr)
+
+
+def test_a_folder_on_the_path_without_permission_is_passed_over(unprivileged: Refusal) -> None:
+    (unprivileged.cwd / "closed").mkdir(mode=0)
+    line = unprivileged("--", "zzqy-not-a-command", PATH=f"{unprivileged.cwd}/closed:{os.environ['PATH']}")
+    assert "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path" == line
 
 
 def test_the_name_of_our_own_log_cannot_be_the_programs(refusal: Refusal) -> None:
@@ -174,9 +204,9 @@ def test_a_directory_as_file_is_told_so(refusal: Refusal, tmp_path: Path) -> Non
     assert "folder: is a directory; name a TOML file" == refusal("--config", "folder", "--", *CHILD)
 
 
-def test_a_file_without_permission_is_told_so(refusal: Refusal, unprivileged: tuple[str, ...]) -> None:
-    refusal.write("").chmod(0)
-    line = refusal("--config", "longwatch.toml", "--", *CHILD, within=unprivileged)
+def test_a_file_without_permission_is_told_so(unprivileged: Refusal) -> None:
+    unprivileged.write("").chmod(0)
+    line = unprivileged("--config", "longwatch.toml", "--", *CHILD)
     assert "longwatch.toml: cannot be read: permission denied; name a TOML file that you may read" == line
 
 
@@ -278,23 +308,21 @@ def test_a_state_directory_below_a_file_is_told_the_ways_out(refusal: Refusal, t
     assert f"cannot write to the state directory 'file/state' (not a directory); {cure}" == line
 
 
-def test_a_state_directory_without_permission_is_told_the_ways_out(refusal: Refusal, unprivileged: tuple[str, ...]) -> None:
-    refusal.cwd.chmod(0o555)
-    line = refusal("--", *CHILD, within=unprivileged)
+def test_a_state_directory_without_permission_is_told_the_ways_out(unprivileged: Refusal) -> None:
+    unprivileged.cwd.chmod(0o555)
+    line = unprivileged("--", *CHILD)
     cure = "choose another with --state-dir DIR, or keep no files with --state-dir off"
     assert f"cannot write to the state directory '.longwatch' (permission denied); {cure}" == line
 
 
-def test_a_log_file_without_permission_is_told_the_ways_out(
-    refusal: Refusal, unprivileged: tuple[str, ...], tmp_path: Path
-) -> None:
-    logs = tmp_path / "state" / "logs"
+def test_a_log_directory_without_permission_is_told_the_ways_out(unprivileged: Refusal) -> None:
+    logs = unprivileged.cwd / "state" / "logs"
     logs.mkdir(parents=True)
-    (logs / "watchdog.log").touch()
-    for path in (logs / "watchdog.log", logs, logs.parent):
-        path.chmod(0o555)
-    line = refusal("--state-dir", "state", "--", *CHILD, within=unprivileged)
-    assert line.startswith("cannot write") and "permission denied" in line and "--state-dir" in line
+    (logs.parent / ".gitignore").touch()
+    logs.chmod(0o555)
+    line = unprivileged("--state-dir", "state", "--", *CHILD)
+    cure = "choose a directory you may write to with --state-dir (`off`: no files)"
+    assert f"cannot write the log state/logs/watchdog.log: permission denied; {cure}" == line
 
 
 # --- the traceback ---

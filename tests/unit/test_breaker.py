@@ -71,8 +71,9 @@ def test_a_closed_breaker_admits_everyone_and_has_nothing_to_tell() -> None:
 def test_an_open_breaker_admits_no_one_and_shows_its_cool_down() -> None:
     breaker = tripped()
 
-    assert (Phase.OPEN, False, 300, 1) == (
+    assert (Phase.OPEN, Phase.OPEN, False, 300, 1) == (
         breaker.phase(0),
+        breaker.phase(299.9),
         breaker.admits(299),
         breaker.cooldown_left(0),
         breaker.cooldown_left(299),
@@ -131,7 +132,7 @@ def test_a_trial_without_a_verdict_makes_room_for_another() -> None:
 def test_a_failure_while_it_is_open_trips_nothing_and_does_not_prolong_the_cool_down() -> None:
     breaker = tripped()
 
-    assert not breaker.failed(100)
+    assert [False, False] == [breaker.failed(1), breaker.failed(100)]
     assert 200 == breaker.cooldown_left(100)
 
 
@@ -238,7 +239,9 @@ def test_a_stricter_policy_takes_over_an_older_state() -> None:
     for now in range(5):
         before.failed(now)
 
-    assert Breaker.from_dict(BreakerPolicy(tolerated=1), before.to_dict()).failed(5)
+    after = Breaker.from_dict(BreakerPolicy(tolerated=1), before.to_dict())
+
+    assert ((3, 4), True) == (after.events, after.failed(5))
 
 
 moves = st.lists(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
@@ -89,12 +90,14 @@ def coroutine_ticker(clock: FakeClock, interval: float) -> Iterator[Ticks]:
 
 @contextmanager
 def nested_ticker(clock: FakeClock, interval: float) -> Iterator[Ticks]:
-    """Sleeps in a task of its own each time, as code under `wait_for` or `gather` does."""
+    """Sleeps in a task of its own each time, as code under `wait_for` or `gather` does, and takes a few turns to get back to it."""
     ticks: Ticks = []
 
     async def tick() -> None:
         while True:
             await asyncio.gather(asyncio.create_task(clock.sleep(interval)))
+            for _ in range(5):
+                await asyncio.sleep(0)
             ticks.append(clock.monotonic())
 
     with in_coroutine(tick()):
@@ -165,6 +168,16 @@ def test_threads_and_coroutines_tick_side_by_side() -> None:
         assert [[3, 6, 9, 12, 15], [5, 10, 15]] == ticks
 
 
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
 @every_timer
 @every_ticker
 def test_a_timer_that_ends_on_the_way_costs_no_ticker_a_tick(ticker: Ticker, timer: Ticker) -> None:
@@ -252,8 +265,9 @@ def test_a_wakeup_wakes_a_parked_thread_at_once_and_time_stands_still() -> None:
     with in_thread(lambda: woken.append((clock.wait(wakeup, 100), clock.monotonic()))):
         clock.await_parked(1)
         wakeup.set()
+        parked = clock.parked
 
-    assert ([(True, 0)], 0) == (woken, clock.parked)
+    assert ([(True, 0)], 0) == (woken, parked)
 
 
 def test_a_wait_that_runs_out_says_so() -> None:
@@ -289,11 +303,14 @@ def test_a_wait_for_ever_is_not_ended_by_time() -> None:
         assert 1 == clock.parked
 
 
-def test_a_wait_leaves_nothing_behind_on_its_wakeup() -> None:
+def test_a_wait_leaves_nothing_behind() -> None:
+    clock = FakeClock()
     wakeup = Wakeup()
-    FakeClock().wait(wakeup, 0)
+    clock.wait(wakeup, 0)
+    wakeup.set()
+    clock.wait(wakeup)
 
-    assert [] == wakeup._listeners
+    assert ([], 0) == (wakeup._listeners, clock.parked)
 
 
 def test_a_cancelled_sleep_is_not_parked_any_more() -> None:
@@ -343,6 +360,8 @@ def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(monkeypatch: pyt
 
         with pytest.raises(AssertionError, match="expected 1 parked waiters, there are 0"):
             clock.advance(10)
+        with pytest.raises(AssertionError, match="expected 3 parked waiters, there are 0"):
+            clock.advance(10, parked=3)
 
 
 # --- every clock -------------------------------------------------------------------------------------------------------------

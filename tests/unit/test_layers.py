@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "longwatch"
 
-STDLIB_ONLY = ("core", "errors", "sse")
+STDLIB_ONLY = ("core", "errors", "lazy", "sse")
 FREE_OF_LIBRARIES = ("host", "supervisor")
 LIBRARIES = {"aiohttp", "msgspec", "prometheus_client", "psycopg", "redis", "rich", "typer"}
 

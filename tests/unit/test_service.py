@@ -107,6 +107,36 @@ def test_whoever_starts_while_it_starts_waits_for_that_start() -> None:
     assert ["+scripted"] == service.diary
 
 
+class Sluggish(FakeClock):
+    """Wakes its waiters late, when they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        return super().wait(wakeup, timeout) and self.may_go_on.wait(10)
+
+
+def test_whoever_waited_for_a_start_does_not_start_it_again_when_it_was_stopped_meanwhile() -> None:
+    sluggish = Sluggish()
+    service = Scripted(clock=FakeClock())
+    service.may_start.clear()
+    first = in_thread(service.start)
+    service._clock.await_parked(1)  # type: ignore[attr-defined]
+    brisk, service._clock = service._clock, sluggish
+    second = in_thread(service.start)
+    sluggish.await_parked(1)
+    service._clock = brisk
+    service.may_start.set()
+    assert ended(first)
+    assert service.stop()
+    sluggish.may_go_on.set()
+    assert ended(second)
+    assert second.error is None
+    assert ["+scripted", "-scripted"] == service.diary
+
+
 def test_whoever_waited_for_a_start_that_failed_gets_an_error_with_its_cause() -> None:
     clock = FakeClock()
     service = Scripted(clock=clock)

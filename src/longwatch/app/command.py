@@ -35,13 +35,18 @@ def check_command(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) 
         raise UsageError(f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct its first line")
 
 
-def check_directory(cwd: Path) -> None:
-    """Raise UsageError unless this is a directory a program can start in."""
-    problem = _reason_against(cwd) or ("" if os.path.isdir(cwd) else "is not a directory")  # noqa: PTH112 - never raises
+def working_directory(asked: str | None) -> Path:
+    """Where the program is to start, as an absolute path; UsageError unless it can be entered."""
+    try:
+        cwd = Path.cwd() / (asked or "")
+    except FileNotFoundError:
+        raise UsageError("the current directory no longer exists; change to one that does") from None
+    problem = _reason_against(cwd) or ("" if cwd.is_dir() else "is not a directory")
     if not problem and not os.access(cwd, os.X_OK):
         problem = "cannot be entered (permission denied)"
     if problem:
-        raise UsageError(f"the working directory {str(cwd)!r} {problem}; correct --cwd")
+        raise UsageError(f"the working directory {str(cwd)!r} {problem}; {'correct' if asked else 'choose one with'} --cwd")
+    return cwd
 
 
 def _reason_against(path: Path) -> str:

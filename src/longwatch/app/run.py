@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from longwatch import __version__
-from longwatch.app.command import check_command, check_directory, program_name
+from longwatch.app.command import check_command, program_name, working_directory
 from longwatch.app.console import OWN_LOG, Console, fill_standard_streams, make_state_directory
 from longwatch.config.settings import RunSettings, Settings, shown_settings
 from longwatch.core.backoff import BackoffPolicy
@@ -35,6 +34,7 @@ from longwatch.core.events import (
 from longwatch.errors import LongwatchError, SpawnError, UsageError
 from longwatch.host.children import Guardian
 from longwatch.host.errand import Errand
+from longwatch.host.guardian.proctable import ProcTable, descendants
 from longwatch.host.loop import LoopThread
 from longwatch.host.process import KILL_NOW, ProcessSpec, StopPolicy
 from longwatch.host.reaping import reap_strangers
@@ -47,6 +47,8 @@ from longwatch.supervisor.program import Program, ProgramPlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+_ORPHAN_PATIENCE = 5.0
+_PROOF = 2
 
 
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -54,8 +56,7 @@ def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) 
     fill_standard_streams()
     name = checked_name(settings.run.name or program_name(command))
     env = child_environment(environ, settings.run.env)
-    cwd = Path(settings.run.cwd or Path.cwd())
-    check_directory(cwd)
+    cwd = working_directory(settings.run.cwd)
     check_command(command, cwd=cwd, env=env)
     check_port(settings.run)
     clock = SystemClock()
@@ -142,6 +143,19 @@ def _console(settings: Settings, name: str, clock: SystemClock, environ: Mapping
         console.close()
 
 
+def kill_everything_below() -> None:
+    """For when the guardian is gone: as a subreaper we have inherited what it held, also what does not show whose it was.
+
+    One empty look could have come just while the guardian's children changed their parent; two in a row prove it.
+    """
+    table, until, empty = ProcTable(), time.monotonic() + _ORPHAN_PATIENCE, 0
+    while empty < _PROOF and time.monotonic() < until:
+        left = list(descendants(table.read(), table.own_key))
+        empty = 0 if left else empty + 1
+        for process in left:
+            table.signal(process, signal.SIGKILL)
+
+
 class _Foreground:
     """This process while it supervises: its signals, its guardian, its one program."""
 
@@ -151,7 +165,7 @@ class _Foreground:
         self.events = Events(console.log)
         self.events.subscribe(self._tell_dropped)
         self.loop = LoopThread()
-        self.guardian = Guardian(self.loop, clock=clock, events=self.events, adopt=True)
+        self.guardian = Guardian(self.loop, clock=clock, events=self.events, adopt=True, on_lost=kill_everything_below)
         self.program = Program(plan, guardian=self.guardian, clock=clock, events=self.events)
         self.told_dropped = 0
 

@@ -14,7 +14,7 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
         list[str] | None, typer.Argument(metavar="COMMAND…", help="The command and its arguments, after `--`.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings to start from, the [run] table of a TOML file.")
+        Path | None, typer.Option(metavar="FILE", readable=False, help="Settings to start from, the [run] table of a TOML file.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in logs; default: the command's.")] = None,
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Its working directory.")] = None,

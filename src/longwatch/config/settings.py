@@ -66,7 +66,7 @@ class BreakerSettings(_Table, frozen=True, kw_only=True):
     """So many restarts are allowed within the window; the failure that would need one more trips the breaker."""
     window: Period = 60.0
     """The time in which restarts are counted."""
-    cooldown: Seconds | Literal["off"] = 300.0
+    cooldown: Period | Literal["off"] = 300.0
     """How long after tripping one trial start is made; "off" waits for a person."""
 
 

@@ -59,12 +59,9 @@ class FakeClock:
             gate.set()
 
         unlisten = wakeup.listen(hear)
-        try:
-            self._park(waiter, timeout, unless=heard.is_set)
-            gate.wait()
-        finally:
-            unlisten()
-            self._leave(waiter)
+        self._park(waiter, timeout, unless=heard.is_set)
+        gate.wait()
+        unlisten()
         return heard.is_set()
 
     async def sleep(self, seconds: float) -> None:

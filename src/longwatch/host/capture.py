@@ -44,11 +44,18 @@ class WholeLines:
             self._skipping = not newline
         data = self._pending + chunk
         end = data.rfind(b"\n") + 1
-        block, self._pending = data[:end], data[end:]
+        block, self._pending = self._bounded(data[:end]), data[end:]
         if len(self._pending) > self.max_line:
             block += self._pending[: self.max_line] + CUT
             self._pending, self._skipping = b"", True
         return block
+
+    def _bounded(self, block: bytes) -> bytes:
+        """Cut the lines that came whole and are too long all the same."""
+        if len(block) <= self.max_line:
+            return block
+        lines = block.split(b"\n")[:-1]
+        return b"".join(line + b"\n" if len(line) <= self.max_line else line[: self.max_line] + CUT for line in lines)
 
     def rest(self) -> bytes:
         """What came after the last line end, made a line; empty if nothing did."""

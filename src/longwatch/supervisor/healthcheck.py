@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from longwatch.host.patience import settled_within
 from longwatch.host.periodic import Cadence, every
 
 _MOST_BYTES = 64 * 1024
+_MOST_DIGITS = 20
 _OK = 200
+_STATUS_LINE = re.compile(rb"HTTP/\d\.\d (\d{3})(?: [^\r\n]*)?(?:\r\n|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +84,14 @@ async def _read_answer(reader: asyncio.StreamReader) -> bytes:
 
 def _complete(data: bytes) -> bool:
     head, blank, body = data.partition(b"\r\n\r\n")
-    length = _header(head, b"content-length")
-    return bool(blank) and length.isdigit() and len(body) >= int(length)
+    length = _length(head)
+    return bool(blank) and length is not None and len(body) >= length
+
+
+def _length(head: bytes) -> int | None:
+    """How long the body is said to be; None if that is not said. More digits than any length has are not counted out."""
+    text = _header(head, b"content-length")
+    return int(text[:_MOST_DIGITS]) if text.isdigit() else None
 
 
 def _header(head: bytes, name: bytes) -> bytes:
@@ -96,17 +105,17 @@ def _header(head: bytes, name: bytes) -> bytes:
 def verdict(answer: bytes) -> str | None:
     """None if this HTTP answer says healthy, else why not."""
     head, blank, body = answer.partition(b"\r\n\r\n")
-    status = head.split(b" ", 2)[1:2]
-    if not blank or not status or not status[0].isdigit():
+    status = _STATUS_LINE.match(head)
+    if not blank or not status:
         return "not an HTTP answer"
-    if int(status[0]) != _OK:
-        return f"status {int(status[0])}"
-    length = _header(head, b"content-length")
-    if length.isdigit() and len(body) < int(length):
+    if int(status[1]) != _OK:
+        return f"status {int(status[1])}"
+    length = _length(head)
+    if length is not None and len(body) < length:
         return "the answer was cut short"
     try:
-        answered = json.loads(body)
-    except ValueError:
+        answered = json.loads(body[:length])
+    except (ValueError, RecursionError):
         return "the body is not JSON"
     said = answered.get("status") if isinstance(answered, dict) else None
     return None if said == "healthy" else f'"status" is {json.dumps(said)[:40]}, not "healthy"'

@@ -213,9 +213,10 @@ class Program:
     def _trips(self) -> bool:
         """Record the failure with the breaker; True when that was one too many."""
         now, policy = self._clock.monotonic(), self.plan.breaker
-        if not self.breaker.failed(now) and self._hangs < policy.tolerated:
+        hung = self._hangs >= max(policy.tolerated, 1)
+        if not self.breaker.failed(now) and not hung:
             return False
-        if self._hangs >= policy.tolerated:
+        if hung:
             self.breaker.trip(now, f"{self._hangs} runs in a row ended by failed health checks")
         self._move(Move.TRIPPED)
         self._tell(

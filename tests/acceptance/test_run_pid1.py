@@ -1,0 +1,119 @@
+"""As PID 1 of a container: reap what others leave behind, pass signals on, exit with the program's code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import parts
+from supervised import PATIENCE, PYTHON, Supervised, supervise, wait_for_end
+
+NAMESPACES = {
+    "own /proc": ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    "foreign /proc": ("unshare", "--pid", "--fork", "--kill-child"),
+}
+within = pytest.mark.parametrize("namespace", NAMESPACES.values(), ids=list(NAMESPACES))
+
+LEAVES_AN_ORPHAN = """
+import os, select, sys, time
+told, tell = os.pipe()
+if os.fork() == 0:
+    orphan = os.fork()
+    if orphan == 0:
+        os.close(told)
+        os.read(0, 1)  # until its parent is gone
+        os._exit(0)
+    os.write(tell, str(orphan).encode())
+    os._exit(0)
+os.wait()
+orphan = int(os.read(told, 20))
+deadline = time.monotonic() + 20
+state = "left a zombie"
+while time.monotonic() < deadline:
+    try:
+        os.kill(orphan, 0)
+    except ProcessLookupError:
+        state = "gone"
+        break
+    select.select([], [], [], 0.01)
+print("orphan", state, "parent of all", os.getppid() != 0)
+sys.exit(42)
+"""
+"""Double-forks a process that exits, and looks whether somebody reaps it: a zombie can still be signalled."""
+
+
+@pytest.fixture(autouse=True)
+def _namespaces_work() -> None:
+    parts.require("unshare")
+
+
+def init_of(run: Supervised) -> psutil.Process:
+    """The `longwatch` inside, as seen from outside."""
+    [init] = psutil.Process(run.pid).children()
+    return init
+
+
+def zombies_below(process: psutil.Process) -> list[int]:
+    return [child.pid for child in process.children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+@within
+def test_an_orphan_that_ends_is_reaped_and_the_code_passed_on(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LEAVES_AN_ORPHAN], within=namespace) as run:
+        assert "orphan gone parent of all True" == run.line()
+        assert 42 == run.end()
+    assert {1} == {record["managerPid"] for record in run.logged()}
+
+
+@within
+def test_sigterm_to_pid_1_stops_the_program(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
+        run.event("program_started")
+        os.kill(init_of(run).pid, signal.SIGTERM)
+        assert 143 == run.end()
+    assert ["signal 15"] == [end["cause"] for end in run.logged("shutdown_complete")]
+
+
+@within
+def test_a_killed_program_comes_back(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+    script = "echo >> starts; [ $(wc -l < starts) -eq 1 ] && kill -9 $$; exit 5"
+    options = ("--backoff-initial", "0", "--no-health", "--restart", "on-failure", "--breaker-restarts", "1")
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=options, within=namespace) as run:
+        assert 100 == run.end()
+    assert ["signal 9", "exit 5"] == [end["cause"] for end in run.logged("unexpected_exit")]
+
+
+@within
+def test_kill_9_of_the_guardian_ends_all_with_75(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
+        run.event("program_started")
+        [guardian] = init_of(run).children()
+        os.kill(guardian.pid, signal.SIGKILL)
+        assert 75 == run.end()
+
+
+def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_path: Path) -> None:
+    """What enters the namespace beside us (as `docker exec` does) and is orphaned falls to PID 1, not to the guardian."""
+    if shutil.which("nsenter") is None:
+        pytest.skip("nsenter is not here (Debian package util-linux)")
+    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=NAMESPACES["own /proc"]) as run:
+        run.event("program_started")
+        init = init_of(run)
+        read, write = os.pipe()
+        script = 'sh -c "read _" & echo $!'
+        subprocess.run(["nsenter", "--target", str(init.pid), "--pid", "sh", "-c", script], check=True, stdin=read)
+        os.close(read)
+        stranger = next(child for child in init.children() if child.cmdline()[:2] == ["sh", "-c"])
+        os.close(write)
+        assert wait_for_end(stranger.pid, time.monotonic() + PATIENCE)
+        run.signal(signal.SIGTERM)
+        assert [] == zombies_below(init)

@@ -1,0 +1,63 @@
+"""A program that fails comes back after its backoff, and not for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from supervised import QUICK, supervise
+
+
+def test_a_killed_program_is_back_after_the_first_backoff(longwatch_bin: Path, tmp_path: Path) -> None:
+    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
+        first = run.event("program_started")
+        os.kill(first["pid"], signal.SIGKILL)
+        ended, scheduled, second = run.event("unexpected_exit"), run.event("restart_scheduled"), run.event("program_started")
+        os.kill(second["pid"], signal.SIGTERM)
+        assert 143 == run.end()
+    assert ("signal 9", True, first["pid"]) == (ended["cause"], ended["restart"], ended["pid"])
+    assert (1.0, 1, 1) == (scheduled["delay"], scheduled["failures"], scheduled["restarts_in_window"])
+    assert second["pid"] != first["pid"]
+    assert (1, 2) == (first["start"], second["start"])
+
+
+def test_six_fast_crashes_trip_the_breaker(longwatch_bin: Path, tmp_path: Path) -> None:
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"], options=QUICK) as run:
+        assert 100 == run.end()
+    assert [1, 2, 3, 4, 5, 6] == [start["start"] for start in run.logged("program_started")]
+    assert 6 == len(run.logged("unexpected_exit"))
+    assert [0.01] * 5 == [scheduled["delay"] for scheduled in run.logged("restart_scheduled")]
+    [tripped] = run.logged("circuit_breaker_tripped")
+    assert ("critical", 5, 60.0) == (tripped["level"], tripped["restarts"], tripped["window"])
+
+
+def test_at_the_defaults_six_fast_crashes_wait_1_2_4_8_and_16_seconds(longwatch_bin: Path, tmp_path: Path) -> None:
+    """The one test that lasts: about 31 s, nearly all of it waiting."""
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"]) as run:
+        assert 100 == run.end(patience=120.0)
+    assert [1.0, 2.0, 4.0, 8.0, 16.0] == [scheduled["delay"] for scheduled in run.logged("restart_scheduled")]
+    assert 6 == len(run.logged("program_started"))
+    assert 1 == len(run.logged("circuit_breaker_tripped"))
+    assert 31.0 <= run.logged("supervisor_stopped")[0]["lasted"]
+
+
+def test_a_stable_run_makes_backoff_and_breaker_start_anew(longwatch_bin: Path, tmp_path: Path) -> None:
+    """Two crashes, then a run that is stable before it is killed; the counters after it are those of a first failure."""
+    script = "echo >> starts; [ $(wc -l < starts) -le 2 ] && exit 7; [ $(wc -l < starts) -eq 3 ] && exec sleep 1000; exit 0"
+    options = ("--backoff-initial", "0.01", "--stable-after", "0.5", "--breaker-restarts", "2")
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=options) as run:
+        os.kill(run.event("program_stable")["pid"], signal.SIGKILL)
+        assert 0 == run.end()
+    told = [(s["delay"], s["failures"], s["restarts_in_window"]) for s in run.logged("restart_scheduled")]
+    assert [(0.01, 1, 1), (0.02, 2, 2), (0.01, 1, 1)] == told
+    assert 4 == len(run.logged("program_started"))
+
+
+def test_what_a_crash_leaves_behind_is_gone_before_the_next_start(longwatch_bin: Path, tmp_path: Path) -> None:
+    """The leader dies, its helper would live on: the end tells of one that had to be killed."""
+    script = "sleep 1000 & echo $! >> helpers; [ $(wc -l < helpers) -eq 2 ] && ! kill -0 $(head -1 helpers) && exit 0; exit 7"
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=QUICK) as run:
+        assert 0 == run.end()
+    assert [1] == [end["killed"] for end in run.logged("unexpected_exit")]
+    assert [2] == [len((tmp_path / "helpers").read_text(encoding="utf-8").split())]

@@ -1,0 +1,122 @@
+"""Which signal reaches the program, and what becomes of it when it does not listen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from supervised import PYTHON, QUICK, Supervised, supervise
+
+LISTENS = """
+import signal, sys
+def heard(number, frame):
+    print("heard", signal.Signals(number).name)
+    if number not in (signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
+        sys.exit(3)
+for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+    signal.signal(number, heard)
+print("ready")
+while True:
+    signal.pause()
+"""
+"""Says what it hears and ends with 3, but for SIGUSR2, SIGWINCH and SIGCONT."""
+
+DEAF = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def heard(run: Supervised) -> list[str]:
+    """What the program said it heard; SIGCONT, which wakes a stopped one, aside."""
+    lines = run.out.text.decode().splitlines()
+    return [line.removeprefix("heard ") for line in lines if line not in {"ready", "heard SIGCONT"}]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
+def test_the_signal_that_stops_us_is_the_one_the_program_gets(longwatch_bin: Path, tmp_path: Path, signum: signal.Signals) -> None:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
+        assert "ready" == run.line()
+        run.signal(signum)
+        assert 3 == run.end()
+    assert [signum.name] == heard(run)
+    assert [(signum, "stop")] == [(got["signal"], got["action"]) for got in run.logged("signal_received")]
+    assert [(signum, 15.0)] == [(stopping["signal"], stopping["grace"]) for stopping in run.logged("program_stopping")]
+    assert ["exit 3"] == [end["cause"] for end in run.logged("shutdown_complete")]
+
+
+@pytest.mark.parametrize("spelled", ["USR1", "SIGUSR1"])
+def test_a_configured_stop_signal_is_sent_in_the_place_of_ours(longwatch_bin: Path, tmp_path: Path, spelled: str) -> None:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-signal", spelled)) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGTERM)
+        assert 3 == run.end()
+    assert ["SIGUSR1"] == heard(run)
+
+
+def test_other_signals_are_passed_on_and_stop_nothing(longwatch_bin: Path, tmp_path: Path) -> None:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
+        assert "ready" == run.line()
+        for signum in (signal.SIGUSR2, signal.SIGWINCH, signal.SIGUSR2):
+            run.signal(signum)
+            assert f"heard {signum.name}" == run.line()
+        run.signal(signal.SIGTERM)
+        assert 3 == run.end()
+    assert ["SIGUSR2", "SIGWINCH", "SIGUSR2", "SIGTERM"] == heard(run)
+    assert ["forward"] * 3 + ["stop"] == [got["action"] for got in run.logged("signal_received")]
+
+
+def test_a_program_that_ends_of_a_passed_on_signal_has_failed(longwatch_bin: Path, tmp_path: Path) -> None:
+    """SIGUSR1 is passed on like the others; that the program ends of it is its own affair."""
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=(*QUICK, "--restart", "never")) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGUSR1)
+        assert 3 == run.end()
+    assert ["SIGUSR1"] == heard(run)
+    assert 1 == len(run.logged("unexpected_exit"))
+
+
+def test_a_program_deaf_to_sigterm_is_killed_after_the_grace(longwatch_bin: Path, tmp_path: Path) -> None:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "0.3")) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGTERM)
+        assert 137 == run.end()
+    [end] = run.logged("shutdown_complete")
+    assert ("signal 9", 1, 0) == (end["cause"], end["killed"], end["survivors"])
+    assert [0.3] == [stopping["grace"] for stopping in run.logged("program_stopping")]
+
+
+def test_a_second_signal_kills_at_once(longwatch_bin: Path, tmp_path: Path) -> None:
+    """With a grace of an hour only the second signal can end it within the test's patience."""
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "3600")) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGTERM)
+        run.event("program_stopping")
+        run.signal(signal.SIGINT)
+        assert 137 == run.end()
+    assert ["stop", "escalate"] == [got["action"] for got in run.logged("signal_received")]
+
+
+def test_a_stopped_program_is_woken_to_stop(longwatch_bin: Path, tmp_path: Path) -> None:
+    """One on hold (SIGSTOP) could not hear SIGTERM; its handler ran, so it was woken."""
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-grace", "3600")) as run:
+        assert "ready" == run.line()
+        os.kill(run.event("program_started")["pid"], signal.SIGSTOP)
+        run.signal(signal.SIGTERM)
+        assert 3 == run.end()
+
+
+def test_sigterm_in_the_backoff_ends_with_the_last_code(longwatch_bin: Path, tmp_path: Path) -> None:
+    options = ("--backoff-initial", "3600", "--backoff-cap", "3600")
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"], options=options) as run:
+        assert 3600.0 == run.event("restart_scheduled")["delay"]
+        run.signal(signal.SIGTERM)
+        assert 7 == run.end()
+    assert [1] == [start["start"] for start in run.logged("program_started")]

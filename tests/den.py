@@ -1,0 +1,247 @@
+"""A guardian at work, and children for it whose every process can be found again: each bears a token in its command line."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from longwatch.core.clock import Clock
+from longwatch.core.events import Events
+from longwatch.host.children import Guardian
+from longwatch.host.guardian.cgroups import Cgroups
+from longwatch.host.loop import LoopThread
+from longwatch.host.process import Child, Ending, ProcessSpec, StopPolicy
+from longwatch.testing import RecordingObserver
+
+PATIENCE = 30.0
+
+PRELUDE = """
+import os, signal, sys
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def rest():
+    signal.alarm(120)  # a test that went wrong leaves nothing for good
+    while True:
+        signal.pause()
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def orphan(act):
+    '''Run it in a grandchild with a session of its own, whose parent is gone when this returns.'''
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        act()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def nameless(act):
+    '''Like rest, after an exec that kept nothing of the environment.'''
+    code = "import signal; signal.signal(15, signal.SIG_IGN); print('nameless', flush=True); signal.alarm(120)\\nwhile 1: signal.pause()"
+    os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", code, *sys.argv[1:]], {})
+
+def hop(*, setsid, hops=20_000):
+    '''Fork and exit, again and again: one process that never stays; the population never grows and the hops are counted.'''
+    for _ in range(hops):
+        if setsid:
+            os.setsid()
+        if os.fork():
+            os._exit(0)
+    os._exit(0)
+
+def hoppers(count, *, setsid):
+    for _ in range(min(count, 20)):
+        if os.fork() == 0:
+            hop(setsid=setsid)
+"""
+
+
+class Lines:
+    """A sink that keeps everything, and lets a test wait for a text."""
+
+    congested = False
+
+    def __init__(self) -> None:
+        self.data = b""
+        self._came = threading.Condition()
+
+    def write(self, data: bytes) -> bool:
+        with self._came:
+            self.data += data
+            self._came.notify_all()
+        return True
+
+    def on_drained(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def await_text(self, text: str) -> None:
+        with self._came:
+            if not self._came.wait_for(lambda: text.encode() in self.data, PATIENCE):
+                raise AssertionError(f"{text!r} was not said; this was: {self.data[-2000:]!r}")
+
+    def words_after(self, text: str) -> list[str]:
+        """The words behind this one in the first line that begins with it."""
+        self.await_text(f"{text} ")
+        return next(line.split()[1:] for line in self.data.decode().splitlines() if line.startswith(f"{text} "))
+
+
+class Kid:
+    """A child, for a test that is not on the loop."""
+
+    def __init__(self, den: Den, child: Child, out: Lines, token: str) -> None:
+        self._den = den
+        self.child = child
+        self.out = out
+        self.token = token
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    def wait(self) -> Ending:
+        return self._den.loop.call(self.child.wait(), timeout=PATIENCE)
+
+    def stop(self, policy: StopPolicy) -> Ending:
+        return self._den.loop.call(self.child.stop(policy), timeout=PATIENCE)
+
+    def stopping(self, policy: StopPolicy) -> Future[Ending]:
+        return self._den.loop.spawn(self.child.stop(policy))
+
+    def signal(self, signum: int, *, group: bool = True) -> None:
+        self._den.do(lambda: self.child.signal(signum, group=group))
+
+    def kill(self) -> Ending:
+        self._den.do(self.child.kill)
+        return self.wait()
+
+    def survivors(self) -> list[int]:
+        return bearers(self.token)
+
+
+class Den:
+    """A started guardian and what is needed to talk to it from a test."""
+
+    def __init__(self, guardian: Guardian, heard: RecordingObserver) -> None:
+        self.guardian = guardian
+        self.loop = guardian.loop
+        self.heard = heard
+        self.complaints: list[str] = []
+        self.tokens: list[str] = []
+        self.loop.loop().set_exception_handler(lambda _, context: self.complaints.append(str(context)))
+
+    def spawn(self, code: str, *arguments: str, **spec: Any) -> Kid:
+        """Start a small Python program (the words of PRELUDE are there); its standard output is kept unless the test says otherwise."""
+        token = f"token-{secrets.token_hex(8)}"
+        self.tokens.append(token)
+        argv = [sys.executable, "-I", "-S", "-c", PRELUDE + dedent(code), token, *arguments]
+        return self.start(argv, token=token, **spec)
+
+    def start(self, argv: list[str], *, token: str = "-", **spec: Any) -> Kid:
+        out = Lines()
+        whole = {"env": {"PATH": os.defpath}, "stdout": out, "stderr": 2, **spec}
+        child = self.loop.call(self.guardian.spawn(ProcessSpec(argv=argv, **whole)), timeout=PATIENCE)
+        return Kid(self, child, out, token)
+
+    def do(self, act: Callable[[], object]) -> None:
+        """Act on the loop."""
+
+        async def acted() -> None:
+            act()
+
+        self.loop.call(acted(), timeout=PATIENCE)
+
+    @property
+    def pid(self) -> int:
+        assert self.guardian.pid is not None
+        return self.guardian.pid
+
+
+@contextmanager
+def den(*, cgroups: bool, clock: Clock | None = None, on_lost: Callable[[], None] = lambda: None) -> Iterator[Den]:
+    """A guardian for one test. Whatever it has started is gone in the end, by force if it must be, and nothing was complained of."""
+    heard = RecordingObserver()
+    with LoopThread() as loop:
+        guardian = Guardian(loop, clock=clock, events=Events(heard), cgroups=cgroups, on_lost=on_lost)
+        with guardian:
+            opened = Den(guardian, heard)
+            try:
+                yield opened
+            finally:
+                guardian.stop()
+                left = [pid for token in opened.tokens for pid in bearers(token)]
+                _end(left)
+    assert [] == left
+    assert [] == opened.complaints
+
+
+def _end(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def bearers(token: str) -> list[int]:
+    """The living processes that have this token in their command line; zombies have none."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and token in command_line(entry)]
+
+
+def command_line(entry: Path) -> str:
+    try:
+        return (entry / "cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def state(pid: int) -> str:
+    """The letter of /proc for it: R, S, T, Z, …; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def gone(pid: int) -> bool:
+    return state(pid) in {"", "Z", "X"}
+
+
+def eventually(holds: Callable[[], bool], *, patience: float = PATIENCE) -> bool:
+    """Whether it comes true; for what no event tells."""
+    end = time.monotonic() + patience
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        threading.Event().wait(0.01)
+    return True
+
+
+def require_cgroups() -> None:
+    """Go on only where a guardian can make cgroups."""
+    found = Cgroups.find()
+    if found is not None:
+        found.remove()
+    elif os.environ.get("CI"):
+        pytest.fail("no cgroup v2 can be made here", pytrace=False)
+    else:
+        pytest.skip("no cgroup v2 can be made here")
+
+
+def cgroup_folders() -> set[Path]:
+    """The cgroups that guardians have made, and those inside."""
+    return {path for mount in Path("/sys/fs/cgroup").glob("**/longwatch-*") for path in (mount, *mount.glob("**/"))}

@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from den import PATIENCE, Den, Lines, den, require_cgroups
+from longwatch.errors import SpawnError
+from longwatch.host import guardian as program
+from longwatch.host.children import Guardian
+from longwatch.host.loop import LoopThread
+from longwatch.host.process import KILL_NOW, Ending, ProcessSpec
+from longwatch.host.service import Service
+from longwatch.testing import check_service
+
+
+@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
+def home(request: pytest.FixtureRequest) -> Iterator[Den]:
+    if request.param:
+        require_cgroups()
+    with den(cgroups=request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def marks() -> Iterator[Den]:
+    with den(cgroups=False) as opened:
+        yield opened
+
+
+def descriptors() -> list[str]:
+    """What is open here, by what it is."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def ended(kid_ending: Ending) -> tuple[str, int, int]:
+    return str(kid_ending.cause), kid_ending.killed, kid_ending.survivors
+
+
+# --- how children end ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_child_prints_and_its_exit_code_come_back(home: Den) -> None:
+    kid = home.start(["echo", "-n", "hello", "world"])
+    assert ("exit 0", 0, 0) == ended(kid.wait())
+    assert b"hello world\n" == kid.out.data
+
+
+@pytest.mark.parametrize("code", [1, 2, 77, 128, 255])
+def test_an_exit_code_is_told(marks: Den, code: int) -> None:
+    assert (f"exit {code}", 0, 0) == ended(marks.spawn(f"os._exit({code})").wait())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, 64])
+def test_a_signal_is_told(marks: Den, signum: int) -> None:
+    assert (f"signal {int(signum)}", 0, 0) == ended(marks.spawn(f"os.kill(os.getpid(), {int(signum)}); rest()").wait())
+
+
+def test_the_ending_tells_what_the_leader_used(marks: Den) -> None:
+    kid = marks.spawn("x = bytearray(20_000_000)\nwhile sum(os.times()[:2]) < 0.05: pass")
+    ending = kid.wait()
+    assert kid.pid == ending.pid
+    assert 0.05 <= ending.cpu_seconds
+    assert 20_000_000 < ending.max_rss < 500_000_000
+
+
+def test_an_ending_can_be_asked_for_again_even_when_the_guardian_is_gone(marks: Den) -> None:
+    kid = marks.spawn("sys.exit(5)")
+    first = kid.wait()
+    assert first == kid.wait()
+    marks.guardian.stop()
+    assert first == kid.wait()
+    assert first == kid.stop(KILL_NOW)
+
+
+def test_many_children_at_once_are_told_apart(home: Den) -> None:
+    kids = [home.spawn(f"say('I am {code}'); sys.exit({code})") for code in range(30)]
+    assert [(f"exit {code}", 0, 0) for code in range(30)] == [ended(kid.wait()) for kid in kids]
+    assert [f"I am {code}\n".encode() for code in range(30)] == [kid.out.data for kid in kids]
+
+
+def test_a_signal_goes_to_the_group_or_to_the_leader_alone(home: Den) -> None:
+    kid = home.spawn("""
+        def heard(*_):
+            say("heard", "leader" if leader == os.getpid() else "member")
+        leader = os.getpid()
+        signal.signal(signal.SIGUSR1, heard)
+        if os.fork() == 0:
+            signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+            say("ready")
+            rest()
+        rest()
+    """)
+    kid.out.await_text("ready")
+    kid.signal(signal.SIGUSR1, group=False)
+    kid.out.await_text("heard leader")
+    assert b"member" not in kid.out.data
+    kid.signal(signal.SIGUSR1)
+    kid.out.await_text("heard member")
+    assert ("signal 9", 2, 0) == ended(kid.kill())
+
+
+def test_what_is_said_to_a_child_that_has_ended_is_heard_by_nobody(marks: Den) -> None:
+    kid = marks.spawn("pass")
+    kid.wait()
+    kid.signal(signal.SIGKILL)
+    kid.kill()
+
+
+# --- what cannot be started ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "noformat").write_bytes(b"\x00\x01\x02 not a program")
+    (tmp_path / "noformat").chmod(0o755)
+    (tmp_path / "badshebang").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "badshebang").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd", "number", "words"),
+    [
+        ("/no/such/program", None, errno.ENOENT, "cannot execute '/no/such/program': No such file or directory"),
+        ("no-such-program", None, errno.ENOENT, "cannot execute 'no-such-program': No such file or directory"),
+        ("{files}/plain", None, errno.EACCES, "Permission denied"),
+        ("{files}/folder", None, errno.EACCES, "Permission denied"),
+        ("{files}/noformat", None, errno.ENOEXEC, "Exec format error"),
+        ("{files}/badshebang", None, errno.ENOENT, "No such file or directory"),
+        ("/bin/true", "{files}/nowhere", errno.ENOENT, "cannot enter '{files}/nowhere': No such file or directory"),
+        ("/bin/true", "{files}/plain", errno.ENOTDIR, "cannot enter '{files}/plain': Not a directory"),
+        ("tr\0ue", None, 0, "cannot execute 'tr\\x00ue': embedded null byte"),
+        ("", None, errno.ENOENT, "cannot execute '': No such file or directory"),
+    ],
+)
+def test_what_cannot_be_started_is_told_with_the_reason_and_leaves_nothing(  # noqa: PLR0913 - a table
+    home: Den, files: Path, command: str, cwd: str | None, number: int, words: str
+) -> None:
+    before = descriptors()
+    with pytest.raises(SpawnError) as caught:
+        home.start([command.format(files=files)], cwd=cwd and cwd.format(files=files))
+    assert number == caught.value.errno
+    assert words.format(files=files) in str(caught.value)
+    assert before == descriptors()
+    assert {} == home.guardian._children
+    assert ("exit 0", 0, 0) == ended(home.start(["true"]).wait())
+
+
+def test_an_empty_command_is_told(marks: Den) -> None:
+    with pytest.raises(SpawnError):
+        marks.start([])
+
+
+@pytest.mark.parametrize("size", [200_000, 9_000_000])
+def test_a_command_too_large_for_the_system_is_told_and_leaves_nothing(marks: Den, size: int) -> None:
+    before = descriptors()
+    with pytest.raises(SpawnError) as caught:
+        marks.start(["echo", "x" * size])
+    assert errno.E2BIG == caught.value.errno
+    assert before == descriptors()
+    assert {} == marks.guardian._children
+    assert ("exit 0", 0, 0) == ended(marks.start(["true"]).wait())
+
+
+def test_a_large_command_that_the_system_takes_arrives_whole(marks: Den) -> None:
+    words = ["w" * 100_000] * 8
+    kid = marks.spawn("say(sum(map(len, sys.argv[2:])))", *words)
+    assert ("exit 0", 0, 0) == ended(kid.wait())
+    assert b"800000\n" == kid.out.data
+
+
+def test_a_working_directory_that_was_removed_is_told_and_leaves_nothing(
+    marks: Den, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = descriptors()
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    with pytest.raises(SpawnError, match="working directory"):
+        marks.start(["true"])
+    monkeypatch.undo()
+    assert before == descriptors()
+    assert {} == marks.guardian._children
+
+
+def test_no_more_descriptors_here_are_told_and_leave_nothing(marks: Den) -> None:
+    before = descriptors()
+    hoard = []
+    try:
+        with pytest.raises(SpawnError) as caught:
+            while True:
+                hoard.append(os.dup(0))
+                _spawn_with_few_left(marks, hoard)
+    finally:
+        for descriptor in hoard:
+            os.close(descriptor)
+    assert errno.EMFILE == caught.value.errno
+    assert before == descriptors()
+    assert {} == marks.guardian._children
+    assert ("exit 0", 0, 0) == ended(marks.start(["true"]).wait())
+
+
+def _spawn_with_few_left(marks: Den, hoard: list[int]) -> None:
+    import resource  # noqa: PLC0415 - only here
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(hoard) + 5, hard))
+    try:
+        marks.start(["true"], stdout=Lines(), stderr=Lines())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# --- what a child finds -------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_finds_its_directory_its_environment_and_its_mark(home: Den, tmp_path: Path) -> None:
+    kid = home.spawn("say(os.getcwd()); say(sorted(os.environ.items()))", cwd=str(tmp_path), env={"A": "a b", "B": ""})
+    kid.wait()
+    expected = [("A", "a b"), ("B", ""), ("LONGWATCH_OWNER", kid.child.mark)]
+    assert f"{tmp_path}\n{expected}\n" == kid.out.data.decode()
+
+
+def test_without_a_directory_it_finds_ours(marks: Den, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kid = marks.start(["pwd"])
+    kid.wait()
+    assert f"{tmp_path}\n" == kid.out.data.decode()
+
+
+def test_a_command_is_looked_up_in_the_path_of_its_own_environment(marks: Den, tmp_path: Path) -> None:
+    tool = tmp_path / "my-tool"
+    tool.write_text("#!/bin/sh\necho found it\n")
+    tool.chmod(0o755)
+    kid = marks.start(["my-tool"], env={"PATH": f"/no/where:{tmp_path}"})
+    kid.wait()
+    assert b"found it\n" == kid.out.data
+
+
+def test_bytes_that_are_no_text_arrive_as_they_are(marks: Den) -> None:
+    odd = os.fsdecode(b"\xff\xfe-\xc3")
+    kid = marks.spawn(
+        "os.write(1, os.fsencode(sys.argv[2]) + os.environb[b'ODD'] + b'\\n')", odd, env={"ODD": odd}
+    )
+    kid.wait()
+    assert b"\xff\xfe-\xc3" * 2 + b"\n" == kid.out.data
+
+
+def test_a_child_reads_what_it_is_given_and_its_two_outputs_are_kept_apart(home: Den) -> None:
+    reader, writer = os.pipe()
+    errors = Lines()
+    kid = home.spawn("os.write(2, b'bad\\n'); say(sys.stdin.read().upper())", stdin=reader, stderr=errors)
+    os.close(reader)
+    os.write(writer, b"shout")
+    os.close(writer)
+    assert ("exit 0", 0, 0) == ended(kid.wait())
+    assert (b"SHOUT\n", b"bad\n") == (kid.out.data, errors.data)
+
+
+def test_an_output_may_be_a_descriptor_and_both_may_be_the_same(marks: Den, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        marks.spawn("say('one'); os.write(2, b'two\\n')", stdout=file.fileno(), stderr=file.fileno()).wait()
+    assert "one\ntwo\n" == (tmp_path / "out").read_text()
+
+
+def test_what_is_not_given_is_dev_null_and_so_is_a_descriptor_that_is_closed(marks: Den) -> None:
+    closed = os.dup(0)
+    os.close(closed)
+    look = "say(*(os.readlink(f'/proc/self/fd/{number}') for number in (0, 2)))"
+    for stdin, stderr in ((None, None), (closed, closed)):
+        kid = marks.spawn(look, stdin=stdin, stderr=stderr)
+        kid.wait()
+        assert b"/dev/null /dev/null\n" == kid.out.data
+    assert ("exit 0", 0, 0) == ended(marks.spawn("say('to nobody')", stdout=None).wait())
+
+
+def test_a_child_gets_no_descriptor_but_the_three(home: Den) -> None:
+    other = home.spawn("rest()")
+    kid = home.spawn("say(sorted(map(int, os.listdir('/proc/self/fd'))))")
+    kid.wait()
+    assert b"[0, 1, 2, 3]\n" == kid.out.data  # 3 is the listing itself
+    other.kill()
+
+
+def test_a_child_starts_with_default_signals_in_a_session_of_its_own(home: Den) -> None:
+    kid = home.spawn("""
+        for line in open("/proc/self/status"):
+            if line.startswith(("SigBlk", "SigPnd")):
+                say(line.strip())
+        say("leads", os.getsid(0) == os.getpgid(0) == os.getpid())
+    """)
+    kid.wait()
+    assert ["SigPnd:\t0000000000000000", "SigBlk:\t0000000000000000", "leads True"] == kid.out.data.decode().splitlines()
+    shell = home.start(["sh", "-c", "grep SigIgn /proc/self/status"])
+    shell.wait()
+    assert b"SigIgn:\t0000000000000000\n" == shell.out.data
+
+
+# --- the guardian itself ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_interpreter(_: Service) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        yield
+
+
+def test_the_guardian_keeps_the_contract_of_a_service() -> None:
+    with LoopThread() as loop:
+        loop.loop()
+        check_service(lambda: Guardian(loop, cgroups=False), broken=no_interpreter)
+
+
+def test_a_guardian_that_cannot_be_attached_to_the_loop_is_not_left_running() -> None:
+    with LoopThread() as loop, pytest.MonkeyPatch.context() as patch:
+        before = descriptors()
+
+        async def refuse() -> None:
+            raise OSError(errno.ENOSPC, "no more to watch")
+
+        guardian = Guardian(loop, cgroups=False)
+        patch.setattr(guardian, "_attach", refuse)
+        with pytest.raises(OSError, match="no more to watch"):
+            guardian.start()
+        patch.undo()
+        assert None is guardian.pid
+        assert before == descriptors()
+        guardian.start()
+        assert guardian.stop()
+
+
+def test_a_guardian_that_is_started_again_hears_nothing_of_the_former_one() -> None:
+    with den(cgroups=False) as home:
+        home.guardian._inbox._data += b"\0\0\0"  # a message cut in half by the stop
+        home.guardian.stop()
+        home.guardian.start()
+        assert ("exit 0", 0, 0) == ended(home.start(["true"]).wait())
+
+
+def test_stopping_the_guardian_ends_every_child(home: Den) -> None:
+    kids = [home.spawn("deaf(); orphan(rest); say('ready'); rest()") for _ in range(3)]
+    for kid in kids:
+        kid.out.await_text("ready")
+    assert home.guardian.stop()
+    assert [[], [], []] == [kid.survivors() for kid in kids]
+
+
+def test_nothing_can_be_spawned_before_the_start(home: Den) -> None:
+    before = descriptors()
+    home.guardian.stop()
+    after = descriptors()
+    with pytest.raises(Exception, match="the guardian is not running; start it before spawning"):
+        home.start(["true"])
+    assert after == descriptors()
+    assert len(after) < len(before)
+    assert {} == home.guardian._children
+
+
+def test_the_guardian_ignores_every_signal_that_can_be_ignored(home: Den) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP", "SIGTTIN", "SIGTTOU"):
+        kid = home.start(["true"])  # it has set itself up by now
+        os.kill(home.pid, signal.Signals[name])
+        assert "exit 0" == str(kid.wait().cause)
+    assert "exit 0" == str(home.start(["true"]).wait().cause)
+
+
+def test_the_guardian_has_one_thread_and_runs_isolated_in_the_root_directory_and_a_session_of_its_own(home: Den) -> None:
+    home.start(["true"]).wait()
+    me = Path(f"/proc/{home.pid}")
+    assert ["-I", "-S"] == (me / "cmdline").read_text().split("\0")[1:3]
+    assert "/" == str((me / "cwd").readlink())
+    assert 1 == len(list((me / "task").iterdir()))
+    assert home.pid == os.getsid(home.pid)
+
+
+def test_the_guardian_imports_the_standard_library_and_itself_alone_and_no_asyncio() -> None:
+    root = Path(program.__file__).parents[3]
+    code = f"import sys; sys.path.append({str(root)!r}); import longwatch.host.guardian.main; print(*sys.modules)"
+    listing = subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    modules = listing.stdout.split()
+    ours = {name for name in modules if name.partition(".")[0] == "longwatch"}
+    strangers = {name.partition(".")[0] for name in modules} - {"longwatch", "__main__"} - set(sys.stdlib_module_names)
+    assert set() == strangers
+    assert {name for name in ours if not name.startswith("longwatch.host.guardian")} <= {"longwatch", "longwatch.host"}
+    assert set() == {"asyncio", "subprocess", "threading", "pathlib", "typer", "msgspec"} & set(modules)
+
+
+def test_a_guardian_can_be_started_where_the_standard_streams_are_closed() -> None:
+    code = """
+        import os, sys
+        from longwatch.host.children import Guardian
+        from longwatch.host.loop import LoopThread
+        from longwatch.host.process import ProcessSpec
+
+        said = os.dup(1)
+        os.closerange(0, 3)
+        with LoopThread() as loop, Guardian(loop) as guardian:
+            spec = ProcessSpec(argv=["sh", "-c", "echo fine >&2"], env={"PATH": os.defpath}, stderr=said)
+            child = loop.call(guardian.spawn(spec), timeout=20)
+            ending = loop.call(child.wait(), timeout=20)
+        os.write(said, str(ending.cause).encode())
+    """
+    import textwrap  # noqa: PLC0415 - only here
+
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True, timeout=PATIENCE)
+    assert (0, b"fine\nexit 0") == (done.returncode, done.stdout)
+
+
+def test_a_spec_needs_nothing_but_a_command_and_an_environment(marks: Den) -> None:
+    async def story() -> Ending:
+        child = await marks.guardian.spawn(ProcessSpec(argv=["/bin/true"], env={}))
+        return await child.wait()
+
+    assert "exit 0" == str(marks.loop.call(story(), timeout=PATIENCE).cause)
