@@ -52,9 +52,10 @@ def orphan(act):
         os._exit(0)
     os.waitpid(pid, 0)
 
-def nameless(act):
+def nameless():
     '''Like rest, after an exec that kept nothing of the environment.'''
-    code = "import signal; signal.signal(15, signal.SIG_IGN); print('nameless', flush=True); signal.alarm(120)\\nwhile 1: signal.pause()"
+    code = "import signal; signal.signal(15, signal.SIG_IGN); signal.alarm(120); print('nameless', flush=True)"
+    code += "\\nwhile 1: signal.pause()"
     os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", code, *sys.argv[1:]], {})
 
 def hop(*, setsid, hops=20_000):
@@ -147,7 +148,7 @@ class Den:
         self.loop.loop().set_exception_handler(lambda _, context: self.complaints.append(str(context)))
 
     def spawn(self, code: str, *arguments: str, **spec: Any) -> Kid:
-        """Start a small Python program (the words of PRELUDE are there); its standard output is kept unless the test says otherwise."""
+        """Start a small Python program that knows the words of PRELUDE; its standard output is kept unless told otherwise."""
         token = f"token-{secrets.token_hex(8)}"
         self.tokens.append(token)
         argv = [sys.executable, "-I", "-S", "-c", PRELUDE + dedent(code), token, *arguments]
@@ -175,7 +176,7 @@ class Den:
 
 @contextmanager
 def den(*, cgroups: bool, clock: Clock | None = None, on_lost: Callable[[], None] = lambda: None) -> Iterator[Den]:
-    """A guardian for one test. Whatever it has started is gone in the end, by force if it must be, and nothing was complained of."""
+    """A guardian for one test. All it has started must be gone in the end, and is by force if not; nothing was complained of."""
     heard = RecordingObserver()
     with LoopThread() as loop:
         guardian = Guardian(loop, clock=clock, events=Events(heard), cgroups=cgroups, on_lost=on_lost)

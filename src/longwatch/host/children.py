@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from longwatch.core.clock import Clock, SystemClock
@@ -67,26 +67,39 @@ class Guardian(Service):
     async def spawn(self, spec: ProcessSpec) -> Child:
         """Start a child; returns when its program runs. SpawnError says what could not be done and why."""
         child = Child(next(self._numbers), os.urandom(16).hex(), self, self.clock)
-        stdio = self._stdio(spec, child)
         self._children[child.number] = child
-        message = {"op": "spawn", "id": child.number, "mark": child.mark, "argv": list(spec.argv), "env": dict(spec.env)}
-        self.send({**message, "cwd": spec.cwd or os.getcwd()}, stdio)  # noqa: PTH109 - plain text for the wire
         try:
-            await child.spawned
-        except SpawnError:
-            child.finish_output()
-            raise
+            self._request(spec, child)
+            await asyncio.shield(child.spawned)
         except asyncio.CancelledError:
-            child.kill()
+            with suppress(GuardianLostError):
+                child.kill()
+            raise
+        except BaseException:
+            self._children.pop(child.number, None)
+            child.finish_output()
             raise
         return child
 
+    def _request(self, spec: ProcessSpec, child: Child) -> None:
+        message = {"op": "spawn", "id": child.number, "mark": child.mark, "argv": list(spec.argv), "env": dict(spec.env)}
+        directory = spec.cwd or _working_directory()
+        stdio = self._stdio(spec, child)
+        try:
+            self.send({**message, "cwd": directory}, stdio)
+        except ValueError:
+            raise SpawnError(f"cannot execute it: {os.strerror(errno.E2BIG)}", errno=errno.E2BIG) from None
+
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Queue a message to the guardian; the descriptors are closed once sent."""
+        """Queue a message to the guardian; the descriptors are closed once sent, and also when it cannot be."""
         if self._control is None:
             _close(descriptors)
             raise GuardianLostError("the guardian is not running; start it before spawning")
-        self._outbox.put(message, descriptors)
+        try:
+            self._outbox.put(message, descriptors)
+        except ValueError:
+            _close(descriptors)
+            raise
         self._flush()
 
     # --- the service contract ---
@@ -96,15 +109,22 @@ class Guardian(Service):
             raise ServiceStateError("child processes under the guardian need Linux")
         ours, theirs = socket.socketpair()
         try:
-            self._process = self._launch(theirs)
-        except OSError:
-            ours.close()
+            with theirs:
+                self._process = self._launch(theirs)
+            ours.setblocking(False)
+            self._control, self._inbox = ours, Inbox()
+            self.loop.call(self._attach(), timeout=_START_PATIENCE)
+        except BaseException:
+            self._call_off(ours)
             raise
-        finally:
-            theirs.close()
-        self._control = ours
-        ours.setblocking(False)
-        self.loop.call(self._attach(), timeout=_START_PATIENCE)
+
+    def _call_off(self, ours: socket.socket) -> None:
+        """A start that failed: what was begun of it ends when its host hangs up."""
+        self._control = None
+        ours.close()
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
 
     def _launch(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         if self._adopt:
@@ -207,11 +227,15 @@ class Guardian(Service):
 
     def _stdio(self, spec: ProcessSpec, child: Child) -> tuple[int, ...]:
         """The three descriptors for the child; for sinks, a pipe whose other end is captured."""
-        return (
-            _duplicate(spec.stdin, os.O_RDONLY),
-            self._output(spec.stdout, child),
-            self._output(spec.stderr, child),
-        )
+        taken: list[int] = []
+        try:
+            taken.append(_duplicate(spec.stdin, os.O_RDONLY))
+            taken.append(self._output(spec.stdout, child))
+            taken.append(self._output(spec.stderr, child))
+        except OSError as error:
+            _close(taken)
+            raise SpawnError(f"cannot open its streams: {error.strerror}", errno=error.errno or 0) from None
+        return tuple(taken)
 
     def _output(self, target: Sink | int | None, child: Child) -> int:
         if target is None or isinstance(target, int):
@@ -229,6 +253,13 @@ def _duplicate(descriptor: int | None, mode: int) -> int:
     return os.open(os.devnull, mode | os.O_CLOEXEC)
 
 
-def _close(descriptors: tuple[int, ...]) -> None:
+def _working_directory() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109 - plain text for the wire
+    except FileNotFoundError:
+        raise SpawnError("the working directory was removed; start from another one", errno=errno.ENOENT) from None
+
+
+def _close(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)

@@ -77,7 +77,7 @@ class Child:
         self.number = number
         self.mark = mark
         self.pid = 0
-        self.started_at = clock.monotonic()
+        self.started_at = self._ended_at = clock.monotonic()
         self._guardian = guardian
         self._clock = clock
         self._stopping = False
@@ -104,14 +104,13 @@ class Child:
         When the leader ends by itself the rest of its tree is killed; while it is being stopped the rest has its grace too.
         """
         end = await asyncio.shield(self._ended)
-        lasted = self._clock.monotonic() - self.started_at
-        if not self._stopping:
+        if not self._stopping and not self._cleared.done():
             self.kill()
         clear = await asyncio.shield(self._cleared)
         self.finish_output()
         return Ending(
             cause=EndCause.from_wait_status(end["status"]),
-            lasted=lasted,
+            lasted=self._ended_at - self.started_at,
             pid=self.pid,
             killed=clear["killed"],
             survivors=clear["survivors"],
@@ -122,6 +121,8 @@ class Child:
     async def stop(self, policy: StopPolicy) -> Ending:
         """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the first."""
         self._stopping = True
+        if self._cleared.done():
+            return await self.wait()
         self.signal(policy.signal)
         self.signal(signal.SIGCONT)
         if not await settled_within(self._cleared, policy.grace, self._clock):
@@ -154,6 +155,7 @@ class Child:
             case "spawn_failed":
                 self.lose(SpawnError(message["error"], errno=message["errno"]))
             case "ended":
+                self._ended_at = self._clock.monotonic()
                 self._ended.set_result(message)
             case "cleared":
                 self._cleared.set_result(message)

@@ -34,7 +34,12 @@ def spawn(request: Request, cgroup: Cgroup | None) -> tuple[int, int]:
     """Fork the child; returns its pid and the read end of the pipe that tells how its exec went."""
     verdict, report = os.pipe()
     guardian = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(verdict)
+        os.close(report)
+        raise
     if pid == 0:
         _become(request, cgroup, guardian, report)
     os.close(report)
