@@ -234,7 +234,7 @@ def eventually(holds: Callable[[], bool], *, patience: float = PATIENCE) -> bool
 
 def require_cgroups() -> None:
     """Go on only where a guardian can make cgroups."""
-    found = Cgroups.find()
+    found = Cgroups.find(secrets.token_hex(8))
     if found is not None:
         found.remove()
     elif os.environ.get("CI"):

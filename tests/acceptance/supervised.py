@@ -20,7 +20,6 @@ import pytest
 PATIENCE = 30.0
 PYTHON = (sys.executable, "-S", "-E", "-u", "-c")
 """A child in Python, quick to start: the program's text follows."""
-NOBODY = 65534
 QUICK = ("--backoff-initial", "0.01", "--backoff-cap", "0.01")
 """Options for restarts without a wait to speak of."""
 

@@ -265,7 +265,7 @@ def test_a_port_in_use_is_told_the_ways_out(refusal: Refusal) -> None:
 
 
 def test_an_unknown_option_is_told_of_the_help(refusal: Refusal) -> None:
-    assert "No such option: --bogus See `longwatch --help`." == refusal("--bogus", "--", *CHILD)
+    assert "No such option: --bogus. See `longwatch --help`." == refusal("--bogus", "--", *CHILD)
 
 
 def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> None:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from supervised import PYTHON, QUICK, supervise
 
-SERVER = """
+SERVER = r"""
 import os, signal, socket, sys
 healthy_answers, then = int(sys.argv[1]), sys.argv[2]
 body = b'{"status": "healthy"}'
 server = socket.create_server(("127.0.0.1", int(os.environ["PORT"])))
-print("listening", flush=True)
 for _ in range(healthy_answers):
     connection, _ = server.accept()
     connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 200 OK\\\\r\\\\nContent-Length: %d\\\\r\\\\n\\\\r\\\\n" % len(body) + body)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     connection.close()
+stalled = []
 while then == "stalls":
-    connection, _ = server.accept()
-    connection.sendall(b"HTTP/1.1 200 OK\\\\r\\\\nContent-Length: 999\\\\r\\\\n\\\\r\\\\n{")
-    kept = connection if "kept" not in dir() else (kept, connection)
+    stalled.append(server.accept()[0])
+    stalled[-1].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{")
 signal.pause()
-""".replace("\\\\", "\\")
+"""
 """Answers so many times that it is healthy, then never again: it `hangs`, or it `stalls` after sending half an answer."""
 
 FAST = (*QUICK, "--health-interval", "0.05", "--health-timeout", "0.2", "--health-start-grace", "0.05", "--health-failures", "10")
@@ -35,10 +35,12 @@ FAST = (*QUICK, "--health-interval", "0.05", "--health-timeout", "0.2", "--healt
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        free: int = server.getsockname()[1]
-    yield free
+def port() -> int:
+    """One that nobody has, below those that the kernel hands out to connections of other tests."""
+    while True:
+        candidate = 20_000 + secrets.randbelow(10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", candidate)):
+            return candidate
 
 
 @pytest.mark.parametrize("then", ["hangs", "stalls"])
@@ -76,33 +78,32 @@ def test_a_deaf_server_that_hangs_is_killed_after_the_grace(longwatch_bin: Path,
     assert {"signal 9"} == {ended["cause"] for ended in run.logged("health_check_restart")}
 
 
-NEVER_ANSWERS = ["sh", "-c", "sleep 1; exit 101"]
-"""Lives long enough for many checks at the fast pace to fail, then ends by itself."""
-
-
 @pytest.mark.parametrize(
-    ("options", "env"),
+    ("wanted", "options", "environ"),
     [
-        ((), {}),
-        (("--no-health",), {"PORT": "PORT"}),
-        ((), {"PORT": "PORT", "HEALTH_CHECK_ENABLED": "false"}),
-        ((), {"PORT": "PORT", "HEALTH_CHECK_ENABLED": "0"}),
-        ((), {"PORT": "PORT", "HEALTH_CHECK_ENABLED": "no"}),
-        (("--health",), {"PORT": "PORT", "HEALTH_CHECK_ENABLED": "no", "x": "the flag is stronger"}),
+        (True, ("--health", "--health-port", "{port}"), {}),
+        (True, (), {"PORT": "{port}", "HEALTH_CHECK_ENABLED": "true"}),
+        (False, (), {}),
+        (False, (), {"HEALTH_CHECK_ENABLED": "true"}),
+        (False, ("--no-health",), {"PORT": "{port}"}),
+        (False, (), {"PORT": "{port}", "HEALTH_CHECK_ENABLED": "false"}),
+        (False, (), {"PORT": "{port}", "HEALTH_CHECK_ENABLED": "0"}),
+        (False, (), {"PORT": "{port}", "HEALTH_CHECK_ENABLED": "no"}),
     ],
 )
-def test_health_is_asked_only_where_it_is_wanted(
-    longwatch_bin: Path, tmp_path: Path, port: int, options: tuple[str, ...], env: dict[str, str]
+def test_health_is_asked_only_where_it_is_wanted(  # noqa: PLR0913 - half of them are fixtures
+    longwatch_bin: Path, tmp_path: Path, port: int, options: tuple[str, ...], environ: dict[str, str], *, wanted: bool
 ) -> None:
-    wanted = "--health" in options
-    given = {name: str(port) if value == "PORT" else value for name, value in env.items()}
+    """Nobody listens: while the program lives, every question that is asked fails."""
     fast = ("--health-interval", "0.05", "--health-start-grace", "0", "--health-failures", "1000")
-    with supervise(longwatch_bin, tmp_path, NEVER_ANSWERS, options=(*fast, *options), env=given) as run:
+    given = [option.format(port=port) for option in options]
+    env = {name: value.format(port=port) for name, value in environ.items()}
+    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "sleep 0.4; exit 101"], options=(*fast, *given), env=env) as run:
         assert 101 == run.end()
     assert wanted == bool(run.logged("health_check_failed"))
 
 
-def test_health_can_be_asked_on_another_port_than_PORT(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
+def test_health_can_be_asked_on_a_port_of_its_own(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
     options = (*FAST, "--health-port", str(port))
     with supervise(longwatch_bin, tmp_path, ["env", f"PORT={port}", *PYTHON, SERVER, "1000", "hangs"], options=options) as run:
         run.event("health_check_passed")
@@ -112,9 +113,7 @@ def test_health_can_be_asked_on_another_port_than_PORT(longwatch_bin: Path, tmp_
 
 def test_with_checks_a_run_is_stable_once_it_was_healthy_after_the_time(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
     options = (*FAST, "--stable-after", "0.3")
-    with supervise(
-        longwatch_bin, tmp_path, [*PYTHON, SERVER, "1000", "hangs"], options=options, env={"PORT": str(port)}
-    ) as run:
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, SERVER, "1000", "hangs"], options=options, env={"PORT": str(port)}) as run:
         assert 0.3 < run.event("program_stable")["lasted"]
         run.signal(signal.SIGTERM)
         assert 143 == run.end()

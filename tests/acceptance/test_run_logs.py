@@ -150,6 +150,13 @@ def test_with_standard_streams_closed_it_lives_and_its_log_is_whole(
     assert 3 * [b"x" * 99] + 3 * [b"y" * 99] == sorted((run.logs / "talker.log").read_bytes().splitlines())
 
 
+def test_a_closed_stdin_is_dev_null_to_the_program_and_no_file_of_ours(longwatch_bin: Path, tmp_path: Path) -> None:
+    within = ("sh", "-c", 'exec "$@" 0<&-', "sh")
+    with supervise(longwatch_bin, tmp_path, ["readlink", "/proc/self/fd/0"], within=within) as run:
+        assert 0 == run.end()
+    assert b"/dev/null\n" == run.out.text
+
+
 def test_with_its_readers_gone_it_lives(longwatch_bin: Path, tmp_path: Path, fifo: Lines) -> None:
     """Both pipes break before the program says its first word."""
     command = ["sh", "-c", 'read _ < go; exec "$@"', "sh", *PYTHON, TALKS, "fifo", "3"]

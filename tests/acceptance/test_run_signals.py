@@ -52,13 +52,15 @@ def test_the_signal_that_stops_us_is_the_one_the_program_gets(longwatch_bin: Pat
     assert ["exit 3"] == [end["cause"] for end in run.logged("shutdown_complete")]
 
 
-@pytest.mark.parametrize("spelled", ["USR1", "SIGUSR1"])
-def test_a_configured_stop_signal_is_sent_in_the_place_of_ours(longwatch_bin: Path, tmp_path: Path, spelled: str) -> None:
+@pytest.mark.parametrize(("spelled", "sent"), [("USR1", "SIGUSR1"), ("SIGUSR1", "SIGUSR1"), ("TERM", "SIGTERM")])
+def test_a_configured_stop_signal_is_sent_in_the_place_of_ours(
+    longwatch_bin: Path, tmp_path: Path, spelled: str, sent: str
+) -> None:
     with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-signal", spelled)) as run:
         assert "ready" == run.line()
-        run.signal(signal.SIGTERM)
+        run.signal(signal.SIGINT)
         assert 3 == run.end()
-    assert ["SIGUSR1"] == heard(run)
+    assert [sent] == heard(run)
 
 
 def test_other_signals_are_passed_on_and_stop_nothing(longwatch_bin: Path, tmp_path: Path) -> None:

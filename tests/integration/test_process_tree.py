@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from den import PATIENCE, Den, Kid, bearers, den, eventually, gone, require_cgroups, state
+from den import PATIENCE, Den, Kid, den, eventually, gone, require_cgroups, state
 from longwatch.host.process import KILL_NOW, Ending, StopPolicy
 from longwatch.testing import FakeClock
 
@@ -147,7 +147,6 @@ def test_what_is_left_when_a_leader_ends_by_itself_is_killed(home: Den) -> None:
             deaf()
             say("ready")
             rest()
-        reader, writer = os.pipe()
         if os.fork() == 0:
             stay()
         orphan(stay)
@@ -203,24 +202,23 @@ def test_killing_one_tree_spares_the_other_and_its_orphans(home: Den) -> None:
     assert ("signal 9", 2, 0) == summary(spared.kill())
 
 
-def test_an_orphan_that_starts_programs_without_end_is_not_lost_to_another_tree(home: Den) -> None:
-    """While a process executes a program its environment cannot be read, so a look at the wrong moment finds no mark."""
+def test_an_orphan_that_executes_programs_without_end_is_not_lost_to_another_tree(home: Den) -> None:
+    """While a process executes a program its environment cannot be read: a look at that moment finds no mark and proves nothing."""
     home.spawn("rest()")
-    restless = """
-        import itertools
-        count = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-        def again(count):
-            if count < 20_000:
-                os.execve("/bin/sh", ["sh", "-c", 'i=$0; [ $i -lt 20000 ] && exec /bin/sh -c "$1" $((i + 1)) "$1" "$2"', str(count),
-                    '[ $0 -lt 20000 ] && exec /bin/sh -c "$1" $(($0 + 1)) "$1" "$2"', sys.argv[1]], os.environ)
-        for _ in range(4):
-            orphan(lambda: again(0))
-        say("ready")
-    """
-    for _ in range(10):
-        kid = home.spawn(restless)
+    for _ in range(25):
+        kid = home.spawn("""
+            def restless():
+                script = '[ $0 -lt 20000 ] && exec /bin/sh -c "$1" $(($0 + 1)) "$1" "$2"'
+                os.execv("/bin/sh", ["sh", "-c", script, "0", script, sys.argv[1]])
+            orphan(restless)
+        """)
         assert "exit 0" == str(kid.wait().cause)
-        assert [] == [pid for _ in range(20) for pid in kid.survivors()]
+        assert [] == seen_often(kid)
+
+
+def seen_often(kid: Kid) -> list[int]:
+    """Whoever is seen of it in many looks: one look may miss a process that is just forking or executing."""
+    return [pid for _ in range(20) for pid in kid.survivors()]
 
 
 def test_an_orphan_without_any_sign_is_told_from_other_trees_by_its_cgroup(caged: Den) -> None:
@@ -255,14 +253,14 @@ def test_processes_that_fork_and_go_without_end_are_caught(home: Den, count: int
     kid.out.await_text("ready")
     ending = kid.kill()
     assert ("signal 9", 0) == (str(ending.cause), ending.survivors)
-    assert [] == [pid for _ in range(20) for pid in kid.survivors()]
+    assert [] == seen_often(kid)
 
 
 def test_processes_that_fork_and_go_are_caught_when_their_leader_has_ended(home: Den) -> None:
     kid = home.spawn("hoppers(5, setsid=True); sys.exit(6)")
     ending = kid.wait()
     assert ("exit 6", 0) == (str(ending.cause), ending.survivors)
-    assert [] == [pid for _ in range(20) for pid in kid.survivors()]
+    assert [] == seen_often(kid)
 
 
 def test_processes_that_fork_and_go_in_one_tree_do_not_harm_another(home: Den) -> None:
@@ -271,7 +269,7 @@ def test_processes_that_fork_and_go_in_one_tree_do_not_harm_another(home: Den) -
     restless = home.spawn("hoppers(5, setsid=True); say('ready'); rest()")
     restless.out.await_text("ready")
     assert "signal 9" == str(restless.kill().cause)
-    assert [] == [pid for _ in range(20) for pid in restless.survivors()]
+    assert [] == seen_often(restless)
     assert 2 == len(quiet.survivors())
 
 
@@ -282,8 +280,4 @@ def test_a_quiet_tree_ends_while_another_forks_and_goes(home: Den) -> None:
     quiet.out.await_text("orphan")
     assert ("signal 9", 2, 0) == summary(quiet.kill())
     assert [] == quiet.survivors()
-    assert kept_on(restless)
-
-
-def kept_on(kid: Kid) -> bool:
-    return eventually(lambda: len(bearers(kid.token)) > 1)
+    assert eventually(lambda: len(restless.survivors()) > 1)

@@ -42,7 +42,7 @@ def fault_of(tmp_path: Path, text: str) -> str:
 def test_the_defaults_are_the_ones_that_are_documented() -> None:
     run = load().run
 
-    assert (15.0, 60.0, "on-failure", "TERM") == (run.stop_grace, run.stable_after, run.restart, run.stop_signal)
+    assert (15.0, 60.0, "on-failure", None) == (run.stop_grace, run.stable_after, run.restart, run.stop_signal)
     assert BackoffSettings(initial=1.0, factor=2.0, cap=30.0, jitter=0.0) == run.backoff
     assert BreakerSettings(restarts=5, window=60.0, cooldown=300.0) == run.breaker
     assert HealthSettings(path="/health", interval=30.0, timeout=5.0, failures=3, start_grace=10.0) == run.health
@@ -149,7 +149,7 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
         ("run.health.timeout = 0", "run.health.timeout: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.breaker.window = 0", "run.breaker.window: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.breaker.restarts = 0", "run.breaker.restarts: must be a whole number from 1 to 1000000, not 0"),
-        ("run.breaker.cooldown = 'no'", 'run.breaker.cooldown: must be a number of seconds (0 to a year) or "off", not "no"'),
+        ("run.breaker.cooldown = 'no'", 'run.breaker.cooldown: must be a number of seconds (more than 0, a year at most) or "off", not "no"'),
         ("run.backoff.factor = 0.5", "run.backoff.factor: must be a number from 1 to 1000, not 0.5"),
         ("run.backoff.jitter = 1.1", "run.backoff.jitter: must be a number from 0 to 1, not 1.1"),
         ("run.backoff.cap = 0.5", "run.backoff.cap: must not be less than initial (1), not 0.5; raise cap or lower initial"),

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from longwatch import __version__
@@ -34,7 +35,6 @@ from longwatch.core.events import (
 from longwatch.errors import LongwatchError, SpawnError, UsageError
 from longwatch.host.children import Guardian
 from longwatch.host.errand import Errand
-from longwatch.host.guardian.proctable import ProcTable, descendants
 from longwatch.host.loop import LoopThread
 from longwatch.host.process import KILL_NOW, ProcessSpec, StopPolicy
 from longwatch.host.reaping import reap_strangers
@@ -47,8 +47,6 @@ from longwatch.supervisor.program import Program, ProgramPlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-_ORPHAN_PATIENCE = 5.0
-_PROOF = 2
 
 
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -143,19 +141,6 @@ def _console(settings: Settings, name: str, clock: SystemClock, environ: Mapping
         console.close()
 
 
-def kill_everything_below() -> None:
-    """For when the guardian is gone: as a subreaper we have inherited what it held, also what does not show whose it was.
-
-    One empty look could have come just while the guardian's children changed their parent; two in a row prove it.
-    """
-    table, until, empty = ProcTable(), time.monotonic() + _ORPHAN_PATIENCE, 0
-    while empty < _PROOF and time.monotonic() < until:
-        left = list(descendants(table.read(), table.own_key))
-        empty = 0 if left else empty + 1
-        for process in left:
-            table.signal(process, signal.SIGKILL)
-
-
 class _Foreground:
     """This process while it supervises: its signals, its guardian, its one program."""
 
@@ -165,7 +150,7 @@ class _Foreground:
         self.events = Events(console.log)
         self.events.subscribe(self._tell_dropped)
         self.loop = LoopThread()
-        self.guardian = Guardian(self.loop, clock=clock, events=self.events, adopt=True, on_lost=kill_everything_below)
+        self.guardian = Guardian(self.loop, clock=clock, events=self.events, adopt=True)
         self.program = Program(plan, guardian=self.guardian, clock=clock, events=self.events)
         self.told_dropped = 0
 
@@ -202,10 +187,11 @@ class _Foreground:
 
     def _stop(self, received: int | None) -> None:
         """Pass on the signal that came, unless another is configured."""
-        configured = self.program.plan.stop
-        signum = received if received and configured.signal == signal.SIGTERM else configured.signal
-        self.events.emit(SignalReceived(signal=received or signum, action="stop"))
-        self._on_loop(lambda: self.program.stop(StopPolicy(signal=signum, grace=configured.grace)))
+        policy = self.program.plan.stop
+        if received is not None and self.settings.run.stop_signal is None:
+            policy = replace(policy, signal=received)
+        self.events.emit(SignalReceived(signal=received or policy.signal, action="stop"))
+        self._on_loop(lambda: self.program.stop(policy))
 
     def _kill(self) -> None:
         self.events.emit(SignalReceived(signal=KILL_NOW.signal, action="escalate"))

@@ -70,8 +70,12 @@ def _told(error: Exception) -> tuple[int, str]:
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return error.exit_code, f"{error.format_message()} See `longwatch --help`."
+        return error.exit_code, f"{_sentence(error.format_message())} See `longwatch --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _say(message: str) -> None:

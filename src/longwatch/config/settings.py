@@ -134,8 +134,8 @@ class RunSettings(_Table, frozen=True, kw_only=True):
     """Exit codes after which it is always started again."""
     no_restart_codes: list[ExitCode] = field(default_factory=list)
     """Exit codes after which it is never started again."""
-    stop_signal: SignalName = "TERM"
-    """The signal that asks it to stop, by name, with or without "SIG"."""
+    stop_signal: SignalName | None = None
+    """The signal that asks it to stop, by name, with or without "SIG"; not set: the one that told us to stop, TERM if none did."""
     stop_grace: Seconds = 15.0
     """How long it may take to stop before it is killed."""
     stable_after: Seconds = 60.0
@@ -147,7 +147,7 @@ class RunSettings(_Table, frozen=True, kw_only=True):
 
     @property
     def stop_signal_number(self) -> signal.Signals:
-        return SIGNALS[self.stop_signal]
+        return SIGNALS[self.stop_signal or "TERM"]
 
     def faults(self) -> Iterator[Fault]:
         if self.command is not None and not any(self.command[:1]):

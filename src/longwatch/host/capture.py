@@ -77,6 +77,7 @@ class Capture:
         self._lines = WholeLines(max_line)
         self._loop = asyncio.get_running_loop()
         self._open = True
+        self._patient = True
         os.set_blocking(descriptor, False)
         self._resume()
 
@@ -92,7 +93,7 @@ class Capture:
 
     def _readable(self) -> None:
         self._take()
-        if self._open and self._sink.congested:
+        if self._open and self._sink.congested and self._patient:
             self._pause()
 
     def _take(self) -> int | None:
@@ -112,16 +113,22 @@ class Capture:
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._descriptor)
-        timer = self._loop.call_later(self._patience, self._resume)
+        timer = self._loop.call_later(self._patience, self._lose_patience)
         self._sink.on_drained(lambda: self._from_any_thread(timer))
 
     def _from_any_thread(self, timer: asyncio.TimerHandle) -> None:
         with suppress(RuntimeError):  # the loop is closed: nothing is read any more
             self._loop.call_soon_threadsafe(self._resume, timer)
 
+    def _lose_patience(self) -> None:
+        """Read on whatever the sink says, until it is drained once: else each chunk would cost the child the patience anew."""
+        self._patient = False
+        self._resume()
+
     def _resume(self, timer: asyncio.TimerHandle | None = None) -> None:
         if timer is not None:
             timer.cancel()
+            self._patient = True
         if self._open:
             self._loop.add_reader(self._descriptor, self._readable)
 

@@ -18,6 +18,7 @@ from longwatch.core.events import Events, GuardianLost
 from longwatch.errors import GuardianLostError, ServiceStateError, SpawnError
 from longwatch.host import guardian as program
 from longwatch.host.capture import Sink
+from longwatch.host.guardian.cgroups import Cgroups
 from longwatch.host.guardian.tree import kill_marked
 from longwatch.host.guardian.wire import Inbox, Message, Outbox
 from longwatch.host.loop import LoopThread
@@ -50,6 +51,7 @@ class Guardian(Service):
         self.loop = loop
         self.events = events or Events()
         self._cgroups = cgroups
+        self._cage = ""
         self._adopt = adopt
         self._on_lost = on_lost
         self._numbers = itertools.count(1)
@@ -132,7 +134,8 @@ class Guardian(Service):
 
             become_subreaper()
         main = os.path.join(os.path.dirname(program.__file__), "__main__.py")  # noqa: PTH118, PTH120 - plain text for argv
-        options = () if self._cgroups else ("no-cgroup",)
+        self._cage = f"{os.getpid()}-{os.urandom(8).hex()}"
+        options = (self._cage,) if self._cgroups else ()
         return subprocess.Popen(  # noqa: S603 - our own interpreter and file
             [sys.executable, "-I", "-S", main, str(theirs.fileno()), str(os.getpid()), *options],
             pass_fds=(theirs.fileno(),),
@@ -207,7 +210,7 @@ class Guardian(Service):
         self._outbox.discard()
 
     def _lost(self) -> None:
-        """The guardian died under us: the kernel has killed the leaders, the rest is found by its marks.
+        """The guardian died under us: the kernel has killed the leaders, the rest is found by its cgroups and marks.
 
         This blocks the loop until they are gone, which is what matters most now.
         """
@@ -215,7 +218,8 @@ class Guardian(Service):
             return
         self._hang_up()
         children = list(self._children.values())
-        killed = kill_marked([child.mark for child in children])
+        cage = Cgroups.named(self._cage) if self._cgroups else None
+        killed = kill_marked([child.mark for child in children], cage=cage, below=self._adopt)
         for child in children:
             child.finish_output()
             child.lose(GuardianLostError(f"the guardian died; {killed} processes were killed"))

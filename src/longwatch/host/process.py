@@ -123,9 +123,11 @@ class Child:
         self._stopping = True
         if self._cleared.done():
             return await self.wait()
-        self.signal(policy.signal)
-        self.signal(signal.SIGCONT)
-        if not await settled_within(self._cleared, policy.grace, self._clock):
+        if policy.signal != signal.SIGKILL:
+            self.signal(policy.signal)
+            self.signal(signal.SIGCONT)
+            await settled_within(self._cleared, policy.grace, self._clock)
+        if not self._cleared.done():
             self.kill()
         return await self.wait()
 

@@ -1,4 +1,4 @@
-"""Run as a script, isolated and without site-packages: `python -I -S …/guardian/__main__.py CONTROL_FD HOST_PID [no-cgroup]`."""
+"""Run as a script, isolated and without site-packages: `python -I -S …/guardian/__main__.py CONTROL_FD HOST_PID [CGROUP_NAME]`."""
 
 import os
 import sys

@@ -21,11 +21,7 @@ class Cgroup:
 
     def pids(self) -> set[int]:
         """The processes in it, zombies included, those of cgroups made inside it too."""
-        found: set[int] = set()
-        for folder, _, _ in os.walk(self.path):
-            with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
-                found.update(int(line) for line in file)
-        return found - {0}
+        return _pids(self.path)
 
     @property
     def populated(self) -> bool:
@@ -59,21 +55,28 @@ class Cgroups:
         self.base = base
 
     @classmethod
-    def find(cls) -> Cgroups | None:
-        """A place where we may make cgroups that can be killed whole, or None."""
+    def find(cls, name: str) -> Cgroups | None:
+        """A place of that name where we may make cgroups that can be killed whole, or None."""
         try:
-            own = _own_cgroup()
-            if own is None:
+            cgroups = cls.named(name)
+            if cgroups is None:
                 return None
-            base = f"{own}/{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
-            os.mkdir(base, 0o755)
+            os.mkdir(cgroups.base, 0o755)
         except OSError:
             return None
-        cgroups = cls(base)
         if cgroups.usable():
             return cgroups
         cgroups.remove()
         return None
+
+    @classmethod
+    def named(cls, name: str) -> Cgroups | None:
+        """Where `find` makes the place of that name, be it there or not; None where there is no cgroup v2."""
+        try:
+            own = _own_cgroup()
+        except OSError:
+            return None
+        return None if own is None else cls(f"{own}/{_PREFIX}{name}")
 
     def usable(self) -> bool:
         return os.access(f"{self.base}/cgroup.kill", os.W_OK) and os.access(f"{self.base}/../cgroup.procs", os.W_OK)
@@ -84,8 +87,20 @@ class Cgroups:
         except OSError:
             return None
 
+    def pids(self) -> set[int]:
+        """The processes in all of them."""
+        return _pids(self.base)
+
     def remove(self) -> None:
         _remove(self.base)
+
+
+def _pids(path: str) -> set[int]:
+    found: set[int] = set()
+    for folder, _, _ in os.walk(path):
+        with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
+            found.update(int(line) for line in file)
+    return found - {0}
 
 
 def _remove(path: str) -> None:

@@ -191,7 +191,7 @@ class Guardian:
             return
         if self.restless:
             self.forest.hunt(doomed, self.trees.values())
-        reaped = self.orphans_reaped
+        reaped, self.forest.unclear = self.orphans_reaped, False
         met = self.forest.kill(doomed, self.trees.values()) if doomed else {}
         seen = met if len(doomed) == len(ending) else {**self.forest.members(self.trees.values()), **met}
         self._collect()
@@ -206,11 +206,12 @@ class Guardian:
         """Whether nothing of it is left.
 
         A process that forks and exits without end is missed by a scan, but then an orphan was reaped meanwhile: such a scan
-        proves nothing, unless the kernel says that the cgroup is empty or that we have no child left at all.
+        proves nothing, unless the kernel says that the cgroup is empty or that we have no child left at all. Nor does one that
+        met somebody whose mark could not be read.
         """
         if seen or tree.leader_alive or tree.caged:
             return False
-        return self.childless or tree.cgroup is not None or not self.restless
+        return self.childless or tree.cgroup is not None or not (self.restless or self.forest.unclear)
 
     def _cleared(self, tree: Tree) -> None:
         del self.trees[tree.id]
@@ -266,7 +267,7 @@ def main(arguments: list[str]) -> None:
     control.setblocking(False)
     os.set_inheritable(control.fileno(), False)
     become_subreaper()
-    cgroups = None if "no-cgroup" in arguments else Cgroups.find()
+    cgroups = Cgroups.find(arguments[2]) if arguments[2:] else None
     guardian = Guardian(control, int(arguments[1]), cgroups)
     try:
         guardian.run()

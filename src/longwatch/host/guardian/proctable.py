@@ -10,7 +10,10 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from typing import NamedTuple
+
+_KERNEL_THREAD = 0x00200000
 
 
 class Process(NamedTuple):
@@ -48,8 +51,7 @@ class ProcTable:
     def one(self, key: int) -> Process | None:
         """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot signal into."""
         try:
-            with open(f"{self.root}/{key}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+            fields = self._stat(key)
             state, parent, group, session, start = fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
             if state in b"ZX":
                 return None
@@ -69,13 +71,18 @@ class ProcTable:
             return []
         return [process for process in found if process is not None]
 
-    def mentions(self, process: Process, text: bytes) -> bool:
-        """Whether the environment it was started with has exactly this `NAME=value`."""
+    def environment(self, process: Process) -> list[bytes] | None:
+        """What it was started with, as `NAME=value` each; None while nobody can tell: it is executing a program, or dying."""
         try:
             with open(f"{self.root}/{process.key}/environ", "rb") as file:
-                return text in file.read().split(b"\0")
+                entries = file.read().split(b"\0")
+            if entries != [b""]:
+                return entries
+        except ProcessLookupError:
+            pass  # it has no memory (any more)
         except OSError:
-            return False
+            return []
+        return [] if self._has_none(process.key) else None
 
     def signal(self, process: Process, signum: int) -> None:
         """Send a signal to exactly that process; one that ended meanwhile is passed over, its pid's next bearer spared."""
@@ -86,6 +93,24 @@ class ProcTable:
                     signal.pidfd_send_signal(descriptor, signum)
             finally:
                 os.close(descriptor)
+
+    def _has_none(self, key: int) -> bool:
+        """Whether one whose environment cannot be seen has none, as a thread of the kernel, or one that is gone by now.
+
+        A program that is being executed gets its place in memory step by step, that of the code last; one that dies loses it first.
+        """
+        try:
+            fields = self._stat(key)
+        except OSError:
+            return True
+        flags, memory, code, begin, end = (int(number) for number in itemgetter(6, 20, 23, 47, 48)(fields))
+        gone = fields[0] in b"ZX" or bool(flags & _KERNEL_THREAD)
+        return gone or (memory != 0 and code != 0 and begin == end)
+
+    def _stat(self, key: int) -> list[bytes]:
+        """The fields of its `stat` that come after the name."""
+        with open(f"{self.root}/{key}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
 
     def _own_depth(self) -> int | None:
         """Which of the numbers in NSpid are ours; None when /proc shows ours anyway."""

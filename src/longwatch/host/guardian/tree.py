@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.cgroups import Cgroup, Cgroups
 from longwatch.host.guardian.proctable import Process, ProcTable, descendants
 
 MARK = "LONGWATCH_OWNER"
@@ -72,6 +72,8 @@ class Forest:
 
     def __init__(self, table: ProcTable | None = None) -> None:
         self.table = table or ProcTable()
+        self.unclear = False
+        """Set when somebody was met whose mark could not be read at that moment; the asker clears it."""
 
     def members(self, trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
         """The living processes of every tree, from one scan; the prose of the package says what belongs to whom."""
@@ -96,8 +98,13 @@ class Forest:
             return parents
         if process.session in leaders:
             return leaders[process.session]
-        marked = (tree for tree in known if self.table.mentions(process, tree.environment_mark))
-        return next(marked, known[0] if len(known) == 1 else None)
+        if len(known) == 1:
+            return known[0]
+        environment = self.table.environment(process)
+        if environment is None:
+            self.unclear = True
+            return None
+        return next((tree for tree in known if tree.environment_mark in environment), None)
 
     def kill(self, doomed: list[Tree], trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
         """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then one by one; returns whom it met.
@@ -124,13 +131,8 @@ class Forest:
                     self._strike(owner, [process])
 
     def _strike(self, tree: Tree, prey: list[Process]) -> None:
-        """A group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree."""
-        for group in {process.group for process in prey if process.group > 1}:
-            with suppress(OSError):
-                os.killpg(group, signal.SIGKILL)
-        for process in prey:
-            self.table.signal(process, signal.SIGKILL)
-            tree.met.add((process.pid, process.start))
+        strike(self.table, prey)
+        tree.met.update((process.pid, process.start) for process in prey)
 
     def kill_everything(self) -> None:
         """SIGKILL to whatever hangs below this process."""
@@ -138,18 +140,46 @@ class Forest:
             self.table.signal(process, signal.SIGKILL)
 
 
-def kill_marked(marks: Iterable[str], table: ProcTable | None = None) -> int:
-    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian."""
-    table = table or ProcTable()
-    wanted = [f"{MARK}={mark}".encode() for mark in marks]
+def kill_marked(marks: Iterable[str], *, cage: Cgroups | None = None, below: bool = False) -> int:
+    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian.
+
+    With `cage`, also what is in these cgroups, which are removed; with `below`, also whatever hangs below this process.
+    """
+    table = ProcTable()
+    wanted = {f"{MARK}={mark}".encode() for mark in marks}
     killed: set[tuple[int, int]] = set()
     until = time.monotonic() + _STUBBORN_AFTER
-    while wanted and time.monotonic() < until:
-        found = [p for p in table.read().values() if p.key != table.own_key and any(table.mentions(p, mark) for mark in wanted)]
-        if not found:
+    while time.monotonic() < until:
+        found, unclear = _marked(table, wanted, cage, below=below)
+        if not found and not unclear:
             break
-        for process in found:
-            table.signal(process, signal.SIGKILL)
-            killed.add((process.pid, process.start))
+        strike(table, found)
+        killed |= {(process.pid, process.start) for process in found}
         time.sleep(0.002)
+    if cage is not None:
+        cage.remove()
     return len(killed)
+
+
+def _marked(table: ProcTable, wanted: set[bytes], cage: Cgroups | None, *, below: bool) -> tuple[list[Process], bool]:
+    """Who bears a mark, is in the cage or hangs below us; and whether there is somebody of whom that cannot be told now."""
+    processes = table.read()
+    ours = {process.key for process in descendants(processes, table.own_key)} if below else set()
+    caged = cage.pids() if cage else set()
+    others = [process for process in processes.values() if process.key != table.own_key]
+    environments = {process: table.environment(process) for process in others} if wanted else {}
+    found = [p for p in others if p.key in ours or p.pid in caged or wanted.intersection(environments.get(p) or ())]
+    return found, None in environments.values()
+
+
+def strike(table: ProcTable, prey: Iterable[Process]) -> None:
+    """SIGKILL to their process groups, then to each.
+
+    The group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree.
+    """
+    prey = list(prey)
+    for group in {process.group for process in prey if process.group > 1} - {os.getpgrp()}:
+        with suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+    for process in prey:
+        table.signal(process, signal.SIGKILL)

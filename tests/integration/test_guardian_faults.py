@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import parts
+from den import PATIENCE, PRELUDE, Den, bearers, cgroup_folders, den, eventually, gone, require_cgroups, state
+from longwatch.core.events import GuardianLost
+from longwatch.errors import GuardianLostError, SpawnError
+from longwatch.host.guardian import spawn as spawning
+from longwatch.host.process import ProcessSpec
+from snippet import Snippet, running
+
+TESTS = Path(__file__).resolve().parent.parent
+FAMILY = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
+
+HOST = """
+    import os, signal, sys
+    from longwatch.host.children import Guardian
+    from longwatch.host.loop import LoopThread
+    from longwatch.host.process import ProcessSpec
+
+    token, cgroups, adopt, code = (input() for _ in range(4))
+    loop = LoopThread()
+    guardian = Guardian(loop, cgroups=cgroups == "cgroups", adopt=adopt == "adopt")
+    guardian.start()
+
+    def spawn(stdout=1):
+        argv = [sys.executable, "-I", "-S", "-c", eval(code), token]
+        return loop.call(guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=stdout)), timeout=30)
+
+    print("guardian", guardian.pid)
+"""
+
+
+class Host:
+    """A process of its own that holds a guardian; a test may kill either."""
+
+    def __init__(self, snippet: Snippet, token: str) -> None:
+        self.snippet = snippet
+        self.token = token
+
+    @property
+    def pid(self) -> int:
+        return self.snippet._child.pid
+
+    def number(self, word: str) -> int:
+        """The number behind this word, in one of the next lines."""
+        while line := self.snippet.line():
+            if line.startswith(f"{word} "):
+                return int(line.split()[1])
+        raise AssertionError(f"the host ended and never said {word!r}: {self.snippet.end()}")
+
+    def await_lines(self, *wanted: str) -> None:
+        """Read until all of these were said, in whatever order."""
+        missing = set(wanted)
+        while missing:
+            line = self.snippet.line()
+            assert line, f"the host ended and never said {missing}: {self.snippet.end()}"
+            missing.discard(line)
+
+
+@contextmanager
+def host(story: str, code: str, *, cgroups: bool, adopt: bool = False) -> Iterator[Host]:
+    """Run the story behind HOST; every process of it is ended with the block."""
+    token = f"token-{secrets.token_hex(8)}"
+    with running(dedent(HOST) + dedent(story)) as snippet:
+        for line in (token, "cgroups" if cgroups else "marks", "adopt" if adopt else "", repr(PRELUDE + dedent(code))):
+            snippet.say(line)
+        try:
+            yield Host(snippet, token)
+        finally:
+            for pid in bearers(token):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
+def cgroups(request: pytest.FixtureRequest) -> bool:
+    if request.param:
+        require_cgroups()
+    return bool(request.param)
+
+
+@pytest.fixture
+def home(*, cgroups: bool) -> Iterator[Den]:
+    with den(cgroups=cgroups) as opened:
+        yield opened
+
+
+# --- the host dies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adopt", [False, True], ids=["plain", "adopt"])
+def test_a_host_that_is_killed_leaves_nobody(*, cgroups: bool, adopt: bool) -> None:
+    folders = cgroup_folders()
+    with host("spawn(); signal.pause()", FAMILY, cgroups=cgroups, adopt=adopt) as it:
+        guardian = it.number("guardian")
+        it.await_lines("orphan")
+        assert eventually(lambda: 2 == len(bearers(it.token)))
+        it.snippet.signal(signal.SIGKILL)
+        it.snippet.end()
+        assert eventually(lambda: gone(guardian))
+        assert [] == bearers(it.token)
+    assert cgroup_folders() <= folders
+
+
+def test_a_host_that_is_killed_leaves_nobody_of_those_that_fork_and_go(*, cgroups: bool) -> None:
+    with host("spawn(); signal.pause()", "hoppers(10, setsid=True); say('ready'); rest()", cgroups=cgroups) as it:
+        guardian = it.number("guardian")
+        it.await_lines("ready")
+        it.snippet.signal(signal.SIGKILL)
+        it.snippet.end()
+        assert eventually(lambda: gone(guardian))
+        assert [] == [pid for _ in range(20) for pid in bearers(it.token)]
+
+
+def test_a_host_that_is_killed_while_it_starts_a_guardian_leaves_nobody(*, cgroups: bool) -> None:
+    """The guardian finds its host gone before it has said a word."""
+    with host("signal.pause()", "", cgroups=cgroups) as it:
+        guardian = it.number("guardian")
+        it.snippet.signal(signal.SIGKILL)
+        it.snippet.end()
+        assert eventually(lambda: gone(guardian))
+
+
+def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(*, cgroups: bool) -> None:
+    story = """
+        spawn()
+        copy = os.fork()
+        if copy == 0:
+            signal.alarm(120)
+            signal.pause()
+        print("copy", copy)
+        signal.pause()
+    """
+    with host(story, FAMILY, cgroups=cgroups) as it:
+        guardian = it.number("guardian")
+        it.await_lines("orphan")
+        copy = it.number("copy")
+        it.snippet.signal(signal.SIGKILL)
+        it.snippet._child.wait(PATIENCE)
+        try:
+            assert eventually(lambda: gone(guardian))
+            assert [] == bearers(it.token)
+            assert not gone(copy)
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+
+def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) -> None:
+    story = """
+        import threading
+        class Count:
+            lines, congested = 0, False
+            def write(self, data):
+                self.lines += data.count(b"\\n")
+                if self.lines == 1:
+                    print("ready")
+                return True
+            def on_drained(self, callback): callback()
+        sink = Count()
+        child = spawn(stdout=sink)
+        print("child", child.pid)
+        ending = loop.call(child.wait(), timeout=60)
+        print("lines", sink.lines)
+        print("ended", ending.cause)
+        guardian.stop()
+    """
+    code = """
+        def talk(*_):
+            for number in range(5000):
+                say(number)
+            os._exit(7)
+        signal.signal(signal.SIGUSR1, talk)
+        say("ready")
+        rest()
+    """
+    with host(story, code, cgroups=cgroups) as it:
+        child = it.number("child")
+        it.await_lines("ready")
+        it.snippet.signal(signal.SIGSTOP)
+        assert eventually(lambda: state(it.pid) == "T")
+        os.kill(child, signal.SIGUSR1)
+        assert eventually(lambda: gone(child))
+        it.snippet.signal(signal.SIGCONT)
+        assert 5001 == it.number("lines")
+        assert "ended exit 7" == it.snippet.line()
+
+
+# --- the guardian dies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*, cgroups: bool) -> None:
+    lost = threading.Event()
+    folders = cgroup_folders()
+    with den(cgroups=cgroups, on_lost=lost.set) as home:
+        kids = [home.spawn(FAMILY) for _ in range(2)]
+        for kid in kids:
+            kid.out.await_text("orphan")
+            kid.out.await_text("leader")
+        waiting = home.loop.spawn(kids[0].child.wait())
+        guardian = home.pid
+        os.kill(guardian, signal.SIGKILL)
+        with pytest.raises(GuardianLostError, match="the guardian died; [2-4] processes were killed"):
+            waiting.result(PATIENCE)
+        assert lost.wait(PATIENCE)
+        event = home.heard.wait_for(GuardianLost)
+        assert (guardian, True) == (event.guardian_pid, 2 <= event.killed <= 4)
+        assert [[], []] == [kid.survivors() for kid in kids]
+        with pytest.raises(GuardianLostError):
+            home.start(["true"])
+        assert cgroup_folders() <= folders
+
+
+def test_after_a_guardian_was_killed_another_can_be_started(home: Den) -> None:
+    os.kill(home.pid, signal.SIGKILL)
+    home.heard.wait_for(GuardianLost)
+    home.guardian.stop()
+    home.guardian.start()
+    assert "exit 0" == str(home.start(["true"]).wait().cause)
+
+
+def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(home: Den) -> None:
+    kid = home.spawn("hoppers(10, setsid=False); say('ready'); rest()")
+    kid.out.await_text("ready")
+    os.kill(home.pid, signal.SIGKILL)
+    home.heard.wait_for(GuardianLost)
+    assert [] == [pid for _ in range(20) for pid in kid.survivors()]
+
+
+def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgroups: bool) -> None:
+    with host("print('child', spawn().pid)\nsignal.pause()", "deaf(); say('leader'); rest()", cgroups=cgroups) as it:
+        guardian = it.number("guardian")
+        child = it.number("child")
+        it.snippet.signal(signal.SIGSTOP)
+        assert eventually(lambda: state(it.pid) == "T")
+        os.kill(guardian, signal.SIGKILL)
+        assert eventually(lambda: gone(child))
+
+
+def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed(*, cgroups: bool) -> None:
+    story = """
+        guardian._on_lost = lambda: print("lost")
+        spawn()
+        signal.pause()
+    """
+    with host(story, "orphan(nameless); say('leader'); rest()", cgroups=cgroups, adopt=True) as it:
+        guardian = it.number("guardian")
+        it.await_lines("nameless", "leader")
+        os.kill(guardian, signal.SIGKILL)
+        it.await_lines("lost")
+        assert [] == bearers(it.token)
+
+
+def test_a_host_with_cgroups_kills_even_the_nameless_when_its_guardian_was_killed() -> None:
+    require_cgroups()
+    with den(cgroups=True) as home:
+        kid = home.spawn("orphan(nameless); say('leader'); rest()")
+        kid.out.await_text("nameless")
+        kid.out.await_text("leader")
+        os.kill(home.pid, signal.SIGKILL)
+        home.heard.wait_for(GuardianLost)
+        assert [] == kid.survivors()
+
+
+# --- spawns that do not come to their end -------------------------------------------------------------------------------------
+
+
+def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(home: Den) -> None:
+    token = f"token-{secrets.token_hex(8)}"
+    home.tokens.append(token)
+    argv = [sys.executable, "-I", "-S", "-c", "import signal; signal.alarm(120); signal.pause()", token]
+
+    async def story(turns: int) -> None:
+        spawn = asyncio.ensure_future(home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=home_sink)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        spawn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await spawn
+
+    home_sink = home.start(["true"]).out
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for turns in (1, 2, 3, 1, 2, 3):
+        home.loop.call(story(turns), timeout=PATIENCE)
+        assert "exit 0" == str(home.start(["true"]).wait().cause)
+    assert eventually(lambda: not home.guardian._children)
+    assert [] == bearers(token)
+    assert eventually(lambda: before == sorted(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_more)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    request = spawning.Request({"argv": ["true"], "env": {}, "cwd": None, "mark": "m"}, (0, 1, 2))
+    with pytest.raises(BlockingIOError):
+        spawning.spawn(request, None)
+    assert before == sorted(Path("/proc/self/fd").iterdir())
+
+
+# --- cgroups ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cgroup_of_a_tree_is_gone_when_the_tree_is_and_also_when_it_could_not_start() -> None:
+    require_cgroups()
+    before = cgroup_folders()
+    with den(cgroups=True) as home:
+        home.start(["true"]).wait()
+        idle = cgroup_folders() - before
+        assert 1 == len(idle)
+        kid = home.spawn("rest()")
+        assert 2 == len(cgroup_folders() - before)
+        for _ in range(20):
+            with pytest.raises(SpawnError):
+                home.start(["/no/such/program"])
+        kid.kill()
+        assert "exit 0" == str(home.start(["true"]).wait().cause)
+        assert idle == cgroup_folders() - before
+    assert before == cgroup_folders()
+
+
+def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
+    require_cgroups()
+    before = cgroup_folders()
+    with den(cgroups=True) as home:
+        kid = home.spawn(
+            """
+            place = sys.argv[2] + "/" + next(line for line in open("/proc/self/cgroup") if line.startswith("0::"))[3:].strip()
+            os.makedirs(place + "/inner/most")
+            if os.fork() == 0:
+                open(place + "/inner/most/cgroup.procs", "w").write("0")
+                say("inside")
+                rest()
+            rest()
+        """,
+            str(unified()),
+        )
+        kid.out.await_text("inside")
+        ending = kid.kill()
+        assert (2, 0) == (ending.killed, ending.survivors)
+        assert [] == kid.survivors()
+    assert before == cgroup_folders()
+
+
+def unified() -> Path:
+    """Where cgroup v2 is mounted."""
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    return next(Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2")
+
+
+# --- in a PID namespace -------------------------------------------------------------------------------------------------------
+
+NAMESPACE = """
+    import json, os, sys
+    from den import den
+    family = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
+    told = {"pid": os.getpid(), "seen": os.readlink("/proc/self")}
+    with den(cgroups=sys.argv[1] == "cgroups") as home:
+        doomed, spared = home.spawn(family), home.spawn(family)
+        for kid in (doomed, spared):
+            kid.out.await_text("orphan")
+            kid.out.await_text("leader")
+        told["before"] = len(doomed.survivors()), len(spared.survivors())
+        told["killed"] = doomed.kill().killed
+        told["after"] = len(doomed.survivors()), len(spared.survivors())
+        hopping = home.spawn("hoppers(5, setsid=True); say('ready'); rest()")
+        hopping.out.await_text("ready")
+        hopping.kill()
+        told["hopping"] = [pid for _ in range(20) for pid in hopping.survivors()]
+        home.guardian.stop()
+        told["end"] = len(spared.survivors())
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("proc", ["outer", "own"])
+def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(proc: str, *, cgroups: bool) -> None:
+    """Without a /proc of its own, the numbers there are those of the outer namespace."""
+    parts.require("unshare")
+    options = ["--mount-proc"] if proc == "own" else []
+    script = [sys.executable, "-c", dedent(NAMESPACE), "cgroups" if cgroups else "marks"]
+    with subprocess.Popen(["sleep", "100"]) as outside:
+        done = subprocess.run(
+            ["unshare", "--pid", "--fork", *options, *script],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
+        )
+        alive = outside.poll() is None
+        outside.kill()
+    assert (0, "") == (done.returncode, done.stderr)
+    told = json.loads(done.stdout)
+    assert (1, proc == "own") == (told["pid"], told["seen"] == "1")
+    assert ([2, 2], 2, [0, 2], [], 0) == tuple(told[word] for word in ("before", "killed", "after", "hopping", "end"))
+    assert alive
