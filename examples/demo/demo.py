@@ -145,8 +145,7 @@ def main() -> None:
                 show.process.wait()
         log = Path(state, "logs", "watchdog.log").read_text().splitlines()
         restarts = sum(json.loads(line)["event"] == "restart_scheduled" for line in log)
-        show.say(f"the end: {restarts} failures, {restarts} restarts, exit code {code} (128 + SIGTERM)")
-        show.say(f"{len(log)} JSON lines in {state}/logs/watchdog.log told the story")
+        show.say(f"the end: started again {restarts} times, exit code {code} (128 + SIGTERM); the log had {len(log)} JSON lines")
 
 
 if __name__ == "__main__":

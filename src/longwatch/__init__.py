@@ -25,13 +25,20 @@ if TYPE_CHECKING:
     from longwatch.core.breaker import Breaker as Breaker
     from longwatch.core.breaker import BreakerPolicy as BreakerPolicy
     from longwatch.core.cancel import CancelToken as CancelToken
+    from longwatch.core.clock import Clock as Clock
+    from longwatch.core.clock import SystemClock as SystemClock
     from longwatch.core.deadline import Deadline as Deadline
     from longwatch.core.endcause import EndCause as EndCause
+    from longwatch.core.events import Events as Events
     from longwatch.core.heartbeat import Heartbeat as Heartbeat
     from longwatch.errors import ConfigError as ConfigError
     from longwatch.errors import LongwatchError as LongwatchError
+    from longwatch.host.periodic import Cadence as Cadence
+    from longwatch.host.periodic import Periodic as Periodic
     from longwatch.host.process import StopPolicy as StopPolicy
+    from longwatch.host.service import Service as Service
     from longwatch.host.shutdown import ShutdownCoordinator as ShutdownCoordinator
+    from longwatch.supervisor.decision import RestartPolicy as RestartPolicy
     from longwatch.supervisor.decision import should_restart as should_restart
 
 __version__ = "0.1.0"
@@ -41,14 +48,21 @@ _HOMES = {
     "BackoffPolicy": "longwatch.core.backoff",
     "Breaker": "longwatch.core.breaker",
     "BreakerPolicy": "longwatch.core.breaker",
+    "Cadence": "longwatch.host.periodic",
     "CancelToken": "longwatch.core.cancel",
+    "Clock": "longwatch.core.clock",
     "ConfigError": "longwatch.errors",
     "Deadline": "longwatch.core.deadline",
     "EndCause": "longwatch.core.endcause",
+    "Events": "longwatch.core.events",
     "Heartbeat": "longwatch.core.heartbeat",
     "LongwatchError": "longwatch.errors",
+    "Periodic": "longwatch.host.periodic",
+    "RestartPolicy": "longwatch.supervisor.decision",
+    "Service": "longwatch.host.service",
     "ShutdownCoordinator": "longwatch.host.shutdown",
     "StopPolicy": "longwatch.host.process",
+    "SystemClock": "longwatch.core.clock",
     "should_restart": "longwatch.supervisor.decision",
 }
 
@@ -57,20 +71,28 @@ __all__ = [
     "BackoffPolicy",
     "Breaker",
     "BreakerPolicy",
+    "Cadence",
     "CancelToken",
+    "Clock",
     "ConfigError",
     "Deadline",
     "EndCause",
+    "Events",
     "Heartbeat",
     "LongwatchError",
+    "Periodic",
+    "RestartPolicy",
+    "Service",
     "ShutdownCoordinator",
     "StopPolicy",
+    "SystemClock",
     "__version__",
     "should_restart",
 ]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -156,21 +156,21 @@ def test_a_file_the_kernel_cannot_execute_is_told_the_cure(longwatch_bin: Path, 
 
 def test_a_missing_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     line = refusal("--cwd", "no/where", "--", *CHILD)
-    assert f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd" == line
+    assert f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd, or cwd in the settings" == line
 
 
 def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = refusal("--cwd", "file", "--", *CHILD)
-    assert f"the working directory '{tmp_path}/file' is not a directory; correct --cwd" == line
+    assert f"the working directory '{tmp_path}/file' is not a directory; correct --cwd, or cwd in the settings" == line
 
 
 def test_a_working_directory_without_permission_is_told_so(unprivileged: Refusal) -> None:
     (unprivileged.cwd / "closed").mkdir(mode=0)
     line = unprivileged("--cwd", "closed", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); correct --cwd" == line
+    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); correct --cwd, or cwd in the settings" == line
     line = unprivileged("--cwd", "closed/inside", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); correct --cwd" == line
+    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); correct --cwd, or cwd in the settings" == line
 
 
 def test_a_current_directory_that_was_deleted_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_port_in_use_is_told_the_ways_out(refusal: Refusal) -> None:
 
 
 def test_an_unknown_option_is_told_of_the_help(refusal: Refusal) -> None:
-    assert "No such option: --bogus. See `longwatch --help`." == refusal("--bogus", "--", *CHILD)
+    assert "No such option: --bogus. See `longwatch run --help`." == refusal("--bogus", "--", *CHILD)
 
 
 def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> None:
@@ -274,7 +274,7 @@ def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> Non
 
 
 def test_an_option_without_its_value_is_told_so(refusal: Refusal) -> None:
-    assert "Option '--stop-grace' requires an argument. See `longwatch --help`." == refusal("--stop-grace")
+    assert "Option '--stop-grace' requires an argument. See `longwatch run --help`." == refusal("--stop-grace")
 
 
 def test_an_unknown_command_gets_the_nearest_one(refusal: Refusal) -> None:

@@ -12,6 +12,8 @@ from typing import NoReturn
 from longwatch.errors import UsageError
 
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
+_BUILT_IN = frozenset({"cd", "export", "source", ".", "alias", "set", "ulimit", "umask", "exec", "eval"})
+_SHELL_WORDS = re.compile(r"[\s;|&<>$`*()]")
 _LONGEST_FIRST_LINE = 256
 
 
@@ -45,7 +47,8 @@ def working_directory(asked: str | None) -> Path:
     if not problem and not os.access(cwd, os.X_OK):
         problem = "cannot be entered (permission denied)"
     if problem:
-        raise UsageError(f"the working directory {str(cwd)!r} {problem}; {'correct' if asked else 'choose one with'} --cwd")
+        cure = "correct --cwd, or cwd in the settings" if asked else "choose one with --cwd"
+        raise UsageError(f"the working directory {str(cwd)!r} {problem}; {cure}")
     return cwd
 
 
@@ -96,6 +99,8 @@ def _refuse(program: str, cwd: Path, env: Mapping[str, str]) -> NoReturn:
         raise UsageError(f"{program!r} is not on the PATH; for the file in this directory write {spelled}")
     near = difflib.get_close_matches(program, _commands(env), n=1, cutoff=0.75)
     hint = f"did you mean {near[0]!r}?" if near else "check the spelling or give its full path"
+    if program in _BUILT_IN or _SHELL_WORDS.search(program):
+        hint = "it runs without a shell; for what a shell does write: longwatch run -- sh -c '…'"
     raise UsageError(f"command {program!r} was not found on the PATH; {hint}")
 
 

@@ -179,7 +179,7 @@ class _Foreground:
         """The first signal stops the program with its grace, the second without."""
         coordinator = ShutdownCoordinator.install(signals=STOPPING, events=self.events)
         coordinator.register(lambda: self._stop(coordinator.signal))
-        coordinator.on_escalation(self._kill)
+        coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
         try:
             yield
         finally:
@@ -193,8 +193,8 @@ class _Foreground:
         self.events.emit(SignalReceived(signal=received or policy.signal, action="stop"))
         self._on_loop(lambda: self.program.stop(policy))
 
-    def _kill(self) -> None:
-        self.events.emit(SignalReceived(signal=KILL_NOW.signal, action="escalate"))
+    def _kill(self, received: int | None) -> None:
+        self.events.emit(SignalReceived(signal=received or KILL_NOW.signal, action="escalate"))
         self._on_loop(self.program.kill)
 
     @contextmanager

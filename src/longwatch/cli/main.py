@@ -18,7 +18,7 @@ from longwatch.errors import LongwatchError
 
 app = typer.Typer(
     name="longwatch",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -34,6 +34,7 @@ def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
 
 @app.callback()
 def root(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
@@ -41,6 +42,9 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
+    del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
+    if context.invoked_subcommand is None:
+        _show_help(context)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,12 +69,19 @@ def _guarded(words: list[str]) -> int:
         return code
 
 
+def _show_help(context: typer.Context) -> None:
+    """`longwatch` alone: not what was meant, but a fair question."""
+    typer.echo(context.get_help(), err=True)
+    raise typer.Exit(2)
+
+
 def _told(error: Exception) -> tuple[int, str]:
     """Wrong use knows its own words and code; anything else is our fault."""
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return error.exit_code, f"{_sentence(error.format_message())} See `longwatch --help`."
+        asked = getattr(getattr(error, "ctx", None), "command_path", None) or "longwatch"
+        return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
 
 

@@ -112,7 +112,7 @@ class LogSettings(_Table, frozen=True, kw_only=True):
     format: Literal["auto", "json", "pretty"] = "auto"
     """The form on the console; "auto" is pretty on a terminal and JSON elsewhere. Files are always JSON lines."""
     max_bytes: Annotated[int, Meta(ge=1024, description="a whole number of bytes, 1024 or more")] = 10 << 20
-    """A log file is rotated before it grows past this."""
+    """A log file that has grown to this is rotated; one block of output, 64 KiB at the most, may lie above it."""
     keep: Annotated[int, Meta(ge=0, le=1000)] = 5
     """So many former log files are kept beside the current one."""
 

@@ -111,7 +111,9 @@ class ProgramEnded(Event):
 
     @property
     def level(self) -> Level:
-        return Level.WARNING if self.restart or self.survivors else Level.INFO
+        if self.verdict in {"configuration_error", "fatal_error_no_restart"}:
+            return Level.ERROR
+        return Level.WARNING if self.restart or self.survivors or self.verdict == "unexpected_exit" else Level.INFO
 
     @property
     def name(self) -> str:

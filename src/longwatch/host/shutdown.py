@@ -47,6 +47,8 @@ class ShutdownCoordinator:
         self._begun: tuple[_Call, ...] = ()
         self._triggered = False
         self._once = threading.Lock()
+        self.second_signal: int | None = None
+        """The signal that escalated it; None before."""
         self._escalation: Callback | None = None
         self._heard = 0
         self._stream = SignalStream(())
@@ -169,6 +171,7 @@ class ShutdownCoordinator:
         if self._heard == 1:
             self._begin(signum)
         elif self._heard == INSISTING and self._escalation is not None:
+            self.second_signal = signum
             Errand(partial(self._escalate, signum), name="longwatch-escalation").start(here_if_no_thread=True)
         else:
             os._exit(128 + signum)

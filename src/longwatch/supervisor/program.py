@@ -27,7 +27,7 @@ from longwatch.errors import SpawnError
 from longwatch.host.children import Guardian
 from longwatch.host.patience import settled_within
 from longwatch.host.process import KILL_NOW, Child, Ending, ProcessSpec, StopPolicy
-from longwatch.supervisor.decision import Decision, RestartPolicy
+from longwatch.supervisor.decision import Decision, RestartPolicy, Verdict
 from longwatch.supervisor.healthcheck import HealthPolicy, HttpCheck, watch
 from longwatch.supervisor.lifecycle import LIFECYCLE, Move, State
 
@@ -81,12 +81,11 @@ class Program:
         while True:
             ending = await self._run_once()
             decision = self._judge(ending)
-            if not decision.restart:
-                return ending.cause.exit_code
-            delay = self.backoff.failed(lasted=ending.lasted if self._stable else 0.0)
-            if self._trips():
-                return NEEDS_PERSON
-            if not await self._pause(delay):
+            broken = decision.restart and self._breaks()
+            self._tell_end(ending, decision.verdict, restart=decision.restart and not broken)
+            if broken:
+                return self._give_up()
+            if not decision.restart or not await self._pause(ending):
                 return ending.cause.exit_code
 
     def stop(self, policy: StopPolicy | None = None) -> None:
@@ -195,40 +194,42 @@ class Program:
     def _judge(self, ending: Ending) -> Decision:
         decision = self.plan.restart.decide(ending.cause, shutting_down=self._unwanted is not None, killed_sick=self._sick)
         self._move(Move.FAILED if decision.restart else Move.ENDED)
+        return decision
+
+    def _breaks(self) -> bool:
+        """Record the failure with the breaker; True when that was one too many, or too many hangs in a row."""
+        now = self._clock.monotonic()
+        too_many = self.breaker.failed(now)
+        if self._hangs >= max(self.plan.breaker.tolerated, 1):
+            self.breaker.trip(now, f"{self._hangs} runs in a row ended by failed health checks")
+            return True
+        return too_many
+
+    def _tell_end(self, ending: Ending, verdict: Verdict, *, restart: bool) -> None:
         self._tell(
             ProgramEnded(
                 program=self.plan.name,
                 pid=ending.pid,
-                verdict=decision.verdict,
+                verdict=verdict,
                 cause=ending.cause,
                 lasted=ending.lasted,
-                restart=decision.restart,
+                restart=restart,
                 killed=ending.killed,
                 survivors=ending.survivors,
                 detail=ending.detail,
             )
         )
-        return decision
 
-    def _trips(self) -> bool:
-        """Record the failure with the breaker; True when that was one too many."""
-        now, policy = self._clock.monotonic(), self.plan.breaker
-        hung = self._hangs >= max(policy.tolerated, 1)
-        if not self.breaker.failed(now) and not hung:
-            return False
-        if hung:
-            self.breaker.trip(now, f"{self._hangs} runs in a row ended by failed health checks")
+    def _give_up(self) -> int:
         self._move(Move.TRIPPED)
-        self._tell(
-            CircuitBreakerTripped(
-                program=self.plan.name, restarts=self.starts - 1, window=policy.window, reason=self.breaker.reason
-            )
-        )
-        return True
+        window, reason = self.plan.breaker.window, self.breaker.reason
+        self._tell(CircuitBreakerTripped(program=self.plan.name, restarts=self.starts - 1, window=window, reason=reason))
+        return NEEDS_PERSON
 
-    async def _pause(self, delay: float) -> bool:
+    async def _pause(self, ending: Ending) -> bool:
         """Wait before the next start; False if it was told to stop meanwhile."""
         assert self._told_to_stop is not None
+        delay = self.backoff.failed(lasted=ending.lasted if self._stable else 0.0)
         self._tell(
             RestartScheduled(
                 program=self.plan.name, delay=delay, failures=self.backoff.failures, restarts_in_window=len(self.breaker.events)

@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

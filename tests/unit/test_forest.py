@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.tree import Forest, Tree
+from made_up_proc import BARE, EXECUTING, ME, Proc
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    monkeypatch.setattr(os, "getpid", lambda: ME)
+    return Proc(tmp_path / "proc")
+
+
+def found(proc: Proc, *trees: Tree) -> list[set[int]]:
+    """Whom one scan finds of each tree."""
+    members = Forest(proc.table()).members(trees)
+    return [{process.pid for process in members[tree]} for tree in trees]
+
+
+def tree(number: int, *, leader: int, alive: bool = True) -> Tree:
+    return Tree(number, f"mark{number}", leader=leader, leader_alive=alive)
+
+
+def marked(proc: Proc, pid: int, number: int, *, session: int = 8) -> None:
+    """An orphan with the mark of that tree."""
+    proc.add(pid, session=session)
+    proc.write_environment(pid, "A=1", f"LONGWATCH_OWNER=mark{number}")
+
+
+def test_a_process_belongs_to_the_leader_above_it(proc: Proc) -> None:
+    for pid, parent in ((10, ME), (11, 10), (12, 11), (20, ME), (21, 20)):
+        proc.add(pid, parent=parent)
+    assert [{10, 11, 12}, {20, 21}] == found(proc, tree(1, leader=10), tree(2, leader=20))
+
+
+def test_a_process_that_is_not_below_us_belongs_to_nobody(proc: Proc) -> None:
+    proc.add(10)
+    proc.add(30, parent=1, session=10)
+    proc.write_environment(30, "LONGWATCH_OWNER=mark1")
+    assert [{10}] == found(proc, tree(1, leader=10))
+
+
+def test_an_orphan_belongs_to_the_tree_in_whose_session_it_is(proc: Proc) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    proc.add(11, BARE, session=10)
+    proc.add(21, BARE, session=20)
+    assert [{10, 11}, {20, 21}] == found(proc, tree(1, leader=10), tree(2, leader=20))
+
+
+def test_an_orphan_in_a_session_of_its_own_belongs_to_the_tree_whose_mark_it_bears(proc: Proc) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    marked(proc, 11, 1)
+    marked(proc, 21, 2)
+    proc.add(22, parent=21)
+    assert [{10, 11}, {20, 21, 22}] == found(proc, tree(1, leader=10), tree(2, leader=20))
+
+
+def test_a_stranger_belongs_to_the_only_tree_and_to_none_of_several(proc: Proc) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    proc.add(11, BARE)
+    assert [{10}, {20}] == found(proc, tree(1, leader=10), tree(2, leader=20))
+    proc.remove(20)
+    assert [{10, 11}] == found(proc, tree(1, leader=10))
+
+
+def test_the_cgroup_has_the_first_word(proc: Proc, tmp_path: Path) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    marked(proc, 11, 2, session=20)
+    cage = tmp_path / "cage"
+    (cage / "inner").mkdir(parents=True)
+    (cage / "cgroup.procs").write_text("10\n")
+    (cage / "inner" / "cgroup.procs").write_text("11\n0\n")
+    first = tree(1, leader=10)
+    first.cgroup = Cgroup(str(cage))
+    assert [{10, 11}, {20}] == found(proc, first, tree(2, leader=20))
+
+
+def test_the_number_of_a_leader_that_has_ended_may_be_somebody_elses(proc: Proc) -> None:
+    proc.add(20)
+    proc.add(10, parent=20)
+    assert [set(), {10, 20}] == found(proc, tree(1, leader=10, alive=False), tree(2, leader=20))
+
+
+def test_a_session_keeps_its_meaning_while_somebody_is_in_it_though_its_leader_has_ended(proc: Proc) -> None:
+    proc.add(20)
+    proc.add(11, BARE, session=10)
+    first, second = tree(1, leader=10, alive=False), tree(2, leader=20)
+    for _ in range(2):
+        assert [{11}, {20}] == found(proc, first, second)
+
+
+def test_a_session_that_was_found_empty_has_lost_its_meaning(proc: Proc) -> None:
+    proc.add(20)
+    first, second = tree(1, leader=10, alive=False), tree(2, leader=20)
+    assert [set(), {20}] == found(proc, first, second)
+    marked(proc, 10, 2, session=10)
+    assert [set(), {10, 20}] == found(proc, first, second)
+
+
+def test_somebody_whose_mark_cannot_be_read_now_is_remembered_as_unclear(proc: Proc) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    forest = Forest(proc.table())
+    trees = [tree(1, leader=10), tree(2, leader=20)]
+    forest.members(trees)
+    assert not forest.unclear
+    proc.add(30, EXECUTING)
+    forest.members(trees)
+    assert forest.unclear
