@@ -166,11 +166,12 @@ def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path
 
 
 def test_a_working_directory_without_permission_is_told_so(unprivileged: Refusal) -> None:
+    cure = "correct --cwd, or cwd in the settings"
     (unprivileged.cwd / "closed").mkdir(mode=0)
     line = unprivileged("--cwd", "closed", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); correct --cwd, or cwd in the settings" == line
+    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); {cure}" == line
     line = unprivileged("--cwd", "closed/inside", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); correct --cwd, or cwd in the settings" == line
+    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); {cure}" == line
 
 
 def test_a_current_directory_that_was_deleted_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:

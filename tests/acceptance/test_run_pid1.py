@@ -91,6 +91,10 @@ def test_kill_9_of_the_guardian_ends_all_with_75(longwatch_bin: Path, tmp_path: 
         assert 75 == run.end()
 
 
+def strangers_below(init: psutil.Process) -> list[psutil.Process]:
+    return [child for child in init.children() if "stranger" in child.cmdline()]
+
+
 def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_path: Path) -> None:
     """What enters the namespace beside us (as `docker exec` does) and is orphaned falls to PID 1, not to the guardian."""
     if shutil.which("nsenter") is None:
@@ -102,7 +106,8 @@ def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_
         script = 'exec 3<&0; sh -c "read _ <&3" stranger &'
         subprocess.run(["nsenter", "--target", str(init.pid), "--pid", "sh", "-c", script], check=True, stdin=ours)
         os.close(ours)
-        [stranger] = [child for child in init.children() if "stranger" in child.cmdline()]
+        assert eventually(lambda: len(strangers_below(init)) == 1), "it shows its name once it has been executed"
+        [stranger] = strangers_below(init)
         os.close(theirs)
         assert eventually(lambda: stranger not in init.children())
         os.kill(init.pid, signal.SIGTERM)

@@ -39,7 +39,6 @@ def test_at_the_defaults_six_fast_crashes_wait_1_2_4_8_and_16_seconds(longwatch_
     assert [1.0, 2.0, 4.0, 8.0, 16.0] == [scheduled["delay"] for scheduled in run.logged("restart_scheduled")]
     assert 6 == len(run.logged("program_started"))
     assert 1 == len(run.logged("circuit_breaker_tripped"))
-    assert 31.0 <= run.logged("supervisor_stopped")[0]["lasted"]
 
 
 def test_a_stable_run_makes_backoff_and_breaker_start_anew(longwatch_bin: Path, tmp_path: Path) -> None:

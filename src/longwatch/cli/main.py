@@ -64,7 +64,7 @@ def _guarded(words: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
         if "--debug" in words[:1]:
             traceback.print_exc()
-        code, message = _told(error)
+        code, message = _told(error, words)
         _say(message)
         return code
 
@@ -75,14 +75,19 @@ def _show_help(context: typer.Context) -> None:
     raise typer.Exit(2)
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _told(error: Exception, words: Sequence[str]) -> tuple[int, str]:
     """Wrong use knows its own words and code; anything else is our fault."""
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        asked = getattr(getattr(error, "ctx", None), "command_path", None) or "longwatch"
-        return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
+        return error.exit_code, f"{_sentence(error.format_message())} See `{_asked(words)} --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
+
+
+def _asked(words: Sequence[str]) -> str:
+    """The command this was about, as far as it is one."""
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    return " ".join(("longwatch", *(word for word in words[:1] if word in known)))
 
 
 def _sentence(text: str) -> str:
