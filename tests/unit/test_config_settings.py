@@ -149,7 +149,10 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
         ("run.health.timeout = 0", "run.health.timeout: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.breaker.window = 0", "run.breaker.window: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.breaker.restarts = 0", "run.breaker.restarts: must be a whole number from 1 to 1000000, not 0"),
-        ("run.breaker.cooldown = 'no'", 'run.breaker.cooldown: must be a number of seconds (more than 0, a year at most) or "off", not "no"'),
+        (
+            "run.breaker.cooldown = 'no'",
+            'run.breaker.cooldown: must be a number of seconds (more than 0, a year at most) or "off", not "no"',
+        ),
         ("run.backoff.factor = 0.5", "run.backoff.factor: must be a number from 1 to 1000, not 0.5"),
         ("run.backoff.jitter = 1.1", "run.backoff.jitter: must be a number from 0 to 1, not 1.1"),
         ("run.backoff.cap = 0.5", "run.backoff.cap: must not be less than initial (1), not 0.5; raise cap or lower initial"),
