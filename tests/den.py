@@ -243,6 +243,7 @@ def require_cgroups() -> None:
         pytest.skip("no cgroup v2 can be made here")
 
 
-def cgroup_folders() -> set[Path]:
-    """The cgroups that guardians have made, and those inside."""
-    return {path for mount in Path("/sys/fs/cgroup").glob("**/longwatch-*") for path in (mount, *mount.glob("**/"))}
+def cgroup_folders(host: int) -> set[Path]:
+    """The cgroups made for that host, and those inside."""
+    tops = Path("/sys/fs/cgroup").glob(f"**/longwatch-{host}-*")
+    return {folder for top in tops for folder in (top, *(path for path in top.glob("**/*") if path.is_dir()))}

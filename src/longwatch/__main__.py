@@ -1,6 +1,6 @@
 """`python -m longwatch`."""
 
-from longwatch.cli.main import main
+from longwatch.cli.entry import main
 
 if __name__ == "__main__":
     main()

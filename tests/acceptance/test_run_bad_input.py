@@ -159,6 +159,11 @@ def test_a_missing_working_directory_is_told_so(refusal: Refusal, tmp_path: Path
     assert f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd, or cwd in the settings" == line
 
 
+def test_a_fifo_as_command_is_told_so_and_does_not_block(refusal: Refusal, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o700)
+    assert "'./pipe' is not a file that can be executed; check the path" == refusal("--", "./pipe")
+
+
 def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = refusal("--cwd", "file", "--", *CHILD)

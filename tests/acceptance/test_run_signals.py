@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PYTHON, QUICK, Supervised, supervise
+from supervised import PYTHON, QUICK, Supervised, eventually, supervise
 
 LISTENS = """
 import signal, sys
@@ -101,9 +101,61 @@ def test_a_second_signal_kills_at_once(longwatch_bin: Path, tmp_path: Path) -> N
         assert "ready" == run.line()
         run.signal(signal.SIGTERM)
         run.event("program_stopping")
-        run.signal(signal.SIGINT)
+        assert eventually(lambda: insisted(run)), "a moment after the first, a second signal counts"
         assert 137 == run.end()
-    assert ["stop", "escalate"] == [got["action"] for got in run.logged("signal_received")]
+    assert [(signal.SIGTERM, "stop"), (signal.SIGINT, "escalate")] == [
+        (got["signal"], got["action"]) for got in run.logged("signal_received")
+    ]
+
+
+def insisted(run: Supervised) -> bool:
+    """Whether it has come to the escalation; until then, one more signal."""
+    if len(run.logged("signal_received")) > 1:
+        return True
+    run.signal(signal.SIGINT)
+    return False
+
+
+def test_the_same_request_said_twice_at_once_keeps_its_grace(longwatch_bin: Path, tmp_path: Path) -> None:
+    """As `timeout` does, which signals its child and then the group, or a terminal that closes."""
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGTERM)
+        run.signal(signal.SIGTERM)
+        run.signal(signal.SIGHUP)
+        assert 3 == run.end()
+    assert ["stop"] == [got["action"] for got in run.logged("signal_received")]
+
+
+def test_signals_that_were_ignored_when_it_started_stay_ignored(longwatch_bin: Path, tmp_path: Path) -> None:
+    """As with `nohup`, or in the background of a script."""
+    within = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], within=within) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGHUP)
+        run.signal(signal.SIGINT)
+        run.signal(signal.SIGTERM)
+        assert 3 == run.end()
+    assert [signal.SIGTERM] == [got["signal"] for got in run.logged("signal_received")]
+
+
+def test_signals_that_were_blocked_when_it_started_are_heard(longwatch_bin: Path, tmp_path: Path) -> None:
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+    blocking = f"import os, signal, sys; {block}; os.execv(sys.argv[1], sys.argv[1:])"
+    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], within=(*PYTHON, blocking)) as run:
+        assert "ready" == run.line()
+        run.signal(signal.SIGTERM)
+        assert 3 == run.end()
+
+
+def test_a_signal_among_many_others_is_heard(longwatch_bin: Path, tmp_path: Path) -> None:
+    """The kernel may give it to any thread while the main one is busy with another."""
+    for _ in range(5):
+        with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
+            assert "ready" == run.line()
+            for signum in (signal.SIGWINCH, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCHLD, signal.SIGTERM):
+                run.signal(signum)
+            assert 3 == run.end()
 
 
 def test_a_stopped_program_is_woken_to_stop(longwatch_bin: Path, tmp_path: Path) -> None:

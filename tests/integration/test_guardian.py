@@ -14,7 +14,7 @@ from textwrap import dedent
 import pytest
 
 from den import PATIENCE, Den, Lines, den, require_cgroups
-from longwatch.errors import SpawnError
+from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import guardian as program
 from longwatch.host.children import Guardian
 from longwatch.host.loop import LoopThread
@@ -367,7 +367,7 @@ def test_nothing_can_be_spawned_before_the_start(home: Den) -> None:
     before = descriptors()
     home.guardian.stop()
     after = descriptors()
-    with pytest.raises(Exception, match="the guardian is not running; start it before spawning"):
+    with pytest.raises(GuardianLostError, match="the guardian is not running"):
         home.start(["true"])
     assert after == descriptors()
     assert len(after) < len(before)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -16,21 +16,25 @@ from textwrap import dedent
 import pytest
 
 import parts
-from den import PATIENCE, PRELUDE, Den, bearers, cgroup_folders, den, eventually, gone, require_cgroups, state
+from den import PATIENCE, PRELUDE, Den, Lines, bearers, cgroup_folders, den, eventually, gone, require_cgroups, state
 from longwatch.core.events import GuardianLost
 from longwatch.errors import GuardianLostError, SpawnError
+from longwatch.host import process
 from longwatch.host.guardian import spawn as spawning
-from longwatch.host.process import ProcessSpec
+from longwatch.host.guardian.cgroups import Cgroup, Cgroups
+from longwatch.host.process import KILL_NOW, ProcessSpec
 from snippet import Snippet, running
 
-TESTS = Path(__file__).resolve().parent.parent
 FAMILY = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
 
 HOST = """
     import os, signal, sys
     from longwatch.host.children import Guardian
     from longwatch.host.loop import LoopThread
-    from longwatch.host.process import ProcessSpec
+    from longwatch.host.process import KILL_NOW, ProcessSpec
+
+    def say(*words):
+        os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece, for the children write to the same pipe
 
     token, cgroups, adopt, code = (input() for _ in range(4))
     loop = LoopThread()
@@ -41,7 +45,7 @@ HOST = """
         argv = [sys.executable, "-I", "-S", "-c", eval(code), token]
         return loop.call(guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=stdout)), timeout=30)
 
-    print("guardian", guardian.pid)
+    say("guardian", guardian.pid)
 """
 
 
@@ -51,25 +55,27 @@ class Host:
     def __init__(self, snippet: Snippet, token: str) -> None:
         self.snippet = snippet
         self.token = token
+        self.said: list[str] = []
 
     @property
     def pid(self) -> int:
         return self.snippet._child.pid
 
     def number(self, word: str) -> int:
-        """The number behind this word, in one of the next lines."""
-        while line := self.snippet.line():
-            if line.startswith(f"{word} "):
-                return int(line.split()[1])
-        raise AssertionError(f"the host ended and never said {word!r}: {self.snippet.end()}")
+        """The number behind this word, once a line begins with it."""
+        return int(self._await(lambda line: line.startswith(f"{word} ")).split()[1])
 
     def await_lines(self, *wanted: str) -> None:
         """Read until all of these were said, in whatever order."""
-        missing = set(wanted)
-        while missing:
+        for words in wanted:
+            self._await(words.__eq__)
+
+    def _await(self, fits: Callable[[str], bool]) -> str:
+        while not any(map(fits, self.said)):
             line = self.snippet.line()
-            assert line, f"the host ended and never said {missing}: {self.snippet.end()}"
-            missing.discard(line)
+            assert line, f"the host has ended; it said {self.said} and {self.snippet.end()}"
+            self.said.append(line)
+        return next(filter(fits, self.said))
 
 
 @contextmanager
@@ -104,7 +110,6 @@ def home(*, cgroups: bool) -> Iterator[Den]:
 
 @pytest.mark.parametrize("adopt", [False, True], ids=["plain", "adopt"])
 def test_a_host_that_is_killed_leaves_nobody(*, cgroups: bool, adopt: bool) -> None:
-    folders = cgroup_folders()
     with host("spawn(); signal.pause()", FAMILY, cgroups=cgroups, adopt=adopt) as it:
         guardian = it.number("guardian")
         it.await_lines("orphan")
@@ -113,7 +118,7 @@ def test_a_host_that_is_killed_leaves_nobody(*, cgroups: bool, adopt: bool) -> N
         it.snippet.end()
         assert eventually(lambda: gone(guardian))
         assert [] == bearers(it.token)
-    assert cgroup_folders() <= folders
+        assert set() == cgroup_folders(it.pid)
 
 
 def test_a_host_that_is_killed_leaves_nobody_of_those_that_fork_and_go(*, cgroups: bool) -> None:
@@ -142,7 +147,7 @@ def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(*, cg
         if copy == 0:
             signal.alarm(120)
             signal.pause()
-        print("copy", copy)
+        say("copy", copy)
         signal.pause()
     """
     with host(story, FAMILY, cgroups=cgroups) as it:
@@ -167,15 +172,15 @@ def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) ->
             def write(self, data):
                 self.lines += data.count(b"\\n")
                 if self.lines == 1:
-                    print("ready")
+                    say("ready")
                 return True
             def on_drained(self, callback): callback()
         sink = Count()
         child = spawn(stdout=sink)
-        print("child", child.pid)
+        say("child", child.pid)
         ending = loop.call(child.wait(), timeout=60)
-        print("lines", sink.lines)
-        print("ended", ending.cause)
+        say("lines", sink.lines)
+        say("ended", ending.cause)
         guardian.stop()
     """
     code = """
@@ -195,8 +200,7 @@ def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) ->
         os.kill(child, signal.SIGUSR1)
         assert eventually(lambda: gone(child))
         it.snippet.signal(signal.SIGCONT)
-        assert 5001 == it.number("lines")
-        assert "ended exit 7" == it.snippet.line()
+        it.await_lines("lines 5001", "ended exit 7")
 
 
 # --- the guardian dies --------------------------------------------------------------------------------------------------------
@@ -204,7 +208,6 @@ def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) ->
 
 def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*, cgroups: bool) -> None:
     lost = threading.Event()
-    folders = cgroup_folders()
     with den(cgroups=cgroups, on_lost=lost.set) as home:
         kids = [home.spawn(FAMILY) for _ in range(2)]
         for kid in kids:
@@ -213,7 +216,7 @@ def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*,
         waiting = home.loop.spawn(kids[0].child.wait())
         guardian = home.pid
         os.kill(guardian, signal.SIGKILL)
-        with pytest.raises(GuardianLostError, match="the guardian died; [2-4] processes were killed"):
+        with pytest.raises(GuardianLostError, match=r"the guardian died; [2-4] processes were killed"):
             waiting.result(PATIENCE)
         assert lost.wait(PATIENCE)
         event = home.heard.wait_for(GuardianLost)
@@ -221,7 +224,7 @@ def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*,
         assert [[], []] == [kid.survivors() for kid in kids]
         with pytest.raises(GuardianLostError):
             home.start(["true"])
-        assert cgroup_folders() <= folders
+        assert set() == cgroup_folders(os.getpid())
 
 
 def test_after_a_guardian_was_killed_another_can_be_started(home: Den) -> None:
@@ -230,6 +233,20 @@ def test_after_a_guardian_was_killed_another_can_be_started(home: Den) -> None:
     home.guardian.stop()
     home.guardian.start()
     assert "exit 0" == str(home.start(["true"]).wait().cause)
+
+
+def test_a_guardian_that_does_not_answer_is_given_up_and_everything_dies_with_it(
+    home: Den, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_GUARDIAN_PATIENCE", 0.1)
+    kid = home.spawn(FAMILY)
+    kid.out.await_text("orphan")
+    kid.out.await_text("leader")
+    os.kill(home.pid, signal.SIGSTOP)
+    with pytest.raises(GuardianLostError):
+        kid.stop(KILL_NOW)
+    home.heard.wait_for(GuardianLost)
+    assert [] == kid.survivors()
 
 
 def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(home: Den) -> None:
@@ -241,7 +258,7 @@ def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(ho
 
 
 def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgroups: bool) -> None:
-    with host("print('child', spawn().pid)\nsignal.pause()", "deaf(); say('leader'); rest()", cgroups=cgroups) as it:
+    with host("say('child', spawn().pid)\nsignal.pause()", "deaf(); say('leader'); rest()", cgroups=cgroups) as it:
         guardian = it.number("guardian")
         child = it.number("child")
         it.snippet.signal(signal.SIGSTOP)
@@ -252,7 +269,7 @@ def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgr
 
 def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed(*, cgroups: bool) -> None:
     story = """
-        guardian._on_lost = lambda: print("lost")
+        guardian._on_lost = lambda: say("lost")
         spawn()
         signal.pause()
     """
@@ -278,23 +295,25 @@ def test_a_host_with_cgroups_kills_even_the_nameless_when_its_guardian_was_kille
 # --- spawns that do not come to their end -------------------------------------------------------------------------------------
 
 
-def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(home: Den) -> None:
+async def cancelled_spawn(home: Den, argv: list[str], turns: int) -> None:
+    """A spawn that is cancelled when the loop has turned so often."""
+    spawn = asyncio.ensure_future(home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=Lines())))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    spawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await spawn
+
+
+@pytest.mark.parametrize("program", [sys.executable, "/no/such/program"])
+def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(home: Den, program: str) -> None:
     token = f"token-{secrets.token_hex(8)}"
     home.tokens.append(token)
-    argv = [sys.executable, "-I", "-S", "-c", "import signal; signal.alarm(120); signal.pause()", token]
-
-    async def story(turns: int) -> None:
-        spawn = asyncio.ensure_future(home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=home_sink)))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        spawn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await spawn
-
-    home_sink = home.start(["true"]).out
+    argv = [program, "-I", "-S", "-c", "import signal; signal.alarm(120); signal.pause()", token]
+    home.start(["true"]).wait()
     before = sorted(Path("/proc/self/fd").iterdir())
-    for turns in (1, 2, 3, 1, 2, 3):
-        home.loop.call(story(turns), timeout=PATIENCE)
+    for turns in (1, 2, 3) * 10:
+        home.loop.call(cancelled_spawn(home, argv, turns), timeout=PATIENCE)
         assert "exit 0" == str(home.start(["true"]).wait().cause)
     assert eventually(lambda: not home.guardian._children)
     assert [] == bearers(token)
@@ -318,25 +337,57 @@ def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pytest.
 
 def test_the_cgroup_of_a_tree_is_gone_when_the_tree_is_and_also_when_it_could_not_start() -> None:
     require_cgroups()
-    before = cgroup_folders()
     with den(cgroups=True) as home:
         home.start(["true"]).wait()
-        idle = cgroup_folders() - before
+        idle = cgroup_folders(os.getpid())
         assert 1 == len(idle)
         kid = home.spawn("rest()")
-        assert 2 == len(cgroup_folders() - before)
+        assert 2 == len(cgroup_folders(os.getpid()))
         for _ in range(20):
             with pytest.raises(SpawnError):
                 home.start(["/no/such/program"])
         kid.kill()
-        assert "exit 0" == str(home.start(["true"]).wait().cause)
-        assert idle == cgroup_folders() - before
-    assert before == cgroup_folders()
+        assert eventually(lambda: idle == cgroup_folders(os.getpid()))
+    assert set() == cgroup_folders(os.getpid())
+
+
+def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
+    require_cgroups()
+    cgroups = Cgroups.find(f"{os.getpid()}-{secrets.token_hex(4)}")
+    assert cgroups is not None
+    cgroup = cgroups.make("1")
+    assert cgroup is not None
+    with subprocess.Popen(["sh", "-c", "sleep 100 & sleep 100"]) as victim:
+        try:
+            Path(cgroup.path, "cgroup.procs").write_text(str(victim.pid))
+            assert cgroup.populated
+            assert victim.pid in cgroup.pids()
+        finally:
+            cgroup.kill()
+            assert -signal.SIGKILL == victim.wait(PATIENCE)
+    assert eventually(lambda: not cgroup.populated)
+    cgroups.remove()
+    assert not Path(cgroup.path).exists()
+
+
+def test_cgroups_that_a_killed_guardian_left_are_removed_by_the_next_and_those_in_use_are_not() -> None:
+    require_cgroups()
+    abandoned = Cgroup.named(f"{os.getpid()}-abandoned")
+    assert abandoned is not None
+    with den(cgroups=True) as first:
+        first.start(["true"]).wait()
+        in_use = cgroup_folders(os.getpid())
+        assert abandoned.make()
+        Path(abandoned.path, "7").mkdir()
+        with den(cgroups=True) as second:
+            second.start(["true"]).wait()
+            assert not Path(abandoned.path).exists()
+            assert in_use < cgroup_folders(os.getpid())
+    assert set() == cgroup_folders(os.getpid())
 
 
 def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
     require_cgroups()
-    before = cgroup_folders()
     with den(cgroups=True) as home:
         kid = home.spawn(
             """
@@ -354,7 +405,7 @@ def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
         ending = kid.kill()
         assert (2, 0) == (ending.killed, ending.survivors)
         assert [] == kid.survivors()
-    assert before == cgroup_folders()
+    assert set() == cgroup_folders(os.getpid())
 
 
 def unified() -> Path:
@@ -401,7 +452,7 @@ def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(proc: str,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         alive = outside.poll() is None
         outside.kill()

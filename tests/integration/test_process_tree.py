@@ -89,12 +89,13 @@ def test_what_a_leader_leaves_when_it_obeys_has_its_grace_too(home: Den) -> None
     )
     os.close(reader)
     kid.out.await_text("ready")
+    waiting = home.loop.spawn(kid.child.wait())
     stopping = kid.stopping(PATIENT)
     kid.out.await_text("cleaning")
     assert eventually(lambda: gone(kid.pid))
     os.write(writer, b".")
     os.close(writer)
-    assert ("signal 15", 0, 0) == result(stopping)
+    assert ("signal 15", 0, 0) == result(stopping) == result(waiting)
     assert kid.out.data.endswith(b"cleaned\n")
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.main import Guardian
 from longwatch.host.guardian.tree import Forest, Tree
 from made_up_proc import BARE, EXECUTING, ME, Proc
 
@@ -116,3 +118,54 @@ def test_somebody_whose_mark_cannot_be_read_now_is_remembered_as_unclear(proc: P
     proc.add(30, EXECUTING)
     forest.members(trees)
     assert forest.unclear
+
+
+def test_a_hunt_meets_among_our_children_whom_no_scan_has_shown_and_spares_other_trees(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (10, 20):
+        proc.add(pid)
+    marked(proc, 11, 1)
+    marked(proc, 21, 2)
+    children = proc.root / str(ME) / "task" / str(ME)
+    children.mkdir(parents=True)
+    (children / "children").write_text("11 21 30 ")
+    table = proc.table()
+    struck: set[int] = set()
+    monkeypatch.setattr(table, "read", dict)
+    monkeypatch.setattr(table, "signal", lambda process, _: struck.add(process.pid))
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    doomed, spared = tree(1, leader=10), tree(2, leader=20)
+    Forest(table).hunt([doomed], [doomed, spared])
+    assert {11} == struck
+    assert {(11, 4711)} == doomed.met
+
+
+@pytest.mark.parametrize(
+    ("alive", "group", "told"),
+    [(True, True, ["group"]), (True, False, ["leader"]), (False, True, []), (False, False, [])],
+)
+def test_a_number_that_may_be_somebody_elses_by_now_is_not_signalled(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, *, alive: bool, group: bool, told: list[str]
+) -> None:
+    signalled: list[str] = []
+    monkeypatch.setattr(os, "killpg", lambda *_: signalled.append("group"))
+    monkeypatch.setattr(os, "kill", lambda *_: signalled.append("leader"))
+    with socket.socket() as control:
+        guardian = Guardian(control, 1, None)
+        guardian.forest = Forest(proc.table())
+        guardian.trees[1] = tree(1, leader=10, alive=alive)
+        guardian._on_signal({"id": 1, "signal": 15, "group": group}, ())
+    assert told == signalled
+
+
+def test_what_a_leader_left_in_its_group_is_still_signalled(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda number, signum: signalled.append((number, signum)))
+    proc.add(11)  # made up with group 7
+    with socket.socket() as control:
+        guardian = Guardian(control, 1, None)
+        guardian.forest = Forest(proc.table())
+        guardian.trees[1] = tree(1, leader=7, alive=False)
+        guardian._on_signal({"id": 1, "signal": 15, "group": True}, ())
+    assert [(7, 15)] == signalled

@@ -322,7 +322,7 @@ def test_a_lost_guardian_ends_the_life_of_the_program(stage: Stage) -> None:
 # --- stopping -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_before_the_start_means_it_never_runs(stage: Stage) -> None:
+def test_a_stop_before_the_start_means_it_never_runs_and_gives_the_code_of_the_signal(stage: Stage) -> None:
     stage.program = Program(
         ProgramPlan(name="app", process=ProcessSpec(argv=["x"], env={})),
         guardian=stage.guardian,
@@ -330,7 +330,7 @@ def test_a_stop_before_the_start_means_it_never_runs(stage: Stage) -> None:
         events=Events(stage.heard),
     )
     stage.do(stage.program.stop)
-    assert 0 == stage.loop.call(stage.program.live(), timeout=PATIENCE)
+    assert 143 == stage.loop.call(stage.program.live(), timeout=PATIENCE)
     assert (None, []) == (stage.guardian.latest, stage.heard.events)
 
 

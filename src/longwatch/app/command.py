@@ -68,6 +68,8 @@ def _check_path(path: Path, program: str) -> None:
         raise UsageError(f"{program!r} {problem}; check the path")
     if path.is_dir():
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
+    if not path.is_file():
+        raise UsageError(f"{program!r} is not a file that can be executed; check the path")
     if not os.access(path, os.X_OK):
         raise UsageError(f"{program!r} is not executable; make it so with chmod +x, or run it through its interpreter")
 

@@ -17,7 +17,9 @@ from longwatch.observe.outlet import Outlet
 from longwatch.observe.render import to_json, to_pretty, wants_colour
 
 OWN_LOG = "watchdog"
-_FLUSH = 1.0
+_PATIENCE = 5.0
+"""As for a program that writes while nobody reads."""
+_LAST_WORDS = 1.0
 
 
 class Console:
@@ -44,10 +46,15 @@ class Console:
         """Lines of the program that were dropped so far, by whichever place dropped more."""
         return max(self.out.dropped + self.err.dropped, self._programs.dropped if self._programs else 0)
 
+    def flush(self) -> None:
+        """Write out what is waiting, for as long as somebody reads it; what nobody takes counts as dropped."""
+        for outlet in (self.out, self.err):
+            if not outlet.flush_patiently(_PATIENCE):
+                outlet.close(0.0)
+
     def close(self) -> None:
-        """Write out what is waiting, for a moment at the most."""
-        self.out.close(_FLUSH)
-        self.err.close(_FLUSH)
+        self.out.close(_LAST_WORDS)
+        self.err.close(_LAST_WORDS)
         for file in (self._own, self._programs):
             if file is not None:
                 file.close()

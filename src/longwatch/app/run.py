@@ -32,7 +32,7 @@ from longwatch.core.events import (
     SupervisorStarted,
     SupervisorStopped,
 )
-from longwatch.errors import LongwatchError, SpawnError, UsageError
+from longwatch.errors import LongwatchError, SpawnError, TryAgainError, UsageError
 from longwatch.host.children import Guardian
 from longwatch.host.errand import Errand
 from longwatch.host.loop import LoopThread
@@ -47,6 +47,10 @@ from longwatch.supervisor.program import Program, ProgramPlan
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+INSIST_AFTER = 0.5
+"""Seconds between two signals that make the second one insist."""
+_FOR_NOW = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Reasons not to start that may be gone the next time."""
 
 
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -141,6 +145,23 @@ def _console(settings: Settings, name: str, clock: SystemClock, environ: Mapping
         console.close()
 
 
+def hold_signals() -> None:
+    """Until we are ready, and in every thread that is started meanwhile, for good: signals are the main thread's business."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, *FORWARDED, signal.SIGCHLD})
+
+
+def let_signals_through() -> None:
+    """Whatever whoever started us had blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOPPING, *FORWARDED, signal.SIGCHLD})
+
+
+def _refusal(error: SpawnError) -> LongwatchError:
+    """The very first start failed: the command is wrong, or the machine is short of something just now."""
+    if error.errno in _FOR_NOW:
+        return TryAgainError(f"{error}; the machine is short of it, try again")
+    return UsageError(f"{error}; {_cure(error)}")
+
+
 class _Foreground:
     """This process while it supervises: its signals, its guardian, its one program."""
 
@@ -148,7 +169,7 @@ class _Foreground:
         self.settings = settings
         self.console = console
         self.events = Events(console.log)
-        self.events.subscribe(self._tell_dropped)
+        self.events.subscribe(self._after_each_run)
         self.loop = LoopThread()
         self.guardian = Guardian(self.loop, clock=clock, events=self.events, adopt=True)
         self.program = Program(plan, guardian=self.guardian, clock=clock, events=self.events)
@@ -160,24 +181,31 @@ class _Foreground:
         self.events.emit(SupervisorStarted(version=__version__, program=self.program.plan.name))
         self.events.emit(SettingsInEffect(settings=shown_settings(self.settings)))
         code = 1
+        hold_signals()
         try:
             with self._stop_on_signal(), self._forwarding(), self.guardian:
-                code = self.loop.spawn(self.program.live()).result()
+                story = self.loop.spawn(self.program.live())
+                let_signals_through()
+                code = story.result()
         except SpawnError as error:
-            code = UsageError.exit_code
-            raise UsageError(f"{error}; {_cure(error)}") from None
+            refusal = _refusal(error)
+            code = refusal.exit_code
+            raise refusal from None
         except LongwatchError as error:
             code = error.exit_code
             raise
         finally:
             self.loop.stop()
+            self.console.flush()
+            self._tell_dropped()
             self.events.emit(SupervisorStopped(exit_code=code, lasted=time.monotonic() - began))
         return code
 
     @contextmanager
     def _stop_on_signal(self) -> Iterator[None]:
-        """The first signal stops the program with its grace, the second without."""
-        coordinator = ShutdownCoordinator.install(signals=STOPPING, events=self.events)
+        """The first signal stops the program with its grace, the second without; what was ignored (nohup, `&`) stays ignored."""
+        heard = [signum for signum in STOPPING if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN]
+        coordinator = ShutdownCoordinator.install(signals=heard, events=self.events, insist_after=INSIST_AFTER)
         coordinator.register(lambda: self._stop(coordinator.signal))
         coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
         try:
@@ -215,9 +243,13 @@ class _Foreground:
     def _on_loop(self, act: Callable[[], None]) -> None:
         self.loop.loop().call_soon_threadsafe(act)
 
-    def _tell_dropped(self, event: Event) -> None:
-        """After each run, say how many of its lines nobody took."""
+    def _after_each_run(self, event: Event) -> None:
+        if isinstance(event, ProgramEnded):
+            self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        """Say how many lines nobody took since this was last said."""
         lines = self.console.dropped - self.told_dropped
-        if isinstance(event, ProgramEnded) and lines:
+        if lines:
             self.told_dropped += lines
-            self.events.emit(OutputDropped(program=event.program, lines=lines))
+            self.events.emit(OutputDropped(program=self.program.plan.name, lines=lines))

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Annotated
 import typer
 
 from longwatch import __version__
+from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.run import run
 from longwatch.errors import LongwatchError
 
@@ -43,6 +45,8 @@ def root(
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
     del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
+    if context.invoked_subcommand != "run":  # which lets them through when it is ready for them
+        let_through()
     if context.invoked_subcommand is None:
         _show_help(context)
 
@@ -51,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(_guarded(words))
+
+
+def let_through() -> None:
+    """Hear the stop signals that were held back while we started; Ctrl-C is a KeyboardInterrupt from here on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
 def _guarded(words: list[str]) -> int:

@@ -18,7 +18,7 @@ from longwatch.core.events import Events, GuardianLost
 from longwatch.errors import GuardianLostError, ServiceStateError, SpawnError
 from longwatch.host import guardian as program
 from longwatch.host.capture import Sink
-from longwatch.host.guardian.cgroups import Cgroups
+from longwatch.host.guardian.cgroups import Cgroup
 from longwatch.host.guardian.tree import kill_marked
 from longwatch.host.guardian.wire import Inbox, Message, Outbox
 from longwatch.host.loop import LoopThread
@@ -96,13 +96,18 @@ class Guardian(Service):
         """Queue a message to the guardian; the descriptors are closed once sent, and also when it cannot be."""
         if self._control is None:
             _close(descriptors)
-            raise GuardianLostError("the guardian is not running; start it before spawning")
+            raise GuardianLostError("the guardian is not running; start it, or if it has died, start it again")
         try:
             self._outbox.put(message, descriptors)
         except ValueError:
             _close(descriptors)
             raise
         self._flush()
+
+    def give_up(self) -> None:
+        """It does not do what it is there for: kill it, and do the rest as when it died by itself."""
+        if self._process is not None:
+            self._process.kill()
 
     # --- the service contract ---
 
@@ -218,8 +223,12 @@ class Guardian(Service):
             return
         self._hang_up()
         children = list(self._children.values())
-        cage = Cgroups.named(self._cage) if self._cgroups else None
-        killed = kill_marked([child.mark for child in children], cage=cage, below=self._adopt)
+        killed = kill_marked(
+            [child.mark for child in children],
+            leaders=[child.pid for child in children if child.leads],
+            cage=Cgroup.named(self._cage) if self._cgroups else None,
+            below=self._adopt,
+        )
         for child in children:
             child.finish_output()
             child.lose(GuardianLostError(f"the guardian died; {killed} processes were killed"))

@@ -27,6 +27,8 @@ class StopPolicy:
     grace: float = 15.0
 
 
+_GUARDIAN_PATIENCE = 8.0
+"""Seconds; longer than the guardian takes to say that something cannot be killed."""
 KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
 
 
@@ -69,6 +71,8 @@ class Handler(Protocol):
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None: ...
 
+    def give_up(self) -> None: ...
+
 
 class Child:
     """One running child and its tree. Made by `Guardian.spawn`."""
@@ -89,6 +93,11 @@ class Child:
         self._cleared: asyncio.Future[Message] = loop.create_future()
         for future in self._futures():
             future.add_done_callback(_retrieve)
+
+    @property
+    def leads(self) -> bool:
+        """Whether its leader runs, for all we have heard."""
+        return self.spawned.done() and not self._ended.done()
 
     def signal(self, signum: int, *, group: bool = True) -> None:
         """Pass a signal on to its process group, or to the leader alone; one that has ended hears nothing."""
@@ -129,7 +138,17 @@ class Child:
             await settled_within(self._cleared, policy.grace, self._clock)
         if not self._cleared.done():
             self.kill()
+            await self._trust_guardian()
         return await self.wait()
+
+    async def _trust_guardian(self) -> None:
+        """For as long as killing may take; one that does not answer (stopped, stuck) is given up, and all it holds dies with it.
+
+        Counted in real time: it is another process that is waited for, not something of ours.
+        """
+        await asyncio.wait({self._cleared}, timeout=_GUARDIAN_PATIENCE)
+        if not self._cleared.done():
+            self._guardian.give_up()
 
     def stop_soon(self, policy: StopPolicy) -> None:
         """`stop`, without waiting for it; whoever waits for the child learns how it ended."""

@@ -12,6 +12,7 @@ import signal as signals_of_system
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from typing import ClassVar
 
 from longwatch.core.clock import SystemClock
@@ -39,7 +40,8 @@ class ShutdownCoordinator:
     _installed: ClassVar[tuple[int, ShutdownCoordinator] | None] = None
     """The pid it belongs to, and the coordinator."""
 
-    def __init__(self, *, events: Events | None = None) -> None:
+    def __init__(self, *, events: Events | None = None, insist_after: float = 0.0) -> None:
+        self.insist_after = insist_after
         self.signal: int | None = None
         """The signal that triggered the shutdown; None before, and when code did."""
         self._events = events or Events()
@@ -51,12 +53,18 @@ class ShutdownCoordinator:
         """The signal that escalated it; None before."""
         self._escalation: Callback | None = None
         self._heard = 0
+        self._heard_at = -inf
         self._stream = SignalStream(())
         self._reader: Errand | None = None
 
     @classmethod
-    def install(cls, *, signals: Iterable[int] = SIGNALS, events: Events | None = None) -> ShutdownCoordinator:
+    def install(
+        cls, *, signals: Iterable[int] = SIGNALS, events: Events | None = None, insist_after: float = 0.0
+    ) -> ShutdownCoordinator:
         """The coordinator of this process, listening to these signals; the one there is if it has been installed.
+
+        A signal within `insist_after` seconds of the last does not count as insisting: some senders say one thing twice (to a
+        process and to its group, from the kernel and from a shell).
 
         The first time from the main thread only: ServiceStateError elsewhere, and nothing is changed. A forked child has none until
         it installs its own.
@@ -64,7 +72,7 @@ class ShutdownCoordinator:
         wanted = frozenset(signals)
         present = cls.get()
         if present is None:
-            present = cls(events=events)
+            present = cls(events=events, insist_after=insist_after)
             present.open(wanted)
             ShutdownCoordinator._installed = (os.getpid(), present)
         elif not wanted <= present.signals:
@@ -163,6 +171,10 @@ class ShutdownCoordinator:
 
     def _listen(self, stream: SignalStream) -> None:
         for signum in stream:
+            now = SystemClock().monotonic()
+            if now - self._heard_at < self.insist_after:
+                continue  # the same request once more, not a second one
+            self._heard_at = now
             self._heard += 1
             self._hear(signum)
 

@@ -2,7 +2,10 @@
 
 A Python signal handler runs on the main thread between any two instructions of whatever that is doing; a handler that takes a lock,
 logs or waits can meet the very frame it interrupted. This one appends to a deque and writes one byte, and takes no lock.
-It runs when the main thread next executes Python: a main thread inside a long C call delays it.
+It runs when the main thread next executes Python, which may be never: the kernel may hand the signal to another thread while the
+main one waits for a lock. So the first stream of a process also takes Python's wake-up descriptor, to which the number of each
+signal is written at once, in whichever thread it came; a reader of that needs no handler. Where somebody else has it (an event loop
+on the main thread), the handler has to do.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from longwatch.core.clock import SystemClock
@@ -56,6 +60,7 @@ class SignalStream:
         self._pid = 0
         self._reading = threading.Lock()
         self._reader = self._writer = -1
+        self._woken = False
 
     def open(self) -> None:
         """Install the handlers, all or none."""
@@ -64,6 +69,7 @@ class SignalStream:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._pid = os.getpid()
+        self._woken = self._take_wakeup()
         try:
             for signum in self.signals:
                 self._former.append(_Disposition.replaced(signum, self._note))
@@ -78,6 +84,8 @@ class SignalStream:
         _require_main_thread()
         while self._former:
             self._former.pop().restore()
+        if self._is_woken():
+            signal.set_wakeup_fd(-1)
         self._pid = 0
         self._ring()
         with self._reading:
@@ -109,21 +117,55 @@ class SignalStream:
         """The handler."""
         if not self._is_open():
             _take_default_action(signum)
-        elif self._notes.count(signum) < KEPT_PER_SIGNAL:
-            self._notes.append(signum)
+        elif not (self._is_woken() and self._ring()):  # a pipe that is full for us was full for the number, too
+            self._keep(signum)
             self._ring()
 
-    def _ring(self) -> None:
-        with suppress(BlockingIOError):  # a full pipe rings already; the note itself is in the deque
-            os.write(self._writer, b"\0")
+    def _keep(self, signum: int) -> None:
+        if self._notes.count(signum) < KEPT_PER_SIGNAL:
+            self._notes.append(signum)
+
+    def _take_wakeup(self) -> bool:
+        """Have the numbers of signals written to our pipe, unless somebody else has them written to theirs."""
+        former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if former == -1:
+            _forget_wakeup_in_children()
+            return True
+        signal.set_wakeup_fd(former)
+        return False
+
+    def _is_woken(self) -> bool:
+        """On the main thread: whether the wake-up descriptor is still ours, so that the reader knows already."""
+        if not self._woken:
+            return False
+        present = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if present != self._writer:
+            signal.set_wakeup_fd(present)
+            self._woken = False
+        return self._woken
+
+    def _ring(self) -> bool:
+        """Wake the reader; False when the pipe is full, and so rings already."""
+        try:
+            return bool(os.write(self._writer, b"\0"))
+        except BlockingIOError:
+            return False
 
     def _await_ring(self, timeout: float | None) -> bool:
         poller = select.poll()
         poller.register(self._reader, select.POLLIN)
         rang = bool(poller.poll(None if timeout is None else timeout * 1000))
         if rang:
-            os.read(self._reader, 1 << 16)
+            for number in os.read(self._reader, 1 << 16):
+                if number in self.signals:
+                    self._keep(number)
         return rang
+
+
+@cache
+def _forget_wakeup_in_children() -> None:
+    """A forked child shares our pipe: what it is sent must not be taken for ours. Asked for once a process."""
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class _Disposition:

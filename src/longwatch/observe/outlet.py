@@ -76,6 +76,15 @@ class Outlet:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending or self.broken, timeout) and not self.broken
 
+    def flush_patiently(self, patience: float) -> bool:
+        """Flush for as long as somebody reads: False when nothing was taken for `patience` seconds, or cannot be."""
+        before = self._pending
+        while not self.flush(patience):
+            if self.broken or self._pending >= before:
+                return False
+            before = self._pending
+        return True
+
     def close(self, timeout: float = 1.0) -> bool:
         """Flush, then take nothing more and end the thread; what could not be written by then is dropped. Idempotent."""
         flushed = self.flush(timeout)

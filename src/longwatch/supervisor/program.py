@@ -75,7 +75,7 @@ class Program:
     async def live(self) -> int:
         """From the first start to the end that is final; returns the exit code to pass on."""
         if self._unwanted is not None:
-            return 0
+            return EndCause.signal(self._unwanted.signal).exit_code
         self._told_to_stop = asyncio.get_running_loop().create_future()
         self._move(Move.WANTED)
         while True:

@@ -29,12 +29,14 @@ The life of a tree
 Failure cases
     The host dies, by whatever signal: its pidfd and the control tell. Every tree is killed; the guardian ends when none is left.
     The guardian dies: PDEATHSIG kills every leader at once, the host finds the rest by their cgroups and marks and kills them; a
-    host that is a subreaper also kills whatever it then inherits.
+    host that is a subreaper also kills whatever it then inherits. If both die at once, only the leaders are killed, and the next
+    guardian removes the cgroups that were left: each guardian holds a lock on its own.
     A process forks faster than it is killed: SIGKILL to its cgroup or its process group reaches at one stroke also what is being
     forked. One that forks, leaves its group and exits without end is missed by every scan, but not unnoticed: the guardian reaps
     what it leaves behind, so an empty scan proves nothing while orphans die, and its latest copy is hunted among our children.
     A process executes a program, or dies, just when it is looked at: its mark cannot be read, so no tree is believed empty then.
     A process cannot die (uninterruptible): after five seconds the tree is reported as cleared with its survivors counted, and
     the killing goes on.
-    A pid is used again between scan and kill: signals go through a pidfd whose start time was compared.
+    A pid is used again between scan and kill: signals go through a pidfd whose start time was compared. The number of a leader
+    that has ended names its session and its group only as long as a scan finds somebody in them.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 
@@ -9,11 +10,26 @@ _PREFIX = "longwatch-"
 
 
 class Cgroup:
-    """The cgroup of one tree."""
+    """The cgroup of one tree, or the one around them all."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        os.mkdir(path, 0o755)
+
+    @classmethod
+    def named(cls, name: str) -> Cgroup | None:
+        """The one of that name below the one this process is in, be it there or not; None where there is no cgroup v2."""
+        try:
+            own = _own_cgroup()
+        except OSError:
+            return None
+        return None if own is None else cls(f"{own}/{_PREFIX}{name}")
+
+    def make(self) -> bool:
+        try:
+            os.mkdir(self.path, 0o755)
+        except OSError:
+            return False
+        return True
 
     def enter(self) -> None:
         """Move the calling process in (between fork and exec)."""
@@ -21,7 +37,11 @@ class Cgroup:
 
     def pids(self) -> set[int]:
         """The processes in it, zombies included, those of cgroups made inside it too."""
-        return _pids(self.path)
+        found: set[int] = set()
+        for folder, _, _ in os.walk(self.path):
+            with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
+                found.update(int(line) for line in file)
+        return found - {0}
 
     @property
     def populated(self) -> bool:
@@ -38,7 +58,10 @@ class Cgroup:
             self._write("cgroup.kill", "1")
 
     def remove(self) -> None:
-        _remove(self.path)
+        """Remove it and what was made inside it; what still holds processes stays."""
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            with suppress(OSError):
+                os.rmdir(folder)
 
     def _write(self, name: str, text: str) -> None:
         descriptor = os.open(f"{self.path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
@@ -49,65 +72,69 @@ class Cgroup:
 
 
 class Cgroups:
-    """Makes cgroups below the one this process is in."""
+    """Makes cgroups, all inside one that is held by a lock; one that nobody holds was left by a guardian that was killed."""
 
-    def __init__(self, base: str) -> None:
-        self.base = base
+    def __init__(self, whole: Cgroup, lock: int) -> None:
+        self.whole = whole
+        self._lock = lock
 
     @classmethod
     def find(cls, name: str) -> Cgroups | None:
-        """A place of that name where we may make cgroups that can be killed whole, or None."""
-        try:
-            cgroups = cls.named(name)
-            if cgroups is None:
-                return None
-            os.mkdir(cgroups.base, 0o755)
-        except OSError:
+        """A place of that name where we may make cgroups that can be killed whole, or None. What others left is removed."""
+        whole = Cgroup.named(name)
+        lock = None if whole is None else _hold(whole)
+        if whole is None or lock is None:
             return None
-        if cgroups.usable():
+        _remove_abandoned(os.path.dirname(whole.path))
+        cgroups = cls(whole, lock)
+        if _usable(whole.path):
             return cgroups
         cgroups.remove()
         return None
 
-    @classmethod
-    def named(cls, name: str) -> Cgroups | None:
-        """Where `find` makes the place of that name, be it there or not; None where there is no cgroup v2."""
-        try:
-            own = _own_cgroup()
-        except OSError:
-            return None
-        return None if own is None else cls(f"{own}/{_PREFIX}{name}")
-
-    def usable(self) -> bool:
-        return os.access(f"{self.base}/cgroup.kill", os.W_OK) and os.access(f"{self.base}/../cgroup.procs", os.W_OK)
-
     def make(self, name: str) -> Cgroup | None:
-        try:
-            return Cgroup(f"{self.base}/{name}")
-        except OSError:
-            return None
-
-    def pids(self) -> set[int]:
-        """The processes in all of them."""
-        return _pids(self.base)
+        cgroup = Cgroup(f"{self.whole.path}/{name}")
+        return cgroup if cgroup.make() else None
 
     def remove(self) -> None:
-        _remove(self.base)
+        self.whole.remove()
+        os.close(self._lock)
 
 
-def _pids(path: str) -> set[int]:
-    found: set[int] = set()
-    for folder, _, _ in os.walk(path):
-        with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
-            found.update(int(line) for line in file)
-    return found - {0}
+def _hold(cgroup: Cgroup) -> int | None:
+    """Make it and lock it; once more if somebody found it in between and took it for abandoned."""
+    for _ in range(3):
+        cgroup.make()
+        lock = _locked(cgroup.path, fcntl.LOCK_EX)
+        if lock is None or os.path.isdir(cgroup.path):
+            return lock
+        os.close(lock)
+    return None
 
 
-def _remove(path: str) -> None:
-    """Remove a cgroup and what was made inside it; one that still holds processes stays."""
-    for folder, _, _ in os.walk(path, topdown=False):
-        with suppress(OSError):
-            os.rmdir(folder)
+def _remove_abandoned(base: str) -> None:
+    for name in os.listdir(base):
+        if name.startswith(_PREFIX) and (lock := _locked(f"{base}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
+            Cgroup(f"{base}/{name}").remove()
+            os.close(lock)
+
+
+def _locked(path: str, operation: int) -> int | None:
+    """A descriptor that holds the lock of this directory; None if it cannot be had."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _usable(path: str) -> bool:
+    return os.access(f"{path}/cgroup.kill", os.W_OK) and os.access(f"{path}/../cgroup.procs", os.W_OK)
 
 
 def _own_cgroup() -> str | None:

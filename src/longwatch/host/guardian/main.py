@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from longwatch.host.guardian.cgroups import Cgroups
 from longwatch.host.guardian.kernel import become_subreaper
@@ -33,6 +34,8 @@ class Guardian:
         self.cgroups = cgroups
         self.forest = Forest()
         self.trees: dict[int, Tree] = {}
+        self.stillborn: dict[int, Tree] = {}
+        """By leader: those that could not start, until they are reaped."""
         self.inbox = Inbox()
         self.outbox = Outbox()
         self.poll = select.poll()
@@ -53,6 +56,7 @@ class Guardian:
             self._turn()
         while not self.childless:
             self.forest.kill_everything()
+            time.sleep(_AGAIN)
             self._collect()
 
     def _turn(self) -> None:
@@ -117,17 +121,16 @@ class Guardian:
         self._watch(verdict, lambda: self._exec_done(tree, verdict))
 
     def _on_signal(self, message: Message, _: tuple[int, ...]) -> None:
-        """To the leader's process group, or to the leader alone; a leader that was reaped is not signalled any more."""
+        """To the leader's process group, or to the leader alone; a number that may be somebody else's by now is not signalled."""
         tree = self.trees.get(message["id"])
-        if tree is None:
+        if tree is None or not (tree.leader_alive or (message["group"] and self._has_group(tree))):
             return
-        try:
-            if message["group"]:
-                os.killpg(tree.leader, message["signal"])
-            elif tree.leader_alive:
-                os.kill(tree.leader, message["signal"])
-        except OSError:
-            return  # nobody left to hear it, which the reaping tells soon
+        with suppress(OSError):  # nobody left to hear it, which the reaping tells soon
+            (os.killpg if message["group"] else os.kill)(tree.leader, message["signal"])
+
+    def _has_group(self, tree: Tree) -> bool:
+        """Whether somebody is left in the process group of a leader that has ended."""
+        return any(process.group == tree.leader for process in self.forest.members(self.trees.values())[tree])
 
     def _on_kill(self, message: Message, _: tuple[int, ...]) -> None:
         if tree := self.trees.get(message["id"]):
@@ -143,8 +146,7 @@ class Guardian:
         tree.verdict = None
         if error is not None:
             self._tell("spawn_failed", tree, errno=error[0], error=error[1])
-            self.trees.pop(tree.id, None)
-            self._remove_cgroup(tree)
+            self.stillborn[tree.leader] = self.trees.pop(tree.id)
             return
         if tree.phase is Phase.SPAWNING:
             tree.phase = Phase.RUNNING
@@ -169,8 +171,10 @@ class Guardian:
             self.next_look = 0.0
             if pid in leaders:
                 self._leader_ended(leaders[pid], status, usage)
-            else:
+            elif pid not in self.stillborn:
                 self.orphans_reaped += 1
+            if stillborn := self.stillborn.pop(pid, None):
+                self._remove_cgroup(stillborn)
 
     def _leader_ended(self, tree: Tree, status: int, usage: resource.struct_rusage) -> None:
         tree.leader_alive = False
@@ -196,7 +200,7 @@ class Guardian:
         seen = met if len(doomed) == len(ending) else {**self.forest.members(self.trees.values()), **met}
         self._collect()
         self.restless = self.orphans_reaped != reaped
-        for tree in ending:
+        for tree in (tree for tree in ending if tree.id in self.trees):  # one that was killed may turn out not to have started
             if self._is_empty(tree, seen[tree]):
                 self._cleared(tree)
             elif tree.stubborn:
@@ -206,12 +210,12 @@ class Guardian:
         """Whether nothing of it is left.
 
         A process that forks and exits without end is missed by a scan, but then an orphan was reaped meanwhile: such a scan
-        proves nothing, unless the kernel says that the cgroup is empty or that we have no child left at all. Nor does one that
-        met somebody whose mark could not be read.
+        proves nothing, unless we have no child left at all. Nor does one that met somebody whose mark could not be read. A cgroup
+        that is not empty proves the contrary, but an empty one proves nothing either: who is privileged can leave it.
         """
         if seen or tree.leader_alive or tree.caged:
             return False
-        return self.childless or tree.cgroup is not None or not (self.restless or self.forest.unclear)
+        return self.childless or not (self.restless or self.forest.unclear)
 
     def _cleared(self, tree: Tree) -> None:
         del self.trees[tree.id]
@@ -261,6 +265,7 @@ _DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIG
 
 def main(arguments: list[str]) -> None:
     """Take the control over by its number and serve; only SIGKILL and the end of the host end it."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
     for name in _DEAF_TO:
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     control = socket.socket(fileno=int(arguments[0]))

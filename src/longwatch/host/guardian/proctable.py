@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 _KERNEL_THREAD = 0x00200000
 
+_THREADS = 17
+"""Where /proc/PID/stat has the number of threads, counted from the state."""
+
 
 class Process(NamedTuple):
     """One process that is not a zombie."""
@@ -53,7 +56,7 @@ class ProcTable:
         try:
             fields = self._stat(key)
             state, parent, group, session, start = fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
-            if state in b"ZX":
+            if state in b"ZX" and int(fields[_THREADS]) <= 1:  # with more, only its first thread has ended
                 return None
             if self._depth is None:
                 return Process(key, key, parent, group, session, start)
@@ -73,16 +76,22 @@ class ProcTable:
 
     def environment(self, process: Process) -> list[bytes] | None:
         """What it was started with, as `NAME=value` each; None while nobody can tell: it is executing a program, or dying."""
-        try:
-            with open(f"{self.root}/{process.key}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
+        for place in (f"{process.key}", *self._tasks(process.key)):
+            try:
+                with open(f"{self.root}/{place}/environ", "rb") as file:
+                    entries = file.read().split(b"\0")
+            except ProcessLookupError:
+                continue  # it has no memory (any more); another thread of it may have
+            except OSError:
+                return []
             if entries != [b""]:
                 return entries
-        except ProcessLookupError:
-            pass  # it has no memory (any more)
-        except OSError:
-            return []
         return [] if self._has_none(process.key) else None
+
+    def _tasks(self, key: int) -> Iterator[str]:
+        """Where its threads are, looked up only when asked for."""
+        with suppress(OSError):
+            yield from (f"{key}/task/{thread}" for thread in os.listdir(f"{self.root}/{key}/task"))
 
     def signal(self, process: Process, signum: int) -> None:
         """Send a signal to exactly that process; one that ended meanwhile is passed over, its pid's next bearer spared."""
@@ -104,7 +113,7 @@ class ProcTable:
         except OSError:
             return True
         flags, memory, code, begin, end = (int(number) for number in itemgetter(6, 20, 23, 47, 48)(fields))
-        gone = fields[0] in b"ZX" or bool(flags & _KERNEL_THREAD)
+        gone = (fields[0] in b"ZX" and int(fields[_THREADS]) <= 1) or bool(flags & _KERNEL_THREAD)
         return gone or (memory != 0 and code != 0 and begin == end)
 
     def _stat(self, key: int) -> list[bytes]:

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from longwatch.host.guardian.cgroups import Cgroup, Cgroups
+from longwatch.host.guardian.cgroups import Cgroup
 from longwatch.host.guardian.proctable import Process, ProcTable, descendants
 
 MARK = "LONGWATCH_OWNER"
 _STUBBORN_AFTER = 5.0
 _HUNT_SECONDS = 0.01
+_AGAIN = 0.002
 
 
 class Phase(StrEnum):
@@ -42,6 +43,7 @@ class Tree:
     """The pipe that tells how the exec went; None once it has told."""
     phase: Phase = Phase.SPAWNING
     leader_alive: bool = True
+    session_over: bool = False
     met: set[tuple[int, int]] = field(default_factory=set)
     """Whom SIGKILL was sent to."""
     killing_since: float | None = None
@@ -51,6 +53,10 @@ class Tree:
     @property
     def environment_mark(self) -> bytes:
         return f"{MARK}={self.mark}".encode()
+
+    def note_session(self, members: list[Process]) -> None:
+        """Once the leader has ended and its session is empty, its number may be given to somebody else: it says nothing then."""
+        self.session_over = self.session_over or not (self.leader_alive or any(p.session == self.leader for p in members))
 
     def start_killing(self) -> None:
         self.phase = Phase.KILLING
@@ -79,27 +85,28 @@ class Forest:
         """The living processes of every tree, from one scan; the prose of the package says what belongs to whom."""
         known = list(trees)
         found: dict[Tree, list[Process]] = {tree: [] for tree in known}
-        leaders = {tree.leader: tree for tree in known}
         caged = {pid: tree for tree in known if tree.cgroup for pid in tree.cgroup.pids()}
         owners: dict[int, Tree | None] = {}
         for process in descendants(self.table.read(), self.table.own_key):
-            owner = (
-                caged.get(process.pid)
-                or leaders.get(process.pid)
-                or self._orphans_owner(process, known, leaders, owners.get(process.parent))
-            )
+            owner = caged.get(process.pid) or self._owner(process, known, owners.get(process.parent))
             owners[process.key] = owner
             if owner is not None:
                 found[owner].append(process)
+        for tree, processes in found.items():
+            tree.note_session(processes)
         return found
 
-    def _orphans_owner(self, process: Process, known: list[Tree], leaders: dict[int, Tree], parents: Tree | None) -> Tree | None:
+    def _owner(self, process: Process, known: list[Tree], parents: Tree | None) -> Tree | None:
+        """By the rules after the first: leader and ancestors, session, mark, the only tree."""
+        if leads := next((tree for tree in known if tree.leader == process.pid and tree.leader_alive), None):
+            return leads
         if parents is not None:
             return parents
-        if process.session in leaders:
-            return leaders[process.session]
-        if len(known) == 1:
-            return known[0]
+        if session := next((tree for tree in known if tree.leader == process.session and not tree.session_over), None):
+            return session
+        return known[0] if len(known) == 1 else self._marked(process, known)
+
+    def _marked(self, process: Process, known: list[Tree]) -> Tree | None:
         environment = self.table.environment(process)
         if environment is None:
             self.unclear = True
@@ -122,11 +129,10 @@ class Forest:
     def hunt(self, doomed: list[Tree], trees: Iterable[Tree]) -> None:
         """Kill orphans of the doomed trees as fast as we can look: for one that has forked and gone whenever a scan comes to it."""
         known = list(trees)
-        leaders = {tree.leader: tree for tree in known}
         until = time.monotonic() + _HUNT_SECONDS
         while time.monotonic() < until:
             for process in self.table.own_children():
-                owner = leaders.get(process.pid) or self._orphans_owner(process, known, leaders, None)
+                owner = self._owner(process, known, None)
                 if owner in doomed and owner is not None:
                     self._strike(owner, [process])
 
@@ -140,28 +146,34 @@ class Forest:
             self.table.signal(process, signal.SIGKILL)
 
 
-def kill_marked(marks: Iterable[str], *, cage: Cgroups | None = None, below: bool = False) -> int:
+def kill_marked(marks: Iterable[str], *, leaders: Iterable[int] = (), cage: Cgroup | None = None, below: bool = False) -> int:
     """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian.
 
-    With `cage`, also what is in these cgroups, which are removed; with `below`, also whatever hangs below this process.
+    With `leaders`, first the process groups of those that lived just now; with `cage`, also what is in this cgroup, which is
+    removed; with `below`, also whatever hangs below this process. How many were met, those that died by themselves included.
     """
     table = ProcTable()
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
-    killed: set[tuple[int, int]] = set()
+    met: set[tuple[int, int]] = set()
+    groups = list(leaders)
     until = time.monotonic() + _STUBBORN_AFTER
     while time.monotonic() < until:
         found, unclear = _marked(table, wanted, cage, below=below)
-        if not found and not unclear:
+        if not (found or unclear or groups or (cage is not None and cage.populated)):
             break
+        _strike_groups(groups)
+        if cage is not None:
+            cage.kill()
         strike(table, found)
-        killed |= {(process.pid, process.start) for process in found}
-        time.sleep(0.002)
+        met |= {(process.pid, process.start) for process in found}
+        groups = []
+        time.sleep(_AGAIN)
     if cage is not None:
         cage.remove()
-    return len(killed)
+    return len(met)
 
 
-def _marked(table: ProcTable, wanted: set[bytes], cage: Cgroups | None, *, below: bool) -> tuple[list[Process], bool]:
+def _marked(table: ProcTable, wanted: set[bytes], cage: Cgroup | None, *, below: bool) -> tuple[list[Process], bool]:
     """Who bears a mark, is in the cage or hangs below us; and whether there is somebody of whom that cannot be told now."""
     processes = table.read()
     ours = {process.key for process in descendants(processes, table.own_key)} if below else set()
@@ -178,8 +190,13 @@ def strike(table: ProcTable, prey: Iterable[Process]) -> None:
     The group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree.
     """
     prey = list(prey)
-    for group in {process.group for process in prey if process.group > 1} - {os.getpgrp()}:
-        with suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
+    _strike_groups({process.group for process in prey} - {os.getpgrp()})
     for process in prey:
         table.signal(process, signal.SIGKILL)
+
+
+def _strike_groups(groups: Iterable[int]) -> None:
+    for group in groups:
+        if group > 1:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)

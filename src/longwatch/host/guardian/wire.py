@@ -33,7 +33,7 @@ class Outbox:
         return bool(self._frames)
 
     def put(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        body = json.dumps(message).encode()
+        body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(body) > MOST_BYTES:
             raise ValueError(f"a message of {len(body)} bytes is larger than {MOST_BYTES}")
         self._frames.append((memoryview(_HEADER.pack(len(body), len(descriptors)) + body), descriptors))
@@ -88,7 +88,7 @@ class Inbox:
             end = _HEADER.size + length
             if len(self._data) < end:
                 break
-            message = json.loads(bytes(self._data[_HEADER.size : end]))
+            message = json.loads(self._data[_HEADER.size : end].decode("utf-8", "surrogatepass"))
             del self._data[:end]
             messages.append((message, tuple(self._descriptors.popleft() for _ in range(count))))
         return messages

@@ -1,0 +1,19 @@
+"""The very first thing of the `longwatch` command: hold back the stop signals until somebody is there to hear them.
+
+Importing takes a moment. A signal that comes meanwhile would end us with a traceback, or be dropped for good where we are PID 1;
+held back, it is heard as soon as handlers stand. `longwatch run` lets them through when it is ready, everything else at once.
+"""
+
+from __future__ import annotations
+
+import signal
+
+HELD_BACK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    from longwatch.cli.main import main as run  # noqa: PLC0415 - the moment that this file is about
+
+    run()
