@@ -102,13 +102,14 @@ class Cgroups:
 
 
 def _hold(cgroup: Cgroup) -> int | None:
-    """Make it and lock it; once more if somebody found it in between and took it for abandoned."""
-    for _ in range(3):
+    """Make it and lock it; again if somebody found it in between and took it for abandoned."""
+    for _ in range(10):
         cgroup.make()
         lock = _locked(cgroup.path, fcntl.LOCK_EX)
-        if lock is None or os.path.isdir(cgroup.path):
+        if lock is not None and os.path.isdir(cgroup.path):
             return lock
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
     return None
 
 
