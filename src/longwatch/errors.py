@@ -7,8 +7,27 @@ LongwatchError                      exit code 1    something went wrong
 │   ├── DeadlineExceededError                      it was not done in its time
 │   ├── GuardianLostError                          the guardian died; its children were killed
 │   └── ServiceStateError                          a service was asked for what its state does not allow
+│   └── StoreError                                 the store did not do it; nothing was written unless it says unknown
+│       ├── StoreBusyError                         locked or overloaded
+│       ├── StoreFullError                         no space left
+│       ├── StoreReadOnlyError                     may not be written
+│       ├── StoreUnreachableError                  cannot be opened or reached
+│       ├── StoreCorruptError                      damaged, or not a database
+│       ├── StoreClosedError                       was closed
+│       └── SchemaTooNewError                      made by a newer version of this product
 ├── NeedsPersonError                exit code 100  trying again will not help; someone has to look
+├── MailboxError                                   something about messages
+│   ├── ReceiptHandleExpiredError                  the lease was lost: somebody else has the message, or had it
+│   ├── MessageFinalizedError                      this delivery was settled already
+│   ├── MailboxFullError                           it holds as many messages as it may
+│   ├── MailboxClosedError                         it was closed
+│   ├── SerializationError                         a body cannot be written or read
+│   ├── MailboxConnectionError                     its store cannot be reached, or the outcome is unknown
+│   ├── ReplyNotAvailableError                     there is nowhere to reply to
+│   ├── InvalidParameterError                      a value outside its bounds, which the message names
+│   └── UnsupportedError                           this backend cannot do that
 ├── CancelledError                                 the work was told to stop
+├── PermanentError                                 raised by your code: this piece of work will never succeed
 └── SpawnError                                     a child could not be started
 """
 
@@ -67,6 +86,44 @@ class ServiceStateError(TryAgainError):
     """A service was asked for something that its present state does not allow."""
 
 
+class StoreError(TryAgainError):
+    """The store did not do what it was asked; unless the message says that the outcome is unknown, nothing was written."""
+
+
+class StoreBusyError(StoreError):
+    """The store is locked or overloaded; the same call may work later."""
+
+
+class StoreFullError(StoreError):
+    """There is no space left; nothing was written."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The store may not be written."""
+
+    exit_code = 2
+
+
+class StoreUnreachableError(StoreError):
+    """The store cannot be opened or reached."""
+
+
+class StoreCorruptError(StoreError):
+    """The store is damaged, or is no store at all."""
+
+    exit_code = 100
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""
+
+
+class SchemaTooNewError(StoreError):
+    """The store was made by a newer version of this product."""
+
+    exit_code = 2
+
+
 class NeedsPersonError(LongwatchError):
     """Trying again will not help; a person has to look at it."""
 
@@ -77,9 +134,63 @@ class CancelledError(LongwatchError):
     """The work was told to stop; the reason is in the message."""
 
 
+class PermanentError(LongwatchError):
+    """Raise it, or a subclass, from your own code: this piece of work will never succeed, so it is not tried again."""
+
+
 class SpawnError(LongwatchError):
     """A child process could not be started; `errno` says why."""
 
     def __init__(self, message: str, *, errno: int = 0) -> None:
         super().__init__(message)
         self.errno = errno
+
+
+class MailboxError(LongwatchError):
+    """Something about messages went wrong."""
+
+
+class ReceiptHandleExpiredError(MailboxError):
+    """The lease of this delivery was lost: nothing was changed, and somebody else has the message or had it."""
+
+
+class MessageFinalizedError(MailboxError):
+    """This delivery was acknowledged or given back already."""
+
+
+class MailboxFullError(MailboxError):
+    """The mailbox holds as many messages as it may, leased ones included."""
+
+    exit_code = 75
+
+
+class MailboxClosedError(MailboxError):
+    """The mailbox was closed."""
+
+
+class SerializationError(MailboxError):
+    """A body cannot be written, or cannot be read as what it should be."""
+
+    exit_code = 2
+
+
+class MailboxConnectionError(MailboxError):
+    """The mailbox's store cannot be reached; the message says whether the outcome is unknown."""
+
+    exit_code = 75
+
+
+class ReplyNotAvailableError(MailboxError):
+    """The message names nowhere to reply to, or that place is gone."""
+
+
+class InvalidParameterError(MailboxError, ValueError):
+    """A value is outside its bounds; the message names them."""
+
+    exit_code = 2
+
+
+class UnsupportedError(MailboxError):
+    """This backend cannot do what was asked."""
+
+    exit_code = 2

@@ -1,0 +1,101 @@
+"""Who holds a lease: one start of one worker process, named so that others can tell whether it still lives.
+
+`ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and within that the pid with its start time.
+Whoever shares boot and namespace can look: a pid that is gone, is a zombie or has another start time is a dead owner. From anywhere
+else, or where /proc does not tell, an owner counts as alive: a live process's lease is never taken this way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Self
+
+_THREADS, _START_TIME = 17, 19
+"""Where they stand in /proc/PID/stat, counted from the state, which comes after the name in parentheses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One start of one process."""
+
+    id: str
+    boot: str
+    namespace: int
+    pid: int
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.id}.{self.boot}.{self.namespace}.{self.pid}.{self.start}"
+
+    @classmethod
+    def mine(cls) -> Self:
+        """A new incarnation of this process; a forked child needs its own."""
+        now = _look(os.getpid())
+        return cls(os.urandom(8).hex(), boot_id(), _namespace(), os.getpid(), now.start if now is not None else 0)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The reverse of `str`; ValueError for anything else."""
+        identity, boot, namespace, pid, start = text.split(".")
+        return cls(identity, boot, int(namespace), int(pid), int(start))
+
+    def is_dead(self) -> bool:
+        """Whether it has certainly ended. False means alive or unknown."""
+        if not self.is_visible:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        now = _look(self.pid)
+        return now is not None and (now.is_zombie or (bool(self.start) and now.start != self.start))
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether this process could see it: same boot, same PID namespace."""
+        return bool(self.namespace) and not self.is_of_another_boot and self.namespace == _namespace()
+
+    @property
+    def is_of_another_boot(self) -> bool:
+        """Whether it ran before this machine last started, if it ran here."""
+        return self.boot != boot_id()
+
+
+@cache
+def boot_id() -> str:
+    """This boot of this machine, without dots; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    except OSError:
+        return ""
+
+
+def _namespace() -> int:
+    """The PID namespace we live in; 0 where the system does not tell, or where /proc shows another one's pids."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115 - the text of the link is what counts
+            return 0
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+class _Look(NamedTuple):
+    """What /proc tells about a process."""
+
+    is_zombie: bool
+    start: int
+
+
+def _look(pid: int) -> _Look | None:
+    """None where /proc does not tell. A zombie with other threads is one whose main thread alone has ended."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return _Look(state in {b"Z", b"X"} and int(rest[_THREADS - 1]) <= 1, int(rest[_START_TIME - 1]))

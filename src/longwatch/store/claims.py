@@ -1,0 +1,120 @@
+"""Claim, renew, settle, release: the one mechanism of leased rows, over any table that has the lease columns.
+
+The states, invariants and failure cases are in the package's prose. Everything here runs inside a transaction that the caller
+opened, so that it can be combined: settle the last and claim the next, settle and send, bury and settle.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum, auto
+from typing import NamedTuple, Protocol
+
+from longwatch.host.incarnation import Incarnation
+from longwatch.store.database import Row, Transaction
+from longwatch.store.named_sql import load_queries
+
+
+class Claim(NamedTuple):
+    """The right to work on one row: what every write about it has to show."""
+
+    seq: int
+    owner: int
+    term: int
+
+
+class Blame(StrEnum):
+    """Why a row comes back: which of its counters rises."""
+
+    FAILURE = auto()  # the work raised: spends the retry budget
+    CRASH = auto()  # the process died in it: spends the small poison budget
+    RELEASE = auto()  # nobody's fault: spends nothing
+
+
+class StoreClock(Protocol):
+    """The store's own clocks."""
+
+    def lease_now(self) -> float:
+        """The clock that judges leases; it neither jumps nor stops."""
+
+    def wall_now(self) -> float:
+        """Wall time, for delays and expiry."""
+
+
+class Claims:
+    """Leases over one table. Rows come back as the `columns` asked for; the first three are always seq, owner, term."""
+
+    def __init__(self, clock: StoreClock, *, dialect: str, table: str, columns: Sequence[str] = ()) -> None:
+        names = ", ".join(("seq", "owner", "term", *columns))
+        self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names)
+        self.clock = clock
+        self._registered: dict[int, dict[str, object]] = {}
+
+    def register(self, transaction: Transaction, incarnation: Incarnation, *, page: str | None = None) -> int:
+        """Enter an owner; the number that stands for it in leases."""
+        owner = secrets.randbits(62)
+        self._registered[owner] = {"owner": owner, "incarnation": str(incarnation), "boot": incarnation.boot, "page": page}
+        self._enter(transaction, owner)
+        return owner
+
+    def claim(self, transaction: Transaction, *, lane: int, owner: int, duration: float, limit: int) -> list[Row]:
+        """Lease up to `limit` free rows, oldest first. A row that has crashed before comes alone."""
+        candidates = transaction.rows(self.sql["candidates"], {"lane": lane, "limit": limit})
+        if candidates and not transaction.rows(self.sql["is_registered"], {"owner": owner}):
+            self._enter(transaction, owner)
+        until = self.clock.lease_now() + duration
+        taken: list[Row] = []
+        for seq, crashes in candidates:
+            if crashes and taken:
+                break
+            taken += transaction.rows(self.sql["take"], {"seq": seq, "owner": owner, "until": until})
+            if crashes:
+                break
+        return taken
+
+    def renew(self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+        """Prolong every lease of an owner but those to `skip` to `duration` from now, in one statement; how many there are."""
+        until = self.clock.lease_now() + duration
+        parameters = {"owner": owner, "until": until, "skip": json.dumps([claim.seq for claim in skip])}
+        return transaction.execute(self.sql["renew"], parameters)
+
+    def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
+        """Every lease of an owner."""
+        return [Claim(seq, owner, term) for seq, term in transaction.rows(self.sql["held_by"], {"owner": owner, "limit": -1})]
+
+    def extend(self, transaction: Transaction, claim: Claim, *, duration: float) -> bool:
+        """Prolong one lease; False if it is not the claimant's any more."""
+        parameters = {**claim._asdict(), "until": self.clock.lease_now() + duration}
+        return transaction.execute(self.sql["renew_one"], parameters) == 1
+
+    def settle(self, transaction: Transaction, claims: Iterable[Claim]) -> list[bool]:
+        """Finish rows for good; for each whether it was still the claimant's."""
+        return [transaction.execute(self.sql["settle"], claim._asdict()) == 1 for claim in claims]
+
+    def release(
+        self, transaction: Transaction, claims: Iterable[Claim], *, blame: Blame, delay: float = 0.0, error: str | None = None
+    ) -> list[bool]:
+        """Give rows back, to be taken again after the delay; for each whether it was still the claimant's."""
+        common = {
+            "ready_at": self.clock.wall_now() + delay if delay > 0 else 0.0,
+            "failures": int(blame is Blame.FAILURE),
+            "crashes": int(blame is Blame.CRASH),
+            "releases": int(blame is Blame.RELEASE),
+            "error": error,
+        }
+        return [transaction.execute(self.sql["release"], {**common, **claim._asdict()}) == 1 for claim in claims]
+
+    def free_the_due(self, transaction: Transaction, *, lane: int) -> int:
+        """Free the delayed rows whose time has come; how many."""
+        return transaction.execute(self.sql["due"], {"lane": lane, "wall": self.clock.wall_now()})
+
+    def next_due(self, transaction: Transaction, *, lane: int) -> float | None:
+        """Seconds until the next delayed row of the lane is due; None if none is delayed."""
+        [(moment,)] = transaction.rows(self.sql["next_due"], {"lane": lane})
+        return None if moment is None else max(float(moment) - self.clock.wall_now(), 0.0)
+
+    def _enter(self, transaction: Transaction, owner: int) -> None:
+        """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
+        transaction.execute(self.sql["register"], {**self._registered[owner], "entered_at": self.clock.wall_now()})

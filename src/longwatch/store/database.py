@@ -1,0 +1,86 @@
+"""The seam over SQL engines: what the layers above may ask of any of them.
+
+A Database is lazy and per process: making one opens nothing, and after a fork the child opens its own. Work is a function of a
+Transaction; it may be run again if the engine has to retry, so it does nothing but SQL.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from longwatch.core.clock import Wakeup
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Parameters = Mapping[str, object]
+
+CALL_TIMEOUT = 30.0
+"""How long a call waits for the engine before it gives up, in seconds."""
+
+
+class Transaction(Protocol):
+    """One transaction in progress. Parameters are named `:like_this` in the SQL of every engine. Not for other threads."""
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        """Run a statement and return what it selects or returns."""
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        """Run a statement; how many rows it changed."""
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        """Run a statement once for each set of parameters; how many rows were changed in all."""
+
+    def announce(self, channel: str) -> None:
+        """Announce the channel once this is committed; nothing if it is not."""
+
+
+class Database(ABC):
+    """A store of rows. Every method may be called from any thread; every call ends within its timeout."""
+
+    dialect: str
+    url: str
+
+    @property
+    def identity(self) -> object:
+        """Equal for two that are the same store, however each was named."""
+        return self.url
+
+    @abstractmethod
+    def write(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        """Run work in a transaction of its own; when this returns, it is on disk.
+
+        If work raises, nothing of it happened and its error comes out; a StoreError means the same. Several threads' work may share
+        one commit without seeing each other's failures.
+        """
+
+    @abstractmethod
+    def read(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        """Run work that only reads, on one consistent view, without waiting for writers."""
+
+    @abstractmethod
+    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
+        """Have the wakeup set on every announcement of the channel, and now and then without one; returns what ends that.
+
+        Announcements are hints: they reach this process and others, never block a commit, and may get lost.
+        """
+
+    @abstractmethod
+    def lease_now(self) -> float:
+        """The store's lease clock."""
+
+    @abstractmethod
+    def wall_now(self) -> float:
+        """The store's wall clock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what waits to be written, let go of connections and threads; idempotent. A closed database refuses work.
+
+        To use the store again, make another one.
+        """
+
+    def transact(self, work: Callable[[Transaction], T]) -> T:
+        """`write`, by the name users know it: sends and settles that are given this transaction commit with it."""
+        return self.write(work)

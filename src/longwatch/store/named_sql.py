@@ -1,0 +1,43 @@
+"""SQL lives in `.sql` files as named, described queries; this reads them.
+
+A query begins with `-- name: NAME` and a comment that says what it does. Parameters are written `:name` for every engine;
+`{table}` and the like are filled in by the reader from trusted constants, never from data. A file `claims.sqlite.sql` beside
+`claims.sql` holds what one engine says differently.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+def load_queries(package: str, name: str, dialect: str, **constants: str) -> dict[str, str]:
+    """The queries of `name.sql` and `name.DIALECT.sql` in a package; the engine's own win."""
+    folder = files(package)
+    queries: dict[str, str] = {}
+    for file in (f"{name}.sql", f"{name}.{dialect}.sql"):
+        resource = folder / file
+        if resource.is_file():
+            queries |= parse(resource.read_text(encoding="utf-8"))
+    if not queries:
+        raise LookupError(f"no SQL named {name!r} for {dialect} in {package}")
+    return {key: _fill(text, constants) for key, text in queries.items()}
+
+
+def parse(text: str) -> dict[str, str]:
+    """The queries of one file by name, without their comments."""
+    _, *parts = _NAME.split(text)
+    return {name: _without_comments(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _without_comments(body: str) -> str:
+    lines = (line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+    return "\n".join(lines).rstrip().rstrip(";")
+
+
+def _fill(text: str, constants: dict[str, str]) -> str:
+    for name, value in constants.items():
+        text = text.replace("{" + name + "}", value)
+    return text

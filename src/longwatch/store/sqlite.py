@@ -1,0 +1,126 @@
+"""The SQLite engine: one file, WAL, one writer thread with group commit, readers beside it.
+
+The file is made for its owner alone before SQLite opens it. A network file system is refused: SQLite's locks do not hold there.
+Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep, and carry the boot they belong to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import finalize
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import StoreBusyError, StoreClosedError, StoreError
+from longwatch.store.database import CALL_TIMEOUT, Database
+from longwatch.store.sqlite_file import MOUNTS
+from longwatch.store.sqlite_fork import Lock, hold_locks, survive_forks
+from longwatch.store.sqlite_opened import OpenedFile
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 5.0
+"""How long SQLite waits for a lock that another program holds, in seconds."""
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class SqliteDatabase(Database):
+    """A database in one file, opened by the first call that needs it; an error of opening comes there, the next call tries again.
+
+    `synchronous` is FULL: what `write` has returned survives a power cut. The offsets are added to its clocks, so that a test
+    can jump them. Closed by `close`, when nobody knows it any more, and when the interpreter exits; a forked child opens it anew.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS) -> None:
+        self.path = path.absolute()
+        self.url = f"sqlite:///{path}"
+        self.lease_offset = 0.0
+        self.wall_offset = 0.0
+        self._busy_timeout = busy_timeout
+        self._mounts = mounts
+        self._opening = threading.Lock()
+        self._opened: OpenedFile | None = None
+        self._ending: finalize[..., SqliteDatabase] | None = None
+        self._closed = False
+        self._held: list[Lock] = []
+        survive_forks(self)
+
+    @property
+    def identity(self) -> object:
+        return self.dialect, self.path.resolve()
+
+    def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        return _result(self._open().writer.submit(work), timeout)
+
+    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers never wait here
+        return self._open().read(work)
+
+    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
+        return self._open().wakeups.listen(channel, wakeup)
+
+    def close(self) -> None:
+        with self._opening:
+            self._closed = True
+            ending, self._opened = self._ending, None
+        if ending is not None:
+            ending()
+
+    def lease_now(self) -> float:
+        """The lease clock, in seconds."""
+        return time.clock_gettime(_LEASE_CLOCK) + self.lease_offset
+
+    def wall_now(self) -> float:
+        """Wall time, in seconds."""
+        return time.time() + self.wall_offset
+
+    def _open(self) -> OpenedFile:
+        return self._opened or self._open_now()
+
+    def _open_now(self) -> OpenedFile:
+        with self._opening:
+            if self._closed:
+                raise StoreClosedError(f"{self.path} was closed; open it again")
+            if self._opened is None:
+                self._opened = OpenedFile(self.path, busy_timeout=self._busy_timeout, mounts=self._mounts)
+                self._ending = finalize(self, self._opened.close)
+            return self._opened
+
+    # --- forks ---
+
+    def hold(self) -> None:
+        self._held = hold_locks([self._opening])
+        if self._opened is not None:
+            self._held += hold_locks(self._opened.locks())
+
+    def go_on(self) -> None:
+        for lock in self._held:
+            lock.release()
+
+    def leave_behind(self) -> None:
+        held, self._held = self._held, []
+        opened, self._opened = self._opened, None
+        if self._ending is not None:
+            self._ending.detach()
+            self._ending = None
+        if opened is not None:
+            opened.leave_behind(held)
+        self._opening = threading.Lock()
+
+
+def _result(future: Future[T], timeout: float) -> T:
+    """What became of a job: its result, its error, or that it was not begun, or is not known."""
+    try:
+        return future.result(timeout)
+    except FutureTimeoutError:  # ours, or the job's own
+        if future.cancel():
+            raise StoreBusyError(f"the store was busy for {timeout:g} s; nothing was written, try again") from None
+        if not future.done():
+            raise StoreError(f"no answer from the store within {timeout:g} s; whether it was written is unknown") from None
+    return future.result()

@@ -1,0 +1,97 @@
+"""One connection to a SQLite file, and a transaction on it."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from longwatch.errors import UsageError
+from longwatch.store.database import Parameters, Row
+from longwatch.store.sqlite_errors import translated
+
+_BUSY_SECONDS = 5.0
+
+
+class SqliteTransaction:
+    """A transaction on one connection."""
+
+    __slots__ = ("_connection", "channels")
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.channels: set[str] = set()
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        return self._connection.execute(sql, parameters or {}).fetchall()
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        return self._connection.execute(sql, parameters or {}).rowcount
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return self._connection.executemany(sql, parameters).rowcount
+
+    def announce(self, channel: str) -> None:
+        self.channels.add(channel)
+
+    def end(self) -> None:
+        """From here on it refuses: the connection is somebody else's now."""
+        self._connection = _ENDED
+
+
+class _Ended:
+    """Stands where the connection was."""
+
+    def execute(self, *_: object) -> NoReturn:
+        raise UsageError("this transaction has ended; use it only inside the function it was given to")
+
+    executemany = execute
+
+
+_ENDED: Any = _Ended()
+
+
+class SqliteConnection:
+    """A connection that one thread uses at a time; `in_use` is held meanwhile, so that a fork can wait until it is not."""
+
+    def __init__(self, path: Path, *, busy_timeout: float = _BUSY_SECONDS, reads_only: bool = False) -> None:
+        self.in_use = threading.RLock()
+        with translated(path):
+            self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout)
+            try:
+                self._prepare(reads_only=reads_only)
+            except BaseException:
+                self.close()
+                raise
+
+    @contextmanager
+    def transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        """Commits at the end; after an error nothing of it has happened."""
+        with self.in_use:
+            self.raw.execute(begin)
+            try:
+                yield self.raw
+                self.raw.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self.raw.close()
+
+    def _prepare(self, *, reads_only: bool) -> None:
+        self.raw.execute("PRAGMA journal_mode = WAL")
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute("PRAGMA foreign_keys = ON")
+        if reads_only:
+            self.raw.execute("PRAGMA query_only = ON")
+
+    def _roll_back(self) -> None:
+        """The error that led here is the one to tell, not one that comes of it."""
+        if self.raw.in_transaction:
+            with suppress(sqlite3.Error):
+                self.raw.execute("ROLLBACK")

@@ -1,0 +1,57 @@
+"""What SQLite's errors mean to somebody who has to do something about them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from longwatch.errors import (
+    StoreBusyError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnreachableError,
+)
+
+Meaning = tuple[type[StoreError], str]
+_PRIMARY = 0xFF
+_FULL: Meaning = (StoreFullError, "cannot grow: the disk is full; nothing was written, free some space")
+_MEANINGS: dict[int, Meaning] = {
+    sqlite3.SQLITE_BUSY: (StoreBusyError, "is locked by another program; nothing was written, end that one, or try again"),
+    sqlite3.SQLITE_LOCKED: (StoreBusyError, "is locked by another connection; nothing was written, try again"),
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
+    sqlite3.SQLITE_READONLY: (StoreReadOnlyError, "is read-only; give this user write permission to the file and its directory"),
+    sqlite3.SQLITE_CORRUPT: (StoreCorruptError, "is damaged; restore it from a backup, or move it aside to start afresh"),
+    sqlite3.SQLITE_NOTADB: (StoreCorruptError, "is not a SQLite database; name another file, or move this one aside"),
+    sqlite3.SQLITE_CANTOPEN: (StoreUnreachableError, "cannot be opened; check that its directory exists and may be written to"),
+    sqlite3.SQLITE_IOERR: (
+        StoreUnreachableError,
+        "could not be read or written (I/O error), whether the last write is there is unknown; check the disk",
+    ),
+    sqlite3.SQLITE_PERM: (StoreReadOnlyError, "may not be used by this user; check its permissions"),
+}
+
+
+def meaning(error: BaseException) -> Meaning | None:
+    """What an error says about the store as a whole; None for one that is about the SQL itself, or not the engine's."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        return None
+    return _MEANINGS.get(code) or _MEANINGS.get(code & _PRIMARY)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn an error of the engine into one of ours that says the cure; an error in the SQL itself stays what it is."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        found = meaning(error)
+        if found is None:
+            raise
+        kind, text = found
+        raise kind(f"{path} {text}") from error

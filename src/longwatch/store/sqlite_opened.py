@@ -1,0 +1,163 @@
+"""What one process has open of a SQLite file: a writer with its thread, readers beside it, and the hints to others."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from longwatch.errors import UsageError
+from longwatch.store.groupcommit import GroupCommit, Job
+from longwatch.store.migrations import migrate, migrations
+from longwatch.store.sqlite_connection import SqliteConnection, SqliteTransaction
+from longwatch.store.sqlite_errors import meaning, translated
+from longwatch.store.sqlite_file import prepare_file
+from longwatch.store.sqlite_fork import Lock
+from longwatch.store.sqlite_readers import Readers
+from longwatch.store.wakeups import Wakeups
+
+T = TypeVar("T")
+_abandoned: list[SqliteConnection] = []
+"""Copies of a parent's connections that were in the middle of something when it forked: used and closed by nobody any more."""
+
+
+class OpenedFile:
+    """Connections and threads of one process. Making it opens the file; every method may be called from any thread."""
+
+    def __init__(self, path: Path, *, busy_timeout: float, mounts: Path) -> None:
+        prepare_file(path, mounts=mounts)
+        self._path = path
+        self._busy_timeout = busy_timeout
+        with ExitStack() as undo:
+            self.wakeups = Wakeups(path)
+            undo.callback(self.wakeups.close)
+            self._connection = SqliteConnection(path, busy_timeout=busy_timeout)
+            undo.callback(self._connection.close)
+            self._bring_up_to_date()
+            undo.pop_all()
+        self._readers = Readers(self._connect_reader)
+        self.writer = GroupCommit(self._commit, name="longwatch-sqlite", at_end=self._let_go)
+
+    def read(self, work: Callable[[SqliteTransaction], T]) -> T:
+        with translated(self._path), self._readers.one() as reader, reader.transaction("BEGIN") as raw:
+            transaction = SqliteTransaction(raw)
+            try:
+                return work(transaction)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_READONLY:
+                    raise UsageError("a read cannot write; use write(), or transact()") from None
+                raise
+            finally:
+                transaction.end()
+
+    def close(self) -> None:
+        """Finish what waits to be written, then let go of everything."""
+        self.writer.close()
+
+    # --- forks ---
+
+    def locks(self) -> list[Lock]:
+        """Held while something of this is in use."""
+        return [self._connection.in_use, self._readers.opening, *(reader.in_use for reader in self._readers.all())]
+
+    def leave_behind(self, held: list[Lock]) -> None:
+        """In a forked child: close the copies of the parent's connections, but not one that is in the middle of something."""
+        self.wakeups.leave_behind()
+        for connection in (self._connection, *self._readers.all()):
+            if connection.in_use in held and not connection.raw.in_transaction:
+                connection.close()
+            else:
+                _abandoned.append(connection)
+
+    # --- opening and closing ---
+
+    def _bring_up_to_date(self) -> None:
+        """Look first: a file that is up to date is opened without waiting for whoever writes."""
+        known = migrations("sqlite")
+        with translated(self._path):
+            with self._connection.transaction("BEGIN") as raw:
+                if schema_version(raw) == known[-1].version:
+                    return
+            with self._connection.transaction("BEGIN IMMEDIATE") as raw:
+                migrate(SqliteTransaction(raw), known)
+
+    def _connect_reader(self) -> SqliteConnection:
+        return SqliteConnection(self._path, busy_timeout=self._busy_timeout, reads_only=True)
+
+    def _let_go(self) -> None:
+        self.wakeups.close()
+        self._readers.close()
+        self._connection.close()
+
+    # --- the writer's thread ---
+
+    def _commit(self, jobs: list[Job]) -> None:
+        """Run the jobs in one transaction; every future is settled, with its result or with what went wrong."""
+        outcomes: list[_Outcome] = []
+        try:
+            with translated(self._path), self._connection.transaction("BEGIN IMMEDIATE") as raw:
+                for work, _ in jobs:
+                    outcomes.append(_attempt(raw, work, alone=len(jobs) == 1))
+        except BaseException as error:  # noqa: BLE001 - whatever it was, nothing happened, and everybody is told
+            outcomes = [_Outcome(error=error)] * len(jobs)
+        try:
+            self._announce(outcomes)
+        finally:
+            for (_, future), outcome in zip(jobs, outcomes, strict=True):
+                outcome.tell(future)
+
+    def _announce(self, outcomes: Iterable[_Outcome]) -> None:
+        """Before the callers are told: whoever exits as soon as it knows would take the hint with it."""
+        if channels := set().union(*(outcome.channels for outcome in outcomes)):
+            self.wakeups.announce(channels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How a job went."""
+
+    result: Any = None
+    error: BaseException | None = None
+    channels: Collection[str] = ()
+
+    def tell(self, future: Future[Any]) -> None:
+        if self.error is None:
+            future.set_result(self.result)
+        else:
+            future.set_exception(self.error)
+
+
+def _attempt(raw: sqlite3.Connection, work: Callable[[Any], Any], *, alone: bool) -> _Outcome:
+    """One job, in a savepoint of its own unless it is alone; a failure that is the store's, not the job's, comes out."""
+    if alone:
+        return _run(raw, work)
+    raw.execute("SAVEPOINT job")
+    try:
+        outcome = _run(raw, work)
+    except BaseException as error:
+        if meaning(error) or not raw.in_transaction:
+            raise
+        raw.execute("ROLLBACK TO job")
+        outcome = _Outcome(error=error)
+    raw.execute("RELEASE job")
+    return outcome
+
+
+def _run(raw: sqlite3.Connection, work: Callable[[Any], Any]) -> _Outcome:
+    transaction = SqliteTransaction(raw)
+    try:
+        return _Outcome(result=work(transaction), channels=transaction.channels)
+    finally:
+        transaction.end()
+
+
+def schema_version(raw: sqlite3.Connection) -> int:
+    """The version of the schema; 0 if there is none. A read, unlike that of `migrations`."""
+    if not raw.execute("SELECT 1 FROM sqlite_master WHERE name = 'longwatch_schema'").fetchall():
+        return 0
+    [(version,)] = raw.execute("SELECT coalesce(max(version), 0) FROM longwatch_schema").fetchall()
+    return int(version)

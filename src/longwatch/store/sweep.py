@@ -1,0 +1,125 @@
+"""Leases whose owner is gone: found, blamed justly, given back.
+
+An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when its lease has ended (a lost
+host, a keeper that could not renew). Whose fault that was decides which counter of the row rises:
+
+- An owner with a beat page: rows that it had started when it died crashed; rows it only held ahead are released, and so is
+  everything once it was draining, or when its page cannot be read (a lost host blames nobody).
+- An owner without a page (a bare `receive`): nobody can know, so every lease that lapses unsettled counts as a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from longwatch.host.beatpage import read_page, remove_page
+from longwatch.host.incarnation import Incarnation, boot_id
+from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.database import Transaction
+
+PAGE_OF_ROWS = 500
+"""Leases looked at in one transaction: a sweep never holds the store for long."""
+
+
+FORGET_AFTER = 3600.0
+"""Seconds after which an owner that holds nothing is forgotten though nobody here sees whether it lives; it may enter again."""
+
+
+class Holder(NamedTuple):
+    """An owner that holds leases."""
+
+    owner: int
+    incarnation: str
+    page: str | None
+
+
+class Sweep:
+    """Sweeps one table of claims."""
+
+    def __init__(self, claims: Claims, *, lease_now: Callable[[], float]) -> None:
+        self._claims = claims
+        self._lease_now = lease_now
+
+    def lapsed(self, transaction: Transaction) -> int:
+        """Give back what is held by leases that have ended; how many rows."""
+        parameters = {"now": self._lease_now(), "boot": boot_id(), "limit": PAGE_OF_ROWS}
+        rows = transaction.rows(self._claims.sql["lapsed"], parameters)
+        judges = {holder: judge(holder) for holder in {Holder(*row[2:]) for row in rows}}
+        for seq, term, *facts in rows:
+            holder = Holder(*facts)
+            self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=judges[holder](seq))
+        return len(rows)
+
+    def has_lapsed(self, transaction: Transaction) -> bool:
+        """Whether any lease has ended; a read."""
+        return bool(transaction.rows(self._claims.sql["lapsed"], {"now": self._lease_now(), "boot": boot_id(), "limit": 1}))
+
+    def dead_holders(self, transaction: Transaction) -> list[Holder]:
+        """Owners to be buried: a read, so that looking costs the writer nothing.
+
+        They have certainly ended, or they hold nothing, entered long ago and cannot be seen from here.
+        """
+        long_ago = self._claims.clock.wall_now() - FORGET_AFTER
+        return [
+            Holder(owner, incarnation, page)
+            for owner, incarnation, page, entered_at, holds in transaction.rows(self._claims.sql["owners"])
+            if has_ended(incarnation) or (not holds and entered_at < long_ago and not _is_visible(incarnation))
+        ]
+
+    def bury(self, transaction: Transaction, holder: Holder) -> int:
+        """Give back what a dead owner held, a page of it at a time; how many rows. One that holds nothing is forgotten."""
+        held = transaction.rows(self._claims.sql["held_by"], {"owner": holder.owner, "limit": PAGE_OF_ROWS})
+        if not held:
+            self._forget(transaction, holder)
+            return 0
+        if not has_ended(holder.incarnation):
+            return 0
+        blame = judge(holder)
+        for seq, term in held:
+            self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=blame(seq))
+        return len(held)
+
+    def _forget(self, transaction: Transaction, holder: Holder) -> None:
+        """Only once its rows are back for good: until then somebody may need its page."""
+        transaction.execute(self._claims.sql["forget"], {"owner": holder.owner})
+        if holder.page is not None and has_ended(holder.incarnation):
+            remove_page(holder.page)
+
+
+def judge(holder: Holder) -> Callable[[int], Blame]:
+    """Says of each row whether its own work is to blame for the end of its owner. The page is read once, here."""
+    if holder.page is None:
+        return lambda _: Blame.CRASH
+    reading = None if _is_of_another_boot(holder.incarnation) else read_page(holder.page)
+    started = frozenset[int]() if reading is None or reading.draining else reading.started
+    return lambda seq: Blame.CRASH if seq in started else Blame.RELEASE
+
+
+def blame_of(holder: Holder, seq: int) -> Blame:
+    """Whether the row's own work is to blame for the end of its owner."""
+    return judge(holder)(seq)
+
+
+def has_ended(incarnation: str) -> bool:
+    """Whether an owner has certainly ended: its process is gone, or the boot it belonged to."""
+    found = _parsed(incarnation)
+    return found is not None and (found.is_of_another_boot or found.is_dead())
+
+
+def _is_of_another_boot(incarnation: str) -> bool:
+    found = _parsed(incarnation)
+    return found is not None and found.is_of_another_boot
+
+
+def _is_visible(incarnation: str) -> bool:
+    found = _parsed(incarnation)
+    return found is not None and found.is_visible
+
+
+def _parsed(incarnation: str) -> Incarnation | None:
+    """None for one that some other version wrote: it counts as alive."""
+    try:
+        return Incarnation.parse(incarnation)
+    except ValueError:
+        return None

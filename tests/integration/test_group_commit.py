@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from den import eventually
+from longwatch.core.clock import Wakeup
+from longwatch.errors import StoreBusyError, StoreClosedError, StoreFullError, StoreUnreachableError
+from longwatch.host.errand import Errand
+from longwatch.store.database import Transaction
+from longwatch.store.groupcommit import MOST_JOBS, GroupCommit, Job
+from longwatch.store.sqlite import SqliteDatabase
+
+PATIENCE = 30.0
+Work = Callable[[Transaction], object]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    """With a table `t (x UNIQUE)`."""
+    made = SqliteDatabase(tmp_path / "some.db")
+    made.write(lambda tx: tx.execute("CREATE TABLE t (x UNIQUE)"))
+    yield made
+    made.close()
+
+
+def insert(value: object) -> Work:
+    return lambda tx: tx.execute("INSERT INTO t VALUES (:x)", {"x": value})
+
+
+def values(database: SqliteDatabase) -> list[object]:
+    return [x for (x,) in database.read(lambda tx: tx.rows("SELECT x FROM t ORDER BY rowid"))]
+
+
+def raw(database: SqliteDatabase) -> sqlite3.Connection:
+    assert database._opened is not None
+    return database._opened._connection.raw
+
+
+def together(database: SqliteDatabase, works: list[Work]) -> list[Future[Any]]:
+    """Jobs that were all waiting when the writer came for them; settled when this returns."""
+    with held_up(writer(database)):
+        futures = [writer(database).submit(work) for work in works]
+    for future in futures:
+        future.exception(PATIENCE)
+    return futures
+
+
+def writer(database: SqliteDatabase) -> GroupCommit:
+    assert database._opened is not None
+    return database._opened.writer
+
+
+@contextmanager
+def held_up(group: GroupCommit) -> Iterator[None]:
+    """Within the block the thread is busy with a job."""
+    go, begun = threading.Event(), threading.Event()
+
+    def work(_: object) -> None:
+        begun.set()
+        go.wait(PATIENCE)
+
+    job = group.submit(work)
+    assert begun.wait(PATIENCE)
+    yield
+    go.set()
+    job.result(PATIENCE)
+
+
+def settle(jobs: list[Job]) -> None:
+    for work, future in jobs:
+        future.set_result(work(None))
+
+
+def failing(error: BaseException, *, after: object) -> Work:
+    def work(tx: Transaction) -> None:
+        insert(after)(tx)
+        raise error
+
+    return work
+
+
+class TestJobsThatWaitTogether:
+    def test_share_one_commit(self, database: SqliteDatabase) -> None:
+        commits: list[str] = []
+        raw(database).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        together(database, [insert(number) for number in range(100)])
+        raw(database).set_trace_callback(None)
+        assert 2 == len(commits)
+        assert list(range(100)) == values(database)
+
+    def test_come_from_many_threads_and_each_gets_its_own_answer(self, database: SqliteDatabase) -> None:
+        commits: list[str] = []
+        raw(database).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        answers: dict[int, int] = {}
+
+        def work(number: int) -> None:
+            for each in range(20):
+                key = number * 100 + each
+                answers[key] = database.write(lambda tx, key=key: (insert(key)(tx), key)[1])  # type: ignore[misc]
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        raw(database).set_trace_callback(None)
+        assert {key: key for key in answers} == answers
+        assert 160 == len(values(database))
+        assert len(commits) < 160
+
+    def test_are_no_more_than_the_most_in_one_transaction(self, database: SqliteDatabase) -> None:
+        begins: list[str] = []
+        raw(database).set_trace_callback(lambda sql: begins.append(sql) if sql.startswith("BEGIN") else None)
+        together(database, [insert(number) for number in range(MOST_JOBS + 1)])
+        raw(database).set_trace_callback(None)
+        assert 3 == len(begins)
+
+    @pytest.mark.parametrize(
+        "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda error: type(error).__name__
+    )
+    def test_one_that_fails_harms_no_other(self, database: SqliteDatabase, error: BaseException) -> None:
+        before, bad, after = together(database, [insert("before"), failing(error, after="half"), insert("after")])
+        assert error is bad.exception()
+        assert (1, 1) == (before.result(), after.result())
+        assert ["before", "after"] == values(database)
+
+    def test_a_broken_constraint_harms_no_other(self, database: SqliteDatabase) -> None:
+        _, bad, _ = together(database, [insert("same"), insert("same"), insert("other")])
+        assert isinstance(bad.exception(), sqlite3.IntegrityError)
+        assert ["same", "other"] == values(database)
+
+    def test_one_that_leaves_a_savepoint_open_harms_no_other(self, database: SqliteDatabase) -> None:
+        together(database, [lambda tx: (tx.execute("SAVEPOINT mine"), insert(1)(tx)), insert(2)])
+        assert [1, 2] == values(database)
+
+    def test_one_whose_caller_gave_up_is_left_out(self, database: SqliteDatabase) -> None:
+        with held_up(writer(database)):
+            given_up, wanted = (writer(database).submit(insert(name)) for name in ("given up", "wanted"))
+            assert given_up.cancel()
+        wanted.result(PATIENCE)
+        assert ["wanted"] == values(database)
+
+
+class TestATransactionThatFails:
+    def test_at_its_commit_tells_everybody_that_nothing_was_written(self, database: SqliteDatabase) -> None:
+        """A deferred constraint fails at the commit, as a full disk does."""
+        database.write(lambda tx: tx.execute("CREATE TABLE child (x REFERENCES t (x) DEFERRABLE INITIALLY DEFERRED)"))
+        orphan = lambda tx: tx.execute("INSERT INTO child VALUES ('orphan')")  # noqa: E731 - one of three works
+        futures = together(database, [insert(1), orphan, insert(2)])
+        assert [sqlite3.IntegrityError] * 3 == [type(future.exception()) for future in futures]
+        assert [] == values(database)
+        database.write(insert(3))
+        assert [3] == values(database)
+
+    def test_because_the_disk_is_full_in_the_middle_fails_the_whole_group(self, database: SqliteDatabase) -> None:
+        """`max_page_count` fails a statement the way a full disk does: with SQLITE_FULL, before the commit."""
+        [(pages,)] = raw(database).execute("PRAGMA page_count").fetchall()
+        raw(database).execute(f"PRAGMA max_page_count = {pages + 2}")
+        futures = together(database, [insert("small"), insert("x" * 100_000), insert("small too")])
+        errors = [future.exception() for future in futures]
+        assert [StoreFullError] * 3 == [type(error) for error in errors]
+        expected = f"{database.path} cannot grow: the disk is full; nothing was written, free some space"
+        assert {expected} == {str(error) for error in errors}
+        assert [] == values(database)
+        raw(database).execute("PRAGMA max_page_count = 100000")
+        assert [None] == [future.exception() for future in together(database, [insert("x" * 100_000)])]
+
+    def test_because_the_disk_is_bad_fails_the_whole_group(self, database: SqliteDatabase) -> None:
+        bad_disk = sqlite3.OperationalError("disk I/O error")
+        bad_disk.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+        futures = together(database, [insert(1), failing(bad_disk, after=2), insert(3)])
+        assert [StoreUnreachableError] * 3 == [type(future.exception()) for future in futures]
+        assert [] == values(database)
+
+    def test_because_a_job_ended_it_tells_everybody(self, database: SqliteDatabase) -> None:
+        futures = together(database, [insert(1), lambda tx: tx.execute("ROLLBACK"), insert(2)])
+        assert all(future.exception() for future in futures)
+        assert [] == values(database)
+        database.write(insert(3))
+        assert [3] == values(database)
+
+    def test_announces_nothing(self, database: SqliteDatabase) -> None:
+        wakeup = Wakeup()
+        database.listen("channel", wakeup)
+        with pytest.raises(ValueError, match="no"):
+            database.write(lambda tx: (tx.announce("channel"), failing(ValueError("no"), after=1)(tx)))
+        database.write(lambda tx: tx.announce("another"))
+        assert not wakeup.is_set()
+        database.write(lambda tx: tx.announce("channel"))
+        assert eventually(wakeup.is_set)
+
+
+class TestTheThread:
+    def test_survives_whatever_the_commit_raises_and_shows_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown: list[BaseException | None] = []
+        monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
+        broken = [True]
+        error = MemoryError("no more")
+
+        def commit(jobs: list[Job]) -> None:
+            if broken[0]:
+                raise error
+            for _, future in jobs:
+                future.set_result("done")
+
+        group = GroupCommit(commit, name="group")
+        with pytest.raises(MemoryError, match="no more"):
+            group.submit(lambda _: None).result(PATIENCE)
+        broken[0] = False
+        assert "done" == group.submit(lambda _: None).result(PATIENCE)
+        group.close()
+        assert [error] == shown
+
+    def test_that_cannot_be_had_is_a_clear_error_and_the_next_try_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: Errand, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        group = GroupCommit(settle, name="group")
+        with monkeypatch.context() as patch:
+            patch.setattr(Errand, "start", refuse)
+            with pytest.raises(StoreBusyError, match=r"^no thread to write with \(can't start new thread\); nothing was written"):
+                group.submit(lambda _: None)
+        assert 1 == group.submit(lambda _: 1).result(PATIENCE)
+        group.close()
+
+    def test_keeps_nothing_of_a_batch_while_it_waits(self) -> None:
+        class Body:
+            def __call__(self, _: object) -> None: ...
+
+        group, body = GroupCommit(settle, name="group"), Body()
+        watch = weakref.ref(body)
+        group.submit(body).result(PATIENCE)
+        del body
+        assert eventually(lambda: watch() is None)
+        group.close()
+
+    def test_calls_the_end_once_after_the_last_job(self) -> None:
+        done: list[str] = []
+        group = GroupCommit(settle, name="group", at_end=lambda: done.append("end"))
+        group.submit(lambda _: done.append("job")).result(PATIENCE)
+        group.close()
+        group.close()
+        assert ["job", "end"] == done
+
+    def test_that_never_began_still_has_its_end(self) -> None:
+        done: list[str] = []
+        group = GroupCommit(lambda _: None, name="group", at_end=lambda: done.append("end"))
+        group.close()
+        group.close()
+        assert ["end"] == done
+        with pytest.raises(StoreClosedError, match="open it again"):
+            group.submit(lambda _: None)
+
+    def test_may_close_itself(self, database: SqliteDatabase) -> None:
+        database.write(lambda _: database.close())
+        with pytest.raises(StoreClosedError):
+            database.write(insert(1))

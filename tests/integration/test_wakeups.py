@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from den import eventually
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.fake_clock import FakeClock
+from longwatch.errors import StoreClosedError, StoreUnreachableError, UsageError
+from longwatch.host.runtimedir import runtime_directory
+from longwatch.mailbox import open_mailbox
+from longwatch.store.ear import LARGEST, Ear
+from longwatch.store.neighbours import Neighbours
+from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.wakeups import Wakeups
+from snippet import open_descriptors, running
+
+NEVER = 10_000.0
+PATIENCE = 30.0
+
+LISTENER = """
+    import os
+    from pathlib import Path
+    from longwatch.core.clock import SystemClock, Wakeup
+    from longwatch.store.wakeups import Wakeups
+
+    wakeups, wakeup = Wakeups(Path({path!r}), net=10_000.0), Wakeup()
+    wakeups.listen("letters", wakeup)
+    print(wakeups.place, flush=True)
+    print("heard" if SystemClock().wait(wakeup, 30) else "nothing", flush=True)
+    input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runtime directory of this test alone."""
+    base = tmp_path_factory.mktemp("r")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    return base / f"longwatch-{os.getuid()}"
+
+
+@pytest.fixture
+def wakeups(tmp_path: Path) -> Iterator[Callable[..., Wakeups]]:
+    """Makes Wakeups over one file, with no net below unless asked for."""
+    made: list[Wakeups] = []
+
+    def make(name: str = "some.db", *, net: float = NEVER) -> Wakeups:
+        made.append(Wakeups(tmp_path / name, net=net))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def heard(wakeup: Wakeup) -> bool:
+    return SystemClock().wait(wakeup, PATIENCE)
+
+
+class TestAnAnnouncement:
+    def test_wakes_who_listens_to_that_channel_and_nobody_else(self, wakeups: Callable[..., Wakeups]) -> None:
+        hints, here, elsewhere = wakeups(), Wakeup(), Wakeup()
+        hints.listen("here", here)
+        hints.listen("elsewhere", elsewhere)
+        hints.announce(["here"])
+        assert (True, False) == (here.is_set(), elsewhere.is_set())
+
+    def test_reaches_another_process(self, wakeups: Callable[..., Wakeups], tmp_path: Path) -> None:
+        with running(LISTENER.format(path=str(tmp_path / "some.db"))) as child:
+            assert child.line()
+            wakeups().announce(["letters"])
+            assert "heard" == child.line()
+
+    def test_reaches_another_database_over_the_same_file_in_this_process(self, tmp_path: Path) -> None:
+        sender, receiver = (SqliteDatabase(tmp_path / "some.db") for _ in range(2))
+        wakeup = Wakeup()
+        receiver.write(lambda _: None)
+        assert receiver._opened is not None
+        receiver._opened.wakeups._net = NEVER
+        receiver.listen("letters", wakeup)
+        sender.write(lambda tx: tx.announce("letters"))
+        assert heard(wakeup)
+        sender.close()
+        receiver.close()
+
+    def test_wakes_a_receive_in_another_process(self, tmp_path: Path) -> None:
+        code = f"""
+            from longwatch.mailbox import open_mailbox
+            mailbox = open_mailbox("sqlite:///{tmp_path}/some.db", "letters")
+            mailbox.stats()
+            print("ready", flush=True)
+            [message] = mailbox.receive(wait_time_seconds=30)
+            print(message.body, flush=True)
+        """
+        with running(code) as child:
+            assert "ready" == child.line()
+            database = SqliteDatabase(tmp_path / "some.db")
+            open_mailbox(database, "letters").send("hello")
+            assert "hello" == child.line()
+            assert (0, "") == child.end()
+            database.close()
+
+    def test_of_another_file_is_not_heard(self, wakeups: Callable[..., Wakeups]) -> None:
+        wakeup, last = Wakeup(), Wakeup()
+        listener = wakeups()
+        listener.listen("letters", wakeup)
+        listener.listen("last", last)
+        wakeups("other.db").announce(["letters"])
+        wakeups().announce(["last"])
+        assert heard(last)
+        assert not wakeup.is_set()
+
+    def test_reaches_a_listener_that_came_just_after_the_last_one(self, wakeups: Callable[..., Wakeups]) -> None:
+        """The list of listeners is kept for a while, and no newcomer may be missed for it."""
+        sender = wakeups()
+        for _ in range(50):
+            sender.announce(["letters"])
+            wakeup = Wakeup()
+            listener = wakeups()
+            listener.listen("letters", wakeup)
+            sender.announce(["letters"])
+            assert heard(wakeup)
+            listener.close()
+
+    def test_of_more_than_fits_wakes_everybody(self, wakeups: Callable[..., Wakeups]) -> None:
+        wakeup = Wakeup()
+        wakeups().listen("letters", wakeup)
+        wakeups().announce([f"channel-{number:0100}" for number in range(LARGEST // 100)])
+        assert heard(wakeup)
+
+    def test_does_not_block_on_a_listener_that_does_not_listen(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+        sender = wakeups()
+        deaf = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        deaf.bind(str(Path(sender.place).with_name(Path(sender.place).name.split("-")[0] + "-deaf")))
+        for _ in range(2000):
+            sender.announce(["letters"])
+        deaf.close()
+
+    def test_removes_the_socket_of_a_listener_that_died(self, wakeups: Callable[..., Wakeups], tmp_path: Path) -> None:
+        with running(LISTENER.format(path=str(tmp_path / "some.db"))) as child:
+            socket_of_the_dead = Path(child.line())
+        assert socket_of_the_dead.exists()
+        wakeups().announce(["letters"])
+        assert not socket_of_the_dead.exists()
+
+    def test_goes_nowhere_when_the_directory_is_gone(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+        sender = wakeups()
+        place.rmdir()
+        sender.announce(["letters"])
+
+
+class TestTheNet:
+    def test_wakes_a_listener_whose_hint_got_lost(self, wakeups: Callable[..., Wakeups]) -> None:
+        wakeup = Wakeup()
+        wakeups(net=0.01).listen("letters", wakeup)
+        assert heard(wakeup)
+
+    def test_is_below_a_busy_line_too(self, wakeups: Callable[..., Wakeups]) -> None:
+        """Hints for one channel that come all the time do not keep the net from the others."""
+        quiet, over = Wakeup(), threading.Event()
+        wakeups(net=0.05).listen("quiet", quiet)
+        sender = wakeups()
+
+        def chatter() -> None:
+            while not over.is_set():
+                sender.announce(["busy"])
+
+        thread = threading.Thread(target=chatter)
+        thread.start()
+        assert heard(quiet)
+        over.set()
+        thread.join()
+
+
+class TestListening:
+    def test_ends_with_what_listen_returned(self, wakeups: Callable[..., Wakeups]) -> None:
+        hints, wakeup = wakeups(), Wakeup()
+        hints.listen("letters", wakeup)()
+        hints.announce(["letters"])
+        assert not wakeup.is_set()
+        assert {} == hints._listeners
+
+    def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(self, tmp_path: Path, place: Path) -> None:
+        before, descriptors = set(threading.enumerate()), open_descriptors()
+        hints = Wakeups(tmp_path / "some.db")
+        hints.listen("letters", Wakeup())
+        assert 1 == len(list(place.iterdir()))
+        hints.close()
+        hints.close()
+        assert eventually(lambda: set(threading.enumerate()) <= before)
+        assert (descriptors, []) == (open_descriptors(), list(place.iterdir()))
+
+    def test_is_refused_after_close(self, wakeups: Callable[..., Wakeups]) -> None:
+        hints = wakeups()
+        hints.close()
+        with pytest.raises(StoreClosedError, match="open it again"):
+            hints.listen("letters", Wakeup())
+
+    def test_may_be_closed_by_who_is_woken(self, wakeups: Callable[..., Wakeups]) -> None:
+        hints, wakeup, closed = wakeups(), Wakeup(), threading.Event()
+        wakeup.listen(hints.close)
+        wakeup.listen(closed.set)
+        hints.listen("letters", wakeup)
+        wakeups().announce(["letters"])
+        assert closed.wait(PATIENCE)
+
+    def test_begins_with_the_first_listener(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+        before = set(threading.enumerate())
+        wakeups().announce(["letters"])
+        assert (before, []) == (set(threading.enumerate()), list(place.iterdir()))
+
+    def test_goes_on_in_the_parent_and_begins_anew_in_a_forked_child(self, tmp_path: Path) -> None:
+        code = f"""
+            import os
+            from pathlib import Path
+            from longwatch.core.clock import SystemClock, Wakeup
+            from longwatch.store.sqlite import SqliteDatabase
+
+            database = SqliteDatabase(Path({str(tmp_path / "some.db")!r}))
+            mine = Wakeup()
+            database.write(lambda tx: None)
+            database._opened.wakeups._net = 10_000.0
+            database.listen("to-parent", mine)
+            here, there = os.pipe()
+            if (pid := os.fork()) == 0:
+                wakeup = Wakeup()
+                database.listen("to-child", wakeup)
+                os.write(there, b"ready")
+                heard = SystemClock().wait(wakeup, 30)
+                database.write(lambda tx: tx.announce("to-parent"))
+                os._exit(0 if heard else 1)
+            os.read(here, 5)
+            database.write(lambda tx: tx.announce("to-child"))
+            print(os.waitpid(pid, 0)[1], SystemClock().wait(mine, 30), flush=True)
+        """
+        with running(code) as child:
+            assert "0 True" == child.line()
+            assert 0 == child.end()[0]
+
+
+class TestTheDirectory:
+    def test_is_this_user_s_alone(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+        wakeups().listen("letters", Wakeup())
+        [socket_of_mine] = place.iterdir()
+        assert (0o40700, 0o140600) == (place.stat().st_mode, socket_of_mine.stat().st_mode)
+
+    @pytest.mark.parametrize("spoil", [lambda place: place.chmod(0o770), lambda place: (place.rmdir(), place.touch())])
+    def test_that_others_may_use_is_refused_with_the_cure(self, place: Path, spoil: Callable[[Path], None]) -> None:
+        place.mkdir(0o700)
+        spoil(place)
+        with pytest.raises(UsageError) as caught:
+            runtime_directory()
+        assert f"{place} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR" == str(caught.value)
+
+    def test_that_is_a_link_to_somebody_else_s_is_refused(self, place: Path, tmp_path: Path) -> None:
+        place.symlink_to(tmp_path)
+        with pytest.raises(UsageError, match="is not a directory of this user alone"):
+            runtime_directory()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+    def test_of_another_user_is_refused_and_the_store_says_so(self, place: Path, tmp_path: Path) -> None:
+        place.mkdir(0o700)
+        os.chown(place, 65534, 65534)
+        database = SqliteDatabase(tmp_path / "some.db")
+        with pytest.raises(StoreUnreachableError, match="is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR"):
+            database.read(lambda _: None)
+        place.rmdir()
+        assert database.read(lambda _: True)
+        database.close()
+
+    def test_is_below_the_temporary_one_when_none_is_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        monkeypatch.setattr("tempfile.tempdir", "/tmp")
+        assert Path("/tmp") / f"longwatch-{os.getuid()}" == runtime_directory()
+
+    def test_is_below_the_temporary_one_when_that_set_is_not_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
+        monkeypatch.setattr("tempfile.tempdir", "/tmp")
+        assert Path("/tmp") / f"longwatch-{os.getuid()}" == runtime_directory()
+
+    @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+    def test_is_short_enough_for_a_socket_however_long_its_base(self, tmp_path: Path, variable: str) -> None:
+        base = tmp_path / ("long" * 20) / ("longer" * 20)
+        base.mkdir(parents=True)
+        code = f"""
+            import os
+            os.environ.pop("XDG_RUNTIME_DIR", None)
+            os.environ[{variable!r}] = {str(base)!r}
+            from pathlib import Path
+            from longwatch.core.clock import Wakeup
+            from longwatch.store.wakeups import Wakeups
+            wakeups = Wakeups(Path("some.db"))
+            wakeups.listen("letters", Wakeup())
+            print(len(os.fsencode(wakeups.place)) < 108, os.path.exists(wakeups.place), flush=True)
+            wakeups.close()
+        """
+        with running(code) as child:
+            assert "True True" == child.line()
+            assert (0, "") == child.end()
+
+
+class TestTheListOfNeighbours:
+    """It is read again only when the directory has changed: announcing to nobody is cheap."""
+
+    @pytest.fixture
+    def listings(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        seen: list[object] = []
+        scandir = os.scandir
+
+        def listed(place: Path) -> object:
+            seen.append(place)
+            return scandir(place)
+
+        monkeypatch.setattr(os, "scandir", listed)
+        return seen
+
+    def test_is_read_once_while_nothing_changes(self, tmp_path: Path, listings: list[object]) -> None:
+        clock = FakeClock()
+        found = Neighbours(tmp_path, "x-", now=clock.monotonic)
+        found.sockets()
+        clock.advance(1)
+        found.sockets()
+        for _ in range(100):
+            assert [] == found.sockets()
+        assert 2 == len(listings)
+
+    def test_is_read_again_when_somebody_comes_or_goes(self, tmp_path: Path) -> None:
+        clock = FakeClock()
+        found = Neighbours(tmp_path, "x-", now=clock.monotonic)
+        found.sockets()
+        clock.advance(1)
+        found.sockets()
+        (tmp_path / "x-1").touch()
+        (tmp_path / "y-1").touch()
+        os.utime(tmp_path, ns=(1, 1))
+        assert [str(tmp_path / "x-1")] == found.sockets()
+        (tmp_path / "x-1").unlink()
+        os.utime(tmp_path, ns=(2, 2))
+        assert [] == found.sockets()
+
+    def test_does_not_trust_a_time_of_change_that_is_fresh(self, tmp_path: Path) -> None:
+        """Two changes within a tick of the kernel bear the same time."""
+        os.utime(tmp_path, ns=(1, 1))
+        found = Neighbours(tmp_path, "x-", now=FakeClock().monotonic)
+        assert [] == found.sockets()
+        (tmp_path / "x-1").touch()
+        os.utime(tmp_path, ns=(1, 1))
+        assert [str(tmp_path / "x-1")] == found.sockets()
+
+
+def test_an_ear_without_a_thread_is_a_clear_error(
+    place: Path, monkeypatch: pytest.MonkeyPatch, wakeups: Callable[..., Wakeups]
+) -> None:
+    def refuse(_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    hints, descriptors = wakeups(), open_descriptors()
+    monkeypatch.setattr("longwatch.host.errand.Errand.start", refuse)
+    with pytest.raises(StoreUnreachableError, match=r"^no thread to listen with \(can't start new thread\); try again$"):
+        Ear(hints.place, lambda _: None, every=NEVER)
+    assert (descriptors, []) == (open_descriptors(), list(place.iterdir()))
