@@ -242,3 +242,76 @@ class CallbackFailed(Event):
 
     callback: str
     error: str
+
+
+# --- the life of an engine ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFailed(Event):
+    """The code that works on a row raised."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    engine: str
+    row: int
+    attempt: int
+    error: str
+    retry_in: float | None
+    """When it is tried again; None: never, it goes to the dead letters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost(Event):
+    """The right to rows was lost while they ran or waited; what they do does not count."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    engine: str
+    rows: tuple[int, ...]
+    reason: str
+    """`untrusted`: it could not be renewed in time, `stale`: no beat, so it was not renewed, `taken`: the store gave it away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementRefused(Event):
+    """A finished row was not the engine's any more."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    engine: str
+    row: int
+    outcome: str
+    unknown: bool
+    """Whether an earlier try of the same settlement may have been the one that counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFailed(Event):
+    """A call to where the work comes from raised; it is made again. Told for the first failure, the second, the fourth, …"""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    engine: str
+    call: str
+    error: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecovered(Event):
+    """The call works again."""
+
+    engine: str
+    call: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkGivenUp(Event):
+    """The deadline of a stop passed while rows still ran; nobody is blamed if the process ends now."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    engine: str
+    rows: tuple[int, ...]

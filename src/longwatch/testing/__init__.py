@@ -8,18 +8,21 @@ from longwatch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from longwatch.core.fake_clock import FakeClock as FakeClock
+    from longwatch.testing.mailboxes import check_mailbox as check_mailbox
     from longwatch.testing.observer import RecordingObserver as RecordingObserver
     from longwatch.testing.services import check_service as check_service
 
 _HOMES = {
     "FakeClock": "longwatch.core.fake_clock",
     "RecordingObserver": "longwatch.testing.observer",
+    "check_mailbox": "longwatch.testing.mailboxes",
     "check_service": "longwatch.testing.services",
 }
 
 __all__ = [
     "FakeClock",
     "RecordingObserver",
+    "check_mailbox",
     "check_service",
 ]
 

@@ -1,0 +1,59 @@
+"""The dead letters of one mailbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from longwatch.mailbox.backend import Backend, connecting
+from longwatch.mailbox.letters import DeadLetter
+
+_PAGE = 100
+
+
+class DeadLetters:
+    """Messages that were given up, each with its history. Iterating goes through all of them, oldest first, page by page."""
+
+    def __init__(self, mailbox: str, backend: Backend) -> None:
+        self.name = f"{mailbox}.dead"
+        self._backend = backend
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        page = self._page(None)
+        while page:
+            following = self._page(page[-1].id)  # before the caller drops or replays the letter that it comes after
+            yield from page
+            page = following
+
+    def __len__(self) -> int:
+        with connecting():
+            return self._backend.stats().dead
+
+    def show(self, message_id: str) -> DeadLetter | None:
+        with connecting():
+            return self._backend.find_dead(message_id)
+
+    def replay(self, *ids: str) -> list[bool]:
+        """Put them back in line with clean counters; for each whether it was there."""
+        with connecting():
+            return self._backend.replay(ids)
+
+    def drop(self, *ids: str) -> list[bool]:
+        """Remove them for good; for each whether it was there."""
+        with connecting():
+            return self._backend.drop(ids)
+
+    def replay_all(self) -> int:
+        """Replay those that are dead now; how many. One that dies again meanwhile stays dead."""
+        return self._all(self.replay)
+
+    def drop_all(self) -> int:
+        """Drop those that are dead now; how many."""
+        return self._all(self.drop)
+
+    def _all(self, act: Callable[..., list[bool]]) -> int:
+        ids = [letter.id for letter in self]
+        return sum(sum(act(*ids[start : start + _PAGE])) for start in range(0, len(ids), _PAGE))
+
+    def _page(self, after: str | None) -> list[DeadLetter]:
+        with connecting():
+            return self._backend.dead(after=after, limit=_PAGE)

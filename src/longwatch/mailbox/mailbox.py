@@ -1,0 +1,265 @@
+"""A named queue with leases: at-least-once delivery, a fresh receipt for every delivery, late writers that change nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Generic, TypeVar
+
+from longwatch.core.cancel import CancelToken
+from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.errors import InvalidParameterError, MailboxClosedError, SerializationError, UnsupportedError
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox import bounds
+from longwatch.mailbox.backend import Backend, connecting
+from longwatch.mailbox.bodies import Codec
+from longwatch.mailbox.dead import DeadLetters
+from longwatch.mailbox.letters import Delivery, Letter, Stats, new_id
+from longwatch.mailbox.message import Message, Verdict
+from longwatch.work.source import Leased, Outcome, Settlement
+
+BodyT = TypeVar("BodyT")
+
+_SWEEP_EVERY = 0.5
+"""Those who receive look for dead owners and ended leases this often, in seconds."""
+_POLL = 1.0
+"""And for messages, should a hint be lost."""
+
+
+class Mailbox(Generic[BodyT]):
+    """One mailbox. Thread-safe; making it opens nothing, and after a fork the child opens its own connections.
+
+    `max_failures`, `max_crashes` and `max_size` belong to the backend it was opened with. `router` opens another mailbox by name,
+    for replies to a name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        *,
+        codec: Codec[BodyT] | None = None,
+        clock: Clock | None = None,
+        router: Callable[[str], Mailbox[Any]] | None = None,
+    ) -> None:
+        self.name = bounds.check_name(name)
+        self.backend = backend
+        self.codec: Codec[BodyT] = codec or Codec()
+        self.clock = clock or SystemClock()
+        self.dead = DeadLetters(name, backend)
+        self._router = router
+        self._closed = Wakeup()
+        self._owners: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._swept_at = -_SWEEP_EVERY
+
+    # --- sending ---
+
+    def send(  # noqa: PLR0913 - the contract
+        self,
+        body: BodyT,
+        *,
+        reply_to: Mailbox[Any] | str | None = None,
+        delay_seconds: float = 0,
+        expires_in: float | None = None,
+        dedupe_key: str | None = None,
+        tx: Any = None,
+    ) -> str:
+        """Store a message durably; its id. A repeated `dedupe_key` that is still queued or leased returns the first id.
+
+        An expired message is counted and removed; if it should be kept, receive it from the dead letters: see `send_many`.
+        """
+        [stored] = self.send_many(
+            [body], reply_to=reply_to, delay_seconds=delay_seconds, expires_in=expires_in, dedupe_keys=[dedupe_key], tx=tx
+        )
+        return stored
+
+    def send_many(  # noqa: PLR0913 - the contract
+        self,
+        bodies: Iterable[BodyT],
+        *,
+        reply_to: Mailbox[Any] | str | None = None,
+        delay_seconds: float = 0,
+        expires_in: float | None = None,
+        keep_expired: bool = False,
+        dedupe_keys: Sequence[str | None] | None = None,
+        tx: Any = None,
+    ) -> list[str]:
+        """Store several messages in one transaction, all or none; their ids."""
+        self._require_open()
+        delay = bounds.check_delay(delay_seconds)
+        expiry = bounds.check_expiry(expires_in)
+        route = self._route_of(reply_to)
+        encoded = [self.codec.encode(body) for body in bodies]
+        keys = dedupe_keys if dedupe_keys is not None else [None] * len(encoded)
+        if len(keys) != len(encoded):
+            raise InvalidParameterError(f"dedupe_keys must be one for each of the {len(encoded)} bodies, not {len(keys)}")
+        letters = [
+            Letter(
+                id=new_id(), body=data, delay=delay, expires_in=expiry, keep_expired=keep_expired, dedupe_key=key, reply_to=route
+            )
+            for data, key in zip(encoded, keys, strict=True)
+        ]
+        with connecting():
+            return self.backend.put(letters, tx=tx) if letters else []
+
+    # --- receiving ---
+
+    def receive(
+        self,
+        *,
+        max_messages: int = 1,
+        visibility_timeout: float = 300,
+        wait_time_seconds: float = 0,
+        cancel: CancelToken | None = None,
+    ) -> list[Message[BodyT]]:
+        """Up to `max_messages` messages as soon as there is at least one; `[]` after the wait, or when closed or cancelled."""
+        want = bounds.check_count(max_messages)
+        duration = bounds.check_visibility(visibility_timeout)
+        deadline = Deadline.after(bounds.check_wait(wait_time_seconds), self.clock)
+        self._require_open()
+        with self._listening(cancel) as wakeup:
+            while not self._is_over(wakeup, cancel):
+                if messages := self._look(want, duration):
+                    return messages
+                if deadline.expired:
+                    return []
+                self.clock.wait(wakeup, self._patience(deadline))
+        return []
+
+    def acknowledge_many(self, messages: Sequence[Message[Any]], tx: Any = None) -> list[Verdict]:
+        """Settle several deliveries in one statement; for each `settled` or `expired`."""
+        settlements = [Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages]
+        with connecting():
+            settled = self.backend.settle(settlements, tx=tx)
+        for message in messages:
+            message.finalize()
+        return [Verdict.SETTLED if done else Verdict.EXPIRED for done in settled]
+
+    # --- looking and managing ---
+
+    def approximate_count(self) -> int:
+        """How many messages are ready, delayed or leased."""
+        stats = self.stats()
+        return stats.ready + stats.delayed + stats.leased
+
+    def stats(self) -> Stats:
+        with connecting():
+            return self.backend.stats()
+
+    def cancel(self, message_id: str) -> bool:
+        """Remove a queued message by its id; False if it is not there, or leased."""
+        with connecting():
+            return self.backend.cancel(message_id)
+
+    def pause(self) -> None:
+        """Hand nothing out any more, in any process, until `resume`."""
+        with connecting():
+            self.backend.pause(paused=True)
+
+    def resume(self) -> None:
+        with connecting():
+            self.backend.pause(paused=False)
+
+    def purge(self) -> int:
+        """Remove every message that is not leased; how many."""
+        with connecting():
+            return self.backend.purge()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Wake those who wait here and take no more; the messages stay. Idempotent."""
+        self._closed.set()
+
+    # --- for messages and the engine ---
+
+    def decode(self, delivery: Delivery) -> BodyT:
+        return self.codec.decode(delivery.body)
+
+    def settle_one(self, settlement: Settlement) -> bool:
+        with connecting():
+            return self.backend.settle([settlement])[0]
+
+    def route(self, name: str) -> Mailbox[Any] | None:
+        """The mailbox of that name in the same store; None where names lead nowhere."""
+        return None if self._router is None else self._router(name)
+
+    def _is_over(self, wakeup: Wakeup, cancel: CancelToken | None) -> bool:
+        """Whether to receive no more; lowers the flag first, so that whatever comes from here on raises it again."""
+        wakeup.clear()
+        return self._closed.is_set() or (cancel is not None and cancel.cancelled)
+
+    def _look(self, want: int, duration: float) -> list[Message[BodyT]]:
+        """Claim. Sweep before it now and then, so that a busy line hides no ended lease, and whenever there is nothing."""
+        if self.clock.monotonic() - self._swept_at >= _SWEEP_EVERY:
+            self._sweep()
+        return self._take(want, duration) or (self._take(want, duration) if self._sweep() else [])
+
+    def _sweep(self) -> int:
+        self._swept_at = self.clock.monotonic()
+        with connecting():
+            return self.backend.sweep()
+
+    def _take(self, want: int, duration: float) -> list[Message[BodyT]]:
+        """Claim, and bury at once what cannot be read; only if all of it was, claim again."""
+        while True:
+            with connecting():
+                leased = self.backend.exchange((), owner=self._owner(), want=want, duration=duration).leased
+            messages = [message for each in leased if (message := self._opened(each)) is not None]
+            if messages or not leased:
+                return messages
+
+    def _opened(self, leased: Leased) -> Message[BodyT] | None:
+        try:
+            return Message(self, leased.claim, leased.item, self.decode(leased.item))
+        except SerializationError as error:
+            self.settle_one(Settlement(claim=leased.claim, outcome=Outcome.DEAD, reason="undecodable", error=str(error)))
+            return None
+
+    def _owner(self) -> int:
+        """This process as an owner of bare receives; a forked child becomes one of its own."""
+        with self._lock:
+            owner = self._owners.get(os.getpid())
+            if owner is None:
+                owner = self._owners[os.getpid()] = self.backend.enter(Incarnation.mine())
+            return owner
+
+    def _patience(self, deadline: Deadline) -> float:
+        """Until the next look: a due message, a sweep, or the deadline, whichever comes first."""
+        with connecting():
+            due = self.backend.next_due()
+        waits = [_SWEEP_EVERY, _POLL, *(wait for wait in (due, deadline.remaining()) if wait is not None)]
+        return max(min(waits), 0.001)
+
+    @contextmanager
+    def _listening(self, cancel: CancelToken | None) -> Iterator[Wakeup]:
+        wakeup = Wakeup()
+        with ExitStack() as ends:
+            ends.callback(self._closed.listen(wakeup.set))
+            if cancel is not None:
+                ends.callback(cancel.on_cancel(wakeup.set))
+            with connecting():
+                ends.callback(self.backend.listen(wakeup))
+            yield wakeup
+
+    def _route_of(self, reply_to: Mailbox[Any] | str | None) -> str | None:
+        """A message carries the name of a mailbox in the same store, whichever way that was given."""
+        if reply_to is None:
+            return None
+        if isinstance(reply_to, str):
+            return bounds.check_name(reply_to)
+        if reply_to.backend.home != self.backend.home:
+            raise UnsupportedError(
+                f"a reply to {reply_to.name!r} would not arrive: it is in another store than {self.name!r}; open both in one"
+            )
+        return reply_to.name
+
+    def _require_open(self) -> None:
+        if self._closed.is_set():
+            raise MailboxClosedError(f"mailbox {self.name!r} is closed; open it again")

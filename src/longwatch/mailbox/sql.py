@@ -1,0 +1,340 @@
+"""A mailbox's lane in a SQL store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import MailboxFullError
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.backend import Limits
+from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
+from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.database import Database, Row, Transaction
+from longwatch.store.named_sql import load_queries
+from longwatch.store.sweep import Sweep
+from longwatch.work.source import Exchange, Leased, Outcome, Settlement
+
+T = TypeVar("T")
+
+_COLUMNS = ("id", "body", "deliveries", "failures", "crashes", "enqueued_at", "reply_to", "expires_at", "keep_expired")
+_OVERDUE_AT_ONCE = 500
+_BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
+
+
+class SqlBackend:
+    """One lane of the `messages` table."""
+
+    def __init__(self, database: Database, name: str, *, limits: Limits | None = None) -> None:
+        self.database = database
+        self.name = name
+        self.limits = limits or Limits()
+        self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
+        self._claims = Claims(database, dialect=database.dialect, table="messages", columns=_COLUMNS)
+        self._sweep = Sweep(self._claims, lease_now=database.lease_now)
+        self._lanes: dict[int, int] = {}
+
+    @property
+    def home(self) -> object:
+        return self.database.identity
+
+    # --- work.Source ---
+
+    def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+        return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
+
+    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+        lane = self._lane()
+        if not settlements and not self.database.read(lambda tx: self._anything(tx, lane)):
+            return Exchange([], [])
+
+        def work(tx: Transaction) -> Exchange:
+            settled = self._settle(tx, settlements)
+            return Exchange(settled, self._claim(tx, lane, owner, want, duration) if want else [])
+
+        return self.database.write(work)
+
+    def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+        return self.database.write(lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip))
+
+    def held(self, *, owner: int) -> list[Claim]:
+        return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
+
+    def sweep(self) -> int:
+        """Look first, on a reader; write only if there is something to do."""
+        lane = self._lane()
+        dead = self.database.read(self._sweep.dead_holders)
+        if not dead and not self.database.read(lambda tx: self._is_stale(tx, lane)):
+            return 0
+
+        def work(tx: Transaction) -> int:
+            found = sum(self._sweep.bury(tx, holder) for holder in dead) + self._sweep.lapsed(tx)
+            found += self._claims.free_the_due(tx, lane=lane) + self._expire(tx, lane)
+            if self.limits.dead_retention is not None:
+                tx.execute(self._sql["forget_dead"], {"lane": lane, "before": self._retained_since()})
+            if found:
+                tx.announce(self.name)
+            return found
+
+        return self.database.write(work)
+
+    def next_due(self) -> float | None:
+        lane = self._lane()
+        return self.database.read(lambda tx: self._claims.next_due(tx, lane=lane))
+
+    def listen(self, wakeup: Wakeup) -> Callable[[], None]:
+        return self.database.listen(self.name, wakeup)
+
+    # --- the rest of a backend ---
+
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        lane = self._lane() if tx is None else self._lane_in(tx)
+        return self._in(tx, lambda tx: self._put(tx, lane, letters))
+
+    def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
+        return self._in(tx, lambda tx: self._settle(tx, settlements))
+
+    def extend(self, claim: Claim, *, duration: float) -> bool:
+        return self.database.write(lambda tx: self._claims.extend(tx, claim, duration=duration))
+
+    def stats(self) -> Stats:
+        lane = self._lane()
+
+        def look(tx: Transaction) -> Stats:
+            [(ready, delayed, leased, dead, oldest, paused, expired)] = tx.rows(self._sql["counts"], {"lane": lane})
+            age = None if oldest is None else max(self.database.wall_now() - oldest, 0.0)
+            return Stats(ready, delayed, leased, dead, age, bool(paused), expired)
+
+        return self.database.read(look)
+
+    def peek(self, *, limit: int) -> list[Delivery]:
+        lane = self._lane()
+        parameters = {"lane": lane, "wall": self.database.wall_now(), "limit": limit}
+        return [Delivery(*row) for row in self.database.read(lambda tx: tx.rows(self._sql["peek"], parameters))]
+
+    def cancel(self, message_id: str) -> bool:
+        return self._execute("cancel", id=message_id) == 1
+
+    def pause(self, *, paused: bool) -> None:
+        lane = self._lane()
+
+        def work(tx: Transaction) -> None:
+            tx.execute(self._sql["pause"], {"lane": lane, "paused": int(paused)})
+            tx.announce(self.name)
+
+        self.database.write(work)
+
+    def purge(self) -> int:
+        return self._execute("purge")
+
+    def dead(self, *, after: str | None = None, limit: int = 100) -> list[DeadLetter]:
+        lane = self._lane()
+        rows = self.database.read(lambda tx: tx.rows(self._sql["dead"], {"lane": lane, "after": after, "limit": limit}))
+        return [self._dead_letter(row) for row in rows]
+
+    def find_dead(self, message_id: str) -> DeadLetter | None:
+        lane = self._lane()
+        rows = self.database.read(lambda tx: tx.rows(self._sql["find_dead"], {"lane": lane, "id": message_id}))
+        return self._dead_letter(rows[0]) if rows else None
+
+    def replay(self, ids: Sequence[str]) -> list[bool]:
+        lane = self._lane()
+
+        def work(tx: Transaction) -> list[bool]:
+            tx.announce(self.name)
+            return [self._replay(tx, lane, each) for each in ids]
+
+        return self.database.write(work)
+
+    def drop(self, ids: Sequence[str]) -> list[bool]:
+        lane = self._lane()
+        return self.database.write(lambda tx: [tx.execute(self._sql["drop"], {"lane": lane, "id": each}) == 1 for each in ids])
+
+    # --- inside a transaction ---
+
+    def _claim(self, tx: Transaction, lane: int, owner: int, want: int, duration: float) -> list[Leased]:
+        """Lease rows; those that are spent go to the dead at once, before anybody runs them."""
+        if self._is_paused(tx, lane):
+            return []
+        self._claims.free_the_due(tx, lane=lane)
+        leased: list[Leased] = []
+        while not leased:
+            rows = self._claims.claim(tx, lane=lane, owner=owner, duration=duration, limit=want)
+            if not rows:
+                break
+            leased = [self._leased(row) for row in rows if not self._buried(tx, row)]
+        return leased
+
+    def _leased(self, row: Row) -> Leased:
+        delivery = Delivery(*row[3 : 3 + len(Delivery._fields)])
+        return Leased(Claim(*row[:3]), delivery, alone=delivery.crashes > 0)
+
+    def _buried(self, tx: Transaction, row: Row) -> bool:
+        """Whether this row is spent; then it is buried, and this delivery never happened."""
+        facts = dict(zip(("seq", "owner", "term", *_COLUMNS), row, strict=True))
+        claim = Claim(facts["seq"], facts["owner"], facts["term"])
+        reason = self._spent(facts)
+        if reason is None:
+            return False
+        if reason != "expired" or facts["keep_expired"]:
+            self._bury(tx, claim, reason, undelivered=1)
+        if reason == "expired":
+            tx.execute(self._sql["count_expired"], {"name": self.name, "count": 1})
+        self._claims.settle(tx, [claim])
+        return True
+
+    def _spent(self, facts: dict[str, Any]) -> str | None:
+        if facts["crashes"] >= self.limits.max_crashes:
+            return "poison"
+        if facts["failures"] >= self.limits.max_failures:
+            return "failed"
+        expired = facts["expires_at"] is not None and facts["expires_at"] <= self.database.wall_now()
+        return "expired" if expired else None
+
+    def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+        return [self._settle_one(tx, settlement) for settlement in settlements]
+
+    def _settle_one(self, tx: Transaction, settlement: Settlement) -> bool:
+        match settlement.outcome:
+            case Outcome.DONE:
+                return self._claims.settle(tx, [settlement.claim])[0]
+            case Outcome.DEAD:
+                self._bury(tx, settlement.claim, settlement.reason, error=settlement.error)
+                return self._claims.settle(tx, [settlement.claim])[0]
+            case outcome:
+                if not settlement.delay:
+                    tx.announce(self.name)
+                blame, delay, error = _BLAME[outcome], settlement.delay, settlement.error
+                return self._claims.release(tx, [settlement.claim], blame=blame, delay=delay, error=error)[0]
+
+    def _bury(self, tx: Transaction, claim: Claim, reason: str, *, error: str | None = None, undelivered: int = 0) -> None:
+        facts = {"reason": reason, "error": error, "died_at": self.database.wall_now(), "undelivered": undelivered}
+        tx.execute(self._sql["bury"], {**claim._asdict(), **facts})
+
+    def _expire(self, tx: Transaction, lane: int) -> int:
+        """Messages that nobody took in their time: removed, or kept among the dead if that was asked for."""
+        now = self.database.wall_now()
+        return self._expire_rows(tx, tx.rows(self._sql["overdue"], {"lane": lane, "wall": now, "limit": _OVERDUE_AT_ONCE}))
+
+    def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
+        now = self.database.wall_now()
+        for seq, keep in rows:
+            if keep:
+                tx.execute(self._sql["bury_overdue"], {"seq": seq, "died_at": now})
+            tx.execute(self._sql["remove"], {"seq": seq})
+        if rows:
+            tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
+        return len(rows)
+
+    def _put(self, tx: Transaction, lane: int, letters: Sequence[Letter]) -> list[str]:
+        now = self.database.wall_now()
+        keys = {letter.dedupe_key for letter in letters if letter.dedupe_key is not None}
+        repeated = sum(self._is_there(tx, lane, key, now) for key in keys)
+        keyless = sum(letter.dedupe_key is None for letter in letters)
+        self._require_room(tx, lane, keyless + len(keys) - repeated)
+        tx.announce(self.name)
+        if keys:
+            return [self._put_one(tx, lane, letter, now) for letter in letters]
+        tx.execute_many(self._sql["put"], [_row(lane, letter, now) for letter in letters])
+        return [letter.id for letter in letters]
+
+    def _put_one(self, tx: Transaction, lane: int, letter: Letter, now: float) -> str:
+        if tx.execute(self._sql["put"], _row(lane, letter, now)) == 1 or letter.dedupe_key is None:
+            return letter.id
+        [(first,)] = tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key})
+        return str(first)
+
+    def _is_there(self, tx: Transaction, lane: int, key: str, now: float) -> bool:
+        """Whether a message bears this key; one that has expired, swept or not, does not stand for a new one."""
+        self._expire_rows(tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key, "wall": now}))
+        return bool(tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": key}))
+
+    def _require_room(self, tx: Transaction, lane: int, coming: int) -> None:
+        """What has expired makes room."""
+        most = self.limits.max_size
+        if most is None:
+            return
+        present = self._present(tx, lane, most)
+        if present + coming > most and self._expire(tx, lane):
+            present = self._present(tx, lane, most)
+        if present + coming > most:
+            raise MailboxFullError(
+                f"mailbox {self.name!r} holds {present} of {most} messages; let its workers catch up, or raise max_size"
+            )
+
+    def _present(self, tx: Transaction, lane: int, most: int) -> int:
+        [(present,)] = tx.rows(self._sql["room"], {"lane": lane, "most": most + 1})
+        return int(present)
+
+    def _replay(self, tx: Transaction, lane: int, message_id: str) -> bool:
+        parameters = {"lane": lane, "id": message_id}
+        return tx.execute(self._sql["replay"], parameters) == 1 and tx.execute(self._sql["drop"], parameters) == 1
+
+    def _anything(self, tx: Transaction, lane: int) -> bool:
+        due = self._claims.next_due(tx, lane=lane)
+        return bool(tx.rows(self._sql["anything"], {"lane": lane})) or (due is not None and due <= 0)
+
+    def _is_stale(self, tx: Transaction, lane: int) -> bool:
+        """Whether a sweep would find something."""
+        due = self._claims.next_due(tx, lane=lane)
+        overdue = tx.rows(self._sql["overdue"], {"lane": lane, "wall": self.database.wall_now(), "limit": 1})
+        return bool(overdue) or (due is not None and due <= 0) or self._sweep.has_lapsed(tx) or self._has_old_dead(tx, lane)
+
+    def _has_old_dead(self, tx: Transaction, lane: int) -> bool:
+        if self.limits.dead_retention is None:
+            return False
+        return bool(tx.rows(self._sql["old_dead"], {"lane": lane, "before": self._retained_since()}))
+
+    def _retained_since(self) -> float:
+        return self.database.wall_now() - (self.limits.dead_retention or 0.0)
+
+    def _is_paused(self, tx: Transaction, lane: int) -> bool:
+        [(paused,)] = tx.rows(self._sql["paused"], {"lane": lane})
+        return bool(paused)
+
+    # --- small words ---
+
+    def _lane(self) -> int:
+        """The number of this mailbox, looked up once a process."""
+        lane = self._lanes.get(os.getpid())
+        if lane is None:
+            found = self.database.read(lambda tx: tx.rows(self._sql["find_lane"], {"name": self.name}))
+            lane = self._lanes[os.getpid()] = int(found[0][0]) if found else self.database.write(self._lane_in)
+        return lane
+
+    def _lane_in(self, tx: Transaction) -> int:
+        [(lane,)] = tx.rows(self._sql["lane"], {"name": self.name})
+        return int(lane)
+
+    def _in(self, tx: Any, work: Callable[[Transaction], T]) -> T:
+        return self.database.write(work) if tx is None else work(tx)
+
+    def _execute(self, query: str, **parameters: object) -> int:
+        lane = self._lane()
+        return self.database.write(lambda tx: tx.execute(self._sql[query], {"lane": lane, **parameters}))
+
+    def _dead_letter(self, row: Row) -> DeadLetter:
+        return DeadLetter(row[0], self.name, *row[1:])
+
+
+def mailbox_names(database: Database) -> list[str]:
+    """Every mailbox of a store, by name; a read."""
+    names = load_queries("longwatch.mailbox", "queries", database.dialect)["names"]
+    return [name for (name,) in database.read(lambda tx: tx.rows(names))]
+
+
+def _row(lane: int, letter: Letter, now: float) -> dict[str, object]:
+    return {
+        "lane": lane,
+        "held": int(letter.delay > 0),
+        "ready_at": now + letter.delay if letter.delay > 0 else 0.0,
+        "id": letter.id,
+        "enqueued_at": now,
+        "expires_at": None if letter.expires_in is None else now + letter.expires_in,
+        "keep_expired": int(letter.keep_expired),
+        "dedupe_key": letter.dedupe_key,
+        "reply_to": letter.reply_to,
+        "body": letter.body,
+    }

@@ -1,0 +1,51 @@
+"""Calls to a source that may fail: contained, counted, told, and spaced by the one backoff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.events import SourceFailed, SourceRecovered
+from longwatch.work.judging import described
+from longwatch.work.policy import Surroundings
+
+T = TypeVar("T")
+
+RETRY = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
+
+
+class SourceCall:
+    """One kind of call. Whatever it raises is told, and no reason for a thread of the engine to end.
+
+    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not thread-safe.
+    """
+
+    def __init__(self, name: str, around: Surroundings) -> None:
+        self.name = name
+        self.retry_in = 0.0
+        self._engine = around.name
+        self._events = around.events
+        self._backoff = Backoff(RETRY)
+
+    def make(self, call: Callable[[], T]) -> T | None:
+        """Its result, or None if it raised."""
+        try:
+            result = call()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may be anybody's code; the event tells
+            self._failed(error)
+            return None
+        if self.retry_in:
+            self._recovered()
+        return result
+
+    def _failed(self, error: BaseException) -> None:
+        self.retry_in = self._backoff.failed(lasted=0.0)
+        failures = self._backoff.failures
+        if failures & (failures - 1) == 0:
+            self._events.emit(SourceFailed(engine=self._engine, call=self.name, error=described(error), failures=failures))
+
+    def _recovered(self) -> None:
+        self._events.emit(SourceRecovered(engine=self._engine, call=self.name, failures=self._backoff.failures))
+        self._backoff.succeeded()
+        self.retry_in = 0.0

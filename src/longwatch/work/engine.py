@@ -1,0 +1,97 @@
+"""The engine as a service: feeder, slots, keeper and sweeper over one source. The package's prose says who does what."""
+
+from __future__ import annotations
+
+import os
+
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events import Events
+from longwatch.core.heartbeat import Heartbeat
+from longwatch.host.service import Service
+from longwatch.work.drain import Drain, Told
+from longwatch.work.policy import EnginePolicy, Surroundings
+from longwatch.work.shift import Shift
+from longwatch.work.slots import Runner
+from longwatch.work.solitude import Solitude
+from longwatch.work.source import Source
+
+__all__ = ["Engine", "EnginePolicy"]
+
+
+class Engine(Service):
+    """Runs the rows of one source.
+
+    `start` opens the slots and begins to claim, `drain` stops taking and hands back what was not begun, `resume` undoes that,
+    `stop` drains, waits for what runs, shortly before its deadline cancels it, and at the deadline gives it up: then it is False,
+    and another `stop` tries again. `runner` is called in a slot's thread. Engines of one process that share a `solitude` leave the
+    process to each other when a row has to run alone.
+    """
+
+    def __init__(  # noqa: PLR0913 - a source, a runner, and what they need
+        self,
+        source: Source,
+        runner: Runner,
+        *,
+        policy: EnginePolicy | None = None,
+        name: str = "engine",
+        clock: Clock | None = None,
+        events: Events | None = None,
+        solitude: Solitude | None = None,
+    ) -> None:
+        super().__init__(name=name, clock=clock)
+        self.source = source
+        self.policy = policy or EnginePolicy()
+        self.events = events or Events()
+        self._runner = runner
+        self._solitude = solitude or Solitude()
+        self._shifts: dict[int, Shift] = {}
+
+    @property
+    def inside(self) -> bool:
+        shift = self._shift
+        return shift is not None and shift.inside
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing any more, for a while or for good; also when it does not run."""
+        shift = self._shift
+        return shift is None or shift.state is not Drain.RUNNING
+
+    @property
+    def holding(self) -> int:
+        """How many rows it has: waiting, running, or done and not settled yet."""
+        shift = self._shift
+        return 0 if shift is None else shift.feeder.holding()
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Those of the slots that work on something: it is as fresh as the stalest of them."""
+        shift = self._shift
+        return [] if shift is None else [slot.pulse.heartbeat for slot in shift.crew.slots if slot.context is not None]
+
+    def drain(self) -> None:
+        """Take nothing more, hand back what was not begun; what runs goes on."""
+        self._pass_on(Told.DRAIN)
+
+    def resume(self) -> None:
+        """Take rows again after a drain; nothing once it is being stopped."""
+        self._pass_on(Told.RESUME)
+
+    @property
+    def _shift(self) -> Shift | None:
+        """By pid: a forked child has none of its parent's threads."""
+        return self._shifts.get(os.getpid())
+
+    def _pass_on(self, told: Told) -> None:
+        shift = self._shift
+        if shift is not None:
+            shift.tell(told)
+
+    def _start(self) -> None:
+        around = Surroundings(self.name, self.policy, self._clock, self.events)
+        shift = self._shifts[os.getpid()] = Shift(self.source, self._runner, self._solitude, around)
+        shift.begin()
+
+    def _stop(self, deadline: Deadline) -> bool:
+        shift = self._shift
+        return shift is None or shift.end(deadline)

@@ -1,0 +1,298 @@
+"""The feeder: one thread that settles what is done and claims what comes next, in one exchange with the source."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.clock import Wakeup
+from longwatch.core.events import LeaseLost, SettlementRefused
+from longwatch.host.errand import Errand
+from longwatch.store.claims import Claim
+from longwatch.work.ahead import STUCK_AFTER, WITHIN, LeaseAhead
+from longwatch.work.calls import SourceCall
+from longwatch.work.drain import ENDING, Course, Drain
+from longwatch.work.policy import MOST_AT_ONCE, Surroundings
+from longwatch.work.slots import Crew, Finished
+from longwatch.work.solitude import Seat
+from longwatch.work.source import Exchange, Leased, Outcome, Settlement, Source
+from longwatch.work.tenure import Tenure
+
+
+class Feeder:
+    """Feeds the slots of one engine.
+
+    `held` are the rows that wait or run here, `unsettled` what is to be told to the source; both change in its thread only.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - it stands between the source, the slots and the engine
+        self,
+        source: Source,
+        tenure: Tenure,
+        crew: Crew,
+        course: Course,
+        seat: Seat,
+        news: Wakeup,
+        around: Surroundings,
+    ) -> None:
+        policy = around.policy
+        self.held: set[Claim] = set()
+        self.unsettled: list[Settlement] = []
+        self.hurry = Wakeup()
+        self.errand = Errand(self._turn, name=f"{around.name}-feeder", loud=True)
+        self._source = source
+        self._tenure = tenure
+        self._crew = crew
+        self._course = course
+        self._seat = seat
+        self._news = news
+        self._policy = policy
+        self._name = around.name
+        self._clock = around.clock
+        self._events = around.events
+        self._ahead = LeaseAhead(policy.slots)
+        self._joined = Wakeup()
+        self._alone: deque[Leased] = deque()
+        self._alone_since = 0.0
+        self._solo: Leased | None = None
+        self._more = True
+        self._batch = MOST_AT_ONCE
+        self._tried: set[Claim] = set()
+        self._in_doubt = False
+        self._missing: set[Claim] = set()
+        self._whole = SourceCall("feed", around)
+        self._exchange = SourceCall("exchange", around)
+        self._look = SourceCall("next_due", around)
+        self._audit = SourceCall("held", around)
+        self._eager = Backoff(BackoffPolicy(initial=min(0.001, policy.poll), cap=policy.poll))
+
+    def holding(self) -> int:
+        """How many leases the engine has, as far as it knows."""
+        return len(self.held) + len(self.unsettled)
+
+    def doubt(self) -> None:
+        """The store may know of other leases than we do: ask it."""
+        self._in_doubt = True
+        self._news.set()
+
+    def _turn(self) -> None:
+        while not self._is_over():
+            self._whole.make(self._once)
+            if self._whole.retry_in:
+                self._clock.wait(self.hurry, self._whole.retry_in)
+        self._seat.leave()
+
+    def _once(self) -> None:
+        self._rest()
+        self._collect()
+        self._trade()
+
+    def _is_over(self) -> bool:
+        return self._course.state in ENDING and not self.held and not self.unsettled
+
+    # --- resting ---
+
+    def _rest(self) -> None:
+        """Wait for a reason to trade. Everything is looked at afterwards, so the news is old then."""
+        if self._exchange.retry_in:
+            self._clock.wait(self.hurry, self._exchange.retry_in)
+        elif not (self._is_something_done() or (self._more and self._room())):
+            self._sleep()
+        if self._is_something_done() and not self._exchange.retry_in:
+            self._join()
+        self.hurry.clear()
+        self._news.clear()
+
+    def _is_something_done(self) -> bool:
+        return bool(self._crew.finished or self.unsettled)
+
+    def _join(self) -> None:
+        """Something is done: give more of it a moment to be settled with it, unless the slots have nothing left to do."""
+        crew = self._crew
+        crew.enough, crew.bell = self._policy.settle_batch - len(self.unsettled), self._joined
+        if len(crew.finished) < crew.enough and not crew.line.empty():
+            self._clock.wait(self._joined, self._policy.settle_within)
+        crew.bell = None
+        self._joined.clear()
+
+    def _sleep(self) -> None:
+        crew = self._crew
+        crew.enough, crew.bell = 1, self._news
+        if not crew.finished:
+            self._clock.wait(self._news, self._patience())
+        crew.bell = None
+
+    def _patience(self) -> float:
+        waits = [self._policy.poll]
+        if not self._crew.line.empty():
+            waits.append(WITHIN)
+        if self._alone:
+            waits.append(max(self._alone_since + self._policy.alone_within - self._clock.monotonic(), 0.0))
+        if self._room():
+            waits.append(self._until_due())
+        return min(waits)
+
+    def _until_due(self) -> float:
+        """Until a delayed row is ready. One that is and was not given to us (paused, taken) is looked for less and less often."""
+        due = self._look.make(self._source.next_due)
+        if due is None or due > 0:
+            self._eager.succeeded()
+            return self._policy.poll if due is None else due
+        return self._eager.failed(lasted=0.0)
+
+    def _room(self) -> int:
+        """How many rows may be claimed."""
+        if self._course.state is not Drain.RUNNING or self._tenure.broken or self._alone or self._solo or self._seat.hushed:
+            return 0
+        return max(self._policy.slots + self._ahead.ahead - len(self.held), 0)
+
+    # --- collecting ---
+
+    def _collect(self) -> None:
+        """Take over what the slots finished, and what they should not hold any more."""
+        self._take_over()
+        if self._course.state is not Drain.RUNNING or self._seat.hushed:
+            self._crew.drop_waiting()
+            self._hand_back_alone()
+        elif not self._crew.line.empty():
+            self._drop_surplus()
+        self._take_over()
+        if not self.held:
+            self._seat.vacate()
+
+    def _take_over(self) -> None:
+        finished = self._crew.finished
+        while finished:
+            self._note(finished.popleft())
+
+    def _drop_surplus(self) -> None:
+        """Rows that wait behind work that takes long are given to whoever has time."""
+        surplus = self._ahead.surplus(len(self.held))
+        if surplus:
+            self._crew.drop_waiting(keep=max(self._crew.line.qsize() - surplus, 0))
+        elif self._crew.is_stuck(STUCK_AFTER):
+            self._ahead.stuck()
+            self._crew.drop_waiting()
+
+    def _note(self, done: Finished) -> None:
+        self.held.discard(done.leased.claim)
+        if done.lasted is not None:
+            self._ahead.ran(done.lasted)
+        if done.settlement is not None:
+            self.unsettled.append(done.settlement)
+        if self._solo is done.leased:
+            self._solo = None
+            self._seat.let_go()
+
+    # --- trading ---
+
+    def _trade(self) -> None:
+        """Settle and claim, in one exchange."""
+        if self._in_doubt:
+            self._reconcile()
+        self._run_alone()
+        want = min(self._room(), MOST_AT_ONCE)
+        if want and not self._seat.occupy():
+            want = 0
+        batch = self.unsettled[: self._batch]
+        if batch or want:
+            self._swap(batch, want)
+
+    def _swap(self, batch: list[Settlement], want: int) -> None:
+        asked = self._clock.monotonic()
+        owner, duration = self._tenure.owner, self._policy.lease.duration
+        exchange = self._exchange.make(lambda: self._source.exchange(batch, owner=owner, want=want, duration=duration))
+        if exchange is None:
+            self._not_swapped(batch, want)
+            return
+        self._batch = MOST_AT_ONCE
+        del self.unsettled[: len(batch)]
+        self._check(batch, exchange)
+        self._more = bool(exchange.leased)
+        self._hand_out(exchange.leased, asked)
+
+    def _not_swapped(self, batch: list[Settlement], want: int) -> None:
+        """Nobody knows what happened. The settlements stay in line; half as many next time, so that one that cannot be made does
+        not keep the others for ever.
+        """
+        self._in_doubt = self._in_doubt or want > 0
+        self._tried.update(settlement.claim for settlement in batch)
+        if len(batch) == 1:
+            self.unsettled.append(self.unsettled.pop(0))
+        if batch:
+            self._batch = max(len(batch) // 2, 1)
+
+    def _check(self, batch: list[Settlement], exchange: Exchange) -> None:
+        """Tell of those that were not ours any more. What was tried before may be gone because that try counted."""
+        if not all(exchange.settled):
+            for settlement, settled in zip(batch, exchange.settled, strict=True):
+                if not settled and settlement.outcome is not Outcome.BACK:
+                    self._refused(settlement)
+        if self._tried:
+            self._tried.difference_update(settlement.claim for settlement in batch)
+
+    def _refused(self, settlement: Settlement) -> None:
+        row, unknown = settlement.claim.seq, settlement.claim in self._tried
+        self._events.emit(SettlementRefused(engine=self._name, row=row, outcome=settlement.outcome, unknown=unknown))
+
+    def _hand_out(self, leased: list[Leased], asked: float) -> None:
+        if leased and not self.held:
+            self._tenure.granted(asked)
+        for each in leased:
+            self.held.add(each.claim)
+            if each.alone:
+                self._alone_since = self._clock.monotonic()
+                self._alone.append(each)
+            else:
+                self._crew.line.put(each)
+        self._run_alone()
+
+    # --- rows that run alone ---
+
+    def _run_alone(self) -> None:
+        """Start the next of them if nothing else runs, here or in another engine of this process."""
+        if not self._alone or self._solo is not None:
+            return
+        granted = self._seat.ask()
+        if granted and len(self.held) == len(self._alone):
+            self._solo = self._alone.popleft()
+            self._crew.line.put(self._solo)
+        elif self._clock.monotonic() - self._alone_since >= self._policy.alone_within:
+            self._hand_back_alone(delay=self._policy.alone_within)
+
+    def _hand_back_alone(self, *, delay: float = 0.0) -> None:
+        while self._alone:
+            leased = self._alone.popleft()
+            self.held.discard(leased.claim)
+            self.unsettled.append(Settlement(leased.claim, Outcome.BACK, delay=delay))
+        if self._solo is None:
+            self._seat.let_go()
+
+    # --- what the store knows ---
+
+    def _reconcile(self) -> None:
+        """Compare our leases with the store's: give back what we know nothing about, stop what is not ours any more.
+
+        A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
+        is missing once.
+        """
+        found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
+        if found is None:
+            return
+        store = set(found)
+        known = self.held.union(settlement.claim for settlement in self.unsettled)
+        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim not in known]
+        missing = self.held.difference(store, (each.leased.claim for each in self._crew.running() if each.settled))
+        self._lose(missing & self._missing)
+        self._missing = missing
+        self._in_doubt = bool(missing)
+
+    def _lose(self, gone: set[Claim]) -> None:
+        running = self._crew.running()
+        lost = [each for each in running if each.leased.claim in gone and not each.lease_lost]
+        for context in lost:
+            self._crew.lose(context, blameless=True)
+        if gone.difference(each.leased.claim for each in running):
+            self._crew.drop_waiting()
+        if lost:
+            self._events.emit(LeaseLost(engine=self._name, rows=tuple(each.leased.claim.seq for each in lost), reason="taken"))

@@ -1,0 +1,71 @@
+"""How an engine works, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite
+
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.clock import Clock
+from longwatch.core.events import Events
+from longwatch.core.lease import LeasePolicy
+
+MOST_SLOTS = 10_000
+MOST_AT_ONCE = 500
+"""Rows settled or claimed in one exchange: no exchange holds the store for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePolicy:
+    """The settings of an engine; durations in seconds.
+
+    `slots`           rows that run at the same time
+    `lease`           how long a lease lasts, when it is renewed, how long it is trusted
+    `retry`           the waits between the tries of a row whose work raises
+    `settle_within`   what is done is settled together, at the latest so long after the first of it …
+    `settle_batch`    … or when so many are done
+    `sweep_every`     how often it looks for dead owners and ended leases
+    `poll`            how often it looks for rows, should a hint be lost
+    `stale_after`     a row whose code has given no beat for so long is not kept any more: its lease is left to run out;
+                      None: as long as the process lives
+    `alone_within`    how long a row that has to run alone waits for the others to end, before it is left to other workers for
+                      as long
+    `cancel_grace`    how long before the deadline of a stop what still runs is cancelled, at most a tenth of the time left
+    """
+
+    slots: int = 1
+    lease: LeasePolicy = field(default_factory=lambda: LeasePolicy(300.0))
+    retry: BackoffPolicy = field(default_factory=lambda: BackoffPolicy(initial=10.0, factor=2.0, cap=900.0, jitter=0.25))
+    settle_within: float = 0.005
+    settle_batch: int = 100
+    sweep_every: float = 0.5
+    poll: float = 1.0
+    stale_after: float | None = None
+    alone_within: float = 10.0
+    cancel_grace: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require("slots", self.slots, 1 <= self.slots <= MOST_SLOTS, f"in 1…{MOST_SLOTS}")
+        _require("settle_batch", self.settle_batch, self.settle_batch >= 1, "at least 1")
+        for name in ("settle_within", "cancel_grace"):
+            value = getattr(self, name)
+            _require(name, value, isfinite(value) and value >= 0, "a number of seconds from 0 up")
+        for name in ("sweep_every", "poll", "alone_within"):
+            value = getattr(self, name)
+            _require(name, value, isfinite(value) and value > 0, "a number of seconds above 0")
+        _require("stale_after", self.stale_after or 0, self.stale_after is None or self.stale_after > 0, "above 0, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every part of one engine is given."""
+
+    name: str
+    policy: EnginePolicy
+    clock: Clock
+    events: Events
+
+
+def _require(name: str, value: float, holds: bool, rule: str) -> None:  # noqa: FBT001 - the condition is the point of the call
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, not {value}")

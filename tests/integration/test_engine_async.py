@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from engine_rig import PATIENCE, FakeSource, Item, numbered
+from longwatch.core.events import Events, WorkFailed
+from longwatch.errors import PermanentError
+from longwatch.mailbox import Mailbox, Message, open_mailbox
+from longwatch.mailbox.runner import MessageRunner
+from longwatch.testing import RecordingObserver, check_service
+from longwatch.work.context import WorkContext
+from longwatch.work.engine import Engine, EnginePolicy
+from longwatch.work.slots import Runner
+from longwatch.work.source import Leased, Outcome, Settlement
+
+DONE, FAILED, BACK, DEAD = Outcome.DONE, Outcome.FAILED, Outcome.BACK, Outcome.DEAD
+Work = Callable[[Leased, WorkContext], Awaitable[Any]]
+
+
+def awaiting(work: Work) -> Runner:
+    async def run(leased: Leased, context: WorkContext) -> Settlement:
+        await work(leased, context)
+        return Settlement(leased.claim, DONE)
+
+    return run
+
+
+class Scene:
+    """An engine in real time whose rows are coroutines."""
+
+    def __init__(self, work: Work, *rows: Item, slots: int = 4) -> None:
+        self.source = FakeSource(list(rows))
+        self.observer = RecordingObserver()
+        self.engine = Engine(self.source, awaiting(work), policy=EnginePolicy(slots=slots), events=Events(self.observer))
+
+    def __enter__(self) -> Self:
+        self.engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.engine.stop(timeout=PATIENCE)
+
+
+def test_coroutines_of_all_slots_run_on_one_loop_at_the_same_time() -> None:
+    threads: set[str] = set()
+    meeting: dict[str, asyncio.Event] = {}
+
+    async def meet(leased: Leased, context: WorkContext) -> None:
+        threads.add(threading.current_thread().name)
+        everybody = meeting.setdefault("everybody", asyncio.Event())
+        meeting[str(leased.claim.seq)] = everybody
+        if len(meeting) == 5:
+            everybody.set()
+        await everybody.wait()
+
+    with Scene(meet, *numbered(1, 2, 3, 4)) as scene:
+        scene.source.await_settled((1, DONE), (2, DONE), (3, DONE), (4, DONE))
+    assert {"engine-async"} == threads
+
+
+def test_an_async_handler_of_messages_is_awaited_before_they_are_acknowledged(tmp_path: Path) -> None:
+    mailbox: Mailbox[int] = open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs")
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    async def handle(message: Message[int], context: WorkContext) -> None:
+        await asyncio.sleep(0)
+        assert 1 == mailbox.stats().leased
+        done.put(message.body)
+
+    mailbox.send(7)
+    with Engine(mailbox.backend, MessageRunner(mailbox, handle)):
+        assert 7 == done.get(timeout=PATIENCE)
+    assert 0 == mailbox.approximate_count()
+    mailbox.backend.database.close()  # type: ignore[attr-defined]
+
+
+class Caller:
+    """An object whose call is a coroutine: nothing about it says so before it is called."""
+
+    def __init__(self) -> None:
+        self.called: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    async def __call__(self, message: Message[int], context: WorkContext) -> None:
+        await asyncio.sleep(0)
+        self.called.put(message.body)
+
+
+def test_whatever_returns_a_coroutine_is_awaited() -> None:
+    mailbox: Mailbox[int] = open_mailbox("memory://caller", "jobs")
+    caller = Caller()
+    mailbox.send(7)
+    with Engine(mailbox.backend, MessageRunner(mailbox, caller)):
+        assert 7 == caller.called.get(timeout=PATIENCE)
+    assert 0 == mailbox.approximate_count()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError("no"), FAILED), (PermanentError("never"), DEAD), (SystemExit(3), FAILED), (KeyboardInterrupt(), FAILED)],
+    ids=lambda value: str(value) or type(value).__name__,
+)
+def test_what_a_coroutine_raises_is_judged_like_any_other_and_the_loop_goes_on(error: BaseException, outcome: Outcome) -> None:
+    async def work(leased: Leased, context: WorkContext) -> None:
+        await asyncio.sleep(0)
+        if leased.claim.seq == 1:
+            raise error
+
+    with Scene(work, *numbered(1, 2, 3), slots=2) as scene:
+        scene.source.await_settled((1, outcome), (2, DONE), (3, DONE))
+        assert 1 == scene.observer.wait_for(WorkFailed).row
+
+
+def test_a_cancellation_that_nobody_here_asked_for_is_a_failure() -> None:
+    async def work(leased: Leased, context: WorkContext) -> None:
+        raise asyncio.CancelledError
+
+    with Scene(work, Item(1)) as scene:
+        scene.source.await_settled((1, FAILED))
+
+
+def test_a_coroutine_is_cancelled_with_its_context_and_its_slot_waits_for_its_end() -> None:
+    began, cleaning, cleaned = threading.Event(), threading.Event(), threading.Event()
+
+    async def work(leased: Leased, context: WorkContext) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            await asyncio.to_thread(cleaned.wait, PATIENCE)
+
+    with Scene(work, Item(1)) as scene:
+        assert began.wait(PATIENCE)
+        shift = scene.engine._shift
+        assert shift is not None
+        [context] = shift.crew.running()
+        context.lose_lease()
+        assert cleaning.wait(PATIENCE)
+        assert [] == scene.source.outcomes()
+        assert [context] == shift.crew.running()
+        cleaned.set()
+        scene.source.await_that(lambda: (1, BACK) in scene.source.outcomes())
+        scene.source.rows.clear()
+        for again in shift.crew.running():
+            again.cancel.cancel()
+
+
+def test_a_coroutine_that_was_cancelled_before_it_began_does_not_run_on() -> None:
+    reached: list[int] = []
+
+    async def work(leased: Leased, context: WorkContext) -> None:
+        context.cancel.cancel("shutdown")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        reached.append(1)
+
+    with Scene(work, Item(1)) as scene:
+        scene.source.await_that(lambda: (1, BACK) in scene.source.outcomes())
+        scene.source.rows.clear()
+    assert [] == reached
+
+
+def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back() -> None:
+    began = threading.Event()
+
+    async def work(leased: Leased, context: WorkContext) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    scene = Scene(work, Item(1))
+    with scene:
+        assert began.wait(PATIENCE)
+        assert scene.engine.stop(timeout=0.5)
+    assert [(1, BACK)] == scene.source.outcomes()
+
+
+def test_with_coroutines_it_keeps_the_contract_of_a_service() -> None:
+    async def work(leased: Leased, context: WorkContext) -> None:
+        await asyncio.sleep(0)
+
+    check_service(lambda: Engine(FakeSource(numbered(*range(5))), awaiting(work), policy=EnginePolicy(slots=2)))
+
+
+def test_a_handler_that_is_not_async_needs_no_loop() -> None:
+    source = FakeSource(numbered(1))
+    with Engine(source, lambda leased, context: Settlement(leased.claim, DONE)):
+        source.await_settled((1, DONE))
+        assert not any("async" in thread.name for thread in threading.enumerate())
+
+
+def test_exits_in_coroutines_leave_no_loop_and_no_thread_behind() -> None:
+    async def work(leased: Leased, context: WorkContext) -> None:
+        sys.exit(1)
+
+    with Scene(work, *numbered(1, 2, 3), slots=3) as scene:
+        scene.source.await_settled((1, FAILED), (2, FAILED), (3, FAILED))
+    assert not any("engine-" in thread.name for thread in threading.enumerate())

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import MailboxFullError
+from longwatch.mailbox import open_mailbox
+from longwatch.mailbox.backend import Limits
+from longwatch.mailbox.bodies import Codec
+from longwatch.mailbox.letters import Letter
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.mailbox.memory import Contents, MemoryBackend, MemoryStore
+from longwatch.mailbox.memory_lane import Held, Lane, Row
+from longwatch.store.claims import Blame, Claim
+from longwatch.store.sqlite import SqliteDatabase
+from longwatch.testing import check_mailbox
+from longwatch.testing.mailbox_suite import bench as bench_module
+from longwatch.testing.mailbox_suite.bench import Bench
+from longwatch.testing.mailbox_suite.machine import run_machine
+from longwatch.work.source import Exchange, Leased, Settlement
+
+
+def jump_memory(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
+    store = mailbox.backend.store  # type: ignore[attr-defined]
+    store.lease_offset += lease
+    store.wall_offset += wall
+
+
+def jump_sqlite(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
+    database = mailbox.backend.database  # type: ignore[attr-defined]
+    database.lease_offset += lease
+    database.wall_offset += wall
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    opened = SqliteDatabase(tmp_path / "mailboxes.db")
+    yield opened
+    opened.close()
+
+
+def test_memory_keeps_the_contract() -> None:
+    check_mailbox(partial(open_mailbox, MemoryStore()), jump=jump_memory)
+
+
+def test_sqlite_keeps_the_contract_over_threads_and_processes(database: SqliteDatabase) -> None:
+    reopen = partial(open_mailbox, database.url)
+    check_mailbox(partial(open_mailbox, database), jump=jump_sqlite, reopen=reopen, transact=database.transact)
+
+
+FORKED = """
+import os
+from longwatch.errors import MailboxFullError
+from longwatch.mailbox import open_mailbox
+mailbox = open_mailbox("memory://", "work")
+mailbox.send("the parent's")
+if os.fork() == 0:
+    assert [] == mailbox.receive(), "a forked child starts empty"
+    mailbox.send("the child's")
+    assert ["the child's"] == [message.body for message in mailbox.receive(max_messages=2)]
+    os._exit(0)
+assert 0 == os.wait()[1]
+assert ["the parent's"] == [message.body for message in mailbox.receive(max_messages=2)]
+"""
+
+
+def test_a_forked_child_shares_no_memory_with_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], check=False, capture_output=True, text=True, timeout=60)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+class AcceptsStaleReceipts(MemoryBackend):
+    def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
+        super().settle(settlements, tx=tx)
+        return [True] * len(settlements)
+
+
+class ShortensLeases(MemoryBackend):
+    def extend(self, claim: Claim, *, duration: float) -> bool:
+        row = self.store.contents().find(claim)
+        if row is not None:
+            row.lease_until = self.store.lease_now() + duration
+        return row is not None
+
+
+class HandsOutTheNewestFirst(MemoryBackend):
+    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+        exchange = super().exchange(settlements, owner=owner, want=want, duration=duration)
+        return Exchange(exchange.settled, exchange.leased[::-1])
+
+
+class BlamesNobody(MemoryBackend):
+    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
+        super()._release(contents, row, Blame.RELEASE if blame is Blame.CRASH else blame, delay=delay, error=error)
+
+
+class CountsReleasesAsFailures(MemoryBackend):
+    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
+        super()._release(contents, row, Blame.FAILURE if blame is Blame.RELEASE else blame, delay=delay, error=error)
+
+
+class PutsWhatComesBackAtTheEnd(MemoryBackend):
+    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
+        contents.unlease(row)
+        row.seq = next(contents.numbers)
+        contents.leases[row.owner][row.seq] = row
+        super()._release(contents, row, blame, delay=delay, error=error)
+
+
+class CannotPause(MemoryBackend):
+    def pause(self, *, paused: bool) -> None:
+        pass
+
+
+class StoresRepeatedKeys(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        return super().put([Letter(id=each.id, body=each.body, delay=each.delay) for each in letters], tx=tx)
+
+
+class StoresHalfABatch(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        return [stored for letter in letters for stored in super(StoresHalfABatch, self).put([letter], tx=tx)]
+
+
+class IgnoresTransactions(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        return super().put(letters)
+
+
+class WakesNobody(MemoryBackend):
+    def listen(self, wakeup: Wakeup) -> Callable[[], None]:
+        return lambda: None
+
+
+class CountsOnlyWhatIsReady(MemoryBackend):
+    def _require_room(self, lane: Lane, letters: Sequence[Letter]) -> None:
+        if lane.counts[Held.FREE] + len(letters) > (self.limits.max_size or len(letters) + len(lane)):
+            raise MailboxFullError("full")
+
+
+class RunsTheCrashedBesideOthers(MemoryBackend):
+    def _claim(self, contents: Contents, owner: int, want: int, duration: float) -> list[Leased]:
+        leased: list[Leased] = []
+        while len(leased) < want and (more := super()._claim(contents, owner, want - len(leased), duration)):
+            leased += more
+        return leased
+
+
+class NeverGivesUp(MemoryBackend):
+    def _spent(self, row: Row, wall: float) -> str | None:
+        return "expired" if row.is_overdue(wall) else None
+
+
+class HandsOutTheExpired(MemoryBackend):
+    def _spent(self, row: Row, wall: float) -> str | None:
+        reason = super()._spent(row, wall)
+        return None if reason == "expired" else reason
+
+
+class KeepsNoExpired(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        kept = [Letter(**{**_fields(letter), "keep_expired": False}) for letter in letters]
+        return super().put(kept, tx=tx)
+
+
+class ForgetsWhereToReply(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        return super().put([Letter(**{**_fields(letter), "reply_to": None}) for letter in letters], tx=tx)
+
+
+class DeliversEarly(MemoryBackend):
+    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+        return super().put([Letter(**{**_fields(letter), "delay": 0.0}) for letter in letters], tx=tx)
+
+
+class PurgesTheLeased(MemoryBackend):
+    def purge(self) -> int:
+        contents = self.store.contents()
+        for row in [row for row in contents.lane(self.name).rows.values() if row.held is Held.LEASED]:
+            contents.unlease(row)
+            row.lane.remove(row)
+        return super().purge()
+
+
+class SwallowsTheDead(MemoryBackend):
+    def drop(self, ids: Sequence[str]) -> list[bool]:
+        return [True for _ in ids]
+
+
+class RetainsForEver(MemoryBackend):
+    def __init__(self, store: MemoryStore, name: str, *, limits: Limits | None = None) -> None:
+        super().__init__(store, name, limits=limits)
+        self.limits = Limits(max_failures=self.limits.max_failures, max_size=self.limits.max_size)
+
+
+class LeasesByTheWallClock(MemoryStore):
+    def lease_now(self) -> float:
+        return self.wall_now()
+
+
+def _fields(letter: Letter) -> dict[str, Any]:
+    return {name: getattr(letter, name) for name in Letter.__slots__}
+
+
+def factory_of(backend: type[MemoryBackend], store: MemoryStore) -> Callable[..., Mailbox[Any]]:
+    def opened(name: str, body_type: Any = Any, *, limits: Limits | None = None) -> Mailbox[Any]:
+        return Mailbox(name, backend(store, name, limits=limits), codec=Codec(body_type), router=opened)
+
+    return opened
+
+
+BROKEN: list[tuple[type[MemoryBackend], str]] = [
+    (AcceptsStaleReceipts, "acknowledge_many() gives a verdict for each"),
+    (BlamesNobody, "is poison"),
+    (CannotPause, "a resumed mailbox"),
+    (CountsOnlyWhatIsReady, "max_size counts the leased and the delayed"),
+    (CountsReleasesAsFailures, "a release spends nothing"),
+    (DeliversEarly, "a delayed message is not handed out"),
+    (ForgetsWhereToReply, "reply_to is the mailbox's name"),
+    (HandsOutTheExpired, "passes over what has expired"),
+    (HandsOutTheNewestFirst, "send_many() keeps the order"),
+    (IgnoresTransactions, "send(tx=) is refused"),
+    (KeepsNoExpired, "what has expired is kept"),
+    (NeverGivesUp, "failed too often"),
+    (PurgesTheLeased, "what is leased stays"),
+    (PutsWhatComesBackAtTheEnd, "keep their place"),
+    (RetainsForEver, "retention"),
+    (RunsTheCrashedBesideOthers, "comes alone"),
+    (ShortensLeases, "a shorter one takes nothing off"),
+    (StoresHalfABatch, "of a batch that is refused nothing is stored"),
+    (StoresRepeatedKeys, "the key of a queued message gives its id"),
+    (SwallowsTheDead, "dead"),
+    (WakesNobody, "woken"),
+]
+
+
+@pytest.mark.parametrize(("backend", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_backend_that_breaks_a_rule_is_refused_by_its_name(
+    backend: type[MemoryBackend], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "PATIENCE", 1.0)
+    with pytest.raises(AssertionError) as refused:
+        check_mailbox(factory_of(backend, MemoryStore()), jump=jump_memory)
+    assert rule in str(refused.value)
+
+
+def test_a_store_that_judges_leases_by_the_wall_clock_is_refused() -> None:
+    with pytest.raises(AssertionError, match="wall clock"):
+        check_mailbox(factory_of(MemoryBackend, LeasesByTheWallClock()), jump=jump_memory)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        AcceptsStaleReceipts,
+        BlamesNobody,
+        CannotPause,
+        CountsOnlyWhatIsReady,
+        DeliversEarly,
+        HandsOutTheNewestFirst,
+        KeepsNoExpired,
+        NeverGivesUp,
+        PurgesTheLeased,
+        PutsWhatComesBackAtTheEnd,
+        RunsTheCrashedBesideOthers,
+        ShortensLeases,
+        StoresHalfABatch,
+        StoresRepeatedKeys,
+        SwallowsTheDead,
+    ],
+)
+def test_the_model_alone_finds_a_broken_rule(backend: type[MemoryBackend]) -> None:
+    bench = Bench(factory_of(backend, MemoryStore()), jump=jump_memory, reopen=None, transact=None)
+    unshrunk = settings(max_examples=300, stateful_step_count=40, phases=[Phase.generate])
+    with pytest.raises(AssertionError, match="not so"):
+        run_machine(bench, runs=unshrunk)

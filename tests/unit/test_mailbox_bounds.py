@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longwatch.errors import InvalidParameterError, LongwatchError
+from longwatch.mailbox import bounds
+
+LIMITS: list[tuple[str, Callable[[Any], float | None], float, float]] = [
+    ("visibility_timeout", bounds.check_visibility, 0.0, 43_200.0),
+    ("wait_time_seconds", bounds.check_wait, 0.0, inf),
+    ("delay_seconds", bounds.check_delay, 0.0, 366 * 86_400.0),
+    ("expires_in", bounds.check_expiry, 0.001, 366 * 86_400.0),
+]
+every_duration = pytest.mark.parametrize(("name", "check", "least", "most"), LIMITS, ids=[limit[0] for limit in LIMITS])
+NAMES = st.from_regex(r"[A-Za-z0-9._:/-]{1,200}", fullmatch=True).filter(lambda name: not name.endswith(".dead"))
+
+
+@every_duration
+def test_a_duration_at_its_bounds_is_taken(name: str, check: Callable[[Any], float], least: float, most: float) -> None:
+    assert [least, most, 1.0] == [check(least), check(most), check(1)]
+
+
+@every_duration
+@pytest.mark.parametrize("value", [-1, -0.001, -inf, nan, True, False, "5", None, [], 5j])
+def test_what_is_no_duration_is_refused_by_name(
+    name: str, check: Callable[[Any], float | None], least: float, most: float, value: Any
+) -> None:
+    if value is None and name == "expires_in":
+        assert check(None) is None
+        return
+    with pytest.raises(InvalidParameterError, match=name) as refused:
+        check(value)
+    assert repr(value) in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "check", "most"), [(name, check, most) for name, check, _, most in LIMITS if most < inf])
+def test_a_duration_above_its_bound_is_refused_with_the_bound(name: str, check: Callable[[Any], float], most: float) -> None:
+    for value in (most + 0.001, 10**400, inf):
+        with pytest.raises(InvalidParameterError, match=f"{name} must be 0 to {most:g}".replace("+", r"\+")):
+            check(value)
+
+
+def test_any_wait_is_taken_also_for_ever() -> None:
+    assert [inf, inf] == [bounds.check_wait(inf), bounds.check_wait(10**400)]
+
+
+def test_something_that_expires_at_once_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="more than 0"):
+        bounds.check_expiry(0)
+
+
+@given(count=st.integers(1, 1000))
+def test_a_count_within_its_bounds_is_taken(count: int) -> None:
+    assert count == bounds.check_count(count)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1001, 1.0, True, "1", None])
+def test_a_count_outside_its_bounds_is_refused_with_them(count: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="max_messages must be a whole number from 1 to 1000"):
+        bounds.check_count(count)
+
+
+@given(name=NAMES)
+def test_a_plain_name_is_taken(name: str) -> None:
+    assert name == bounds.check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "grün", "jobs.dead", ".dead", "x" * 201, "a\\b", "a%", "٣", None, 5, b"jobs"])
+def test_any_other_name_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="a mailbox name has 1 to 200"):
+        bounds.check_name(name)
+
+
+@given(name=st.text())
+def test_whatever_text_is_given_is_a_name_or_refused(name: str) -> None:
+    try:
+        assert name == bounds.check_name(name)
+    except InvalidParameterError:
+        return
+
+
+def test_a_refusal_is_a_value_error_and_of_our_tree() -> None:
+    with pytest.raises(ValueError, match="max_messages") as refused:
+        bounds.check_count(0)
+    assert isinstance(refused.value, LongwatchError)

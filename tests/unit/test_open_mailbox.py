@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError, UsageError
+from longwatch.mailbox import Limits, open_mailbox, open_store
+from longwatch.mailbox.memory import MemoryStore
+from longwatch.store.sqlite import SqliteDatabase
+
+
+def test_memory_is_shared_by_its_url() -> None:
+    open_mailbox("memory://shared-by-url", "jobs").send("here")
+    [message] = open_mailbox("memory://shared-by-url", "jobs").receive()
+    assert "here" == message.body
+    assert [] == open_mailbox("memory://another", "jobs").receive()
+    assert [] == open_mailbox("memory://shared-by-url", "others").receive()
+
+
+def test_memory_without_a_name_is_one_store() -> None:
+    assert open_store("memory://") is open_store("memory://")
+    assert open_store("memory://") is not open_store("memory://named")
+
+
+def test_memory_has_no_transactions() -> None:
+    with pytest.raises(UnsupportedError, match="sqlite:///"):
+        MemoryStore().transact(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///relative.db", Path("relative.db")),
+        ("sqlite:////absolute/path.db", Path("/absolute/path.db")),
+        ("sqlite:///with%20space.db", Path("with space.db")),
+    ],
+)
+def test_a_sqlite_url_names_a_file(url: str, path: Path) -> None:
+    assert path.absolute() == open_store(url).path
+
+
+def test_opening_makes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    open_mailbox(f"sqlite:///{path}", "jobs")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "cure"),
+    [
+        ("sqlit:///a.db", r"did you mean sqlite://\?"),
+        ("mem://", "memory://"),
+        ("kafka://host", "use one of memory://, sqlite://"),
+        ("", "use one of"),
+        ("a.db", "use one of"),
+        ("sqlite://", "sqlite:///relative.db"),
+        ("sqlite:///", "sqlite:///relative.db"),
+        ("sqlite://host/a.db", "sqlite:///relative.db"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused_with_the_cure(url: str, cure: str) -> None:
+    with pytest.raises(UsageError, match=cure):
+        open_mailbox(url, "jobs")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "jobs.dead"])
+def test_a_name_that_cannot_be_is_refused(name: str) -> None:
+    with pytest.raises(InvalidParameterError, match="a mailbox name"):
+        open_mailbox("memory://", name)
+
+
+def test_bodies_are_decoded_to_the_type_it_was_opened_with() -> None:
+    store = MemoryStore()
+    open_mailbox(store, "numbers").send("no number")
+    numbers = open_mailbox(store, "numbers", int)
+    numbers.send(7)
+    assert [7] == [message.body for message in numbers.receive(max_messages=10)]
+    assert ["undecodable"] == [letter.reason for letter in numbers.dead]
+
+
+def test_the_largest_body_can_be_set() -> None:
+    mailbox = open_mailbox(MemoryStore(), "jobs", largest_body=10)
+    with pytest.raises(InvalidParameterError, match="larger than 10"):
+        mailbox.send("x" * 9)
+
+
+def test_a_reply_is_not_held_to_the_limits_of_the_mailbox_it_comes_from() -> None:
+    store = MemoryStore()
+    requests = open_mailbox(store, "requests", limits=Limits(max_size=1))
+    answers = open_mailbox(store, "answers")
+    answers.send_many(["one", "two"])
+    requests.send("question", reply_to=answers)
+    with pytest.raises(MailboxFullError, match="holds 1 of 1"):
+        requests.send("too much")
+    [message] = requests.receive()
+    message.reply("three")
+    assert 3 == answers.approximate_count()
+
+
+@pytest.mark.parametrize("other", ["memory", "sqlite"])
+def test_a_reply_to_a_mailbox_of_another_store_is_refused(tmp_path: Path, other: str) -> None:
+    mailbox: Any = open_mailbox(MemoryStore(), "requests")
+    store = MemoryStore() if other == "memory" else SqliteDatabase(tmp_path / "other.db")
+    with pytest.raises(UnsupportedError, match="another store"):
+        mailbox.send(1, reply_to=open_mailbox(store, "answers"))
+
+
+def test_one_file_is_one_store_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = open_mailbox("sqlite:///jobs.db", "requests")
+    absolute = open_mailbox(f"sqlite:///{tmp_path}/jobs.db", "answers")
+    another = open_mailbox(f"sqlite:///{tmp_path}/other.db", "answers")
+    assert relative.backend.home == absolute.backend.home
+    assert relative.backend.home != another.backend.home
