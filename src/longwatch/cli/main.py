@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from longwatch import __version__
+from longwatch.cli import db, mailbox
 from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.run import run
 from longwatch.errors import LongwatchError
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.add_typer(mailbox.app, name="mailbox")
+app.add_typer(db.app, name="db")
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -73,9 +76,16 @@ def _guarded(words: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
         if "--debug" in words[:1]:
             traceback.print_exc()
-        code, message = _told(error, words)
-        _say(message)
-        return code
+        return _fail(error, words)
+
+
+def _fail(error: Exception, words: Sequence[str]) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(error, err=True)
+        return 2
+    code, message = _told(error, words)
+    _say(message)
+    return code
 
 
 def _show_help(context: typer.Context) -> None:
@@ -89,7 +99,8 @@ def _told(error: Exception, words: Sequence[str]) -> tuple[int, str]:
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return error.exit_code, f"{_sentence(error.format_message())} See `{_asked(words)} --help`."
+        asked = getattr(getattr(error, "ctx", None), "command_path", None) or _asked(words)
+        return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
 
 
@@ -104,5 +115,7 @@ def _sentence(text: str) -> str:
 
 
 def _say(message: str) -> None:
-    for line in message.splitlines() or [""]:
-        typer.echo(f"longwatch: {line}", err=True)
+    from longwatch.observe.render import printable  # noqa: PLC0415 - only who fails waits for it
+
+    for line in message.split("\n"):
+        typer.echo(f"longwatch: {printable(line)}", err=True)

@@ -1,0 +1,137 @@
+"""Stores and mailboxes, opened for one command and closed after it.
+
+A command that only looks makes nothing: no file, no tables, no mailbox. Errors of the store come out as they are, with their own
+exit codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
+from longwatch.mailbox.bodies import Codec
+from longwatch.mailbox.bounds import check_name
+from longwatch.mailbox.letters import Stats
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.mailbox.opening import open_mailbox, open_store
+from longwatch.mailbox.sql import SqlBackend, mailbox_names
+from longwatch.observe.masking import mask_text
+from longwatch.store.database import Database
+from longwatch.store.status import SchemaStatus, schema_status
+
+
+@contextmanager
+def opened_store(url: str) -> Iterator[Database]:
+    """The store of a URL, made when it is first written to."""
+    if url.startswith("memory:"):
+        raise UsageError(
+            "a memory:// store is seen by one process only; give --store the URL of a file, as in sqlite:///longwatch.db"
+        )
+    store = _store(url)
+    try:
+        with _plain_errors():
+            yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def existing_store(url: str) -> Iterator[Database]:
+    """The store of a URL; UsageError if it is not there, or has no mailboxes."""
+    with opened_store(url) as store:
+        if required_schema(store).version == 0:
+            raise UsageError(f"{shown_url(store)} holds no mailboxes; `longwatch mailbox send` makes one, or give --store")
+        yield store
+
+
+@contextmanager
+def opened_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
+    """A mailbox; it and its store are made when it is first written to."""
+    with opened_store(url) as store:
+        yield open_mailbox(store, name)
+
+
+@contextmanager
+def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
+    """A mailbox that is there; UsageError with the nearest name if it is not."""
+    check_name(name)
+    with existing_store(url) as store:
+        names = mailbox_names(store)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`longwatch mailbox ls` lists them"
+            raise UsageError(f"there is no mailbox {name!r} in {shown_url(store)}; {hint}")
+        yield open_mailbox(store, name)
+
+
+def standings(store: Database) -> list[tuple[str, Stats]]:
+    """Every mailbox, by name, and how it stands."""
+    return [(name, SqlBackend(store, name).stats()) for name in mailbox_names(store)]
+
+
+def required_schema(store: Database) -> SchemaStatus:
+    """How the schema stands; UsageError if there is no store."""
+    status = schema_status(store)
+    if status is None:
+        raise UsageError(f"no store at {shown_url(store)}; `longwatch mailbox send` makes one, or give --store")
+    return status
+
+
+def migrate_store(store: Database) -> tuple[int, SchemaStatus]:
+    """Bring the schema up to date, making the store if it is not there; the version before, and how it stands now."""
+    before = schema_status(store)
+    store.write(lambda _: None)
+    return before.version if before else 0, required_schema(store)
+
+
+def json_body(data: bytes) -> Any:
+    """A body that is JSON already, checked, and sent as it stands but for white space between its parts."""
+    if not text_body(data).strip():
+        raise SerializationError("the body is empty; write it as JSON, or use --text")
+    try:
+        Codec().decode(data)
+        return msgspec.Raw(msgspec.json.format(data, indent=-1))
+    except (SerializationError, msgspec.MsgspecError) as error:
+        detail = str(error).removeprefix("a body cannot be read: ")
+        raise SerializationError(f"the body is not JSON: {detail}; quote it for the shell, or use --text") from None
+
+
+def text_body(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SerializationError(f"the body is not UTF-8: byte {error.start} cannot be read; send it as base64") from None
+
+
+def read_body(data: bytes) -> Any:
+    """What a stored body holds; SerializationError if it is not JSON."""
+    return Codec().decode(data)
+
+
+def shown_url(store: Database) -> str:
+    return mask_text(store.url)
+
+
+def _store(url: str) -> Database:
+    """The store a URL names; a complaint about the URL does not show its password."""
+    try:
+        store: Database = open_store(url)
+    except UsageError as error:
+        raise UsageError(mask_text(str(error))) from None
+    return store
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """A mailbox wraps what its store says; here the store's own word and exit code are wanted."""
+    try:
+        yield
+    except MailboxConnectionError as error:
+        if isinstance(error.__cause__, StoreError):
+            raise error.__cause__ from None
+        raise

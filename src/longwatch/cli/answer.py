@@ -1,0 +1,94 @@
+"""How commands answer: JSON for machines, aligned text for people, one question before what cannot be undone.
+
+Other people's texts come out with every character escaped that would move a cursor or end a line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import typer
+
+from longwatch.errors import UsageError
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+LONGEST_BODY = 120
+
+
+def tell(text: str | Iterable[str], facts: object, *, as_json: bool) -> None:
+    """Answer with the facts as one line of JSON, or with the text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for line in [text] if isinstance(text, str) else text:
+        typer.echo(_escaped(line))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Rows below their heads, numbers to the right."""
+    kept = [list(row) for row in rows]
+    lines = [list(head), *([_cell(value) for value in row] for row in kept)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    right = [all(isinstance(row[column], int) for row in kept) and bool(kept) for column in range(len(head))]
+    return ["  ".join(_aligned(*cell) for cell in zip(line, widths, right, strict=True)).rstrip() for line in lines]
+
+
+def listed(facts: Mapping[str, object]) -> list[str]:
+    """One fact a line."""
+    width = max(len(name) for name in facts)
+    return [f"{name:<{width}}  {_cell(value)}".rstrip() for name, value in facts.items()]
+
+
+def age(seconds: float | None) -> str:
+    """A duration as people say it."""
+    if seconds is None:
+        return ""
+    for length, unit in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def short(data: bytes) -> str:
+    """The beginning of a body."""
+    text = full(data)
+    return text if len(text) <= LONGEST_BODY else f"{text[:LONGEST_BODY]}… ({len(text) - LONGEST_BODY} more characters)"
+
+
+def full(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only if somebody says so: `--yes`, or a yes at the terminal."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask at; say --yes to do it")
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        typer.echo("longwatch: nothing was done", err=True)
+        raise typer.Exit(1)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    from longwatch.observe.render import printable  # noqa: PLC0415 - help must not wait for it
+
+    return printable(text)
+
+
+def _aligned(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - one of three columns of the same length
+    return text.rjust(width) if right else text.ljust(width)

@@ -1,0 +1,48 @@
+"""What the commands about stores and mailboxes share: options, and ways in that import what they need only when used."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from longwatch.mailbox import Mailbox
+
+DEFAULT_STORE = "sqlite:///longwatch.db"
+
+
+def readable(value: Any) -> Any:
+    """Refuse words that are no text: a store could not keep them."""
+    for word in value if isinstance(value, list | tuple) else [value or ""]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise typer.BadParameter(f"{word!r} is not UTF-8") from None
+    return value
+
+
+Store = Annotated[
+    str,
+    typer.Option(metavar="URL", envvar="LONGWATCH_STORE", callback=readable, help="Where the mailboxes are."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=readable, help="The mailbox.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", callback=readable, help="The message.")]
+MessageIds = Annotated[list[str] | None, typer.Argument(metavar="ID", callback=readable, help="The messages.")]
+
+
+def existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
+    """A mailbox that is there."""
+    from longwatch.app.mailboxes import existing_mailbox  # noqa: PLC0415 - help must not wait for what only commands need
+
+    return existing_mailbox(store, name)
+
+
+def opened(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
+    """A mailbox that may have to be made."""
+    from longwatch.app.mailboxes import opened_mailbox  # noqa: PLC0415
+
+    return opened_mailbox(store, name)

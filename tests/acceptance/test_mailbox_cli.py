@@ -1,0 +1,480 @@
+"""`longwatch mailbox …` and `longwatch db …` of the installed wheel, as somebody at a shell or a script has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longwatch.mailbox import Limits, Mailbox, open_mailbox, open_store
+from markdown_files import ROOT, Page
+from supervised import PATIENCE, Lines, clean_environment
+
+FILE = "longwatch.db"
+NO_STORE = "longwatch: no store at sqlite:///longwatch.db; `longwatch mailbox send` makes one, or give --store\n"
+LOOKING = (
+    ("mailbox", "ls"),
+    ("mailbox", "stats", "jobs"),
+    ("mailbox", "peek", "jobs"),
+    ("mailbox", "dead", "ls", "jobs"),
+    ("mailbox", "dead", "show", "jobs", "1"),
+    ("db", "status"),
+)
+CHANGING = (
+    ("mailbox", "pause", "jobs"),
+    ("mailbox", "resume", "jobs"),
+    ("mailbox", "cancel", "jobs", "1"),
+    ("mailbox", "purge", "jobs", "--yes"),
+    ("mailbox", "dead", "replay", "jobs", "--all", "--yes"),
+    ("mailbox", "dead", "drop", "jobs", "--all", "--yes"),
+)
+DESTRUCTIVE = (
+    ("mailbox", "purge", "jobs"),
+    ("mailbox", "dead", "replay", "jobs", "--all"),
+    ("mailbox", "dead", "drop", "jobs", "--all"),
+    ("mailbox", "dead", "drop", "jobs", "1"),
+)
+
+line = " ".join
+"""The id of a case: its command line."""
+
+
+class Shell:
+    """A directory in which `longwatch` is called."""
+
+    def __init__(self, longwatch: Path, cwd: Path) -> None:
+        self.longwatch = longwatch
+        self.cwd = cwd
+
+    def __call__(self, *words: str | bytes, given: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [self.longwatch, *words],
+            check=False,
+            cwd=self.cwd,
+            env=clean_environment(env),
+            input=given,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def says(self, *words: str, given: bytes = b"") -> str:
+        """What it says when all is well, without the last line end."""
+        done = self(*words, given=given)
+        assert (0, "") == (done.returncode, done.stderr), done.stderr
+        return done.stdout.removesuffix("\n")
+
+    def facts(self, *words: str, given: bytes = b"") -> Any:
+        """What it tells a machine."""
+        return json.loads(self.says(*words, "--json", given=given))
+
+    def refuses(self, *words: str | bytes, given: bytes = b"", code: int = 2, **env: str) -> str:
+        """The one line of a refusal, without its `longwatch: `."""
+        done = self(*words, given=given, **env)
+        assert (code, "") == (done.returncode, done.stdout), done.stderr
+        [said] = done.stderr.removesuffix("\n").split("\n")
+        return said.removeprefix("longwatch: ")
+
+    @contextmanager
+    def mailbox(self, name: str = "jobs", *, limits: Limits | None = None) -> Iterator[Mailbox[Any]]:
+        """The same mailbox from the library's side."""
+        with closing(open_store(f"sqlite:///{self.cwd / FILE}")) as store:
+            yield open_mailbox(store, name, limits=limits)
+
+    def kill(self, *bodies: Any) -> list[str]:
+        """Dead letters of mailbox jobs: each body failed once, which was once too often."""
+        with self.mailbox(limits=Limits(max_failures=1)) as mailbox:
+            ids = mailbox.send_many(bodies)
+            for message in mailbox.receive(max_messages=len(bodies)):
+                message.nack(reason="ValueError: no \x1b[31mgood")
+            assert [] == mailbox.receive()
+        return ids
+
+
+@pytest.fixture
+def shell(longwatch_bin: Path, tmp_path: Path) -> Shell:
+    return Shell(longwatch_bin, tmp_path)
+
+
+def standing(**facts: Any) -> dict[str, Any]:
+    counts = {"ready": 0, "delayed": 0, "leased": 0, "dead": 0, "expired": 0}
+    return {"mailbox": "jobs", **counts, "oldest_age": None, "paused": False, **facts}
+
+
+# --- a store that is not there ---
+
+
+@pytest.mark.parametrize("words", [*LOOKING, *CHANGING], ids=line)
+def test_only_send_and_migrate_make_a_store(shell: Shell, words: tuple[str, ...]) -> None:
+    done = shell(*words)
+    assert (2, "", NO_STORE) == (done.returncode, done.stdout, done.stderr)
+    assert [] == list(shell.cwd.iterdir())
+
+
+@pytest.mark.parametrize("words", [*LOOKING[:-1], *CHANGING], ids=line)
+def test_a_database_without_mailboxes_is_left_as_it_is(shell: Shell, words: tuple[str, ...]) -> None:
+    with closing(sqlite3.connect(shell.cwd / FILE)) as other:
+        other.execute("CREATE TABLE something_else (n INTEGER)")
+    before = (shell.cwd / FILE).read_bytes()
+    expected = "sqlite:///longwatch.db holds no mailboxes; `longwatch mailbox send` makes one, or give --store"
+    assert expected == shell.refuses(*words)
+    assert before == (shell.cwd / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("words", [*LOOKING[1:-1], *CHANGING], ids=line)
+def test_a_mailbox_that_is_not_there_is_not_made_and_the_nearest_is_named(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.says("mailbox", "send", "job", "1")
+    expected = "there is no mailbox 'jobs' in sqlite:///longwatch.db; did you mean 'job'?"
+    assert expected == shell.refuses(*words)
+    assert ["job"] == [each["mailbox"] for each in shell.facts("mailbox", "ls")]
+
+
+def test_the_store_comes_from_the_option_or_else_from_the_environment(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1", "--store", "sqlite:///one.db")
+    done = shell("mailbox", "send", "jobs", "1", LONGWATCH_STORE="sqlite:///two.db")
+    assert 0 == done.returncode
+    assert "no store at sqlite:///three.db;" in shell.refuses(
+        "mailbox", "ls", "--store", "sqlite:///three.db", LONGWATCH_STORE="sqlite:///one.db"
+    )
+    assert ["one.db", "two.db"] == sorted(path.name for path in shell.cwd.glob("*.db"))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://", "a memory:// store is seen by one process only"),
+        ("sqlit:///x.db", "did you mean sqlite://?"),
+        ("nosuch://me:word@host/db", "no store is known for 'nosuch://***@host/db'"),
+        ("sqlite://", "names no file"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused(shell: Shell, url: str, said: str) -> None:
+    refusal = shell.refuses("mailbox", "send", "jobs", "1", "--store", url)
+    assert said in refusal
+    assert [] == list(shell.cwd.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "status"), ("db", "migrate")], ids=line
+)
+def test_a_file_that_is_no_database_needs_a_person(shell: Shell, words: tuple[str, ...]) -> None:
+    (shell.cwd / FILE).write_text("no database, but long enough to be looked at\n" * 100)
+    refusal = shell.refuses(*words, code=100)
+    assert refusal.endswith("longwatch.db is not a SQLite database; name another file, or move this one aside")
+
+
+# --- sending and looking ---
+
+
+def test_a_sent_message_is_received_by_the_library(shell: Shell) -> None:
+    sent = shell.says("mailbox", "send", "jobs", '{"page": [1, 2.50, "é"]}')
+    with shell.mailbox() as mailbox:
+        [message] = mailbox.receive()
+        assert (sent, {"page": [1, 2.5, "é"]}) == (message.id, message.body)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "body"),
+    [
+        (("-",), b'{\n "a": 1\n}\n', {"a": 1}),
+        ((), b"[1]", [1]),
+        (("--text", "plain words"), b"", "plain words"),
+        (("--text", "-"), b"two\nlines\n", "two\nlines\n"),
+        (("--text",), b"", ""),
+        (("123456789012345678901234567890",), b"", 123456789012345678901234567890),
+    ],
+    ids=repr,
+)
+def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
+    shell: Shell, words: tuple[str, ...], given: bytes, body: Any
+) -> None:
+    shell.says("mailbox", "send", "jobs", *words, given=given)
+    [message] = shell.facts("mailbox", "peek", "jobs")
+    assert (body, None) == (message["body"], message["raw"])
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        (("{x",), b"", "the body is not JSON: "),
+        ((), b"", "the body is empty; write it as JSON, or use --text"),
+        (("-",), b'"\xff"', "the body is not UTF-8: byte 1 "),
+        (("--text",), b"\xff", "the body is not UTF-8: byte 0 "),
+        ((), b'"' + b"x" * (1 << 20) + b'"', "the body is larger than 1048576 bytes"),
+        (("1", "--delay", "-1"), b"", "delay_seconds must be 0 to "),
+        (("1", "--expires-in", "0"), b"", "expires_in must be more than 0 seconds"),
+        (("1", "--reply-to", "no name"), b"", "a mailbox name has 1 to 200 letters"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_cannot_be_sent_is_refused_and_makes_no_store(shell: Shell, words: tuple[str, ...], given: bytes, said: str) -> None:
+    assert shell.refuses("mailbox", "send", "jobs", *words, given=given).startswith(said)
+    assert [] == list(shell.cwd.iterdir())
+
+
+def test_words_that_are_no_text_are_wrong_use(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1")
+    assert "is not UTF-8" in shell.refuses("mailbox", "cancel", "jobs", b"\xff")
+    assert "is not UTF-8" in shell.refuses("mailbox", "send", "jobs", "1", "--dedupe-key", b"\xff")
+
+
+def test_options_of_send_reach_the_message(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1", "--delay", "3600")
+    first = shell.says("mailbox", "send", "jobs", "2", "--dedupe-key", "k", "--reply-to", "answers", "--expires-in", "3600")
+    assert {"id": first} == shell.facts("mailbox", "send", "jobs", "3", "--dedupe-key", "k")
+    [told] = shell.facts("mailbox", "peek", "jobs")
+    assert (first, 2, "answers") == (told["id"], told["body"], told["reply_to"])
+    with closing(sqlite3.connect(shell.cwd / FILE)) as store:
+        [(lasts,)] = store.execute("SELECT expires_at - enqueued_at FROM messages WHERE dedupe_key = 'k'")
+    assert 3600 == pytest.approx(lasts)
+
+
+def test_peek_shows_what_would_come_next_and_leases_nothing(shell: Shell) -> None:
+    with shell.mailbox() as mailbox:
+        ids = mailbox.send_many(range(12))
+        [taken] = mailbox.receive()
+        told = shell.facts("mailbox", "peek", "jobs")
+        assert ids[1:11] == [each["id"] for each in told]
+        assert ids[1:3] == [each["id"] for each in shell.facts("mailbox", "peek", "jobs", "--limit", "2")]
+        assert (11, 0, 1) == mailbox.stats()[:3]
+        taken.nack()
+        assert ids[:1] == [message.id for message in mailbox.receive()]
+
+
+def test_peek_counts_what_is_due_and_leaves_out_what_has_expired(shell: Shell) -> None:
+    with closing(open_store(f"sqlite:///{shell.cwd / FILE}")) as store:
+        mailbox = open_mailbox(store, "jobs")
+        mailbox.send("expired", expires_in=60)
+        mailbox.send("due", delay_seconds=60)
+        mailbox.send("later", delay_seconds=9999)
+        mailbox.send("ready")
+        store.wall_offset = 100.0
+        assert [b'"due"', b'"ready"'] == [each.body for each in mailbox.backend.peek(limit=10)]
+    assert ["expired", "ready"] == [each["body"] for each in shell.facts("mailbox", "peek", "jobs")]
+
+
+def test_stats_and_ls_tell_how_mailboxes_stand(shell: Shell) -> None:
+    shell.kill("bad")
+    with shell.mailbox() as mailbox:
+        mailbox.send_many([1, 2])
+        mailbox.send(3, delay_seconds=60)
+        mailbox.receive()
+        told = shell.facts("mailbox", "stats", "jobs")
+        assert standing(ready=1, delayed=1, leased=1, dead=1) == {**told, "oldest_age": None}
+        assert told["oldest_age"] > 0
+        mailbox.pause()
+        shell.says("mailbox", "send", "others", "1")
+        assert [("jobs", True), ("others", False)] == [(each["mailbox"], each["paused"]) for each in shell.facts("mailbox", "ls")]
+        head, jobs, others = shell.says("mailbox", "ls").split("\n")
+    assert ["mailbox", "ready", "delayed", "leased", "dead", "oldest"] == head.split()
+    assert ["jobs", "1", "1", "1", "1", "paused"] == [*jobs.split()[:5], jobs.split()[-1]]
+    assert ["others", "1", "0", "0", "0"] == others.split()[:5]
+    assert head.index("ready") + 4 == others.index("1")
+
+
+def test_control_characters_of_others_are_escaped(shell: Shell) -> None:
+    [dead] = shell.kill("\x1b]0;title\x07\u202e")
+    shell.says("mailbox", "send", "jobs", "--text", "\x9b2J\u2028")
+    outputs = [
+        shell.says(*words)
+        for words in (
+            ("mailbox", "peek", "jobs"),
+            ("mailbox", "peek", "jobs", "--json"),
+            ("mailbox", "dead", "ls", "jobs"),
+            ("mailbox", "dead", "show", "jobs", dead),
+            ("mailbox", "dead", "show", "jobs", dead, "--json"),
+        )
+    ]
+    assert [] == [char for output in outputs for char in output.replace("\n", "") if not char.isprintable()]
+    assert "\\x9b2J\\u2028" in outputs[0]
+    assert "\\x1b[31m" in outputs[2]
+
+
+def test_a_long_body_is_cut_for_people_and_whole_for_machines(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "--text", "x" * 1000)
+    assert shell.says("mailbox", "peek", "jobs").endswith("… (882 more characters)")
+    assert "x" * 1000 == shell.facts("mailbox", "peek", "jobs")[0]["body"]
+
+
+def test_a_body_that_is_not_json_is_told_in_base64(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1")
+    with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
+        store.execute("UPDATE messages SET body = x'ff00'")
+    [told] = shell.facts("mailbox", "peek", "jobs")
+    assert (None, "/wA=") == (told["body"], told["raw"])
+    assert shell.says("mailbox", "peek", "jobs").endswith(r"\xff\x00")
+
+
+# --- changing ---
+
+
+def test_a_paused_mailbox_hands_nothing_out_until_it_is_resumed(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1")
+    assert {"mailbox": "jobs", "paused": True} == shell.facts("mailbox", "pause", "jobs")
+    with shell.mailbox() as mailbox:
+        assert [] == mailbox.receive()
+        assert {"mailbox": "jobs", "paused": False} == shell.facts("mailbox", "resume", "jobs")
+        assert [1] == [message.body for message in mailbox.receive()]
+
+
+def test_cancel_removes_a_queued_message_and_says_so_if_there_is_none(shell: Shell) -> None:
+    sent = shell.says("mailbox", "send", "jobs", "1")
+    assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.facts("mailbox", "cancel", "jobs", sent)
+    expected = f"message '{sent}' is not queued in mailbox 'jobs': it was taken, or was never there"
+    assert expected == shell.refuses("mailbox", "cancel", "jobs", sent)
+
+
+def test_purge_removes_what_nobody_has_taken(shell: Shell) -> None:
+    with shell.mailbox() as mailbox:
+        mailbox.send_many([1, 2, 3])
+        mailbox.receive()
+        assert {"mailbox": "jobs", "removed": 2} == shell.facts("mailbox", "purge", "jobs", "--yes")
+        assert (0, 1) == mailbox.stats()[0:3:2]
+
+
+def test_dead_letters_are_listed_and_shown_with_their_history(shell: Shell) -> None:
+    first, second = shell.kill({"n": 1}, {"n": 2})
+    told = shell.facts("mailbox", "dead", "ls", "jobs")
+    assert [(first, "failed", 1), (second, "failed", 1)] == [(each["id"], each["reason"], each["failures"]) for each in told]
+    assert [told[0] | {"body": {"n": 1}, "raw": None}] == [shell.facts("mailbox", "dead", "show", "jobs", first)]
+    assert shell.says("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith("\n1 of 2; more with --limit")
+    assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refuses("mailbox", "dead", "show", "jobs", "x")
+
+
+@pytest.mark.parametrize(("verb", "told", "ready"), [("replay", "replayed", 1), ("drop", "dropped", 0)])
+def test_some_dead_letters_are_replayed_or_dropped_by_their_ids(shell: Shell, verb: str, told: str, ready: int) -> None:
+    first, second = shell.kill(1, 2)
+    assert {"mailbox": "jobs", told: 1, "missing": []} == shell.facts("mailbox", "dead", verb, "jobs", first, first, "--yes")
+    assert [second] == [each["id"] for each in shell.facts("mailbox", "dead", "ls", "jobs")]
+    assert ready == shell.facts("mailbox", "stats", "jobs")["ready"]
+
+
+@pytest.mark.parametrize(("verb", "told", "ready"), [("replay", "replayed", 250), ("drop", "dropped", 0)])
+def test_all_dead_letters_are_replayed_or_dropped(shell: Shell, verb: str, told: str, ready: int) -> None:
+    shell.kill(*range(250))
+    assert {"mailbox": "jobs", told: 250, "missing": []} == shell.facts("mailbox", "dead", verb, "jobs", "--all", "--yes")
+    stats = shell.facts("mailbox", "stats", "jobs")
+    assert (ready, 0) == (stats["ready"], stats["dead"])
+
+
+def test_an_id_that_is_missing_is_told_after_the_others_were_done(shell: Shell) -> None:
+    [first] = shell.kill(1)
+    done = shell("mailbox", "dead", "replay", "jobs", "x", first, "--json")
+    assert (2, {"mailbox": "jobs", "replayed": 1, "missing": ["x"]}) == (done.returncode, json.loads(done.stdout))
+    assert "longwatch: no dead letter 'x' in mailbox 'jobs'; `longwatch mailbox dead ls jobs` lists them\n" == done.stderr
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_which_dead_letters_has_to_be_said(shell: Shell, verb: str) -> None:
+    shell.kill(1)
+    wanted = "name the dead letters by their ids, or all of them with --all"
+    assert wanted == shell.refuses("mailbox", "dead", verb, "jobs", "--yes")
+    assert f"{wanted}; not both" == shell.refuses("mailbox", "dead", verb, "jobs", "1", "--all", "--yes")
+
+
+# --- asking first ---
+
+
+@pytest.mark.parametrize("words", DESTRUCTIVE, ids=line)
+def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[str, ...]) -> None:
+    shell.kill(1)
+    shell.says("mailbox", "send", "jobs", "2")
+    refusal = shell.refuses(*words, given=b"y\n")
+    assert refusal.endswith("of mailbox 'jobs' for good? There is no terminal to ask at; say --yes to do it") or (
+        "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; say --yes to do it" == refusal
+    )
+    stats = shell.facts("mailbox", "stats", "jobs")
+    assert (1, 1) == (stats["ready"], stats["dead"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "left", "said"),
+    [("y", 0, 0, "1 message removed\n"), ("YES", 0, 0, "1 message removed\n"), ("", 1, 1, ""), ("n", 1, 1, ""), ("yeah", 1, 1, "")],
+)
+def test_at_a_terminal_only_yes_means_yes(shell: Shell, answer: str, code: int, left: int, said: str) -> None:
+    shell.says("mailbox", "send", "jobs", "1")
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    command: list[str | Path] = [shell.longwatch, "mailbox", "purge", "jobs"]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            cwd=shell.cwd,
+            env=clean_environment(),
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (code, said) == (done.returncode, done.stdout)
+    assert done.stderr.startswith("Remove 1 message of mailbox 'jobs' for good? [y/N] ")
+    assert left == shell.facts("mailbox", "stats", "jobs")["ready"]
+
+
+# --- the schema ---
+
+
+def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> None:
+    (shell.cwd / FILE).touch()
+    url = "sqlite:///longwatch.db"
+    before = shell.facts("db", "status")
+    assert (url, 0, before["known"]) == (before["store"], before["schema"], len(before["pending"]))
+    assert 0 == (shell.cwd / FILE).stat().st_size
+    made = shell.facts("db", "migrate")
+    assert {"store": url, "from": 0, "to": before["known"], "applied": before["pending"]} == made
+    assert {**before, "schema": before["known"], "pending": []} == shell.facts("db", "status")
+    assert f"{url} is at schema {before['known']}: nothing to do" == shell.says("db", "migrate")
+
+
+def test_db_migrate_makes_a_store_that_only_its_owner_can_read(shell: Shell) -> None:
+    shell.says("db", "migrate", "--store", "sqlite:///new.db")
+    assert 0o600 == (shell.cwd / "new.db").stat().st_mode & 0o777
+    assert "no mailboxes in sqlite:///new.db" == shell.says("mailbox", "ls", "--store", "sqlite:///new.db")
+
+
+def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
+    shell.says("db", "migrate")
+    with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
+        store.execute("INSERT INTO longwatch_schema VALUES (9999, 'far', CURRENT_TIMESTAMP)")
+    told = shell.facts("db", "status")
+    assert (9999, []) == (told["schema"], told["pending"])
+    assert "made by a newer Longwatch" in shell.says("db", "status")
+    for words in (("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "migrate")):
+        assert "the store was made by a newer Longwatch (schema 9999, " in shell.refuses(*words)
+
+
+# --- two shells ---
+
+
+@pytest.fixture
+def consumer(wheel_python: Path, shell: Shell) -> Iterator[Callable[[], str]]:
+    """The consumer of the tutorial, at work; gives the next line that it prints."""
+    [block] = [
+        block for block in Page.read(ROOT / "docs" / "tutorial-mailbox.md").blocks if "longwatch.db" in block.text and block.info
+    ]
+    with subprocess.Popen(
+        [wheel_python, "-u", "-c", block.text], cwd=shell.cwd, env=clean_environment(), stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        lines = Lines(running.stdout.fileno())
+        yield lambda: (lines.next(time.monotonic() + PATIENCE) or b"").decode().rstrip("\n")
+        running.kill()
+
+
+def test_what_one_shell_sends_the_consumer_of_the_tutorial_receives_in_another(shell: Shell, consumer: Callable[[], str]) -> None:
+    assert "waiting for messages" == consumer()
+    sent = shell.says("mailbox", "send", "jobs", '{"page": 1}')
+    assert f"{sent} {{'page': 1}} delivery 1" == consumer()
