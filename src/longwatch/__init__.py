@@ -5,6 +5,9 @@
 #   errors      every exception of the product, one tree; lazy: names that are loaded when first used
 #   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events, state tables, end causes
 #   host        life inside one process: the loop thread, services, the periodic loop, shutdown, guardian and children
+#   store       SQL stores: engine, migrations, named SQL, and claims: leased rows
+#   work        the one engine that runs claimed rows: slots, leases, settling, drain
+#   mailbox     messages that cannot be lost: protocol, memory, SQLite
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
 #   observe     events -> logs
 #   config      settings from file, environment and flags
