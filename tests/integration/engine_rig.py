@@ -180,7 +180,7 @@ class Gate:
     def __call__(self, leased: Leased, context: WorkContext) -> Settlement | None:
         self.contexts[leased.claim.seq] = context
         self.began.put(context)
-        return self._end_of(leased.claim.seq).get(timeout=PATIENCE)() or Settlement(leased.claim, Outcome.DONE)
+        return self._end_of(leased.claim.seq).get(timeout=10 * PATIENCE)() or Settlement(leased.claim, Outcome.DONE)
 
     def next(self) -> int:
         """The row that begins next."""
@@ -229,21 +229,20 @@ class Rig:
         """Return when feeder, keeper and sweeper all wait."""
         self.clock.await_parked(RESTING)
 
-    def pass_time(self, seconds: float) -> None:
-        """Move time in steps that are short beside a lease: a renewal under way waits on no clock, and must not be outrun."""
-        self.settle_down()
-        step = self.engine.policy.lease.duration / 10
-        while seconds > 0:
-            self.clock.advance(min(step, seconds), parked=RESTING)
-            self._let_renewal_end()
-            seconds -= step
+    def pass_time(self, seconds: float, *, parked: int = RESTING) -> None:
+        """Move time no faster than the store answers: a renewal is not on the clock, and time would outrun it."""
+        end = self.clock.monotonic() + seconds
+        while (now := self.clock.monotonic()) < end:
+            self._await_renewal()
+            self.clock.await_parked(parked)
+            self.clock.advance(min(max(self.clock._next_due() - now, 0.0), end - now), parked=parked)
+        self._await_renewal()
+        self.clock.await_parked(parked)
 
-    def _let_renewal_end(self) -> None:
-        """Real time, for a thread that is about to end; one that a test holds up is left alone."""
-        shift = self.engine._shift
-        if shift is not None and shift._keeper._renewal is not None:
-            shift._keeper._renewal.over.block(0.5)
-            self.clock.await_parked(RESTING)
+    def _await_renewal(self) -> None:
+        assert self.engine._shift is not None
+        renewal = self.engine._shift._keeper._renewal
+        assert renewal is None or renewal.over.block(PATIENCE)
 
 
 @contextmanager
@@ -262,6 +261,7 @@ def rigged(runner: Runner, *rows: Item, policy: EnginePolicy = QUIET, source: Fa
         if isinstance(runner, Gate):
             runner.open_for_all()
         stop_by_moving(engine, clock)
+    assert not source._listeners
 
 
 def stop_by_moving(engine: Engine, clock: FakeClock) -> None:

@@ -117,6 +117,26 @@ def test_what_is_done_waits_for_company_no_longer_than_it_may() -> None:
         gate.open(2, 3)
 
 
+def test_what_is_done_does_not_wait_for_company_when_the_slots_have_nothing_left_to_do() -> None:
+    gate = Gate()
+    policy = dataclasses.replace(QUIET, slots=1, settle_within=0.005)
+    with rigged(gate, *numbered(1, 2, 3), policy=policy) as rig:
+        gate.next()
+        rig.settle_down()
+        rig.feeder._ahead.ahead = 10
+        rig.source.hint()
+        rig.source.await_that(lambda: len(rig.feeder.held) == 3)
+        gate.open(1)
+        assert 2 == gate.next()
+        rig.settle_down()
+        gate.open(2)
+        assert 3 == gate.next()
+        assert [] == rig.source.outcomes()
+        gate.open(3)
+        rig.source.await_settled((1, DONE), (2, DONE), (3, DONE))
+        assert 1000.0 == rig.clock.monotonic()
+
+
 def test_a_long_job_does_not_wait_behind_others_while_somebody_else_could_run_it() -> None:
     """Rows that were leased ahead of short work, and now stand behind long work, are handed back within a second."""
     gate = Gate()
@@ -343,6 +363,13 @@ def test_a_source_that_fails_is_asked_less_and_less_often() -> None:
         assert 30 <= source.calls.count("exchange") <= 60
         told = [event.failures for event in rig.observer.of(SourceFailed)]
         assert [1, 2, 4, 8, 16, 32] == told[:6]
+        fault = source.faults.pop("exchange")
+        rig.pass_time(5.0)
+        rig.observer.wait_for(SourceRecovered)
+        source.faults["exchange"] = fault
+        source.hint()
+        rig.pass_time(5.0)
+        assert 1 in [event.failures for event in rig.observer.of(SourceFailed)][len(told) :]
 
 
 @pytest.mark.parametrize("call", ["next_due", "sweep", "renew", "held"])

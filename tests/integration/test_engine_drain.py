@@ -14,6 +14,7 @@ from longwatch.host.beatpage import BeatReading, read_page
 from longwatch.host.errand import Errand
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.runner import MessageRunner
+from longwatch.store.claims import Claim
 from longwatch.testing import RecordingObserver
 from longwatch.work.context import WorkContext
 from longwatch.work.engine import Engine, EnginePolicy
@@ -133,6 +134,17 @@ def test_the_page_says_draining_only_while_it_is() -> None:
         gate.open(1)
 
 
+def test_a_row_that_a_slot_picked_up_in_the_moment_of_the_drain_is_not_begun() -> None:
+    gate = Gate()
+    with rigged(gate) as rig:
+        rig.settle_down()
+        crew = rig.engine._shift.crew  # type: ignore[union-attr]
+        crew._tenure.granted(rig.clock.monotonic())
+        crew.taking = False
+        assert crew.slots[0]._begin(Leased(Claim(1, 1, 1), None)) is None
+        assert [] == crew.running()
+
+
 def test_drain_and_resume_are_nothing_to_an_engine_that_does_not_run() -> None:
     engine = Engine(FakeSource(), Gate())
     engine.drain()
@@ -179,7 +191,7 @@ def test_leases_are_kept_until_the_last_row_is_settled() -> None:
         gate.next()
         stopping = Stopping(rig.engine, 1000.0)
         rig.clock.await_parked(RESTING + 1)
-        rig.clock.advance(300.0)
+        rig.pass_time(300.0, parked=RESTING + 1)
         rig.source.await_that(lambda: len(rig.source.renewals) >= 25)
         assert not gate.contexts[1].lease_lost
         gate.open(1)
@@ -193,7 +205,7 @@ def test_shortly_before_the_deadline_what_runs_is_cancelled_and_what_it_raises_i
         gate.next()
         stopping = Stopping(rig.engine, 30.0)
         rig.clock.await_parked(RESTING + 1)
-        rig.clock.advance(28.9)
+        rig.pass_time(28.9, parked=RESTING + 1)
         assert not gate.contexts[1].cancelled
         rig.clock.advance(0.2)
         assert (True, "shutdown", False) == (
@@ -213,7 +225,7 @@ def test_cancelled_work_that_finishes_all_the_same_counts() -> None:
         gate.next()
         stopping = Stopping(rig.engine, 30.0)
         rig.clock.await_parked(RESTING + 1)
-        rig.clock.advance(29.5)
+        rig.pass_time(29.5, parked=RESTING + 1)
         gate.open(1)
         assert stopping.outcome()
         assert [(1, DONE)] == rig.source.outcomes()
@@ -225,7 +237,8 @@ def test_past_the_deadline_it_gives_up_says_so_and_nobody_is_blamed() -> None:
         gate.next()
         stopping = Stopping(rig.engine, 30.0)
         rig.clock.await_parked(RESTING + 1)
-        rig.clock.advance(30.0, parked=RESTING)
+        rig.pass_time(29.5, parked=RESTING + 1)
+        rig.clock.advance(0.5, parked=RESTING)
         assert stopping.outcome() is False
         assert (1,) == rig.observer.wait_for(WorkGivenUp).rows
         assert (True, frozenset({1})) == (page_of(rig).draining, page_of(rig).started)
@@ -288,7 +301,7 @@ def test_a_stop_waits_for_settlements_that_the_store_does_not_take_yet() -> None
         rig.observer.wait_for(SourceFailed)
         stopping = Stopping(rig.engine, 60.0)
         rig.clock.await_parked(RESTING + 1)
-        rig.clock.advance(20.0)
+        rig.pass_time(20.0, parked=RESTING + 1)
         assert stopping.gone is None
         del rig.source.faults["exchange"]
         rig.clock.advance(5.0, parked=0)

@@ -106,7 +106,7 @@ def test_a_store_that_does_not_answer_at_all_does_not_hide_the_end_of_trust() ->
         gate.next()
         rig.settle_down()
         rig.source.faults["renew"] = lambda: answer.wait(PATIENCE)
-        rig.pass_time(TRUST)
+        rig.clock.advance(TRUST)
         rig.observer.wait_for(LeaseLost)
         assert gate.contexts[1].lease_lost
         rig.source.await_calls("renew", 1)
@@ -140,6 +140,7 @@ def test_rows_that_wait_are_not_begun_once_trust_has_ended() -> None:
         rig.source.await_that(lambda: len(rig.feeder.held) == 2)
         rig.settle_down()
         rig.engine._shift._keeper._step_down()  # type: ignore[union-attr]
+        rig.source.await_settled((2, BACK))
         gate.open(1)
         rig.source.await_settled((1, BACK), (2, BACK))
         assert gate.began.empty()
