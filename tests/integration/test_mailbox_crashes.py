@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ class Player:
 class Stage:
     """The actors, who is killed, and what they left behind."""
 
-    def __init__(self, folder: Path, dice: random.Random) -> None:
+    def __init__(self, folder: Path, cast: tuple[str, ...], dice: random.Random) -> None:
         self.url = f"sqlite:///{folder}/crashes.db"
         self.mailbox: Mailbox[Any] = open_mailbox(self.url, MAILBOX)
         self.store: Any = self.mailbox.backend.database  # type: ignore[attr-defined]
@@ -84,7 +85,8 @@ class Stage:
         self._folder = folder
         self._dice = dice
         self._everybody: list[Player] = []
-        self.players = [self._enter(role) for role in CAST]
+        self.deaths = 0
+        self.players = [self._enter(role) for role in cast]
 
     def let_them_die(self, seconds: float) -> None:
         """Kill one after another at random, and put another in its place."""
@@ -116,10 +118,14 @@ class Stage:
 
     def replace_the_ended(self) -> None:
         for player in [player for player in self.players if player.ended()]:
+            self.deaths += 1
             self._replace(player)
 
     def said(self, word: str) -> list[str]:
         return [words[1] for player in self._everybody for words in player.words() if words[0] == word]
+
+    def dead_bodies(self) -> list[Any]:
+        return [self.mailbox.codec.decode(letter.body) for letter in self.mailbox.dead]
 
     def ledger(self) -> list[str]:
         return [str(n) for (n,) in self.store.read(lambda tx: tx.rows("SELECT n FROM ledger"))]
@@ -164,12 +170,20 @@ def pause(seconds: float) -> None:
 
 
 @contextmanager
-def staged(folder: Path, dice: random.Random) -> Iterator[Stage]:
-    stage = Stage(folder, dice)
+def staged(folder: Path, cast: tuple[str, ...], dice: random.Random) -> Iterator[Stage]:
+    stage = Stage(folder, cast, dice)
     try:
         yield stage
     finally:
         stage.close()
+
+
+@pytest.fixture(autouse=True)
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the killed leave lying around: sockets and pages, in a directory of their own."""
+    with TemporaryDirectory(prefix="lw-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.mark.chaos
@@ -177,7 +191,7 @@ def test_kill_9_at_random_loses_nothing_doubles_nothing_and_condemns_no_innocent
     """Producers and consumers, bare and engines, die at any moment: 0 lost, 0 acknowledged twice, stale receipts all refused, and
     only what really killed three processes is dead.
     """
-    with staged(tmp_path, chaos.random()) as stage:
+    with staged(tmp_path, CAST, chaos.random()) as stage:
         stage.let_them_die(chaos.seconds)
         stage.drain()
         ledger, acknowledged, ran = stage.ledger(), stage.said("acked"), stage.said("ran")
@@ -193,7 +207,21 @@ def test_kill_9_at_random_loses_nothing_doubles_nothing_and_condemns_no_innocent
         assert set() == set(sent) - settled.keys() - set(ran), "lost"
         assert set() == settled.keys() - set(intended), "never sent"
         assert (0, []) == (stage.stale_accepted, stage.said("accepted-stale")), "stale receipts accepted"
-        assert {f"{POISON}-{number}" for number in range(POISONS)} == {stage.mailbox.codec.decode(each.body) for each in letters}
+        assert [f"{POISON}-{number}" for number in range(POISONS)] == sorted(stage.dead_bodies())
         assert {("poison", 3)} == {(letter.reason, letter.crashes) for letter in letters}
         assert stage.kills > 0
         assert stage.stale_tried > 0
+
+
+def test_poison_ends_three_engines_and_none_of_its_neighbours_is_blamed_for_good(tmp_path: Path) -> None:
+    """Nobody else kills here: the beat page has to name the culprit, and running alone has to clear its neighbours."""
+    with staged(tmp_path, ("work", "work"), random.Random(1)) as stage:
+        for number in range(2):
+            stage.mailbox.send_many([*range(number * 100, number * 100 + 99), f"{POISON}-{number}"])
+        stage.drain()
+        innocent = {str(n) for number in range(2) for n in range(number * 100, number * 100 + 99)}
+        assert [f"{POISON}-0", f"{POISON}-1"] == sorted(stage.dead_bodies())
+        assert [3, 3] == [letter.crashes for letter in stage.mailbox.dead]
+        assert innocent == set(stage.ledger()) | set(stage.said("ran"))
+        stage.replace_the_ended()
+        assert 6 == stage.deaths
