@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
@@ -194,12 +195,16 @@ class SqlBackend:
         return "expired" if expired else None
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
-        return [self._settle_one(tx, settlement) for settlement in settlements]
+        """In their order; those that are done, side by side, in one statement."""
+        settled: list[bool] = []
+        for are_done, group in groupby(settlements, lambda settlement: settlement.outcome is Outcome.DONE):
+            run = list(group)
+            done = self._claims.settle(tx, [each.claim for each in run]) if are_done else []
+            settled += done or [self._settle_one(tx, each) for each in run]
+        return settled
 
     def _settle_one(self, tx: Transaction, settlement: Settlement) -> bool:
         match settlement.outcome:
-            case Outcome.DONE:
-                return self._claims.settle(tx, [settlement.claim])[0]
             case Outcome.DEAD:
                 self._bury(tx, settlement.claim, settlement.reason, error=settlement.error)
                 return self._claims.settle(tx, [settlement.claim])[0]

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum, auto
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from longwatch.host.incarnation import Incarnation
@@ -64,15 +65,10 @@ class Claims:
         candidates = transaction.rows(self.sql["candidates"], {"lane": lane, "limit": limit})
         if candidates and not transaction.rows(self.sql["is_registered"], {"owner": owner}):
             self._enter(transaction, owner)
-        until = self.clock.lease_now() + duration
-        taken: list[Row] = []
-        for seq, crashes in candidates:
-            if crashes and taken:
-                break
-            taken += transaction.rows(self.sql["take"], {"seq": seq, "owner": owner, "until": until})
-            if crashes:
-                break
-        return taken
+        harmless = [seq for seq, crashes in takewhile(lambda row: not row[1], candidates)]
+        rows = harmless or [seq for seq, _ in candidates[:1]]
+        parameters = {"rows": json.dumps(rows), "owner": owner, "until": self.clock.lease_now() + duration}
+        return sorted(transaction.rows(self.sql["take"], parameters)) if rows else []
 
     def renew(self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
         """Prolong every lease of an owner but those to `skip` to `duration` from now, in one statement; how many there are."""
@@ -90,8 +86,10 @@ class Claims:
         return transaction.execute(self.sql["renew_one"], parameters) == 1
 
     def settle(self, transaction: Transaction, claims: Iterable[Claim]) -> list[bool]:
-        """Finish rows for good; for each whether it was still the claimant's."""
-        return [transaction.execute(self.sql["settle"], claim._asdict()) == 1 for claim in claims]
+        """Finish rows for good, in one statement; for each whether it was still the claimant's. Of two equal claims one was."""
+        shown = list(claims)
+        gone = {Claim(*row) for row in transaction.rows(self.sql["settle"], {"claims": json.dumps(shown)})}
+        return [_removed(gone, claim) for claim in shown]
 
     def release(
         self, transaction: Transaction, claims: Iterable[Claim], *, blame: Blame, delay: float = 0.0, error: str | None = None
@@ -118,3 +116,10 @@ class Claims:
     def _enter(self, transaction: Transaction, owner: int) -> None:
         """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
         transaction.execute(self.sql["register"], {**self._registered[owner], "entered_at": self.clock.wall_now()})
+
+
+def _removed(claims: set[Claim], claim: Claim) -> bool:
+    """Whether it was there; now it is not."""
+    found = claim in claims
+    claims.discard(claim)
+    return found

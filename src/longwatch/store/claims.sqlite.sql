@@ -5,9 +5,9 @@
 SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 ORDER BY seq LIMIT :limit
 
 -- name: take
--- Lease one free row.
+-- Lease free rows by their numbers; they come back in no order.
 UPDATE {table} SET held = 2, owner = :owner, term = term + 1, lease_until = :until, deliveries = deliveries + 1
-WHERE seq = :seq AND held = 0
+WHERE seq IN (SELECT value FROM json_each(:rows)) AND held = 0
 RETURNING {columns}
 
 -- name: renew
@@ -20,8 +20,12 @@ WHERE held = 2 AND owner = :owner AND seq NOT IN (SELECT value FROM json_each(:s
 UPDATE {table} SET lease_until = max(lease_until, :until) WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: settle
--- The work is done: the row goes.
-DELETE FROM {table} WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
+-- The work is done: the rows go, those that are still their claimants'. A claim is [seq, owner, term].
+DELETE FROM {table} WHERE seq IN (
+    SELECT seq FROM json_each(:claims) AS claim JOIN {table} ON seq = json_extract(claim.value, '$[0]')
+    WHERE held = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
+)
+RETURNING seq, owner, term
 
 -- name: release
 -- Give a row back, at once or after a delay, and count why.
