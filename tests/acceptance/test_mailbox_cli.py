@@ -257,7 +257,7 @@ def test_peek_counts_what_is_due_and_leaves_out_what_has_expired(shell: Shell) -
         mailbox.send("due", delay_seconds=60)
         mailbox.send("later", delay_seconds=9999)
         mailbox.send("ready")
-        store.wall_offset = 100.0
+        store.jump.wall = 100.0
         assert [b'"due"', b'"ready"'] == [each.body for each in mailbox.backend.peek(limit=10)]
     assert ["expired", "ready"] == [each["body"] for each in shell.facts("mailbox", "peek", "jobs")]
 

@@ -28,7 +28,7 @@ CLAIMANT = """
     from longwatch.store.sqlite import SqliteDatabase
 
     database = SqliteDatabase(Path({path!r}))
-    claims = Claims(database, dialect="sqlite", table="messages", columns=())
+    claims = Claims(dialect="sqlite", table="messages", columns=())
     owner = database.write(lambda tx: claims.register(tx, Incarnation.mine()))
 
     def claim(limit):
@@ -42,8 +42,8 @@ class Line:
 
     def __init__(self, path: Path) -> None:
         self.database = SqliteDatabase(path)
-        self.claims = Claims(self.database, dialect="sqlite", table="messages", columns=())
-        self.sweep = Sweep(self.claims, lease_now=self.database.lease_now)
+        self.claims = Claims(dialect="sqlite", table="messages", columns=())
+        self.sweep = Sweep(self.claims)
         self.database.write(lambda tx: tx.execute("INSERT OR IGNORE INTO mailboxes (lane, name) VALUES (1, 'one')"))
 
     def enter(self) -> int:
@@ -136,7 +136,7 @@ def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(line
         child.signal(signal.SIGKILL)
         child.end()
         [dead] = line.database.read(line.sweep.dead_holders)
-        assert 2 == line.database.write(lambda tx: line.sweep.bury(tx, dead))
+        assert 2 == len(line.database.write(lambda tx: line.sweep.bury(tx, dead)))
     assert (0, 3) == (line.count("held = 2"), line.count("held = 0"))
 
 
@@ -162,17 +162,17 @@ def test_a_claim_made_after_a_backup_is_refused_once_that_was_restored(line: Lin
 def test_a_wall_clock_that_jumps_an_hour_changes_no_lease(line: Line, jump: float) -> None:
     line.add(1)
     [claim] = line.claim(line.enter())
-    line.database.wall_offset = jump
+    line.database.jump.wall = jump
     assert not line.database.read(line.sweep.has_lapsed)
-    assert 0 == line.database.write(line.sweep.lapsed)
+    assert 0 == len(line.database.write(line.sweep.lapsed))
     assert [True] == line.settle(claim)
 
 
 def test_a_lease_ends_on_the_lease_clock(line: Line) -> None:
     line.add(1)
     [claim] = line.claim(line.enter())
-    line.database.lease_offset = 61
-    assert 1 == line.database.write(line.sweep.lapsed)
+    line.database.jump.lease = 61
+    assert 1 == len(line.database.write(line.sweep.lapsed))
     assert [False] == line.settle(claim)
 
 
@@ -181,15 +181,15 @@ def test_a_lease_of_another_boot_has_ended_however_long_it_was(line: Line) -> No
     line.claim(line.enter())
     line.database.write(lambda tx: tx.execute("UPDATE owners SET boot = 'another'"))
     assert line.database.read(line.sweep.has_lapsed)
-    assert 1 == line.database.write(line.sweep.lapsed)
+    assert 1 == len(line.database.write(line.sweep.lapsed))
 
 
 def test_two_sweepers_at_once_give_a_row_back_once(line: Line) -> None:
     line.add(1)
     line.claim(line.enter())
-    line.database.lease_offset = 61
+    line.database.jump.lease = 61
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(line.database.write(line.sweep.lapsed))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(len(line.database.write(line.sweep.lapsed)))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -201,7 +201,7 @@ def test_two_sweepers_at_once_give_a_row_back_once(line: Line) -> None:
 def test_a_release_is_refused_after_the_row_was_given_to_somebody_else(line: Line) -> None:
     line.add(1)
     [old] = line.claim(line.enter())
-    line.database.lease_offset = 61
+    line.database.jump.lease = 61
     line.database.write(line.sweep.lapsed)
     [new] = line.claim(line.enter())
     assert [False] == line.database.write(lambda tx: line.claims.release(tx, [old], blame=Blame.FAILURE))

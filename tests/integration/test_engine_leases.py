@@ -352,7 +352,7 @@ def test_what_a_real_store_is_told_to_skip_it_does_not_renew_and_it_tells_what_i
     first, second = (leased.claim for leased in backend.exchange((), owner=owner, want=2, duration=10.0).leased)
     assert 1 == backend.renew(owner=owner, duration=100.0, skip=[first])
     assert {first, second} == set(backend.held(owner=owner))
-    store.lease_offset += 50.0
+    store.jump.lease += 50.0
     assert 1 == backend.sweep()
     assert [second] == backend.held(owner=owner)
     assert 1 == backend.renew(owner=owner, duration=100.0)

@@ -30,14 +30,14 @@ from longwatch.work.source import Exchange, Leased, Settlement
 
 def jump_memory(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
     store = mailbox.backend.store  # type: ignore[attr-defined]
-    store.lease_offset += lease
-    store.wall_offset += wall
+    store.jump.lease += lease
+    store.jump.wall += wall
 
 
 def jump_sqlite(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
     database = mailbox.backend.database  # type: ignore[attr-defined]
-    database.lease_offset += lease
-    database.wall_offset += wall
+    database.jump.lease += lease
+    database.jump.wall += wall
 
 
 @pytest.fixture

@@ -470,7 +470,7 @@ class TestKilled:
 
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_the_lease_clock_is_the_time_since_boot_whatever_the_wall_clock_does(database: SqliteDatabase, jump: float) -> None:
-    database.wall_offset = jump
+    database.jump.wall = jump
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    now = database.lease_now()
+    now = database.read(lambda tx: tx.rows("SELECT :lease_now"))[0][0]
     assert before <= now <= time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -450,9 +450,9 @@ class TestAWallClockThatJumpsAnHour:
         mailbox: Letters = open_mailbox(database, "letters")
         mailbox.send("x")
         [message] = mailbox.receive(visibility_timeout=30)
-        database.wall_offset = jump
+        database.jump.wall = jump
         assert [] == mailbox.receive()
-        database.lease_offset = 31
+        database.jump.lease = 31
         [again] = mailbox.receive()
         assert (message.id, 2) == (again.id, again.delivery_count)
         with pytest.raises(ReceiptHandleExpiredError):
@@ -463,7 +463,7 @@ class TestAWallClockThatJumpsAnHour:
     def test_moves_what_is_delayed_by_wall_time(self, database: SqliteDatabase, jump: float, ready: list[object]) -> None:
         mailbox: Letters = open_mailbox(database, "letters")
         mailbox.send("x", delay_seconds=60)
-        database.wall_offset = jump
+        database.jump.wall = jump
         assert ready == bodies(mailbox)
 
 
@@ -514,7 +514,7 @@ class TestAUrl:
         assert f"no store is known for {url!r}; {hint}" == str(caught.value)
 
     def test_of_a_scheme_like_nothing_we_know_gets_the_list(self) -> None:
-        with pytest.raises(UsageError, match=r"^no store is known for 'ftp://x'; use one of memory://, sqlite://"):
+        with pytest.raises(UsageError, match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, redis://, rediss://, sqlite://"):
             open_mailbox("ftp://x", "letters")
 
     @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://some.db"])

@@ -28,7 +28,7 @@ OWNER = """
     from longwatch.store.sqlite import SqliteDatabase
 
     database = SqliteDatabase(Path({path!r}))
-    claims = Claims(database, dialect="sqlite", table="messages", columns=())
+    claims = Claims(dialect="sqlite", table="messages", columns=())
     page = BeatPage(Path({page!r}), 4) if {page!r} else None
     owner = database.write(lambda tx: claims.register(tx, Incarnation.mine(), page={page!r} or None))
     rows = database.write(lambda tx: claims.claim(tx, lane=1, owner=owner, duration=600, limit={limit}))
@@ -47,8 +47,8 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.database = SqliteDatabase(folder / "some.db")
-        self.claims = Claims(self.database, dialect="sqlite", table="messages", columns=())
-        self.sweep = Sweep(self.claims, lease_now=self.database.lease_now)
+        self.claims = Claims(dialect="sqlite", table="messages", columns=())
+        self.sweep = Sweep(self.claims)
         self.database.write(lambda tx: tx.execute("INSERT INTO mailboxes (lane, name) VALUES (1, 'one')"))
         sql = "INSERT INTO messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(10)])
@@ -72,7 +72,7 @@ class Place:
 
     def round(self) -> int:
         """Bury everybody who is dead; how many rows came back."""
-        return self.database.write(lambda tx: sum(self.sweep.bury(tx, holder) for holder in self.sweep.dead_holders(tx)))
+        return self.database.write(lambda tx: sum(len(self.sweep.bury(tx, holder)) for holder in self.sweep.dead_holders(tx)))
 
     def counts(self) -> tuple[int, int, int]:
         """Rows leased, crashes, releases."""
@@ -155,7 +155,7 @@ class TestADeadOwner:
         with place.owner() as child:
             killed(child)
             dead = place.dead()
-            assert [3, 0] == [place.database.write(lambda tx: place.sweep.bury(tx, dead[0])) for _ in range(2)]
+            assert [3, 0] == [len(place.database.write(lambda tx: place.sweep.bury(tx, dead[0]))) for _ in range(2)]
         assert (0, 3, 0) == place.counts()
 
     def test_is_forgotten_once_it_holds_nothing_and_its_page_goes_with_it(self, place: Place) -> None:
@@ -184,7 +184,7 @@ class TestALiveOwner:
 
     def test_is_not_forgotten_however_long_it_holds_nothing(self, place: Place) -> None:
         place.enter(Incarnation.mine(), claims=0)
-        place.database.wall_offset = 10 * FORGET_AFTER
+        place.database.jump.wall = 10 * FORGET_AFTER
         assert 0 == place.round()
         assert 1 == place.owners()
 
@@ -249,32 +249,32 @@ class TestTheListOfOwners:
         place.enter(replace(Incarnation.mine(), namespace=1), claims=0)
         place.round()
         assert 1 == place.owners()
-        place.database.wall_offset = FORGET_AFTER + 1
+        place.database.jump.wall = FORGET_AFTER + 1
         place.round()
         assert 0 == place.owners()
 
     def test_keeps_one_that_cannot_be_seen_while_it_holds_something(self, place: Place) -> None:
         place.enter(replace(Incarnation.mine(), namespace=1))
-        place.database.wall_offset = FORGET_AFTER + 1
+        place.database.jump.wall = FORGET_AFTER + 1
         assert 0 == place.round()
         assert (1, 1) == (place.owners(), place.counts()[0])
 
     def test_one_that_claims_just_before_it_is_forgotten_keeps_its_lease(self, place: Place) -> None:
         owner = place.enter(replace(Incarnation.mine(), namespace=1), claims=0)
-        place.database.wall_offset = FORGET_AFTER + 1
+        place.database.jump.wall = FORGET_AFTER + 1
         [idle] = place.dead()
         place.database.write(lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1))
-        assert 0 == place.database.write(lambda tx: place.sweep.bury(tx, idle))
+        assert 0 == len(place.database.write(lambda tx: place.sweep.bury(tx, idle)))
         assert (1, 1) == (place.owners(), place.counts()[0])
 
     def test_one_that_claims_just_after_it_was_forgotten_is_there_again(self, place: Place) -> None:
         owner = place.enter(replace(Incarnation.mine(), namespace=1), claims=0)
-        place.database.wall_offset = FORGET_AFTER + 1
+        place.database.jump.wall = FORGET_AFTER + 1
         place.round()
         place.database.write(lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1))
         assert 1 == place.owners()
-        place.database.lease_offset = 601
-        assert 1 == place.database.write(place.sweep.lapsed)
+        place.database.jump.lease = 601
+        assert 1 == len(place.database.write(place.sweep.lapsed))
 
     def test_leaves_owners_of_another_table_alone(self, place: Place) -> None:
         place.enter(replace(Incarnation.mine(), boot="another"), claims=0)
@@ -286,16 +286,16 @@ class TestTheListOfOwners:
 class TestALapsedLease:
     def test_of_a_bare_owner_is_a_crash(self, place: Place) -> None:
         place.enter(Incarnation.mine(), claims=2)
-        place.database.lease_offset = 601
-        assert 2 == place.database.write(place.sweep.lapsed)
+        place.database.jump.lease = 601
+        assert 2 == len(place.database.write(place.sweep.lapsed))
         assert (0, 2, 0) == place.counts()
 
     def test_of_an_owner_with_a_page_is_judged_by_it(self, place: Place) -> None:
         page = BeatPage(place.folder / "page", 2)
         place.enter(Incarnation.mine(), claims=3, page=str(page.path))
         page.begin(0, 2, 1.0)
-        place.database.lease_offset = 601
-        assert 3 == place.database.write(place.sweep.lapsed)
+        place.database.jump.lease = 601
+        assert 3 == len(place.database.write(place.sweep.lapsed))
         assert (0, 1, 2) == place.counts()
         page.close()
 

@@ -39,7 +39,7 @@ def message(mailbox: Mailbox[Any]) -> Message[Any]:
 
 
 def test_a_message_shows_what_was_sent_and_when(mailbox: Mailbox[Any], store: MemoryStore) -> None:
-    store.wall_offset = 1_000_000_000.0 - store.wall_now()
+    store.jump.wall = 1_000_000_000.0 - store.wall_now()
     sent = mailbox.send("work", reply_to="answers")
     [message] = mailbox.receive()
     assert (sent, "work", 1, "answers") == (message.id, message.body, message.delivery_count, message.reply_to)
@@ -65,7 +65,7 @@ def test_a_finalized_message_refuses_everything(message: Message[Any], call: str
 
 
 def test_a_stale_receipt_is_refused_with_the_cure(mailbox: Mailbox[Any], message: Message[Any], store: MemoryStore) -> None:
-    store.lease_offset += 301
+    store.jump.lease += 301
     [again] = mailbox.receive()
     with pytest.raises(ReceiptHandleExpiredError, match="longer visibility_timeout"):
         message.acknowledge()
@@ -108,7 +108,7 @@ class PassingClock(FakeClock):
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         assert timeout is not None
         self.waits.append(round(timeout, 6))
-        self.store.wall_offset += timeout
+        self.store.jump.wall += timeout
         self.advance(timeout)
         return False
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from longwatch.observe.masking import MASK, looks_secret, mask_argv, mask_mapping, mask_text
+from longwatch.core.masking import MASK, looks_secret, mask_argv, mask_mapping, mask_text
 
 SECRET_NAMES = [
     "password", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "db_pass", "passwd", "passphrase", "client_secret", "SECRET_KEY_BASE",

@@ -52,7 +52,7 @@ def test_opening_makes_no_file(tmp_path: Path) -> None:
     [
         ("sqlit:///a.db", r"did you mean sqlite://\?"),
         ("mem://", "memory://"),
-        ("kafka://host", "use one of memory://, sqlite://"),
+        ("kafka://host", "use one of memory://, postgresql://, redis://, rediss://, sqlite://"),
         ("", "use one of"),
         ("a.db", "use one of"),
         ("sqlite://", "sqlite:///relative.db"),

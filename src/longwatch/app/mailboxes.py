@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from longwatch.core.masking import mask_text
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
 from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import check_name
@@ -20,7 +21,6 @@ from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.opening import open_mailbox, open_store
 from longwatch.mailbox.sql import SqlBackend, mailbox_names
-from longwatch.observe.masking import mask_text
 from longwatch.store.database import Database
 from longwatch.store.status import SchemaStatus, schema_status
 

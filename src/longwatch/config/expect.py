@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import inspect as kinds
 
-from longwatch.observe.masking import MASK, looks_secret, mask_text
+from longwatch.core.masking import MASK, looks_secret, mask_text
 from longwatch.observe.render import printable
 
 Kind = kinds.Type

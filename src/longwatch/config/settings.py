@@ -16,8 +16,8 @@ from msgspec import Meta, field
 from longwatch.config.expect import YES
 from longwatch.config.reading import SAYS_NOTHING, Variable, from_environment, from_flags, read_settings
 from longwatch.core.events import Level
+from longwatch.core.masking import mask_mapping
 from longwatch.errors import Fault
-from longwatch.observe.masking import mask_mapping
 
 YEAR = 31_536_000
 DEFAULT_HEALTH_PORT = 8080

@@ -21,6 +21,7 @@ from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.mailbox.memory_lane import Held, Lane, Row
 from longwatch.store.claims import Blame, Claim
+from longwatch.store.database import Jump
 from longwatch.store.sweep import Holder, judge
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
@@ -34,12 +35,11 @@ def shared_memory(key: str) -> MemoryStore:
 
 
 class MemoryStore:
-    """Mailboxes by name. The offsets are added to its clocks, so that a test can jump them."""
+    """Mailboxes by name."""
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
-        self.lease_offset = 0.0
-        self.wall_offset = 0.0
+        self.jump = Jump()
         self._contents: dict[int, Contents] = {}
 
     def lane(self, name: str, *, limits: Limits | None = None) -> MemoryBackend:
@@ -51,10 +51,10 @@ class MemoryStore:
         return found if found is not None else self._contents.setdefault(os.getpid(), Contents())
 
     def lease_now(self) -> float:
-        return time.monotonic() + self.lease_offset
+        return time.monotonic() + self.jump.lease
 
     def wall_now(self) -> float:
-        return time.time() + self.wall_offset
+        return time.time() + self.jump.wall
 
     def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the name a SQL store has for it
         raise UnsupportedError(_NO_TRANSACTION)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 
 from longwatch.core.clock import Clock
+from longwatch.core.masking import mask_text
 from longwatch.errors import UsageError
 from longwatch.mailbox.backend import Backend, Limits
 from longwatch.mailbox.bodies import Codec
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 BodyT = TypeVar("BodyT")
 
-SCHEMES = ("memory", "sqlite")
+SCHEMES = ("memory", "postgresql", "redis", "rediss", "sqlite")
 
 
 @overload
@@ -51,7 +54,10 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
     largest_body: int = LARGEST_BODY,
     clock: Clock | None = None,
 ) -> Mailbox[Any]:
-    """A mailbox by the URL of its store: `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`. Opens nothing yet."""
+    """A mailbox by the URL of its store. Opens nothing yet.
+
+    `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://host/database`, `redis://host/0`.
+    """
     store = open_store(url) if isinstance(url, str) else url
 
     def routed(called: str) -> Mailbox[Any]:
@@ -72,10 +78,30 @@ def open_store(url: str) -> Any:
             from longwatch.mailbox.memory import shared_memory  # noqa: PLC0415 - only who uses it pays
 
             return shared_memory(parts.netloc + parts.path)
+        case "postgresql" | "postgres":
+            with extra("postgres", url):
+                from longwatch.store.postgres import PostgresDatabase  # noqa: PLC0415
+
+                return PostgresDatabase(url)
+        case "redis" | "rediss":
+            with extra("redis", url):
+                from longwatch.mailbox.redis import RedisStore  # noqa: PLC0415
+
+                return RedisStore(url)
         case scheme:
             near = difflib.get_close_matches(scheme, SCHEMES, n=1)
             hint = f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
-            raise UsageError(f"no store is known for {url!r}; {hint}")
+            raise UsageError(f"no store is known for {mask_text(url)!r}; {hint}")
+
+
+@contextmanager
+def extra(name: str, url: str) -> Iterator[None]:
+    """What a URL needs that is not installed is named by the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        cure = f"run: pip install 'longwatch[{name}]'"
+        raise UsageError(f"{mask_text(url)} needs {error.name}, which is not installed; {cure}") from None
 
 
 def _sqlite_path(url: str, host: str, path: str) -> Path:

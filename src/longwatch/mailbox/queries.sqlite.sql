@@ -8,9 +8,9 @@ INSERT INTO mailboxes (name) VALUES (:name) ON CONFLICT (name) DO UPDATE SET nam
 -- The number of a mailbox, if there is one.
 SELECT lane FROM mailboxes WHERE name = :name
 
--- name: paused
--- Whether a mailbox hands nothing out.
-SELECT paused FROM mailboxes WHERE lane = :lane
+-- name: name_of
+-- The name of a mailbox by its number.
+SELECT name FROM mailboxes WHERE lane = :lane
 
 -- name: pause
 -- Stop or resume handing out.
@@ -19,7 +19,8 @@ UPDATE mailboxes SET paused = :paused WHERE lane = :lane
 -- name: put
 -- Store a message; one that is there already, by id or by key, is left as it is.
 INSERT INTO messages (lane, held, ready_at, id, enqueued_at, expires_at, keep_expired, dedupe_key, reply_to, body)
-VALUES (:lane, :held, :ready_at, :id, :enqueued_at, :expires_at, :keep_expired, :dedupe_key, :reply_to, :body)
+VALUES (:lane, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :id, :wall_now, :wall_now + :expires_in,
+    :keep_expired, :dedupe_key, :reply_to, :body)
 ON CONFLICT DO NOTHING
 
 -- name: first_with_key
@@ -41,17 +42,17 @@ SELECT 1 FROM messages WHERE lane = :lane AND held = 0 LIMIT 1
 -- name: bury
 -- Copy a leased message to the dead, with its history.
 INSERT INTO dead_letters (lane, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body)
-SELECT lane, id, :reason, coalesce(:error, error), :died_at, enqueued_at, deliveries - :undelivered, failures, crashes, releases, reply_to,
+SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases, reply_to,
     body
 FROM messages WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: overdue
 -- Messages of a lane that nobody holds and whose time has passed.
-SELECT seq, keep_expired FROM messages WHERE expires_at <= :wall AND lane = :lane AND held <> 2 LIMIT :limit
+SELECT seq, keep_expired FROM messages WHERE expires_at <= :wall_now AND lane = :lane AND held <> 2 LIMIT :limit
 
 -- name: overdue_with_key
 -- The message that bears a key, if nobody holds it and its time has passed.
-SELECT seq, keep_expired FROM messages WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall AND held <> 2
+SELECT seq, keep_expired FROM messages WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
 
 -- name: count_expired
 -- Note how many messages were given up because their time had passed.
@@ -60,7 +61,7 @@ UPDATE mailboxes SET expired = expired + :count WHERE name = :name
 -- name: bury_overdue
 -- Copy one of them to the dead.
 INSERT INTO dead_letters (lane, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body)
-SELECT lane, id, 'expired', error, :died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body
+SELECT lane, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes, releases, reply_to, body
 FROM messages WHERE seq = :seq
 
 -- name: remove
@@ -71,18 +72,18 @@ DELETE FROM messages WHERE seq = :seq
 -- How a lane stands.
 SELECT (SELECT count(*) FROM messages WHERE lane = :lane AND held = 0), (SELECT count(*) FROM messages WHERE lane = :lane AND held = 1),
     (SELECT count(*) FROM messages WHERE lane = :lane AND held = 2), (SELECT count(*) FROM dead_letters WHERE lane = :lane),
-    (SELECT enqueued_at FROM messages WHERE lane = :lane AND held = 0 ORDER BY seq LIMIT 1), paused, expired
+    (SELECT :wall_now - enqueued_at FROM messages WHERE lane = :lane AND held = 0 ORDER BY seq LIMIT 1), paused, expired
 FROM mailboxes WHERE lane = :lane
 
 -- name: peek
 -- What would be handed out next: the free and the due that have not expired, oldest first.
 SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to FROM messages WHERE seq IN (
     SELECT seq FROM (
-        SELECT seq FROM messages WHERE lane = :lane AND held = 0 AND (expires_at IS NULL OR expires_at > :wall)
+        SELECT seq FROM messages WHERE lane = :lane AND held = 0 AND (expires_at IS NULL OR expires_at > :wall_now)
         ORDER BY seq LIMIT :limit
     )
     UNION ALL SELECT seq FROM (
-        SELECT seq FROM messages WHERE lane = :lane AND held = 1 AND ready_at <= :wall AND (expires_at IS NULL OR expires_at > :wall)
+        SELECT seq FROM messages WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now AND (expires_at IS NULL OR expires_at > :wall_now)
         ORDER BY seq LIMIT :limit
     )
 ) ORDER BY seq LIMIT :limit
@@ -116,11 +117,11 @@ DELETE FROM dead_letters WHERE lane = :lane AND id = :id
 
 -- name: forget_dead
 -- Remove the dead that are past their retention.
-DELETE FROM dead_letters WHERE lane = :lane AND died_at < :before
+DELETE FROM dead_letters WHERE lane = :lane AND died_at < :wall_now - :retention
 
 -- name: old_dead
 -- Whether there are any of those.
-SELECT 1 FROM dead_letters WHERE lane = :lane AND died_at < :before LIMIT 1
+SELECT 1 FROM dead_letters WHERE lane = :lane AND died_at < :wall_now - :retention LIMIT 1
 
 -- name: names
 -- Every mailbox.

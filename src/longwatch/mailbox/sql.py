@@ -20,7 +20,8 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 T = TypeVar("T")
 
-_COLUMNS = ("id", "body", "deliveries", "failures", "crashes", "enqueued_at", "reply_to", "expires_at", "keep_expired")
+_IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
+_IS_OPEN = "NOT EXISTS (SELECT 1 FROM mailboxes WHERE mailboxes.lane = :lane AND paused <> 0)"
 _OVERDUE_AT_ONCE = 500
 _BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
 
@@ -33,8 +34,9 @@ class SqlBackend:
         self.name = name
         self.limits = limits or Limits()
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
-        self._claims = Claims(database, dialect=database.dialect, table="messages", columns=_COLUMNS)
-        self._sweep = Sweep(self._claims, lease_now=database.lease_now)
+        columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
+        self._claims = Claims(dialect=database.dialect, table="messages", columns=columns, gate=_IS_OPEN)
+        self._sweep = Sweep(self._claims)
         self._lanes: dict[int, int] = {}
 
     @property
@@ -71,13 +73,12 @@ class SqlBackend:
             return 0
 
         def work(tx: Transaction) -> int:
-            found = sum(self._sweep.bury(tx, holder) for holder in dead) + self._sweep.lapsed(tx)
-            found += self._claims.free_the_due(tx, lane=lane) + self._expire(tx, lane)
+            freed = [lane for holder in dead for lane in self._sweep.bury(tx, holder)] + self._sweep.lapsed(tx)
+            freed += [lane] * (self._claims.free_the_due(tx, lane=lane) + self._expire(tx, lane))
             if self.limits.dead_retention is not None:
-                tx.execute(self._sql["forget_dead"], {"lane": lane, "before": self._retained_since()})
-            if found:
-                tx.announce(self.name)
-            return found
+                tx.execute(self._sql["forget_dead"], {"lane": lane, "retention": self.limits.dead_retention})
+            self._announce(tx, freed)
+            return len(freed)
 
         return self.database.write(work)
 
@@ -104,16 +105,15 @@ class SqlBackend:
         lane = self._lane()
 
         def look(tx: Transaction) -> Stats:
-            [(ready, delayed, leased, dead, oldest, paused, expired)] = tx.rows(self._sql["counts"], {"lane": lane})
-            age = None if oldest is None else max(self.database.wall_now() - oldest, 0.0)
-            return Stats(ready, delayed, leased, dead, age, bool(paused), expired)
+            [(ready, delayed, leased, dead, age, paused, expired)] = tx.rows(self._sql["counts"], {"lane": lane})
+            return Stats(ready, delayed, leased, dead, None if age is None else max(float(age), 0.0), bool(paused), expired)
 
         return self.database.read(look)
 
     def peek(self, *, limit: int) -> list[Delivery]:
         lane = self._lane()
-        parameters = {"lane": lane, "wall": self.database.wall_now(), "limit": limit}
-        return [Delivery(*row) for row in self.database.read(lambda tx: tx.rows(self._sql["peek"], parameters))]
+        rows = self.database.read(lambda tx: tx.rows(self._sql["peek"], {"lane": lane, "limit": limit}))
+        return [Delivery(*row) for row in rows]
 
     def cancel(self, message_id: str) -> bool:
         return self._execute("cancel", id=message_id) == 1
@@ -157,9 +157,6 @@ class SqlBackend:
 
     def _claim(self, tx: Transaction, lane: int, owner: int, want: int, duration: float) -> list[Leased]:
         """Lease rows; those that are spent go to the dead at once, before anybody runs them."""
-        if self._is_paused(tx, lane):
-            return []
-        self._claims.free_the_due(tx, lane=lane)
         leased: list[Leased] = []
         while not leased:
             rows = self._claims.claim(tx, lane=lane, owner=owner, duration=duration, limit=want)
@@ -169,30 +166,28 @@ class SqlBackend:
         return leased
 
     def _leased(self, row: Row) -> Leased:
-        delivery = Delivery(*row[3 : 3 + len(Delivery._fields)])
+        delivery = Delivery(*row[3:-2])
         return Leased(Claim(*row[:3]), delivery, alone=delivery.crashes > 0)
 
     def _buried(self, tx: Transaction, row: Row) -> bool:
         """Whether this row is spent; then it is buried, and this delivery never happened."""
-        facts = dict(zip(("seq", "owner", "term", *_COLUMNS), row, strict=True))
-        claim = Claim(facts["seq"], facts["owner"], facts["term"])
-        reason = self._spent(facts)
+        claim, delivery, (is_expired, is_kept) = Claim(*row[:3]), Delivery(*row[3:-2]), row[-2:]
+        reason = self._spent(delivery, is_expired=bool(is_expired))
         if reason is None:
             return False
-        if reason != "expired" or facts["keep_expired"]:
+        if reason != "expired" or is_kept:
             self._bury(tx, claim, reason, undelivered=1)
         if reason == "expired":
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": 1})
         self._claims.settle(tx, [claim])
         return True
 
-    def _spent(self, facts: dict[str, Any]) -> str | None:
-        if facts["crashes"] >= self.limits.max_crashes:
+    def _spent(self, delivery: Delivery, *, is_expired: bool) -> str | None:
+        if delivery.crashes >= self.limits.max_crashes:
             return "poison"
-        if facts["failures"] >= self.limits.max_failures:
+        if delivery.failures >= self.limits.max_failures:
             return "failed"
-        expired = facts["expires_at"] is not None and facts["expires_at"] <= self.database.wall_now()
-        return "expired" if expired else None
+        return "expired" if is_expired else None
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
         """In their order; those that are done, side by side, in one statement."""
@@ -209,51 +204,47 @@ class SqlBackend:
                 self._bury(tx, settlement.claim, settlement.reason, error=settlement.error)
                 return self._claims.settle(tx, [settlement.claim])[0]
             case outcome:
-                if not settlement.delay:
-                    tx.announce(self.name)
+                tx.announce(self.name)
                 blame, delay, error = _BLAME[outcome], settlement.delay, settlement.error
                 return self._claims.release(tx, [settlement.claim], blame=blame, delay=delay, error=error)[0]
 
     def _bury(self, tx: Transaction, claim: Claim, reason: str, *, error: str | None = None, undelivered: int = 0) -> None:
-        facts = {"reason": reason, "error": error, "died_at": self.database.wall_now(), "undelivered": undelivered}
+        facts = {"reason": reason, "error": error, "undelivered": undelivered}
         tx.execute(self._sql["bury"], {**claim._asdict(), **facts})
 
     def _expire(self, tx: Transaction, lane: int) -> int:
         """Messages that nobody took in their time: removed, or kept among the dead if that was asked for."""
-        now = self.database.wall_now()
-        return self._expire_rows(tx, tx.rows(self._sql["overdue"], {"lane": lane, "wall": now, "limit": _OVERDUE_AT_ONCE}))
+        return self._expire_rows(tx, tx.rows(self._sql["overdue"], {"lane": lane, "limit": _OVERDUE_AT_ONCE}))
 
     def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        now = self.database.wall_now()
         for seq, keep in rows:
             if keep:
-                tx.execute(self._sql["bury_overdue"], {"seq": seq, "died_at": now})
+                tx.execute(self._sql["bury_overdue"], {"seq": seq})
             tx.execute(self._sql["remove"], {"seq": seq})
         if rows:
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
         return len(rows)
 
     def _put(self, tx: Transaction, lane: int, letters: Sequence[Letter]) -> list[str]:
-        now = self.database.wall_now()
         keys = {letter.dedupe_key for letter in letters if letter.dedupe_key is not None}
-        repeated = sum(self._is_there(tx, lane, key, now) for key in keys)
+        repeated = sum(self._is_there(tx, lane, key) for key in keys)
         keyless = sum(letter.dedupe_key is None for letter in letters)
         self._require_room(tx, lane, keyless + len(keys) - repeated)
         tx.announce(self.name)
         if keys:
-            return [self._put_one(tx, lane, letter, now) for letter in letters]
-        tx.execute_many(self._sql["put"], [_row(lane, letter, now) for letter in letters])
+            return [self._put_one(tx, lane, letter) for letter in letters]
+        tx.execute_many(self._sql["put"], [_row(lane, letter) for letter in letters])
         return [letter.id for letter in letters]
 
-    def _put_one(self, tx: Transaction, lane: int, letter: Letter, now: float) -> str:
-        if tx.execute(self._sql["put"], _row(lane, letter, now)) == 1 or letter.dedupe_key is None:
+    def _put_one(self, tx: Transaction, lane: int, letter: Letter) -> str:
+        if tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 1 or letter.dedupe_key is None:
             return letter.id
         [(first,)] = tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key})
         return str(first)
 
-    def _is_there(self, tx: Transaction, lane: int, key: str, now: float) -> bool:
+    def _is_there(self, tx: Transaction, lane: int, key: str) -> bool:
         """Whether a message bears this key; one that has expired, swept or not, does not stand for a new one."""
-        self._expire_rows(tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key, "wall": now}))
+        self._expire_rows(tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key}))
         return bool(tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": key}))
 
     def _require_room(self, tx: Transaction, lane: int, coming: int) -> None:
@@ -284,20 +275,19 @@ class SqlBackend:
     def _is_stale(self, tx: Transaction, lane: int) -> bool:
         """Whether a sweep would find something."""
         due = self._claims.next_due(tx, lane=lane)
-        overdue = tx.rows(self._sql["overdue"], {"lane": lane, "wall": self.database.wall_now(), "limit": 1})
+        overdue = tx.rows(self._sql["overdue"], {"lane": lane, "limit": 1})
         return bool(overdue) or (due is not None and due <= 0) or self._sweep.has_lapsed(tx) or self._has_old_dead(tx, lane)
 
     def _has_old_dead(self, tx: Transaction, lane: int) -> bool:
         if self.limits.dead_retention is None:
             return False
-        return bool(tx.rows(self._sql["old_dead"], {"lane": lane, "before": self._retained_since()}))
+        return bool(tx.rows(self._sql["old_dead"], {"lane": lane, "retention": self.limits.dead_retention}))
 
-    def _retained_since(self) -> float:
-        return self.database.wall_now() - (self.limits.dead_retention or 0.0)
-
-    def _is_paused(self, tx: Transaction, lane: int) -> bool:
-        [(paused,)] = tx.rows(self._sql["paused"], {"lane": lane})
-        return bool(paused)
+    def _announce(self, tx: Transaction, lanes: Collection[int]) -> None:
+        """Rows of these lanes are free again; a sweep frees those of other mailboxes too."""
+        for lane in set(lanes):
+            [(name,)] = tx.rows(self._sql["name_of"], {"lane": lane})
+            tx.announce(name)
 
     # --- small words ---
 
@@ -330,14 +320,12 @@ def mailbox_names(database: Database) -> list[str]:
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
 
 
-def _row(lane: int, letter: Letter, now: float) -> dict[str, object]:
+def _row(lane: int, letter: Letter) -> dict[str, object]:
     return {
         "lane": lane,
-        "held": int(letter.delay > 0),
-        "ready_at": now + letter.delay if letter.delay > 0 else 0.0,
+        "delay": letter.delay,
         "id": letter.id,
-        "enqueued_at": now,
-        "expires_at": None if letter.expires_in is None else now + letter.expires_in,
+        "expires_in": letter.expires_in,
         "keep_expired": int(letter.keep_expired),
         "dedupe_key": letter.dedupe_key,
         "reply_to": letter.reply_to,

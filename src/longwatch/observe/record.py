@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from longwatch.core.events import Event, Level
-from longwatch.observe.masking import mask_mapping
+from longwatch.core.masking import mask_mapping
 
 Record = dict[str, object]
 

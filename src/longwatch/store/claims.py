@@ -10,12 +10,14 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum, auto
-from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.database import Row, Transaction
 from longwatch.store.named_sql import load_queries
+
+ALL = 2**62
+"""A limit that limits nothing."""
 
 
 class Claim(NamedTuple):
@@ -34,23 +36,15 @@ class Blame(StrEnum):
     RELEASE = auto()  # nobody's fault: spends nothing
 
 
-class StoreClock(Protocol):
-    """The store's own clocks."""
-
-    def lease_now(self) -> float:
-        """The clock that judges leases; it neither jumps nor stops."""
-
-    def wall_now(self) -> float:
-        """Wall time, for delays and expiry."""
-
-
 class Claims:
-    """Leases over one table. Rows come back as the `columns` asked for; the first three are always seq, owner, term."""
+    """Leases over one table. Rows come back as the `columns` asked for; the first three are always seq, owner, term.
 
-    def __init__(self, clock: StoreClock, *, dialect: str, table: str, columns: Sequence[str] = ()) -> None:
+    `gate` is a condition in SQL on `:lane`: while it is false, nothing of the lane is handed out.
+    """
+
+    def __init__(self, *, dialect: str, table: str, columns: Sequence[str] = (), gate: str = "1 = 1") -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
-        self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names)
-        self.clock = clock
+        self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names, gate=gate)
         self._registered: dict[int, dict[str, object]] = {}
 
     def register(self, transaction: Transaction, incarnation: Incarnation, *, page: str | None = None) -> int:
@@ -61,29 +55,30 @@ class Claims:
         return owner
 
     def claim(self, transaction: Transaction, *, lane: int, owner: int, duration: float, limit: int) -> list[Row]:
-        """Lease up to `limit` free rows, oldest first. A row that has crashed before comes alone."""
-        candidates = transaction.rows(self.sql["candidates"], {"lane": lane, "limit": limit})
-        if candidates and not transaction.rows(self.sql["is_registered"], {"owner": owner}):
+        """Lease up to `limit` free rows, oldest first, in one statement. A row that has crashed before comes alone.
+
+        The statement finds nothing while a delayed row is due: that may be older than those that are free, so it is freed first.
+        """
+        parameters = {"lane": lane, "owner": owner, "duration": duration, "limit": limit}
+        found = transaction.rows(self.sql["claim"], parameters)
+        if not found and self.free_the_due(transaction, lane=lane):
+            found = transaction.rows(self.sql["claim"], parameters)
+        if found and not found[0][-1]:
             self._enter(transaction, owner)
-        harmless = [seq for seq, crashes in takewhile(lambda row: not row[1], candidates)]
-        rows = harmless or [seq for seq, _ in candidates[:1]]
-        parameters = {"rows": json.dumps(rows), "owner": owner, "until": self.clock.lease_now() + duration}
-        return sorted(transaction.rows(self.sql["take"], parameters)) if rows else []
+        return sorted(row[:-1] for row in found)
 
     def renew(self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
         """Prolong every lease of an owner but those to `skip` to `duration` from now, in one statement; how many there are."""
-        until = self.clock.lease_now() + duration
-        parameters = {"owner": owner, "until": until, "skip": json.dumps([claim.seq for claim in skip])}
+        parameters = {"owner": owner, "duration": duration, "skip": json.dumps([claim.seq for claim in skip])}
         return transaction.execute(self.sql["renew"], parameters)
 
     def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
         """Every lease of an owner."""
-        return [Claim(seq, owner, term) for seq, term in transaction.rows(self.sql["held_by"], {"owner": owner, "limit": -1})]
+        return [Claim(seq, owner, term) for seq, term, _ in transaction.rows(self.sql["held_by"], {"owner": owner, "limit": ALL})]
 
     def extend(self, transaction: Transaction, claim: Claim, *, duration: float) -> bool:
         """Prolong one lease; False if it is not the claimant's any more."""
-        parameters = {**claim._asdict(), "until": self.clock.lease_now() + duration}
-        return transaction.execute(self.sql["renew_one"], parameters) == 1
+        return transaction.execute(self.sql["renew_one"], {**claim._asdict(), "duration": duration}) == 1
 
     def settle(self, transaction: Transaction, claims: Iterable[Claim]) -> list[bool]:
         """Finish rows for good, in one statement; for each whether it was still the claimant's. Of two equal claims one was."""
@@ -96,7 +91,7 @@ class Claims:
     ) -> list[bool]:
         """Give rows back, to be taken again after the delay; for each whether it was still the claimant's."""
         common = {
-            "ready_at": self.clock.wall_now() + delay if delay > 0 else 0.0,
+            "delay": max(delay, 0.0),
             "failures": int(blame is Blame.FAILURE),
             "crashes": int(blame is Blame.CRASH),
             "releases": int(blame is Blame.RELEASE),
@@ -106,16 +101,16 @@ class Claims:
 
     def free_the_due(self, transaction: Transaction, *, lane: int) -> int:
         """Free the delayed rows whose time has come; how many."""
-        return transaction.execute(self.sql["due"], {"lane": lane, "wall": self.clock.wall_now()})
+        return transaction.execute(self.sql["due"], {"lane": lane})
 
     def next_due(self, transaction: Transaction, *, lane: int) -> float | None:
         """Seconds until the next delayed row of the lane is due; None if none is delayed."""
-        [(moment,)] = transaction.rows(self.sql["next_due"], {"lane": lane})
-        return None if moment is None else max(float(moment) - self.clock.wall_now(), 0.0)
+        [(wait,)] = transaction.rows(self.sql["next_due"], {"lane": lane})
+        return None if wait is None else max(float(wait), 0.0)
 
     def _enter(self, transaction: Transaction, owner: int) -> None:
         """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
-        transaction.execute(self.sql["register"], {**self._registered[owner], "entered_at": self.clock.wall_now()})
+        transaction.execute(self.sql["register"], self._registered[owner])
 
 
 def _removed(claims: set[Claim], claim: Claim) -> bool:

@@ -1,23 +1,29 @@
 -- What `claims.py` asks of SQLite. One writer at a time, so a select and the update after it see the same rows.
 
--- name: candidates
--- The rows that may be taken next, oldest first, with what decides whether they are.
-SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 ORDER BY seq LIMIT :limit
-
--- name: take
--- Lease free rows by their numbers; they come back in no order.
-UPDATE {table} SET held = 2, owner = :owner, term = term + 1, lease_until = :until, deliveries = deliveries + 1
-WHERE seq IN (SELECT value FROM json_each(:rows)) AND held = 0
-RETURNING {columns}
+-- name: claim
+-- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due. They come
+-- back in no order, each with whether the owner is entered.
+WITH line AS MATERIALIZED (
+    SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 AND {gate}
+        AND NOT EXISTS (SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now)
+    ORDER BY seq LIMIT :limit
+)
+UPDATE {table} SET held = 2, owner = :owner, term = term + 1, lease_until = :lease_now + :duration, deliveries = deliveries + 1
+WHERE seq IN (
+    SELECT seq FROM line
+    WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
+)
+RETURNING {columns}, EXISTS (SELECT 1 FROM owners WHERE owner = :owner)
 
 -- name: renew
 -- Prolong every lease of an owner but those to skip; never shortens one.
-UPDATE {table} SET lease_until = max(lease_until, :until)
+UPDATE {table} SET lease_until = max(lease_until, :lease_now + :duration)
 WHERE held = 2 AND owner = :owner AND seq NOT IN (SELECT value FROM json_each(:skip))
 
 -- name: renew_one
 -- Prolong one lease; changes nothing unless row, owner and term match.
-UPDATE {table} SET lease_until = max(lease_until, :until) WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
+UPDATE {table} SET lease_until = max(lease_until, :lease_now + :duration)
+WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: settle
 -- The work is done: the rows go, those that are still their claimants'. A claim is [seq, owner, term].
@@ -29,40 +35,37 @@ RETURNING seq, owner, term
 
 -- name: release
 -- Give a row back, at once or after a delay, and count why.
-UPDATE {table} SET held = CASE WHEN :ready_at > 0 THEN 1 ELSE 0 END, ready_at = :ready_at, owner = NULL, lease_until = NULL,
+UPDATE {table} SET held = CASE WHEN :delay > 0 THEN 1 ELSE 0 END, ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
+    owner = NULL, lease_until = NULL,
     failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases, error = coalesce(:error, error)
 WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: due
 -- Delayed rows whose time has come.
-UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wall
+UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now
 
 -- name: next_due
--- When the next delayed row of a lane is due; null if none is delayed.
-SELECT min(ready_at) FROM {table} WHERE held = 1 AND lane = :lane
+-- Seconds until the next delayed row of a lane is due; null if none is delayed.
+SELECT min(ready_at) - :wall_now FROM {table} WHERE held = 1 AND lane = :lane
 
 -- name: lapsed
 -- Leases that have ended, by the clock or because they are of another boot.
-SELECT seq, term, leased.owner, incarnation, page FROM {table} AS leased JOIN owners ON owners.owner = leased.owner
-WHERE held = 2 AND (lease_until < :now OR boot <> :boot) LIMIT :limit
+SELECT seq, term, lane, leased.owner, incarnation, page FROM {table} AS leased JOIN owners ON owners.owner = leased.owner
+WHERE held = 2 AND (lease_until < :lease_now OR boot <> :boot) LIMIT :limit
 
 -- name: owners
--- Every owner of leases in this table, with whether it holds any.
-SELECT owner, incarnation, page, entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = owners.owner)
+-- Every owner of leases in this table, with the seconds since it entered and whether it holds any.
+SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = owners.owner)
 FROM owners WHERE claims = '{table}'
 
 -- name: held_by
--- The leases of one owner, as many as asked for; -1 is all.
-SELECT seq, term FROM {table} WHERE held = 2 AND owner = :owner LIMIT :limit
+-- The leases of one owner, as many as asked for.
+SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :limit
 
 -- name: register
 -- Enter an owner.
 INSERT INTO owners (owner, incarnation, boot, page, claims, entered_at)
-VALUES (:owner, :incarnation, :boot, :page, '{table}', :entered_at)
-
--- name: is_registered
--- Whether an owner is entered.
-SELECT 1 FROM owners WHERE owner = :owner
+VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now)
 
 -- name: forget
 -- Strike an owner off.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from longwatch.core.clock import Wakeup
@@ -20,8 +21,20 @@ CALL_TIMEOUT = 30.0
 """How long a call waits for the engine before it gives up, in seconds."""
 
 
+@dataclass(slots=True)
+class Jump:
+    """Seconds that a test adds to a store's clocks."""
+
+    lease: float = 0.0
+    wall: float = 0.0
+
+
 class Transaction(Protocol):
-    """One transaction in progress. Parameters are named `:like_this` in the SQL of every engine. Not for other threads."""
+    """One transaction in progress. Not for other threads.
+
+    Parameters are named `:like_this` in the SQL of every engine. Two of them are the engine's own: `:lease_now`, the clock that
+    judges leases, and `:wall_now`, wall time for delays and expiry; so durations come from clients, and moments never do.
+    """
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         """Run a statement and return what it selects or returns."""
@@ -30,7 +43,10 @@ class Transaction(Protocol):
         """Run a statement; how many rows it changed."""
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
-        """Run a statement once for each set of parameters; how many rows were changed in all."""
+        """Run a statement for each of several sets of parameters, which have the same names; how many rows were changed in all.
+
+        An engine may give it all of them at once, each parameter as the array of its values, and its SQL is written for that.
+        """
 
     def announce(self, channel: str) -> None:
         """Announce the channel once this is committed; nothing if it is not."""
@@ -41,6 +57,7 @@ class Database(ABC):
 
     dialect: str
     url: str
+    jump: Jump
 
     @property
     def identity(self) -> object:
@@ -65,14 +82,6 @@ class Database(ABC):
 
         Announcements are hints: they reach this process and others, never block a commit, and may get lost.
         """
-
-    @abstractmethod
-    def lease_now(self) -> float:
-        """The store's lease clock."""
-
-    @abstractmethod
-    def wall_now(self) -> float:
-        """The store's wall clock."""
 
     @abstractmethod
     def close(self) -> None:

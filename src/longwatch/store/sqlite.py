@@ -1,13 +1,12 @@
 """The SQLite engine: one file, WAL, one writer thread with group commit, readers beside it.
 
 The file is made for its owner alone before SQLite opens it. A network file system is refused: SQLite's locks do not hold there.
-Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep, and carry the boot they belong to.
+Leases are counted on a clock that starts anew at every boot, so they carry the boot they belong to.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -17,7 +16,7 @@ from weakref import finalize
 
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError
-from longwatch.store.database import CALL_TIMEOUT, Database
+from longwatch.store.database import CALL_TIMEOUT, Database, Jump
 from longwatch.store.sqlite_file import MOUNTS
 from longwatch.store.sqlite_fork import Lock, hold_locks, survive_forks
 from longwatch.store.sqlite_opened import OpenedFile
@@ -26,14 +25,13 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT = 5.0
 """How long SQLite waits for a lock that another program holds, in seconds."""
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SqliteDatabase(Database):
     """A database in one file, opened by the first call that needs it; an error of opening comes there, the next call tries again.
 
-    `synchronous` is FULL: what `write` has returned survives a power cut. The offsets are added to its clocks, so that a test
-    can jump them. Closed by `close`, when nobody knows it any more, and when the interpreter exits; a forked child opens it anew.
+    `synchronous` is FULL: what `write` has returned survives a power cut. Closed by `close`, when nobody knows it any more, and
+    when the interpreter exits; a forked child opens it anew.
     """
 
     dialect = "sqlite"
@@ -41,8 +39,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS) -> None:
         self.path = path.absolute()
         self.url = f"sqlite:///{path}"
-        self.lease_offset = 0.0
-        self.wall_offset = 0.0
+        self.jump = Jump()
         self._busy_timeout = busy_timeout
         self._mounts = mounts
         self._opening = threading.Lock()
@@ -72,14 +69,6 @@ class SqliteDatabase(Database):
         if ending is not None:
             ending()
 
-    def lease_now(self) -> float:
-        """The lease clock, in seconds."""
-        return time.clock_gettime(_LEASE_CLOCK) + self.lease_offset
-
-    def wall_now(self) -> float:
-        """Wall time, in seconds."""
-        return time.time() + self.wall_offset
-
     def _open(self) -> OpenedFile:
         return self._opened or self._open_now()
 
@@ -88,7 +77,7 @@ class SqliteDatabase(Database):
             if self._closed:
                 raise StoreClosedError(f"{self.path} was closed; open it again")
             if self._opened is None:
-                self._opened = OpenedFile(self.path, busy_timeout=self._busy_timeout, mounts=self._mounts)
+                self._opened = OpenedFile(self.path, busy_timeout=self._busy_timeout, mounts=self._mounts, jump=self.jump)
                 self._ending = finalize(self, self._opened.close)
             return self._opened
 

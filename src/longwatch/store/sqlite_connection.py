@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from longwatch.errors import UsageError
-from longwatch.store.database import Parameters, Row
+from longwatch.store.database import Jump, Parameters, Row
 from longwatch.store.sqlite_errors import translated
 
 _BUSY_SECONDS = 5.0
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SqliteTransaction:
-    """A transaction on one connection."""
+    """A transaction on one connection. Its clocks stand still: they tell when they were first asked.
 
-    __slots__ = ("_connection", "channels")
+    Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
+    """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    __slots__ = ("_clocks", "_connection", "_jump", "channels")
+
+    def __init__(self, connection: sqlite3.Connection, jump: Jump | None = None) -> None:
         self._connection = connection
+        self._jump = jump or Jump()
+        self._clocks: dict[str, object] = {}
         self.channels: set[str] = set()
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        return self._connection.execute(sql, parameters or {}).fetchall()
+        return self._connection.execute(sql, self._timed(parameters or {})).fetchall()
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
-        return self._connection.execute(sql, parameters or {}).rowcount
+        return self._connection.execute(sql, self._timed(parameters or {})).rowcount
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
-        return self._connection.executemany(sql, parameters).rowcount
+        return self._connection.executemany(sql, map(self._timed, parameters)).rowcount
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
+
+    def _timed(self, parameters: Parameters) -> dict[str, object]:
+        clocks = self._clocks
+        if not clocks:
+            clocks["lease_now"] = time.clock_gettime(_LEASE_CLOCK) + self._jump.lease
+            clocks["wall_now"] = time.time() + self._jump.wall
+        return {**parameters, **clocks}
 
     def end(self) -> None:
         """From here on it refuses: the connection is somebody else's now."""

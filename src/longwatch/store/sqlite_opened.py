@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from longwatch.errors import UsageError
+from longwatch.store.database import Jump
 from longwatch.store.groupcommit import GroupCommit, Job
 from longwatch.store.migrations import migrate, migrations
 from longwatch.store.sqlite_connection import SqliteConnection, SqliteTransaction
@@ -28,9 +29,10 @@ _abandoned: list[SqliteConnection] = []
 class OpenedFile:
     """Connections and threads of one process. Making it opens the file; every method may be called from any thread."""
 
-    def __init__(self, path: Path, *, busy_timeout: float, mounts: Path) -> None:
+    def __init__(self, path: Path, *, busy_timeout: float, mounts: Path, jump: Jump) -> None:
         prepare_file(path, mounts=mounts)
         self._path = path
+        self._jump = jump
         self._busy_timeout = busy_timeout
         with ExitStack() as undo:
             self.wakeups = Wakeups(path)
@@ -44,7 +46,7 @@ class OpenedFile:
 
     def read(self, work: Callable[[SqliteTransaction], T]) -> T:
         with translated(self._path), self._readers.one() as reader, reader.transaction("BEGIN") as raw:
-            transaction = SqliteTransaction(raw)
+            transaction = SqliteTransaction(raw, self._jump)
             try:
                 return work(transaction)
             except sqlite3.OperationalError as error:
@@ -101,7 +103,7 @@ class OpenedFile:
         try:
             with translated(self._path), self._connection.transaction("BEGIN IMMEDIATE") as raw:
                 for work, _ in jobs:
-                    outcomes.append(_attempt(raw, work, alone=len(jobs) == 1))
+                    outcomes.append(_attempt(SqliteTransaction(raw, self._jump), raw, work, alone=len(jobs) == 1))
         except BaseException as error:  # noqa: BLE001 - whatever it was, nothing happened, and everybody is told
             outcomes = [_Outcome(error=error)] * len(jobs)
         try:
@@ -131,13 +133,13 @@ class _Outcome:
             future.set_exception(self.error)
 
 
-def _attempt(raw: sqlite3.Connection, work: Callable[[Any], Any], *, alone: bool) -> _Outcome:
+def _attempt(transaction: SqliteTransaction, raw: sqlite3.Connection, work: Callable[[Any], Any], *, alone: bool) -> _Outcome:
     """One job, in a savepoint of its own unless it is alone; a failure that is the store's, not the job's, comes out."""
     if alone:
-        return _run(raw, work)
+        return _run(transaction, work)
     raw.execute("SAVEPOINT job")
     try:
-        outcome = _run(raw, work)
+        outcome = _run(transaction, work)
     except BaseException as error:
         if meaning(error) or not raw.in_transaction:
             raise
@@ -147,8 +149,7 @@ def _attempt(raw: sqlite3.Connection, work: Callable[[Any], Any], *, alone: bool
     return outcome
 
 
-def _run(raw: sqlite3.Connection, work: Callable[[Any], Any]) -> _Outcome:
-    transaction = SqliteTransaction(raw)
+def _run(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> _Outcome:
     try:
         return _Outcome(result=work(transaction), channels=transaction.channels)
     finally:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from longwatch.host.beatpage import read_page, remove_page
 from longwatch.host.incarnation import Incarnation, boot_id
 from longwatch.store.claims import Blame, Claim, Claims
-from longwatch.store.database import Transaction
+from longwatch.store.database import Row, Transaction
 
 PAGE_OF_ROWS = 500
 """Leases looked at in one transaction: a sweep never holds the store for long."""
@@ -37,48 +37,48 @@ class Holder(NamedTuple):
 class Sweep:
     """Sweeps one table of claims."""
 
-    def __init__(self, claims: Claims, *, lease_now: Callable[[], float]) -> None:
+    def __init__(self, claims: Claims) -> None:
         self._claims = claims
-        self._lease_now = lease_now
 
-    def lapsed(self, transaction: Transaction) -> int:
-        """Give back what is held by leases that have ended; how many rows."""
-        parameters = {"now": self._lease_now(), "boot": boot_id(), "limit": PAGE_OF_ROWS}
-        rows = transaction.rows(self._claims.sql["lapsed"], parameters)
-        judges = {holder: judge(holder) for holder in {Holder(*row[2:]) for row in rows}}
-        for seq, term, *facts in rows:
+    def lapsed(self, transaction: Transaction) -> list[int]:
+        """Give back what is held by leases that have ended; for each row its lane."""
+        rows = self._lapsed(transaction, limit=PAGE_OF_ROWS)
+        judges = {holder: judge(holder) for holder in {Holder(*row[3:]) for row in rows}}
+        for seq, term, _, *facts in rows:
             holder = Holder(*facts)
             self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=judges[holder](seq))
-        return len(rows)
+        return [row[2] for row in rows]
 
     def has_lapsed(self, transaction: Transaction) -> bool:
         """Whether any lease has ended; a read."""
-        return bool(transaction.rows(self._claims.sql["lapsed"], {"now": self._lease_now(), "boot": boot_id(), "limit": 1}))
+        return bool(self._lapsed(transaction, limit=1))
 
     def dead_holders(self, transaction: Transaction) -> list[Holder]:
         """Owners to be buried: a read, so that looking costs the writer nothing.
 
         They have certainly ended, or they hold nothing, entered long ago and cannot be seen from here.
         """
-        long_ago = self._claims.clock.wall_now() - FORGET_AFTER
         return [
             Holder(owner, incarnation, page)
-            for owner, incarnation, page, entered_at, holds in transaction.rows(self._claims.sql["owners"])
-            if has_ended(incarnation) or (not holds and entered_at < long_ago and not _is_visible(incarnation))
+            for owner, incarnation, page, age, holds in transaction.rows(self._claims.sql["owners"])
+            if has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
         ]
 
-    def bury(self, transaction: Transaction, holder: Holder) -> int:
-        """Give back what a dead owner held, a page of it at a time; how many rows. One that holds nothing is forgotten."""
+    def bury(self, transaction: Transaction, holder: Holder) -> list[int]:
+        """Give back what a dead owner held, a page of it at a time; for each row its lane. One that holds nothing is forgotten."""
         held = transaction.rows(self._claims.sql["held_by"], {"owner": holder.owner, "limit": PAGE_OF_ROWS})
         if not held:
             self._forget(transaction, holder)
-            return 0
+            return []
         if not has_ended(holder.incarnation):
-            return 0
+            return []
         blame = judge(holder)
-        for seq, term in held:
+        for seq, term, _ in held:
             self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=blame(seq))
-        return len(held)
+        return [lane for _, _, lane in held]
+
+    def _lapsed(self, transaction: Transaction, *, limit: int) -> list[Row]:
+        return transaction.rows(self._claims.sql["lapsed"], {"boot": boot_id(), "limit": limit})
 
     def _forget(self, transaction: Transaction, holder: Holder) -> None:
         """Only once its rows are back for good: until then somebody may need its page."""
