@@ -36,11 +36,19 @@ if TYPE_CHECKING:
     from longwatch.core.heartbeat import Heartbeat as Heartbeat
     from longwatch.errors import ConfigError as ConfigError
     from longwatch.errors import LongwatchError as LongwatchError
+    from longwatch.errors import MailboxError as MailboxError
+    from longwatch.errors import PermanentError as PermanentError
+    from longwatch.errors import UsageError as UsageError
     from longwatch.host.periodic import Cadence as Cadence
     from longwatch.host.periodic import Periodic as Periodic
     from longwatch.host.process import StopPolicy as StopPolicy
     from longwatch.host.service import Service as Service
     from longwatch.host.shutdown import ShutdownCoordinator as ShutdownCoordinator
+    from longwatch.mailbox.backend import Limits as Limits
+    from longwatch.mailbox.mailbox import Mailbox as Mailbox
+    from longwatch.mailbox.message import Message as Message
+    from longwatch.mailbox.opening import open_mailbox as open_mailbox
+    from longwatch.mailbox.opening import open_store as open_store
     from longwatch.supervisor.decision import RestartPolicy as RestartPolicy
     from longwatch.supervisor.decision import should_restart as should_restart
 
@@ -59,13 +67,21 @@ _HOMES = {
     "EndCause": "longwatch.core.endcause",
     "Events": "longwatch.core.events",
     "Heartbeat": "longwatch.core.heartbeat",
+    "Limits": "longwatch.mailbox.backend",
     "LongwatchError": "longwatch.errors",
+    "Mailbox": "longwatch.mailbox.mailbox",
+    "MailboxError": "longwatch.errors",
+    "Message": "longwatch.mailbox.message",
     "Periodic": "longwatch.host.periodic",
+    "PermanentError": "longwatch.errors",
     "RestartPolicy": "longwatch.supervisor.decision",
     "Service": "longwatch.host.service",
     "ShutdownCoordinator": "longwatch.host.shutdown",
     "StopPolicy": "longwatch.host.process",
     "SystemClock": "longwatch.core.clock",
+    "UsageError": "longwatch.errors",
+    "open_mailbox": "longwatch.mailbox.opening",
+    "open_store": "longwatch.mailbox.opening",
     "should_restart": "longwatch.supervisor.decision",
 }
 
@@ -82,20 +98,28 @@ __all__ = [
     "EndCause",
     "Events",
     "Heartbeat",
+    "Limits",
     "LongwatchError",
+    "Mailbox",
+    "MailboxError",
+    "Message",
     "Periodic",
+    "PermanentError",
     "RestartPolicy",
     "Service",
     "ShutdownCoordinator",
     "StopPolicy",
     "SystemClock",
+    "UsageError",
     "__version__",
+    "open_mailbox",
+    "open_store",
     "should_restart",
 ]
 
 
 if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "testing"))
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ LongwatchError                      exit code 1    something went wrong
 │       ├── StoreFullError                         no space left
 │       ├── StoreReadOnlyError                     may not be written
 │       ├── StoreUnreachableError                  cannot be opened or reached
+│       │   └── StoreMisplacedError     exit code 2    is where it cannot be
 │       ├── StoreCorruptError                      damaged, or not a database
 │       ├── StoreClosedError                       was closed
 │       └── SchemaTooNewError                      made by a newer version of this product
@@ -106,6 +107,12 @@ class StoreReadOnlyError(StoreError):
 
 class StoreUnreachableError(StoreError):
     """The store cannot be opened or reached."""
+
+
+class StoreMisplacedError(StoreUnreachableError):
+    """The store is where it cannot be: on a network disk, in a directory that does not exist."""
+
+    exit_code = 2
 
 
 class StoreCorruptError(StoreError):

@@ -248,3 +248,20 @@ def test_a_program_that_ends_with_a_busy_loop_is_not_held_up_by_it() -> None:
     """
     with running(code) as snippet:
         assert 0 == snippet.end()[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_task_that_asks_the_program_to_exit_does_not_end_the_loop(error: BaseException) -> None:
+    async def leaves() -> None:
+        raise error
+
+    async def starts_one_that_leaves() -> None:
+        task = asyncio.ensure_future(leaves())
+        with suppress(BaseException):
+            await task
+
+    with LoopThread(name="mine") as loop:
+        loop.spawn(starts_one_that_leaves())
+        assert "mine" == loop.call(answer(), timeout=10)
+        assert loop.stop()

@@ -21,8 +21,8 @@ from longwatch.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
+    StoreMisplacedError,
     StoreReadOnlyError,
-    StoreUnreachableError,
     UsageError,
 )
 from longwatch.host.beatpage import BeatPage
@@ -95,13 +95,13 @@ class TestAPlaceThatCannotBe:
     ) -> None:
         mailbox = opened(tmp_path / "nowhere" / "some.db")
         expected = f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; make {tmp_path}/nowhere"
-        assert expected == told(StoreUnreachableError, lambda: call(mailbox))
+        assert expected == told(StoreMisplacedError, lambda: call(mailbox))
         (tmp_path / "nowhere").mkdir()
         call(mailbox)
 
     def test_a_directory_that_is_a_file(self, path: Path, opened: Callable[..., Letters]) -> None:
         path.touch()
-        text = told(StoreUnreachableError, lambda: opened(path / "some.db").send("x"))
+        text = told(StoreMisplacedError, lambda: opened(path / "some.db").send("x"))
         assert f"{path}/some.db cannot be opened, its directory does not exist; make {path}" == text
 
     @every_call
@@ -110,14 +110,14 @@ class TestAPlaceThatCannotBe:
     ) -> None:
         mailbox = opened(tmp_path)
         expected = f"{tmp_path} cannot be opened, it is a directory; name a file in it"
-        assert [expected] * 2 == [told(StoreUnreachableError, lambda: call(mailbox)) for _ in range(2)]
+        assert [expected] * 2 == [told(StoreMisplacedError, lambda: call(mailbox)) for _ in range(2)]
 
     def test_a_network_file_system(self, tmp_path: Path, opened: Callable[..., Letters]) -> None:
         mounts = tmp_path / "mountinfo"
         mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/root rw\n36 22 0:32 / {tmp_path} rw shared:1 - nfs4 server:/x rw\n")
         mailbox = opened(tmp_path / "some.db", mounts=mounts)
         said = "is on a network file system (nfs4), where SQLite's locks do not hold; use a local disk, or PostgreSQL"
-        assert f"{tmp_path}/some.db {said}" == told(StoreUnreachableError, lambda: mailbox.send("x"))
+        assert f"{tmp_path}/some.db {said}" == told(StoreMisplacedError, lambda: mailbox.send("x"))
         assert not (tmp_path / "some.db").exists()
 
 
@@ -514,7 +514,10 @@ class TestAUrl:
         assert f"no store is known for {url!r}; {hint}" == str(caught.value)
 
     def test_of_a_scheme_like_nothing_we_know_gets_the_list(self) -> None:
-        with pytest.raises(UsageError, match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, redis://, rediss://, sqlite://"):
+        with pytest.raises(
+            UsageError,
+            match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, redis://, rediss://, sqlite://",
+        ):
             open_mailbox("ftp://x", "letters")
 
     @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://some.db"])

@@ -55,7 +55,7 @@ def test_a_typed_body_comes_back_as_its_type(kind: Any, body: Any) -> None:
 
 @pytest.mark.parametrize("body", [object(), {1: {2, object()}}, lambda: None, "\ud800"])
 def test_a_body_that_is_no_json_is_refused(body: Any) -> None:
-    with pytest.raises(SerializationError, match="cannot be written"):
+    with pytest.raises(SerializationError, match="cannot be sent"):
         Codec().encode(body)
 
 
@@ -63,7 +63,7 @@ def test_a_body_that_holds_itself_is_refused() -> None:
     body: list[Any] = []
     body.append(body)
     codec: Codec[Any] = Codec()
-    with pytest.raises(SerializationError, match="cannot be written"):
+    with pytest.raises(SerializationError, match="cannot be sent"):
         codec.encode(body)
 
 
@@ -89,3 +89,29 @@ def test_a_body_of_another_type_cannot_be_read(kind: Any, data: bytes) -> None:
 def test_whatever_a_body_type_raises_means_that_it_cannot_be_read() -> None:
     with pytest.raises(SerializationError, match="-1"):
         Codec(Picky).decode(b'{"value": -1}')
+
+
+@pytest.mark.parametrize("body", [float("nan"), [1.0, float("inf")], {"a": {"b": (float("-inf"),)}}, Shape([float("nan")])])  # type: ignore[list-item]
+def test_a_number_that_json_cannot_write_is_refused_and_not_sent_as_null(body: Any) -> None:
+    with pytest.raises(SerializationError, match="JSON has no NaN and no infinity"):
+        Codec().encode(body)
+
+
+@pytest.mark.parametrize("body", [None, "null", {"a": None, "b": 1.5}, msgspec.Raw(b"null")])
+def test_null_itself_is_written(body: Any) -> None:
+    codec: Codec[Any] = Codec()
+    assert b"null" in codec.encode(body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"), [(Job, "wrong"), (Job, {"tries": 1}), (int, "1"), (int, True), (Row, {"id": "x"}), (list[int], ["a"])]
+)
+def test_a_body_that_its_readers_could_not_read_is_refused_where_it_is_sent(kind: Any, body: Any) -> None:
+    with pytest.raises(SerializationError, match="this mailbox was opened for"):
+        Codec(kind).encode(body)
+
+
+@pytest.mark.parametrize(("kind", "body"), [(Job, {"name": "a"}), (float, 1), (Row, {"id": 1}), (int | None, None)])
+def test_a_body_of_another_type_that_reads_the_same_is_sent(kind: Any, body: Any) -> None:
+    codec: Codec[Any] = Codec(kind)
+    codec.decode(codec.encode(body))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.errors import InvalidParameterError, LongwatchError
-from longwatch.mailbox import bounds
+from longwatch.mailbox import Limits, bounds
 
 LIMITS: list[tuple[str, Callable[[Any], float | None], float, float]] = [
     ("visibility_timeout", bounds.check_visibility, 0.0, 43_200.0),
@@ -42,7 +42,7 @@ def test_what_is_no_duration_is_refused_by_name(
 @pytest.mark.parametrize(("name", "check", "most"), [(name, check, most) for name, check, _, most in LIMITS if most < inf])
 def test_a_duration_above_its_bound_is_refused_with_the_bound(name: str, check: Callable[[Any], float], most: float) -> None:
     for value in (most + 0.001, 10**400, inf):
-        with pytest.raises(InvalidParameterError, match=f"{name} must be 0 to {most:g}".replace("+", r"\+")):
+        with pytest.raises(InvalidParameterError, match=f"{name} must be 0 to {most:.0f} seconds"):
             check(value)
 
 
@@ -89,3 +89,14 @@ def test_a_refusal_is_a_value_error_and_of_our_tree() -> None:
     with pytest.raises(ValueError, match="max_messages") as refused:
         bounds.check_count(0)
     assert isinstance(refused.value, LongwatchError)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_failures": 0}, {"max_failures": None}, {"max_crashes": -1}, {"max_crashes": True}, {"max_size": 0}, {"max_size": 1.5},
+     {"dead_retention": -1}, {"dead_retention": float("nan")}],
+    ids=str,
+)  # fmt: skip
+def test_limits_outside_their_bounds_are_refused_where_they_are_made(limits: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{next(iter(limits))} must be "):
+        Limits(**limits)

@@ -228,3 +228,28 @@ def test_every_dead_letter_is_listed_once_though_some_are_dropped_meanwhile(stor
         if number % 100 == 99:
             mailbox.dead.drop(letter.id)
     assert ids == seen
+
+
+def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+    message.reject("no such customer")
+    [letter] = mailbox.dead
+    assert (message.id, "permanent", "no such customer", 1) == (letter.id, letter.reason, letter.error, letter.deliveries)
+    assert (True, 0) == (message.is_finalized, mailbox.approximate_count())
+
+
+def test_a_message_tells_its_failures_apart_from_its_deliveries(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+    message.nack()
+    [again] = mailbox.receive()
+    again.nack(reason="ValueError: no")
+    [third] = mailbox.receive()
+    assert (3, 1) == (third.delivery_count, third.failures)
+
+
+def test_leaving_a_with_block_closes_the_mailbox(mailbox: Mailbox[Any]) -> None:
+    with mailbox as opened:
+        assert not opened.closed
+    assert mailbox.closed
+
+
+def test_mailbox_and_message_show_what_they_are(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+    assert ("<Mailbox 'work'>", f"<Message {message.id} of 'work', delivery 1>") == (repr(mailbox), repr(message))

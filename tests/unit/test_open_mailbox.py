@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError, UsageError
 from longwatch.mailbox import Limits, open_mailbox, open_store
 from longwatch.mailbox.memory import MemoryStore
+from longwatch.mailbox.sql import mailbox_names
 from longwatch.store.sqlite import SqliteDatabase
 
 
@@ -54,7 +56,8 @@ def test_opening_makes_no_file(tmp_path: Path) -> None:
         ("mem://", "memory://"),
         ("kafka://host", "use one of memory://, postgresql://, redis://, rediss://, sqlite://"),
         ("", "use one of"),
-        ("a.db", "use one of"),
+        ("a.db", r"did you mean sqlite:///a\.db\?"),
+        ("/var/lib/a.db", r"did you mean sqlite:////var/lib/a\.db\?"),
         ("sqlite://", "sqlite:///relative.db"),
         ("sqlite:///", "sqlite:///relative.db"),
         ("sqlite://host/a.db", "sqlite:///relative.db"),
@@ -114,3 +117,38 @@ def test_one_file_is_one_store_however_it_is_named(tmp_path: Path, monkeypatch: 
     another = open_mailbox(f"sqlite:///{tmp_path}/other.db", "answers")
     assert relative.backend.home == absolute.backend.home
     assert relative.backend.home != another.backend.home
+
+
+def test_a_transaction_of_another_store_is_refused_and_nothing_is_sent(tmp_path: Path) -> None:
+    with SqliteDatabase(tmp_path / "shop.db") as shop, SqliteDatabase(tmp_path / "queue.db") as queue:
+        orders = open_mailbox(queue, "orders")
+        with pytest.raises(UnsupportedError, match="transaction of another store"):
+            shop.transact(lambda tx: orders.send(1, tx=tx))
+        assert (0, []) == (orders.approximate_count(), mailbox_names(shop))
+
+
+def test_one_store_by_two_names_is_one_store(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "queue.db")
+    with SqliteDatabase(tmp_path / "queue.db") as queue, SqliteDatabase(tmp_path / "link.db") as link:
+        orders = open_mailbox(link, "orders")
+        queue.transact(lambda tx: orders.send(1, tx=tx))
+        assert 1 == orders.approximate_count()
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"), [("postgresql://host/shop", "psycopg", "postgres"), ("redis://host/0", "redis", "redis")]
+)
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for loaded in [name for name in sys.modules if name.startswith((f"longwatch.store.{extra}", f"longwatch.mailbox.{extra}"))]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match=rf"needs {module}, which is not installed; run: pip install 'longwatch\[{extra}\]'"):
+        open_mailbox(url, "work")
+
+
+def test_a_store_shows_where_it_is_without_the_secret() -> None:
+    with pytest.raises(UsageError) as caught:
+        open_store("postgre://me:secret@host/shop")
+    assert "secret" not in str(caught.value)

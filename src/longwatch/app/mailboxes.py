@@ -78,7 +78,7 @@ def required_schema(store: Database) -> SchemaStatus:
     """How the schema stands; UsageError if there is no store."""
     status = schema_status(store)
     if status is None:
-        raise UsageError(f"no store at {shown_url(store)}; `longwatch mailbox send` makes one, or give --store")
+        raise UsageError(f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store")
     return status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -111,19 +112,27 @@ class _Turning:
     def end(self, clock: Clock, deadline: Deadline) -> bool:
         """Tell the loop to end, once, and wait for its thread."""
         with self._lock:
-            if not self._ending and not self.loop.is_closed():
+            first, self._ending = not self._ending, True
+            if first and not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(self.loop.stop)
-            self._ending = True
         return self._errand.wait(clock, deadline)
 
     def _turn(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            self._run_until_stopped()
             self._cancel_all()
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
+
+    def _run_until_stopped(self) -> None:
+        """A task that raises SystemExit or KeyboardInterrupt ends its loop; this one is everybody's: it shows them and goes on."""
+        while not self._ending:
+            try:
+                self.loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
     def _cancel_all(self) -> None:
         """Cancel every task and let it clean up, also those that the cleaning up began."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from longwatch.errors import MailboxConnectionError, StoreError
+from longwatch.mailbox import bounds
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.store.claims import Claim
 from longwatch.work.source import Settlement, Source
@@ -28,6 +29,14 @@ class Limits:
     max_crashes: int = 3
     max_size: int | None = None
     dead_retention: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds.check_whole("max_failures", self.max_failures)
+        bounds.check_whole("max_crashes", self.max_crashes)
+        if self.max_size is not None:
+            bounds.check_whole("max_size", self.max_size)
+        if self.dead_retention is not None:
+            bounds.check_retention(self.dead_retention)
 
 
 class Backend(Source, Protocol):
@@ -81,4 +90,6 @@ def connecting() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise MailboxConnectionError(str(error)) from error
+        raised = MailboxConnectionError(str(error))
+        raised.exit_code = error.exit_code
+        raise raised from error

@@ -38,9 +38,18 @@ def check_expiry(seconds: float | None) -> float | None:
 
 
 def check_count(count: Any) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_MESSAGES:
-        raise InvalidParameterError(f"max_messages must be a whole number from 1 to {MOST_MESSAGES}, not {count!r}")
-    return count
+    return check_whole("max_messages", count, most=MOST_MESSAGES)
+
+
+def check_whole(name: str, value: Any, *, most: float = inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        limits = f"from 1 to {most}" if isfinite(most) else "of 1 or more"
+        raise InvalidParameterError(f"{name} must be a whole number {limits}, not {value!r}")
+    return value
+
+
+def check_retention(seconds: float) -> float:
+    return _between("dead_retention", seconds, 0.0, inf, "seconds")
 
 
 def check_name(name: Any) -> str:
@@ -55,6 +64,6 @@ def check_name(name: Any) -> str:
 def _between(name: str, value: Any, least: float, most: float, unit: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
-        limits = f"{least:g} to {most:g}" if isfinite(most) else f"{least:g} or more"
+        limits = f"{least:.0f} to {most:.0f}" if isfinite(most) else f"{least:.0f} or more"
         raise InvalidParameterError(f"{name} must be {limits} {unit}, not {value!r}")
     return float(value) if value <= float_info.max else inf

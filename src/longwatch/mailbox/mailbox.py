@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock, SystemClock, Wakeup
@@ -65,15 +65,22 @@ class Mailbox(Generic[BodyT]):
         reply_to: Mailbox[Any] | str | None = None,
         delay_seconds: float = 0,
         expires_in: float | None = None,
+        keep_expired: bool = False,
         dedupe_key: str | None = None,
         tx: Any = None,
     ) -> str:
         """Store a message durably; its id. A repeated `dedupe_key` that is still queued or leased returns the first id.
 
-        An expired message is counted and removed; if it should be kept, receive it from the dead letters: see `send_many`.
+        A message that nobody took within `expires_in` is counted and removed, with `keep_expired` it goes to the dead letters.
         """
         [stored] = self.send_many(
-            [body], reply_to=reply_to, delay_seconds=delay_seconds, expires_in=expires_in, dedupe_keys=[dedupe_key], tx=tx
+            [body],
+            reply_to=reply_to,
+            delay_seconds=delay_seconds,
+            expires_in=expires_in,
+            keep_expired=keep_expired,
+            dedupe_keys=[dedupe_key],
+            tx=tx,
         )
         return stored
 
@@ -131,12 +138,16 @@ class Mailbox(Generic[BodyT]):
         return []
 
     def acknowledge_many(self, messages: Sequence[Message[Any]], tx: Any = None) -> list[Verdict]:
-        """Settle several deliveries in one statement; for each `settled` or `expired`."""
+        """Settle several deliveries in one statement; for each `settled` or `expired`.
+
+        With `tx` that is so once the transaction commits, which nobody here learns: the messages are not finalized.
+        """
         settlements = [Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages]
         with connecting():
             settled = self.backend.settle(settlements, tx=tx)
-        for message in messages:
-            message.finalize()
+        if tx is None:
+            for message in messages:
+                message.finalize()
         return [Verdict.SETTLED if done else Verdict.EXPIRED for done in settled]
 
     # --- looking and managing ---
@@ -174,8 +185,20 @@ class Mailbox(Generic[BodyT]):
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Wake those who wait here and take no more; the messages stay. Idempotent."""
+        """Wake those who wait here and take no more; the messages stay. Idempotent.
+
+        What was received can still be settled. The store is let go when nothing that came of it is left, or by its own `close`.
+        """
         self._closed.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Mailbox {self.name!r}{' closed' if self.closed else ''}>"
 
     # --- for messages and the engine ---
 

@@ -48,6 +48,11 @@ class Message(Generic[BodyT]):
         return self._delivery.deliveries
 
     @property
+    def failures(self) -> int:
+        """How often the work on it has failed before: what a retry is spaced by."""
+        return self._delivery.failures
+
+    @property
     def enqueued_at(self) -> datetime:
         return datetime.fromtimestamp(self._delivery.enqueued_at, UTC)
 
@@ -70,6 +75,10 @@ class Message(Generic[BodyT]):
         outcome = Outcome.BACK if reason is None else Outcome.FAILED
         self._settle(Settlement(claim=self.receipt, outcome=outcome, delay=delay, error=reason))
 
+    def reject(self, reason: str) -> None:
+        """It will never succeed: to the dead letters with it, as `permanent`, with its history."""
+        self._settle(Settlement(claim=self.receipt, outcome=Outcome.DEAD, reason="permanent", error=reason))
+
     def extend_visibility(self, seconds: float) -> None:
         """Keep it for at least so long from now; a lease that lasts longer already stays as it is."""
         self._require_open()
@@ -90,6 +99,9 @@ class Message(Generic[BodyT]):
     def finalize(self) -> None:
         """Nothing more can be done with this delivery."""
         self._finalized = True
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} of {self._mailbox.name!r}, delivery {self.delivery_count}>"
 
     def _settle(self, settlement: Settlement) -> None:
         self._require_open()

@@ -89,9 +89,7 @@ def open_store(url: str) -> Any:
 
                 return RedisStore(url)
         case scheme:
-            near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-            hint = f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
-            raise UsageError(f"no store is known for {mask_text(url)!r}; {hint}")
+            raise UsageError(f"no store is known for {mask_text(url)!r}; {_hint(url, scheme)}")
 
 
 @contextmanager
@@ -102,6 +100,13 @@ def extra(name: str, url: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         cure = f"run: pip install 'longwatch[{name}]'"
         raise UsageError(f"{mask_text(url)} needs {error.name}, which is not installed; {cure}") from None
+
+
+def _hint(url: str, scheme: str) -> str:
+    if url and not scheme:
+        return f"did you mean sqlite:///{url}?"
+    near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+    return f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
 
 
 def _sqlite_path(url: str, host: str, path: str) -> Path:

@@ -92,8 +92,11 @@ class SqlBackend:
     # --- the rest of a backend ---
 
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        lane = self._lane() if tx is None else self._lane_in(tx)
-        return self._in(tx, lambda tx: self._put(tx, lane, letters))
+        if tx is None:
+            lane = self._lane()
+            return self.database.write(lambda tx: self._put(tx, lane, letters))
+        joined = self.database.join(tx)
+        return self._put(joined, self._lane_in(joined), letters)
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         return self._in(tx, lambda tx: self._settle(tx, settlements))
@@ -304,7 +307,7 @@ class SqlBackend:
         return int(lane)
 
     def _in(self, tx: Any, work: Callable[[Transaction], T]) -> T:
-        return self.database.write(work) if tx is None else work(tx)
+        return self.database.write(work) if tx is None else work(self.database.join(tx))
 
     def _execute(self, query: str, **parameters: object) -> int:
         lane = self._lane()

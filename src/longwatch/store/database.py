@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from longwatch.core.clock import Wakeup
+from longwatch.core.masking import mask_text
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -90,6 +91,22 @@ class Database(ABC):
         To use the store again, make another one.
         """
 
+    @abstractmethod
+    def join(self, tx: Any) -> Transaction:
+        """The transaction that a caller gave as `tx=`, checked: one of this store, or where the engine can, a user's connection.
+
+        UnsupportedError for anything else, with the cure; what is written through it commits when its maker says so.
+        """
+
     def transact(self, work: Callable[[Transaction], T]) -> T:
         """`write`, by the name users know it: sends and settles that are given this transaction commit with it."""
         return self.write(work)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {mask_text(self.url)}>"

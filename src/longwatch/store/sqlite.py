@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreClosedError, StoreError
+from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, UnsupportedError
 from longwatch.store.database import CALL_TIMEOUT, Database, Jump
+from longwatch.store.sqlite_connection import SqliteTransaction
 from longwatch.store.sqlite_file import MOUNTS
 from longwatch.store.sqlite_fork import Lock, hold_locks, survive_forks
-from longwatch.store.sqlite_opened import OpenedFile
+from longwatch.store.sqlite_opened import OpenedFile, identity
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class SqliteDatabase(Database):
 
     @property
     def identity(self) -> object:
-        return self.dialect, self.path.resolve()
+        return identity(self.path)
 
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return _result(self._open().writer.submit(work), timeout)
@@ -61,6 +62,13 @@ class SqliteDatabase(Database):
 
     def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
         return self._open().wakeups.listen(channel, wakeup)
+
+    def join(self, tx: Any) -> SqliteTransaction:
+        if not isinstance(tx, SqliteTransaction):
+            raise UnsupportedError(f"tx= takes the transaction that {self.url} gave to transact(), not {type(tx).__name__}")
+        if tx.home != self.identity:
+            raise UnsupportedError(f"tx= is a transaction of another store than {self.url}; open the mailbox in that store")
+        return tx
 
     def close(self) -> None:
         with self._opening:

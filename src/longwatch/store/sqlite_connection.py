@@ -24,9 +24,10 @@ class SqliteTransaction:
     Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
     """
 
-    __slots__ = ("_clocks", "_connection", "_jump", "channels")
+    __slots__ = ("_clocks", "_connection", "_jump", "channels", "home")
 
-    def __init__(self, connection: sqlite3.Connection, jump: Jump | None = None) -> None:
+    def __init__(self, connection: sqlite3.Connection, jump: Jump | None = None, *, home: object = None) -> None:
+        self.home = home
         self._connection = connection
         self._jump = jump or Jump()
         self._clocks: dict[str, object] = {}

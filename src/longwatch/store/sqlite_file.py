@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from longwatch.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreUnreachableError
+from longwatch.errors import StoreError, StoreFullError, StoreMisplacedError, StoreReadOnlyError
 
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = (
@@ -22,14 +22,14 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 def prepare_file(path: Path, *, mounts: Path = MOUNTS) -> None:
     """Make the file for its owner alone if it is not there; refuse a place where SQLite cannot keep its promises."""
     if kind := network_file_system(path, mounts=mounts):
-        raise StoreUnreachableError(
+        raise StoreMisplacedError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold; use a local disk, or PostgreSQL"
         )
     try:
         with suppress(FileExistsError):
             _make(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreUnreachableError(f"{path} cannot be opened, its directory does not exist; make {path.parent}") from None
+        raise StoreMisplacedError(f"{path} cannot be opened, its directory does not exist; make {path.parent}") from None
     except OSError as error:
         raise _not_made(path, error) from None
     _require_writable(path)
@@ -67,6 +67,6 @@ def _not_made(path: Path, error: OSError) -> StoreError:
 
 def _require_writable(path: Path) -> None:
     if path.is_dir():
-        raise StoreUnreachableError(f"{path} cannot be opened, it is a directory; name a file in it")
+        raise StoreMisplacedError(f"{path} cannot be opened, it is a directory; name a file in it")
     if not os.access(path, os.R_OK | os.W_OK):
         raise StoreReadOnlyError(f"{path} is read-only; give this user write permission to the file and its directory")

@@ -32,6 +32,7 @@ class OpenedFile:
     def __init__(self, path: Path, *, busy_timeout: float, mounts: Path, jump: Jump) -> None:
         prepare_file(path, mounts=mounts)
         self._path = path
+        self._home = identity(path)
         self._jump = jump
         self._busy_timeout = busy_timeout
         with ExitStack() as undo:
@@ -46,7 +47,7 @@ class OpenedFile:
 
     def read(self, work: Callable[[SqliteTransaction], T]) -> T:
         with translated(self._path), self._readers.one() as reader, reader.transaction("BEGIN") as raw:
-            transaction = SqliteTransaction(raw, self._jump)
+            transaction = self._transaction(raw)
             try:
                 return work(transaction)
             except sqlite3.OperationalError as error:
@@ -95,6 +96,9 @@ class OpenedFile:
         self._readers.close()
         self._connection.close()
 
+    def _transaction(self, raw: sqlite3.Connection) -> SqliteTransaction:
+        return SqliteTransaction(raw, self._jump, home=self._home)
+
     # --- the writer's thread ---
 
     def _commit(self, jobs: list[Job]) -> None:
@@ -103,7 +107,7 @@ class OpenedFile:
         try:
             with translated(self._path), self._connection.transaction("BEGIN IMMEDIATE") as raw:
                 for work, _ in jobs:
-                    outcomes.append(_attempt(SqliteTransaction(raw, self._jump), raw, work, alone=len(jobs) == 1))
+                    outcomes.append(_attempt(self._transaction(raw), raw, work, alone=len(jobs) == 1))
         except BaseException as error:  # noqa: BLE001 - whatever it was, nothing happened, and everybody is told
             outcomes = [_Outcome(error=error)] * len(jobs)
         try:
@@ -154,6 +158,11 @@ def _run(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> _Outcome
         return _Outcome(result=work(transaction), channels=transaction.channels)
     finally:
         transaction.end()
+
+
+def identity(path: Path) -> object:
+    """Equal for two names of one file."""
+    return "sqlite", path.resolve()
 
 
 def schema_version(raw: sqlite3.Connection) -> int:

@@ -18,9 +18,7 @@ from longwatch.testing.mailbox_suite.bench import (
 )
 
 
-def a_transaction_is_refused_where_there_are_none(bench: Bench) -> None:
-    if bench.transact is not None:
-        return
+def what_is_no_transaction_of_the_store_is_refused(bench: Bench) -> None:
     mailbox = bench.open()
     expect_error(UnsupportedError, lambda: mailbox.send(1, tx=object()), "send(tx=) is refused")
     expect_error(UnsupportedError, lambda: mailbox.send_many([1], tx=object()), "send_many(tx=) is refused")
@@ -43,6 +41,7 @@ def what_is_rolled_back_was_never_sent_nor_settled(bench: Bench) -> None:
     expect_error(RolledBackError, lambda: transact(fail), "what the caller raises comes out of transact()")
     stats = mailbox.stats()
     expect_equal((0, 1), (stats.ready, stats.leased), "of a transaction that failed nothing is sent and nothing settled")
+    expect_equal(False, message.is_finalized, "a message that was settled in a transaction that failed can still be settled")
     bench.lapse(mailbox, 1.5)
     expect_equal("work", take(mailbox).body, "a message that was settled in a transaction that failed comes back")
 
@@ -83,7 +82,7 @@ class RolledBackError(Exception):
 
 
 CHECKS = (
-    a_transaction_is_refused_where_there_are_none,
+    what_is_no_transaction_of_the_store_is_refused,
     what_is_rolled_back_was_never_sent_nor_settled,
     what_is_committed_is_sent_and_settled_together,
     a_commit_wakes_who_waits_for_what_it_sent,
