@@ -9,7 +9,7 @@ import pytest
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError, UsageError
 from longwatch.mailbox import Limits, open_mailbox, open_store
 from longwatch.mailbox.memory import MemoryStore
-from longwatch.mailbox.sql import mailbox_names
+from longwatch.mailbox.opening import mailbox_names
 from longwatch.store.sqlite import SqliteDatabase
 
 

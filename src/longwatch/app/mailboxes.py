@@ -19,20 +19,19 @@ from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import check_name
 from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.opening import open_mailbox, open_store
-from longwatch.mailbox.sql import SqlBackend, mailbox_names
+from longwatch.mailbox.opening import mailbox_names, open_mailbox, open_store
 from longwatch.store.database import Database
 from longwatch.store.status import SchemaStatus, schema_status
 
 
 @contextmanager
-def opened_store(url: str) -> Iterator[Database]:
+def opened_store(url: str) -> Iterator[Any]:
     """The store of a URL, made when it is first written to."""
     if url.startswith("memory:"):
         raise UsageError(
             "a memory:// store is seen by one process only; give --store the URL of a file, as in sqlite:///longwatch.db"
         )
-    store = _store(url)
+    store = open_store(url)
     try:
         with _plain_errors():
             yield store
@@ -41,10 +40,10 @@ def opened_store(url: str) -> Iterator[Database]:
 
 
 @contextmanager
-def existing_store(url: str) -> Iterator[Database]:
+def existing_store(url: str) -> Iterator[Any]:
     """The store of a URL; UsageError if it is not there, or has no mailboxes."""
     with opened_store(url) as store:
-        if required_schema(store).version == 0:
+        if isinstance(store, Database) and required_schema(store).version == 0:
             raise UsageError(f"{shown_url(store)} holds no mailboxes; `longwatch mailbox send` makes one, or give --store")
         yield store
 
@@ -69,22 +68,24 @@ def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
         yield open_mailbox(store, name)
 
 
-def standings(store: Database) -> list[tuple[str, Stats]]:
+def standings(store: Any) -> list[tuple[str, Stats]]:
     """Every mailbox, by name, and how it stands."""
-    return [(name, SqlBackend(store, name).stats()) for name in mailbox_names(store)]
+    return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
-def required_schema(store: Database) -> SchemaStatus:
-    """How the schema stands; UsageError if there is no store."""
+def required_schema(store: Any) -> SchemaStatus:
+    """How the schema stands; UsageError if there is no store, or none that has one."""
+    if not isinstance(store, Database):
+        raise UsageError(f"{shown_url(store)} has no schema and needs no migration; `longwatch mailbox ls` shows what is there")
     status = schema_status(store)
     if status is None:
         raise UsageError(f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store")
     return status
 
 
-def migrate_store(store: Database) -> tuple[int, SchemaStatus]:
+def migrate_store(store: Any) -> tuple[int, SchemaStatus]:
     """Bring the schema up to date, making the store if it is not there; the version before, and how it stands now."""
-    before = schema_status(store)
+    before = schema_status(store) if isinstance(store, Database) else required_schema(store)
     store.write(lambda _: None)
     return before.version if before else 0, required_schema(store)
 
@@ -113,17 +114,8 @@ def read_body(data: bytes) -> Any:
     return Codec().decode(data)
 
 
-def shown_url(store: Database) -> str:
+def shown_url(store: Any) -> str:
     return mask_text(store.url)
-
-
-def _store(url: str) -> Database:
-    """The store a URL names; a complaint about the URL does not show its password."""
-    try:
-        store: Database = open_store(url)
-    except UsageError as error:
-        raise UsageError(mask_text(str(error))) from None
-    return store
 
 
 @contextmanager

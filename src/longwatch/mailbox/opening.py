@@ -109,6 +109,16 @@ def _hint(url: str, scheme: str) -> str:
     return f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
 
 
+def mailbox_names(store: Any) -> list[str]:
+    """Every mailbox of a store, by name; a read."""
+    if isinstance(store, Database):
+        from longwatch.mailbox.sql import names_in  # noqa: PLC0415
+
+        return names_in(store)
+    names: list[str] = store.names()
+    return names
+
+
 def _sqlite_path(url: str, host: str, path: str) -> Path:
     if host or len(path) < 2:  # noqa: PLR2004 - a slash and at least one letter
         raise UsageError(f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db")

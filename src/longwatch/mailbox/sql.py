@@ -317,7 +317,7 @@ class SqlBackend:
         return DeadLetter(row[0], self.name, *row[1:])
 
 
-def mailbox_names(database: Database) -> list[str]:
+def names_in(database: Database) -> list[str]:
     """Every mailbox of a store, by name; a read."""
     names = load_queries("longwatch.mailbox", "queries", database.dialect)["names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]

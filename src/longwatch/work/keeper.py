@@ -1,7 +1,8 @@
 """The lease keeper: renews everything the engine holds, and says when it is not trusted any more.
 
 It only waits and decides; the call to the store is made in a thread of its own, because a store that does not answer must not
-keep the keeper from noticing that trust has ended. One renewal is under way at a time.
+keep the keeper from noticing that trust has ended. One renewal is under way at a time. Its waits end at moments that it computes
+anew each time (`host.periodic` keeps one interval), so it turns a loop of its own.
 """
 
 from __future__ import annotations
