@@ -140,14 +140,12 @@ class Mailbox(Generic[BodyT]):
     def acknowledge_many(self, messages: Sequence[Message[Any]], tx: Any = None) -> list[Verdict]:
         """Settle several deliveries in one statement; for each `settled` or `expired`.
 
-        With `tx` that is so once the transaction commits, which nobody here learns: the messages are not finalized.
+        With `tx` that is so once the transaction commits; until then, and if it never does, the messages are not finalized.
         """
         settlements = [Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages]
         with connecting():
             settled = self.backend.settle(settlements, tx=tx)
-        if tx is None:
-            for message in messages:
-                message.finalize()
+        _finalize(messages, tx)
         return [Verdict.SETTLED if done else Verdict.EXPIRED for done in settled]
 
     # --- looking and managing ---
@@ -286,3 +284,16 @@ class Mailbox(Generic[BodyT]):
     def _require_open(self) -> None:
         if self._closed.is_set():
             raise MailboxClosedError(f"mailbox {self.name!r} is closed; open it again")
+
+
+def _finalize(messages: Sequence[Message[Any]], tx: Any) -> None:
+    """Now, or once the transaction commits; that of a connection of the user's own tells nobody here that it did."""
+
+    def finalize() -> None:
+        for message in messages:
+            message.finalize()
+
+    if tx is None:
+        finalize()
+    elif after_commit := getattr(tx, "after_commit", None):
+        after_commit(finalize)

@@ -52,6 +52,9 @@ class Transaction(Protocol):
     def announce(self, channel: str) -> None:
         """Announce the channel once this is committed; nothing if it is not."""
 
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Have something called once this is committed, before its maker learns of it; never if it is not, or nobody here knows."""
+
 
 class Database(ABC):
     """A store of rows. Every method may be called from any thread; every call ends within its timeout."""

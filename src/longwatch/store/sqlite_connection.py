@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ class SqliteTransaction:
     Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
     """
 
-    __slots__ = ("_clocks", "_connection", "_jump", "channels", "home")
+    __slots__ = ("_clocks", "_connection", "_jump", "callbacks", "channels", "home")
 
     def __init__(self, connection: sqlite3.Connection, jump: Jump | None = None, *, home: object = None) -> None:
         self.home = home
@@ -32,6 +32,7 @@ class SqliteTransaction:
         self._jump = jump or Jump()
         self._clocks: dict[str, object] = {}
         self.channels: set[str] = set()
+        self.callbacks: list[Callable[[], None]] = []
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         return self._connection.execute(sql, self._timed(parameters or {})).fetchall()
@@ -44,6 +45,9 @@ class SqliteTransaction:
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
 
     def _timed(self, parameters: Parameters) -> dict[str, object]:
         clocks = self._clocks

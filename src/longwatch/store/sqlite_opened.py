@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +113,8 @@ class OpenedFile:
             outcomes = [_Outcome(error=error)] * len(jobs)
         try:
             self._announce(outcomes)
+            for callback in chain.from_iterable(outcome.callbacks for outcome in outcomes):
+                callback()
         finally:
             for (_, future), outcome in zip(jobs, outcomes, strict=True):
                 outcome.tell(future)
@@ -129,6 +132,7 @@ class _Outcome:
     result: Any = None
     error: BaseException | None = None
     channels: Collection[str] = ()
+    callbacks: Sequence[Callable[[], None]] = ()
 
     def tell(self, future: Future[Any]) -> None:
         if self.error is None:
@@ -155,7 +159,7 @@ def _attempt(transaction: SqliteTransaction, raw: sqlite3.Connection, work: Call
 
 def _run(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> _Outcome:
     try:
-        return _Outcome(result=work(transaction), channels=transaction.channels)
+        return _Outcome(result=work(transaction), channels=transaction.channels, callbacks=transaction.callbacks)
     finally:
         transaction.end()
 

@@ -60,6 +60,7 @@ def what_is_committed_is_sent_and_settled_together(bench: Bench) -> None:
 
     transact(follow_up)
     expect_equal([Verdict.SETTLED], verdicts, "settling in a transaction gives verdicts")
+    expect_equal(True, message.is_finalized, "a message that was settled in a transaction is finalized once it is committed")
     expect_equal(0, mailbox.approximate_count(), "what was settled in a transaction is gone once it is committed")
     expect_equal("next", take(other).body, "what was sent in a transaction is there once it is committed")
 
