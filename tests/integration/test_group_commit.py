@@ -13,7 +13,7 @@ import pytest
 
 from den import eventually
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreClosedError, StoreFullError, StoreUnreachableError
+from longwatch.errors import StoreBusyError, StoreClosedError, StoreFullError, StoreUnreachableError, UsageError
 from longwatch.host.errand import Errand
 from longwatch.store.database import Transaction
 from longwatch.store.groupcommit import MOST_JOBS, GroupCommit, Job
@@ -181,12 +181,18 @@ class TestATransactionThatFails:
         assert [StoreUnreachableError] * 3 == [type(future.exception()) for future in futures]
         assert [] == values(database)
 
-    def test_because_a_job_ended_it_tells_everybody(self, database: SqliteDatabase) -> None:
-        futures = together(database, [insert(1), lambda tx: tx.execute("ROLLBACK"), insert(2)])
-        assert all(future.exception() for future in futures)
-        assert [] == values(database)
-        database.write(insert(3))
-        assert [3] == values(database)
+    def test_because_a_job_ended_it_fails_that_job_alone(self, database: SqliteDatabase) -> None:
+        database.write(lambda tx: tx.execute("CREATE TABLE one (x PRIMARY KEY)"))
+        ending = lambda tx: [tx.execute("INSERT OR ROLLBACK INTO one VALUES (1)") for _ in range(2)]  # noqa: E731 - one of three
+        futures = together(database, [insert(1), ending, insert(2)])
+        assert [type(None), sqlite3.IntegrityError, type(None)] == [type(future.exception()) for future in futures]
+        assert [1, 2] == values(database)
+
+    @pytest.mark.parametrize("sql", ["COMMIT", " rollback", "-- now\nEND", "/* a */ BEGIN IMMEDIATE", ";commit"])
+    def test_cannot_be_asked_for_by_a_job(self, database: SqliteDatabase, sql: str) -> None:
+        futures = together(database, [insert(1), lambda tx: tx.execute(sql), insert(2)])
+        assert [type(None), UsageError, type(None)] == [type(future.exception()) for future in futures]
+        assert [1, 2] == values(database)
 
     def test_announces_nothing(self, database: SqliteDatabase) -> None:
         wakeup = Wakeup()

@@ -23,6 +23,7 @@ from longwatch.errors import (
     StoreFullError,
     StoreMisplacedError,
     StoreReadOnlyError,
+    StoreUnreachableError,
     UsageError,
 )
 from longwatch.host.beatpage import BeatPage
@@ -529,3 +530,20 @@ class TestAUrl:
     def test_of_a_file_opens_nothing_yet(self, tmp_path: Path) -> None:
         open_mailbox(f"sqlite:///{tmp_path}/some.db", "letters")
         assert [] == list(tmp_path.iterdir())
+
+
+class TestAFileThatIsTakenAway:
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_is_told_once_and_then_opened_anew(self, tmp_path: Path, opened: Callable[..., Letters], *, replaced: bool) -> None:
+        path = tmp_path / "some.db"
+        mailbox = opened(path)
+        opened(tmp_path / "other.db").send("of another mailbox's file")
+        mailbox.send("before")
+        for part in tmp_path.glob("some.db*"):
+            part.unlink()
+        if replaced:
+            SqliteDatabase(tmp_path / "new.db").write(lambda tx: tx.execute("INSERT INTO mailboxes (name) VALUES ('first')"))
+            (tmp_path / "new.db").rename(path)
+        assert "was removed or replaced; nothing was done" in told(StoreUnreachableError, lambda: mailbox.send("lost?"))
+        mailbox.send("after")
+        assert ["after"] == [message.body for message in opened(path).receive(max_messages=10)]

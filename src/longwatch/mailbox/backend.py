@@ -46,6 +46,9 @@ class Backend(Source, Protocol):
     def home(self) -> object:
         """What stands for the store: lanes whose homes are equal reach each other by name."""
 
+    def guest(self) -> int:
+        """The owner that bare receives of this process share in this store; entered when first asked for, anew after a fork."""
+
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
         """Store all or none, durably; the ids. A letter whose `dedupe_key` is still queued or leased yields the first one's id.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, Self, TypeVar
@@ -12,7 +10,6 @@ from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import InvalidParameterError, MailboxClosedError, SerializationError, UnsupportedError
-from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import bounds
 from longwatch.mailbox.backend import Backend, connecting
 from longwatch.mailbox.bodies import Codec
@@ -52,8 +49,6 @@ class Mailbox(Generic[BodyT]):
         self.dead = DeadLetters(name, backend)
         self._router = router
         self._closed = Wakeup()
-        self._owners: dict[int, int] = {}
-        self._lock = threading.Lock()
         self._swept_at = -_SWEEP_EVERY
 
     # --- sending ---
@@ -231,7 +226,7 @@ class Mailbox(Generic[BodyT]):
         """Claim, and bury at once what cannot be read; only if all of it was, claim again."""
         while True:
             with connecting():
-                leased = self.backend.exchange((), owner=self._owner(), want=want, duration=duration).leased
+                leased = self.backend.exchange((), owner=self.backend.guest(), want=want, duration=duration).leased
             messages = [message for each in leased if (message := self._opened(each)) is not None]
             if messages or not leased:
                 return messages
@@ -242,14 +237,6 @@ class Mailbox(Generic[BodyT]):
         except SerializationError as error:
             self.settle_one(Settlement(claim=leased.claim, outcome=Outcome.DEAD, reason="undecodable", error=str(error)))
             return None
-
-    def _owner(self) -> int:
-        """This process as an owner of bare receives; a forked child becomes one of its own."""
-        with self._lock:
-            owner = self._owners.get(os.getpid())
-            if owner is None:
-                owner = self._owners[os.getpid()] = self.backend.enter(Incarnation.mine())
-            return owner
 
     def _patience(self, deadline: Deadline) -> float:
         """Until the next look: a due message, a sweep, or the deadline, whichever comes first."""

@@ -115,7 +115,7 @@ def mailbox_names(store: Any) -> list[str]:
         from longwatch.mailbox.sql import names_in  # noqa: PLC0415
 
         return names_in(store)
-    names: list[str] = store.names()
+    names: list[str] = store.mailbox_names()
     return names
 
 

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 _IS_OPEN = "NOT EXISTS (SELECT 1 FROM mailboxes WHERE mailboxes.lane = :lane AND paused <> 0)"
 _OVERDUE_AT_ONCE = 500
+_ANYBODY = Claim(0, 0, 0)
+_DONE = Settlement(_ANYBODY, Outcome.DONE)
 _BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
 
 
@@ -35,9 +37,9 @@ class SqlBackend:
         self.limits = limits or Limits()
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
-        self._claims = Claims(dialect=database.dialect, table="messages", columns=columns, gate=_IS_OPEN)
+        self._claims = Claims(dialect=database.dialect, table="messages", columns=columns, gate=_IS_OPEN, owners=database.owners)
         self._sweep = Sweep(self._claims)
-        self._lanes: dict[int, int] = {}
+        self._lanes: dict[tuple[int, int], int] = {}
 
     @property
     def home(self) -> object:
@@ -48,9 +50,12 @@ class SqlBackend:
     def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
         return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
 
+    def guest(self) -> int:
+        return self.database.owners.guest("messages", lambda: self.enter(Incarnation.mine()))
+
     def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
         lane = self._lane()
-        if not settlements and not self.database.read(lambda tx: self._anything(tx, lane)):
+        if not settlements and self.database.looks_first and not self.database.read(lambda tx: self._anything(tx, lane)):
             return Exchange([], [])
 
         def work(tx: Transaction) -> Exchange:
@@ -96,7 +101,7 @@ class SqlBackend:
             lane = self._lane()
             return self.database.write(lambda tx: self._put(tx, lane, letters))
         joined = self.database.join(tx)
-        return self._put(joined, self._lane_in(joined), letters)
+        return self._put(joined, self._lanes.get(self._here()) or self._lane_in(joined), letters)
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         return self._in(tx, lambda tx: self._settle(tx, settlements))
@@ -193,23 +198,23 @@ class SqlBackend:
         return "expired" if is_expired else None
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
-        """In their order; those that are done, side by side, in one statement."""
+        """In their order; those that end alike, side by side, together."""
         settled: list[bool] = []
-        for are_done, group in groupby(settlements, lambda settlement: settlement.outcome is Outcome.DONE):
-            run = list(group)
-            done = self._claims.settle(tx, [each.claim for each in run]) if are_done else []
-            settled += done or [self._settle_one(tx, each) for each in run]
+        for manner, group in groupby(settlements, _manner):
+            settled += self._settle_alike(tx, manner, [settlement.claim for settlement in group])
         return settled
 
-    def _settle_one(self, tx: Transaction, settlement: Settlement) -> bool:
-        match settlement.outcome:
+    def _settle_alike(self, tx: Transaction, manner: Settlement, claims: list[Claim]) -> list[bool]:
+        match manner.outcome:
+            case Outcome.DONE:
+                return self._claims.settle(tx, claims)
             case Outcome.DEAD:
-                self._bury(tx, settlement.claim, settlement.reason, error=settlement.error)
-                return self._claims.settle(tx, [settlement.claim])[0]
+                for claim in claims:
+                    self._bury(tx, claim, manner.reason, error=manner.error)
+                return self._claims.settle(tx, claims)
             case outcome:
                 tx.announce(self.name)
-                blame, delay, error = _BLAME[outcome], settlement.delay, settlement.error
-                return self._claims.release(tx, [settlement.claim], blame=blame, delay=delay, error=error)[0]
+                return self._claims.release(tx, claims, blame=_BLAME[outcome], delay=manner.delay, error=manner.error)
 
     def _bury(self, tx: Transaction, claim: Claim, reason: str, *, error: str | None = None, undelivered: int = 0) -> None:
         facts = {"reason": reason, "error": error, "undelivered": undelivered}
@@ -217,18 +222,19 @@ class SqlBackend:
 
     def _expire(self, tx: Transaction, lane: int) -> int:
         """Messages that nobody took in their time: removed, or kept among the dead if that was asked for."""
-        return self._expire_rows(tx, tx.rows(self._sql["overdue"], {"lane": lane, "limit": _OVERDUE_AT_ONCE}))
+        overdue = self._sql.get("overdue_for_burial", self._sql["overdue"])
+        return self._expire_rows(tx, tx.rows(overdue, {"lane": lane, "limit": _OVERDUE_AT_ONCE}))
 
     def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        for seq, keep in rows:
-            if keep:
-                tx.execute(self._sql["bury_overdue"], {"seq": seq})
-            tx.execute(self._sql["remove"], {"seq": seq})
+        if kept := [{"seq": seq} for seq, keep in rows if keep]:
+            tx.execute_many(self._sql["bury_overdue"], kept)
         if rows:
+            tx.execute_many(self._sql["remove"], [{"seq": seq} for seq, _ in rows])
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
         return len(rows)
 
     def _put(self, tx: Transaction, lane: int, letters: Sequence[Letter]) -> list[str]:
+        self._lock_room(tx, lane)
         keys = {letter.dedupe_key for letter in letters if letter.dedupe_key is not None}
         repeated = sum(self._is_there(tx, lane, key) for key in keys)
         keyless = sum(letter.dedupe_key is None for letter in letters)
@@ -240,15 +246,21 @@ class SqlBackend:
         return [letter.id for letter in letters]
 
     def _put_one(self, tx: Transaction, lane: int, letter: Letter) -> str:
-        if tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 1 or letter.dedupe_key is None:
-            return letter.id
-        [(first,)] = tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key})
-        return str(first)
+        """Its id, or that of the one that bears its key; again if that one goes between the two looks."""
+        while tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 0 and letter.dedupe_key is not None:
+            for (first,) in tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key}):
+                return str(first)
+        return letter.id
 
     def _is_there(self, tx: Transaction, lane: int, key: str) -> bool:
         """Whether a message bears this key; one that has expired, swept or not, does not stand for a new one."""
         self._expire_rows(tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key}))
         return bool(tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": key}))
+
+    def _lock_room(self, tx: Transaction, lane: int) -> None:
+        """Where several write at the same time, those who have to count come one after the other."""
+        if self.limits.max_size is not None and (lock := self._sql.get("lock_room")):
+            tx.rows(lock, {"lane": lane})
 
     def _require_room(self, tx: Transaction, lane: int, coming: int) -> None:
         """What has expired makes room."""
@@ -295,16 +307,23 @@ class SqlBackend:
     # --- small words ---
 
     def _lane(self) -> int:
-        """The number of this mailbox, looked up once a process."""
-        lane = self._lanes.get(os.getpid())
+        """The number of this mailbox, looked up once a process, and again when the store was found anew."""
+        key = self._here()
+        lane = self._lanes.get(key)
         if lane is None:
             found = self.database.read(lambda tx: tx.rows(self._sql["find_lane"], {"name": self.name}))
-            lane = self._lanes[os.getpid()] = int(found[0][0]) if found else self.database.write(self._lane_in)
+            lane = int(found[0][0]) if found else self.database.write(self._lane_in)
+            self._lanes = {key: lane}
         return lane
 
     def _lane_in(self, tx: Transaction) -> int:
-        [(lane,)] = tx.rows(self._sql["lane"], {"name": self.name})
+        """Looked for first: making it locks it until the transaction ends."""
+        name = {"name": self.name}
+        [(lane,)] = tx.rows(self._sql["find_lane"], name) or tx.rows(self._sql["lane"], name)
         return int(lane)
+
+    def _here(self) -> tuple[int, int]:
+        return os.getpid(), self.database.generation
 
     def _in(self, tx: Any, work: Callable[[Transaction], T]) -> T:
         return self.database.write(work) if tx is None else work(self.database.join(tx))
@@ -321,6 +340,11 @@ def names_in(database: Database) -> list[str]:
     """Every mailbox of a store, by name; a read."""
     names = load_queries("longwatch.mailbox", "queries", database.dialect)["names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
+
+
+def _manner(settlement: Settlement) -> Settlement:
+    """How it ends, whoever it is about; those that are done are all alike."""
+    return _DONE if settlement.outcome is Outcome.DONE else settlement._replace(claim=_ANYBODY)
 
 
 def _row(lane: int, letter: Letter) -> dict[str, object]:

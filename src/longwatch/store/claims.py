@@ -13,7 +13,7 @@ from enum import StrEnum, auto
 from typing import NamedTuple
 
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.database import Row, Transaction
+from longwatch.store.database import Owners, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 ALL = 2**62
@@ -42,15 +42,18 @@ class Claims:
     `gate` is a condition in SQL on `:lane`: while it is false, nothing of the lane is handed out.
     """
 
-    def __init__(self, *, dialect: str, table: str, columns: Sequence[str] = (), gate: str = "1 = 1") -> None:
+    def __init__(
+        self, *, dialect: str, table: str, columns: Sequence[str] = (), gate: str = "1 = 1", owners: Owners | None = None
+    ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
         self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names, gate=gate)
-        self._registered: dict[int, dict[str, object]] = {}
+        self._owners = owners or Owners()
+        self._takes_arrays = dialect == "postgresql"
 
     def register(self, transaction: Transaction, incarnation: Incarnation, *, page: str | None = None) -> int:
         """Enter an owner; the number that stands for it in leases."""
         owner = secrets.randbits(62)
-        self._registered[owner] = {"owner": owner, "incarnation": str(incarnation), "boot": incarnation.boot, "page": page}
+        self._owners.facts[owner] = {"owner": owner, "incarnation": str(incarnation), "boot": incarnation.boot, "page": page}
         self._enter(transaction, owner)
         return owner
 
@@ -69,7 +72,8 @@ class Claims:
 
     def renew(self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
         """Prolong every lease of an owner but those to `skip` to `duration` from now, in one statement; how many there are."""
-        parameters = {"owner": owner, "duration": duration, "skip": json.dumps([claim.seq for claim in skip])}
+        skipped = [claim.seq for claim in skip]
+        parameters = {"owner": owner, "duration": duration, "skip": skipped if self._takes_arrays else json.dumps(skipped)}
         return transaction.execute(self.sql["renew"], parameters)
 
     def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
@@ -83,8 +87,7 @@ class Claims:
     def settle(self, transaction: Transaction, claims: Iterable[Claim]) -> list[bool]:
         """Finish rows for good, in one statement; for each whether it was still the claimant's. Of two equal claims one was."""
         shown = list(claims)
-        gone = {Claim(*row) for row in transaction.rows(self.sql["settle"], {"claims": json.dumps(shown)})}
-        return [_removed(gone, claim) for claim in shown]
+        return _told(shown, transaction.rows(self.sql["settle"], self._show(shown))) if shown else []
 
     def release(
         self, transaction: Transaction, claims: Iterable[Claim], *, blame: Blame, delay: float = 0.0, error: str | None = None
@@ -97,7 +100,14 @@ class Claims:
             "releases": int(blame is Blame.RELEASE),
             "error": error,
         }
-        return [transaction.execute(self.sql["release"], {**common, **claim._asdict()}) == 1 for claim in claims]
+        shown = list(claims)
+        if self._takes_arrays and shown:
+            return _told(shown, transaction.rows(self.sql["release"], {**common, **self._show(shown)}))
+        return [transaction.execute(self.sql["release"], {**common, **claim._asdict()}) == 1 for claim in shown]
+
+    def for_release(self, query: str) -> str:
+        """The query that finds leases to be released. Where others may write meanwhile, it is one that keeps them off these rows."""
+        return self.sql.get(f"{query}_for_release", self.sql[query])
 
     def free_the_due(self, transaction: Transaction, *, lane: int) -> int:
         """Free the delayed rows whose time has come; how many."""
@@ -108,9 +118,22 @@ class Claims:
         [(wait,)] = transaction.rows(self.sql["next_due"], {"lane": lane})
         return None if wait is None else max(float(wait), 0.0)
 
+    def _show(self, claims: Sequence[Claim]) -> dict[str, object]:
+        """Claims as parameters: three arrays, or one JSON text. In the order of the rows, so that two that meet lock them alike."""
+        if not self._takes_arrays:
+            return {"claims": json.dumps(claims)}
+        seqs, owners, terms = map(list, zip(*sorted(claims), strict=True))
+        return {"seqs": seqs, "owners": owners, "terms": terms}
+
     def _enter(self, transaction: Transaction, owner: int) -> None:
         """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
-        transaction.execute(self.sql["register"], self._registered[owner])
+        transaction.execute(self.sql["register"], self._owners.facts[owner])
+
+
+def _told(shown: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
+    """For each claim whether it is among the rows; of two equal ones the first is."""
+    changed = {Claim(*row) for row in rows}
+    return [_removed(changed, claim) for claim in shown]
 
 
 def _removed(claims: set[Claim], claim: Claim) -> bool:

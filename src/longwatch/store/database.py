@@ -6,6 +6,7 @@ Transaction; it may be run again if the engine has to retry, so it does nothing 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,20 @@ class Jump:
 
     lease: float = 0.0
     wall: float = 0.0
+
+
+class Owners:
+    """Who leases rows of a store from this process: what each said when it entered, and who stands for the bare receives."""
+
+    def __init__(self) -> None:
+        self.facts: dict[int, dict[str, object]] = {}
+        self._guests: dict[tuple[int, str], int] = {}
+
+    def guest(self, table: str, enter: Callable[[], int]) -> int:
+        """The one owner that keeps no beat page, entered when it is first needed; a forked child becomes another."""
+        key = os.getpid(), table
+        found = self._guests.get(key)
+        return found if found is not None else self._guests.setdefault(key, enter())
 
 
 class Transaction(Protocol):
@@ -61,7 +76,14 @@ class Database(ABC):
 
     dialect: str
     url: str
-    jump: Jump
+    looks_first: bool = True
+    """Whether it is worth a read to avoid a write that finds nothing to do: it is where writers wait for each other."""
+
+    def __init__(self) -> None:
+        self.jump = Jump()
+        self.owners = Owners()
+        self.generation = 0
+        """Another number whenever the store was found anew, and may be another one: what was learnt before is to be asked again."""
 
     @property
     def identity(self) -> object:

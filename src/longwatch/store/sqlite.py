@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, UnsupportedError
-from longwatch.store.database import CALL_TIMEOUT, Database, Jump
+from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError
+from longwatch.store.database import CALL_TIMEOUT, Database
 from longwatch.store.sqlite_connection import SqliteTransaction
 from longwatch.store.sqlite_file import MOUNTS
 from longwatch.store.sqlite_fork import Lock, hold_locks, survive_forks
@@ -40,7 +40,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS) -> None:
         self.path = path.absolute()
         self.url = f"sqlite:///{path}"
-        self.jump = Jump()
+        super().__init__()
         self._busy_timeout = busy_timeout
         self._mounts = mounts
         self._opening = threading.Lock()
@@ -78,7 +78,18 @@ class SqliteDatabase(Database):
             ending()
 
     def _open(self) -> OpenedFile:
-        return self._opened or self._open_now()
+        opened = self._opened or self._open_now()
+        if opened.is_stranded:
+            self._let_go_of(opened)
+            raise StoreUnreachableError(f"{self.path} was removed or replaced; nothing was done, the next call opens what is there")
+        return opened
+
+    def _let_go_of(self, stranded: OpenedFile) -> None:
+        with self._opening:
+            if self._opened is stranded:
+                self._opened = None
+                self.generation += 1
+        stranded.close()
 
     def _open_now(self) -> OpenedFile:
         with self._opening:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,9 @@ from longwatch.store.database import Jump, Parameters, Row
 from longwatch.store.sqlite_errors import translated
 
 _BUSY_SECONDS = 5.0
+_CONTROL = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b", re.IGNORECASE | re.DOTALL
+)
 _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -35,13 +40,13 @@ class SqliteTransaction:
         self.callbacks: list[Callable[[], None]] = []
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        return self._connection.execute(sql, self._timed(parameters or {})).fetchall()
+        return self._connection.execute(_checked(sql), self._timed(parameters or {})).fetchall()
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
-        return self._connection.execute(sql, self._timed(parameters or {})).rowcount
+        return self._connection.execute(_checked(sql), self._timed(parameters or {})).rowcount
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
-        return self._connection.executemany(sql, map(self._timed, parameters)).rowcount
+        return self._connection.executemany(_checked(sql), map(self._timed, parameters)).rowcount
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
@@ -56,9 +61,22 @@ class SqliteTransaction:
             clocks["wall_now"] = time.time() + self._jump.wall
         return {**parameters, **clocks}
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the store still has it open; SQL can end it."""
+        return self._connection.in_transaction
+
     def end(self) -> None:
         """From here on it refuses: the connection is somebody else's now."""
         self._connection = _ENDED
+
+
+@lru_cache(maxsize=512)
+def _checked(sql: str) -> str:
+    """Others share the transaction: who ended it would end theirs."""
+    if _CONTROL.match(sql):
+        raise UsageError(f"{sql.split(maxsplit=1)[0].upper()} is the store's to say; return to commit, raise to roll back")
+    return sql
 
 
 class _Ended:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from longwatch.errors import UsageError
 from longwatch.store.database import Jump
 from longwatch.store.groupcommit import GroupCommit, Job
 from longwatch.store.migrations import migrate, migrations
+from longwatch.store.sqlite_batch import Outcome, run_batch
 from longwatch.store.sqlite_connection import SqliteConnection, SqliteTransaction
-from longwatch.store.sqlite_errors import meaning, translated
+from longwatch.store.sqlite_errors import translated
 from longwatch.store.sqlite_file import prepare_file
 from longwatch.store.sqlite_fork import Lock
 from longwatch.store.sqlite_readers import Readers
@@ -43,6 +42,7 @@ class OpenedFile:
             undo.callback(self._connection.close)
             self._bring_up_to_date()
             undo.pop_all()
+        self._inode = _inode(path)
         self._readers = Readers(self._connect_reader)
         self.writer = GroupCommit(self._commit, name="longwatch-sqlite", at_end=self._let_go)
 
@@ -61,6 +61,11 @@ class OpenedFile:
     def close(self) -> None:
         """Finish what waits to be written, then let go of everything."""
         self.writer.close()
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the file was removed or replaced: what is written here nobody else would see."""
+        return _inode(self._path) != self._inode
 
     # --- forks ---
 
@@ -104,13 +109,7 @@ class OpenedFile:
 
     def _commit(self, jobs: list[Job]) -> None:
         """Run the jobs in one transaction; every future is settled, with its result or with what went wrong."""
-        outcomes: list[_Outcome] = []
-        try:
-            with translated(self._path), self._connection.transaction("BEGIN IMMEDIATE") as raw:
-                for work, _ in jobs:
-                    outcomes.append(_attempt(self._transaction(raw), raw, work, alone=len(jobs) == 1))
-        except BaseException as error:  # noqa: BLE001 - whatever it was, nothing happened, and everybody is told
-            outcomes = [_Outcome(error=error)] * len(jobs)
+        outcomes = run_batch(jobs, self._begin, self._transaction)
         try:
             self._announce(outcomes)
             for callback in chain.from_iterable(outcome.callbacks for outcome in outcomes):
@@ -119,49 +118,23 @@ class OpenedFile:
             for (_, future), outcome in zip(jobs, outcomes, strict=True):
                 outcome.tell(future)
 
-    def _announce(self, outcomes: Iterable[_Outcome]) -> None:
+    @contextmanager
+    def _begin(self) -> Iterator[sqlite3.Connection]:
+        with translated(self._path), self._connection.transaction("BEGIN IMMEDIATE") as raw:
+            yield raw
+
+    def _announce(self, outcomes: Iterable[Outcome]) -> None:
         """Before the callers are told: whoever exits as soon as it knows would take the hint with it."""
         if channels := set().union(*(outcome.channels for outcome in outcomes)):
             self.wakeups.announce(channels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    """How a job went."""
-
-    result: Any = None
-    error: BaseException | None = None
-    channels: Collection[str] = ()
-    callbacks: Sequence[Callable[[], None]] = ()
-
-    def tell(self, future: Future[Any]) -> None:
-        if self.error is None:
-            future.set_result(self.result)
-        else:
-            future.set_exception(self.error)
-
-
-def _attempt(transaction: SqliteTransaction, raw: sqlite3.Connection, work: Callable[[Any], Any], *, alone: bool) -> _Outcome:
-    """One job, in a savepoint of its own unless it is alone; a failure that is the store's, not the job's, comes out."""
-    if alone:
-        return _run(transaction, work)
-    raw.execute("SAVEPOINT job")
+def _inode(path: Path) -> tuple[int, int] | None:
     try:
-        outcome = _run(transaction, work)
-    except BaseException as error:
-        if meaning(error) or not raw.in_transaction:
-            raise
-        raw.execute("ROLLBACK TO job")
-        outcome = _Outcome(error=error)
-    raw.execute("RELEASE job")
-    return outcome
-
-
-def _run(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> _Outcome:
-    try:
-        return _Outcome(result=work(transaction), channels=transaction.channels, callbacks=transaction.callbacks)
-    finally:
-        transaction.end()
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def identity(path: Path) -> object:
