@@ -18,6 +18,7 @@ TIME_LIMIT = 120
 EXAMPLES = pages("README.md", "docs/**/*.md")
 EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
 PYTHON = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("python",) and "no-run" not in block.info]
+WITH_PYTHON = [page for page in EXAMPLES if any(block.path == page.path for block in PYTHON)]
 SHELL = [block for page in EXAMPLES for block in page.blocks if block.info[:1] in {("console",), ("sh",)}]
 COMMAND_LINES = [
     (block.where, line)
@@ -57,20 +58,32 @@ def commands(wheel_python: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
-def test_a_python_example_runs(block: Block, wheel_python: Path, tmp_path: Path) -> None:
-    script = tmp_path / "example.py"
+def run_example(block: Block, python: Path, directory: Path) -> None:
+    script = directory / "example.py"
     script.write_text(block.text, encoding="utf-8")
     done = subprocess.run(
-        [wheel_python, script],
+        [python, script],
         check=False,
-        cwd=tmp_path,
+        cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT,
     )
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert 0 == done.returncode, block.where + "\n" + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+def test_a_python_example_runs(block: Block, wheel_python: Path, tmp_path: Path) -> None:
+    run_example(block, wheel_python, tmp_path)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_a_page_read_from_top_to_bottom_runs_in_one_directory_and_a_second_time(
+    page: Page, wheel_python: Path, tmp_path: Path
+) -> None:
+    for block in 2 * [block for block in PYTHON if block.path == page.path]:
+        run_example(block, wheel_python, tmp_path)
 
 
 def test_every_command_line_in_the_docs_parses(wheel_python: Path) -> None:

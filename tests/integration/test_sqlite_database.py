@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -474,3 +474,17 @@ def test_the_lease_clock_is_the_time_since_boot_whatever_the_wall_clock_does(dat
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     now = database.read(lambda tx: tx.rows("SELECT :lease_now"))[0][0]
     assert before <= now <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_opening_a_new_file_waits_for_who_else_is_opening_it(tmp_path: Path) -> None:
+    """Changing to WAL fails at once while another connection has the file locked; opening waits for it all the same."""
+    other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("CREATE TABLE theirs (x)")
+    with SqliteDatabase(tmp_path / "new.db", busy_timeout=30) as database, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(database.write, insert(1))
+        with pytest.raises(TimeoutError):
+            opening.exception(0.3)
+        other.execute("COMMIT")
+        other.close()
+        assert isinstance(opening.exception(30), sqlite3.OperationalError), "there is no table t in this file: it was opened"

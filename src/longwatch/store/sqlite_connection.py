@@ -99,7 +99,7 @@ class SqliteConnection:
         with translated(path):
             self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout)
             try:
-                self._prepare(reads_only=reads_only)
+                self._prepare(busy_timeout, reads_only=reads_only)
             except BaseException:
                 self.close()
                 raise
@@ -120,12 +120,25 @@ class SqliteConnection:
         with suppress(sqlite3.Error):
             self.raw.close()
 
-    def _prepare(self, *, reads_only: bool) -> None:
-        self.raw.execute("PRAGMA journal_mode = WAL")
+    def _prepare(self, busy_timeout: float, *, reads_only: bool) -> None:
+        self._use_wal(until=time.monotonic() + busy_timeout)
         self.raw.execute("PRAGMA synchronous = FULL")
         self.raw.execute("PRAGMA foreign_keys = ON")
         if reads_only:
             self.raw.execute("PRAGMA query_only = ON")
+
+    def _use_wal(self, *, until: float) -> None:
+        """Changing the journal does not wait for who else opens a new file; so wait with what does, and try again."""
+        while True:
+            try:
+                self.raw.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                    raise
+            else:
+                return
+            with self.transaction("BEGIN IMMEDIATE"):
+                pass
 
     def _roll_back(self) -> None:
         """The error that led here is the one to tell, not one that comes of it."""
