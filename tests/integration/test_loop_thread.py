@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import threading
 from contextlib import suppress
 
@@ -265,3 +266,60 @@ def test_a_task_that_asks_the_program_to_exit_does_not_end_the_loop(error: BaseE
         loop.spawn(starts_one_that_leaves())
         assert "mine" == loop.call(answer(), timeout=10)
         assert loop.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_task_that_stops_the_loop_does_not_end_it() -> None:
+    async def stops() -> None:
+        asyncio.get_running_loop().stop()
+
+    with LoopThread(name="mine") as loop:
+        for _ in range(10):
+            loop.call(stops(), timeout=10)
+        assert "mine" == loop.call(answer(), timeout=10)
+        assert loop.stop()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), None])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_a_task_does_to_the_loop_while_it_is_cancelled_keeps_no_other_from_its_end(error: BaseException | None) -> None:
+    began, ended = threading.Semaphore(0), threading.Event()
+
+    async def misbehaves() -> None:
+        began.release()
+        try:
+            await for_ever()
+        finally:
+            asyncio.get_running_loop().stop()
+            if error is not None:
+                raise error
+
+    async def cleans_up() -> None:
+        began.release()
+        try:
+            await for_ever()
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            ended.set()
+
+    with LoopThread() as loop:
+        futures = [loop.spawn(misbehaves()), loop.spawn(cleans_up())]
+        assert began.acquire(timeout=10)
+        assert began.acquire(timeout=10)
+        assert loop.stop()
+    assert ended.is_set()
+    assert all(future.done() for future in futures)
+
+
+def test_a_coroutine_is_closed_if_there_is_no_thread_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the interpreter complains that it was never awaited, and that complaint is an error here."""
+
+    def refuse(self: object, **_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Errand, "start", refuse)
+    work = answer()
+    with pytest.raises(RuntimeError, match="thread"):
+        LoopThread().spawn(work)
+    assert inspect.CORO_CLOSED == inspect.getcoroutinestate(work)

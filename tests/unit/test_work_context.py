@@ -25,8 +25,11 @@ DELIVERY = Delivery("id", b"", deliveries=3, failures=2, crashes=0, enqueued_at=
 
 
 class UnspeakableError(Exception):
+    def __init__(self, raised: BaseException) -> None:
+        self._raised = raised
+
     def __str__(self) -> str:
-        raise RuntimeError("no text")
+        raise self._raised
 
 
 class NeverThisError(PermanentError):
@@ -156,5 +159,6 @@ def test_an_error_is_described_in_few_words() -> None:
     assert LONGEST_ERROR == len(described(ValueError("x" * 1_000_000)))
 
 
-def test_an_error_that_has_no_words_is_named() -> None:
-    assert "UnspeakableError: (its text could not be made)" == described(UnspeakableError())
+@pytest.mark.parametrize("raised", [RuntimeError("no text"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_an_error_that_has_no_words_is_named(raised: BaseException) -> None:
+    assert "UnspeakableError: (its text could not be made)" == described(UnspeakableError(raised))

@@ -7,7 +7,7 @@ import concurrent.futures
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Clock
@@ -49,7 +49,7 @@ class LoopThread(Service):
         """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a loop that is stopping refuses it."""
         try:
             return self._turning().submit(work)
-        except ServiceStateError:
+        except BaseException:
             work.close()
             raise
 
@@ -90,6 +90,7 @@ class _Turning:
         self._errand = Errand(self._turn, name=name, loud=True)
         self._lock = threading.Lock()
         self._ending = False
+        self._ended = False
 
     @property
     def inside(self) -> bool:
@@ -114,21 +115,26 @@ class _Turning:
         with self._lock:
             first, self._ending = not self._ending, True
             if first and not self.loop.is_closed():
-                self.loop.call_soon_threadsafe(self.loop.stop)
+                self.loop.call_soon_threadsafe(self._halt)
         return self._errand.wait(clock, deadline)
 
     def _turn(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self._run_until_stopped()
+            self._run_until(lambda: self._ended)
             self._cancel_all()
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self._complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
 
-    def _run_until_stopped(self) -> None:
-        """A task that raises SystemExit or KeyboardInterrupt ends its loop; this one is everybody's: it shows them and goes on."""
-        while not self._ending:
+    def _halt(self) -> None:
+        """On the loop, after everything that was submitted before the end."""
+        self._ended = True
+        self.loop.stop()
+
+    def _run_until(self, over: Callable[[], bool]) -> None:
+        """A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends its loop; this one, everybody's, goes on."""
+        while not over():
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
@@ -139,4 +145,9 @@ class _Turning:
         while tasks := asyncio.all_tasks(self.loop):
             for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(tasks))
+            self._complete(asyncio.wait(tasks))
+
+    def _complete(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self.loop.create_task(work)
+        task.add_done_callback(lambda _: self.loop.stop())
+        self._run_until(task.done)

@@ -7,12 +7,13 @@ store of its own, and so has a forked child, which starts empty, because two pro
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count, dropwhile, islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from longwatch.core.clock import Wakeup
 from longwatch.errors import MailboxFullError, UnsupportedError
@@ -21,7 +22,7 @@ from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.mailbox.memory_lane import Held, Lane, Row
 from longwatch.store.claims import Blame, Claim
-from longwatch.store.database import Jump
+from longwatch.store.database import Jump, Owners
 from longwatch.store.sweep import Holder, judge
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
@@ -40,6 +41,7 @@ class MemoryStore:
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
         self.jump = Jump()
+        self.owners = Owners()
         self._contents: dict[int, Contents] = {}
 
     def lane(self, name: str, *, limits: Limits | None = None) -> MemoryBackend:
@@ -62,6 +64,12 @@ class MemoryStore:
     def close(self) -> None:
         """Nothing is open; the messages stay."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class Contents:
     """All lanes, owners and leases of a store in one process, and the lock over them."""
@@ -78,7 +86,7 @@ class Contents:
         return found if found is not None else self._lanes.setdefault(name, Lane(name))
 
     def enter(self, incarnation: Incarnation, page: str | None) -> int:
-        owner = len(self.owners) + 1
+        owner = secrets.randbits(62)  # by chance: a receipt of another store, or of before a fork, fits nothing here
         self.owners[owner] = Holder(owner, str(incarnation), page)
         return owner
 
@@ -120,6 +128,9 @@ class MemoryBackend:
         contents = self.store.contents()
         with contents.lock:
             return contents.enter(incarnation, page)
+
+    def guest(self) -> int:
+        return self.store.owners.guest("memory", lambda: self.enter(Incarnation.mine()))
 
     def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
         contents = self.store.contents()

@@ -5,8 +5,8 @@
     delayed    rows that are not due yet                                               a heap by time
     expiring   rows that will be given up if nobody takes them in time                 a heap by time
 
-A row that is removed while it stands in one of them stays there, marked gone, and is passed over when it comes up. Nothing here
-takes a lock or reads a clock: `memory.py` does.
+A row that is removed while it stands in one of them stays there, marked gone and without its body, and is passed over when it comes
+up; when most of what stands there is gone, it is cleared out. Nothing here takes a lock or reads a clock: `memory.py` does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import chain
 
 from longwatch.core.clock import Wakeup
 from longwatch.mailbox.letters import DeadLetter, Delivery
+
+FEW_GONE = 1000
+"""So many rows that are gone may stand around, however few are not."""
 
 
 class Held(IntEnum):
@@ -95,6 +98,7 @@ class Lane:
         self._returned: list[tuple[int, Row]] = []
         self._delayed: list[tuple[float, int, Row]] = []
         self._expiring: list[tuple[float, int, Row]] = []
+        self._gone = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,17 +143,21 @@ class Lane:
 
     def remove(self, row: Row) -> None:
         """It is done, cancelled or given up."""
+        self._gone += row.watched or row.held is not Held.LEASED
         self._move(row, Held.GONE)
+        row.body = b""
         del self.rows[row.id]
         if row.dedupe_key is not None:
             del self.keys[row.dedupe_key]
+        if self._gone > max(FEW_GONE, len(self.rows)):
+            self._clear_out()
 
     def give_up(self, row: Row, reason: str, *, wall: float, error: str | None = None) -> None:
         """Remove it; to the dead with its history, one that has expired only if that was asked for."""
-        self.remove(row)
         self.expired += reason == "expired"
         if reason != "expired" or row.keep_expired:
             self.dead[row.id] = row.dead_letter(reason, row.error if error is None else error, wall)
+        self.remove(row)
 
     def expire(self, wall: float) -> int:
         """Give up what nobody took in its time; how many rows. A leased one is looked at again when it comes back."""
@@ -195,6 +203,17 @@ class Lane:
         self.counts[row.held] -= 1
         self.counts[held] += 1
         row.held = held
+
+    def _clear_out(self) -> None:
+        """Let go of the rows that are gone. It takes as many removals to come here again as this looks at rows."""
+        self._gone = 0
+        self._line = deque(row for row in self._line if row.held is not Held.GONE)
+        self._returned = [entry for entry in self._returned if entry[1].held is not Held.GONE]
+        self._delayed = [entry for entry in self._delayed if entry[2].held is not Held.GONE]
+        self._expiring = [entry for entry in self._expiring if entry[2].held is not Held.GONE]
+        heapify(self._returned)
+        heapify(self._delayed)
+        heapify(self._expiring)
 
     def _free(self, row: Row) -> None:
         self._move(row, Held.FREE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
 from longwatch.errors import SerializationError
@@ -14,6 +14,8 @@ from longwatch.work.context import WorkContext
 from longwatch.work.source import Leased, Outcome, Settlement
 
 BodyT = TypeVar("BodyT")
+
+_GENERATOR = "the handler is a generator, which does nothing until somebody runs through it: {}; use return, not yield"
 
 
 class WorkedMessage(Message[BodyT]):
@@ -33,28 +35,61 @@ class WorkedMessage(Message[BodyT]):
 class MessageRunner:
     """Decodes a message, gives it to `handle(message, context)`, and acknowledges it when that returns.
 
-    A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a failure, tried again later. An
-    `async def` handle is run on the engine's loop, and is cancelled there when its context is.
+    A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a failure, tried again later. What an
+    `async def` handle, or any other, returns to be awaited is awaited on the engine's loop, and cancelled there when its context
+    is. A generator is refused, here if it can be known, else as a failure: nobody would run it.
     """
 
     def __init__(self, mailbox: Mailbox[BodyT], handle: Callable[[Message[BodyT], WorkContext], Any]) -> None:
+        _require_no_generator_function(handle)
         self._mailbox = mailbox
         self._handle = handle
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Coroutine[Any, Any, Settlement | None] | Settlement | None:
+    def __call__(self, leased: Leased, context: WorkContext) -> Awaitable[Settlement | None] | Settlement | None:
         try:
             body = self._mailbox.decode(leased.item)
         except SerializationError as error:
             return Settlement(leased.claim, Outcome.DEAD, reason="undecodable", error=str(error))
         result = self._handle(WorkedMessage(self._mailbox, leased.item, body, context), context)
-        if result is not None and inspect.iscoroutine(result):
-            return _awaited(result, context)
+        if result is not None:
+            if inspect.isawaitable(result):
+                return _Awaited(result, context)
+            _require_no_generator(result)
         return _settlement(context)
 
 
-async def _awaited(work: Coroutine[Any, Any, Any], context: WorkContext) -> Settlement | None:
-    await work
-    return _settlement(context)
+class _Awaited(Awaitable["Settlement | None"]):
+    """What a handler returned to be awaited, and then its message settled."""
+
+    def __init__(self, work: Awaitable[Any], context: WorkContext) -> None:
+        self._work = work
+        self._context = context
+
+    def __await__(self) -> Generator[Any, Any, Settlement | None]:
+        return self._settled().__await__()
+
+    def close(self) -> None:
+        """It will not be awaited."""
+        if inspect.iscoroutine(self._work):
+            self._work.close()
+
+    async def _settled(self) -> Settlement | None:
+        result: Any = self._work
+        while inspect.isawaitable(result):
+            result = await result
+        _require_no_generator(result)
+        return _settlement(self._context)
+
+
+def _require_no_generator_function(handle: Callable[..., Any]) -> None:
+    for code in (handle, getattr(handle, "__call__", None)):  # noqa: B004 - the code behind the call, not whether there is one
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise TypeError(_GENERATOR.format(handle))
+
+
+def _require_no_generator(result: object) -> None:
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(_GENERATOR.format(result))
 
 
 def _settlement(context: WorkContext) -> Settlement | None:

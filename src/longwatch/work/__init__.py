@@ -6,7 +6,8 @@ Who does what in one engine
              and is cancelled there when its context is (`slots.py`, `coroutines.py`)
     keeper   one thread that watches the time: it has every lease renewed in one call, at a third of the lease, with quick retries
              when that fails, and says when they are not trusted any more (`keeper.py`, `tenure.py`)
-    sweeper  one periodic look for dead owners and ended leases, so that any worker brings back what another lost
+    sweeper  one periodic look for dead owners and ended leases, so that any worker brings back what another lost; not while its
+             own leases are not trusted: once the store is back it would take them before they are renewed, or what is done settled
     A start is a `shift.py`: a new incarnation, a beat page, these threads. `engine.py` is the service that users hold.
 
 The life of a row
@@ -23,6 +24,7 @@ How the work on a row ends (`judging.py`)
     it raises                       a failure: back after the backoff; exits and interrupts are failures like any other
     it raises a PermanentError      dead letter, at once
     it raises after being cancelled back, nobody's fault
+    it is async, and has no loop    back after a while, nobody's fault
     its lease was lost meanwhile    back, whatever it says; if somebody else has the row, that changes nothing
 
 Invariants

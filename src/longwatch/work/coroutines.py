@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from longwatch.core.clock import Clock
@@ -12,6 +13,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.errors import CancelledError
 from longwatch.host.loop import LoopThread
 from longwatch.work.context import WorkContext
+from longwatch.work.judging import NotBegunError, described
 
 T = TypeVar("T")
 
@@ -26,15 +28,27 @@ class Coroutines:
     def inside(self) -> bool:
         return self._thread.inside
 
-    def run(self, work: Coroutine[Any, Any, T], context: WorkContext) -> T:
-        """Run it on the loop and wait for its end; cancelled there when its context is, and then too it is waited for."""
+    def run(self, work: Awaitable[T], context: WorkContext) -> T:
+        """Run it on the loop and wait for its end; cancelled there when its context is, and then too it is waited for.
+
+        NotBegunError: there is no loop that could.
+        """
+        future = self._begun(work, context)
         try:
-            ended = self._thread.spawn(_contained(work, context)).result()
+            ended = future.result()
         except FutureCancelledError:
             raise CancelledError(context.cancel.reason or "cancelled") from None
         if isinstance(ended, _Exit):
             raise ended.error
         return ended
+
+    def _begun(self, work: Awaitable[T], context: WorkContext) -> Future[T | _Exit]:
+        try:
+            return self._thread.spawn(_contained(work, context))
+        except Exception as error:
+            if (close := getattr(work, "close", None)) is not None:
+                close()
+            raise NotBegunError(described(error)) from error
 
     def stop(self, deadline: Deadline) -> bool:
         return self._thread.stop(deadline=deadline)
@@ -46,7 +60,7 @@ class _Exit(NamedTuple):
     error: BaseException
 
 
-async def _contained(work: Coroutine[Any, Any, T], context: WorkContext) -> T | _Exit:
+async def _contained(work: Awaitable[T], context: WorkContext) -> T | _Exit:
     """Its result, and an exit as a value: one that came out of a task would end the loop, and everybody's work with it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

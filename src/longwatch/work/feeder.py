@@ -236,7 +236,7 @@ class Feeder:
         self._events.emit(SettlementRefused(engine=self._name, row=row, outcome=settlement.outcome, unknown=unknown))
 
     def _hand_out(self, leased: list[Leased], asked: float) -> None:
-        if leased and not self.held:
+        if leased and not self.holding():
             self._tenure.granted(asked)
         for each in leased:
             self.held.add(each.claim)

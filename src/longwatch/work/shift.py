@@ -31,11 +31,11 @@ class Shift:
         self._around = around
         self._course = Course()
         self._news = Wakeup()
-        self._page, tenure = _entered(source, around)
+        self._page, self._tenure = _entered(source, around)
         self._seat = solitude.sit(self._news.set)
-        self.crew = Crew(runner, tenure, self._page, around)
-        self.feeder = Feeder(source, tenure, self.crew, self._course, self._seat, self._news, around)
-        self._keeper = Keeper(source, tenure, self.crew, self.feeder, around)
+        self.crew = Crew(runner, self._tenure, self._page, around)
+        self.feeder = Feeder(source, self._tenure, self.crew, self._course, self._seat, self._news, around)
+        self._keeper = Keeper(source, self._tenure, self.crew, self.feeder, around)
         self._sweeping = SourceCall("sweep", around)
         cadence = Cadence(interval=around.policy.sweep_every, jitter=0.2)
         self._sweeper = Periodic(self._sweep, cadence, name=f"{around.name}-sweeper", clock=around.clock)
@@ -97,7 +97,14 @@ class Shift:
         self._begun.append(lambda deadline: self.feeder.errand.wait(self._around.clock, deadline))
 
     def _sweep(self) -> None:
-        self._sweeping.make(self._source.sweep)
+        """Not while our own leases may have ended: those that could not be renewed would be the first to be taken, with what is
+        done and could not be settled. The keeper has them renewed as soon as the store answers; others sweep meanwhile.
+        """
+        if self._is_trusted() or not self.feeder.holding():
+            self._sweeping.make(self._source.sweep)
+
+    def _is_trusted(self) -> bool:
+        return self._around.clock.monotonic() < self._tenure.trusted_until
 
     # --- ending ---
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
@@ -24,10 +24,11 @@ from longwatch.work.tenure import Tenure
 class Runner(Protocol):
     """Runs one row: decodes it, calls the user's code, says what to do with it; None if that code has settled it by itself.
 
-    A coroutine instead of an answer is run on the engine's loop thread. A raise counts as a failure.
+    What can be awaited instead of an answer is awaited on the engine's loop thread; if it has a `close` and cannot be, that is
+    called. A raise counts as a failure.
     """
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Coroutine[Any, Any, Settlement | None] | Settlement | None: ...
+    def __call__(self, leased: Leased, context: WorkContext) -> Awaitable[Settlement | None] | Settlement | None: ...
 
 
 class Finished(NamedTuple):
@@ -147,14 +148,14 @@ class Crew:
 
     def failed(self, context: WorkContext, error: BaseException) -> Settlement:
         settlement = judged(context, error, self._retry)
-        if settlement.outcome is not Outcome.BACK:
+        if settlement.outcome is not Outcome.BACK or settlement.delay:
             self._events.emit(
                 WorkFailed(
                     engine=self.name,
                     row=settlement.claim.seq,
                     attempt=context.attempt,
                     error=settlement.error or "",
-                    retry_in=settlement.delay if settlement.outcome is Outcome.FAILED else None,
+                    retry_in=None if settlement.outcome is Outcome.DEAD else settlement.delay,
                 )
             )
         return settlement
