@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from markdown_files import ROOT, Page
 from supervised import PATIENCE, Lines, clean_environment
 
 FILE = "longwatch.db"
-NO_STORE = "longwatch: no store at sqlite:///longwatch.db; `longwatch mailbox send` makes one, or give --store\n"
+NO_STORE = "longwatch: no store at sqlite:///longwatch.db; `longwatch db migrate` makes one, or give --store\n"
 LOOKING = (
     ("mailbox", "ls"),
     ("mailbox", "stats", "jobs"),
@@ -155,6 +155,11 @@ def test_the_store_comes_from_the_option_or_else_from_the_environment(shell: She
         ("sqlit:///x.db", "did you mean sqlite://?"),
         ("nosuch://me:word@host/db", "no store is known for 'nosuch://***@host/db'"),
         ("sqlite://", "names no file"),
+        ("sqlite://[x", "names no file"),
+        ("sqlite:///a#b.db", "write %23"),
+        ("sqlite:///a.db?mode=ro", "write %3F"),
+        ("nosuch://host/db?user=me&password=word", "no store is known for 'nosuch://host/db?user=me&password=***'"),
+        ("redis:me:word@host", "no store is known for 'redis:***@host'; did you mean redis://?"),
     ],
 )
 def test_a_url_that_names_no_store_is_refused(shell: Shell, url: str, said: str) -> None:
@@ -422,6 +427,25 @@ def test_at_a_terminal_only_yes_means_yes(shell: Shell, answer: str, code: int, 
     assert (code, said) == (done.returncode, done.stdout)
     assert done.stderr.startswith("Remove 1 message of mailbox 'jobs' for good? [y/N] ")
     assert left == shell.facts("mailbox", "stats", "jobs")["ready"]
+
+
+def test_ctrl_c_at_the_question_is_told_and_nothing_is_done(shell: Shell) -> None:
+    shell.says("mailbox", "send", "jobs", "1")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(shell.cwd)
+        os.execve(shell.longwatch, ["longwatch", "mailbox", "purge", "jobs"], clean_environment())
+    said = b""
+    while b"[y/N] " not in said:
+        said += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    with suppress(OSError):  # how a terminal tells its end
+        while more := os.read(terminal, 1000):
+            said += more
+    os.close(terminal)
+    assert 130 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert "Remove 1 message of mailbox 'jobs' for good? [y/N] ^C\r\nlongwatch: interrupted\r\n" == said.decode()
+    assert 1 == shell.facts("mailbox", "stats", "jobs")["ready"]
 
 
 # --- the schema ---

@@ -85,6 +85,63 @@ def test_whatever_text_is_given_is_a_name_or_refused(name: str) -> None:
         return
 
 
+@given(key=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_any_text_that_can_be_stored_is_a_key_and_an_id(key: str) -> None:
+    assert [[key, None], key] == [bounds.check_dedupe_keys((key, None), count=2), bounds.check_id(key)]
+
+
+NO_KEYS = ["", "x" * 1001, "\ud800", "a\0b", b"x", 5, True, object(), [], {}]
+unfit = pytest.mark.parametrize("value", NO_KEYS, ids=lambda value: repr(value)[:12])
+
+
+@unfit
+def test_what_is_no_key_or_id_is_refused_with_the_bound(value: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"^dedupe_key must be text of 1 to 1000 characters"):
+        bounds.check_dedupe_keys([value], count=1)
+    with pytest.raises(InvalidParameterError, match=r"^message_id must be text of 1 to 1000 characters"):
+        bounds.check_id(value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [(["a"], "not 1"), ("ab", "not 'ab'"), (5, "not 5"), ({"a", "b", "c"}, "not 3")],
+    ids=["few", "text", "number", "many"],
+)
+def test_keys_are_one_for_each_body(keys: Any, told: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^dedupe_keys must be one for each of the 2 bodies, {told}$"):
+        bounds.check_dedupe_keys(keys, count=2)
+
+
+@given(reason=st.text(st.characters(codec=None)))
+def test_any_text_is_a_reason_in_a_form_that_every_store_takes(reason: str) -> None:
+    kept = bounds.check_reason(reason)
+    assert "\0" not in kept
+    assert kept == kept.encode().decode()
+
+
+def test_a_long_reason_is_cut() -> None:
+    assert ["z" * 10_000, "short"] == [bounds.check_reason("z" * 10**6), bounds.check_reason("short")]
+
+
+@pytest.mark.parametrize("reason", [b"x", 5, ValueError("x"), None])
+def test_a_reason_that_is_no_text_is_refused_with_the_bound(reason: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"^reason must be text, of which 10000 characters are kept, not "):
+        bounds.check_reason(reason)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("value", [10**5000, "x" * 10**6, Unspeakable()], ids=["digits", "letters", "unspeakable"])
+def test_a_refusal_stays_short_whatever_was_given(value: Any) -> None:
+    for check in (bounds.check_visibility, bounds.check_count, bounds.check_name, bounds.check_id):
+        with pytest.raises(InvalidParameterError) as refused:
+            check(value)
+        assert len(str(refused.value)) < 300
+
+
 def test_a_refusal_is_a_value_error_and_of_our_tree() -> None:
     with pytest.raises(ValueError, match="max_messages") as refused:
         bounds.check_count(0)

@@ -9,6 +9,7 @@ import pytest
 from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import (
+    InvalidParameterError,
     MailboxConnectionError,
     MessageFinalizedError,
     ReceiptHandleExpiredError,
@@ -253,3 +254,35 @@ def test_leaving_a_with_block_closes_the_mailbox(mailbox: Mailbox[Any]) -> None:
 
 def test_mailbox_and_message_show_what_they_are(mailbox: Mailbox[Any], message: Message[Any]) -> None:
     assert ("<Mailbox 'work'>", f"<Message {message.id} of 'work', delivery 1>") == (repr(mailbox), repr(message))
+
+
+Act = Callable[[Mailbox[Any]], object]
+UNFIT: dict[str, tuple[Act, str]] = {
+    "send": (lambda mailbox: mailbox.send(1, dedupe_key=b"k"), "dedupe_key must be text"),  # type: ignore[arg-type]
+    "send_many": (lambda mailbox: mailbox.send_many([1, 2], dedupe_keys=["a", "\ud800"]), "dedupe_key must be text"),
+    "reply_to": (lambda mailbox: mailbox.send(1, reply_to=5), "reply_to must be a mailbox, or the name of one, not of type int"),  # type: ignore[arg-type]
+    "cancel": (lambda mailbox: mailbox.cancel("\ud800"), "message_id must be text"),
+    "show": (lambda mailbox: mailbox.dead.show(5), "message_id must be text"),  # type: ignore[arg-type]
+    "replay": (lambda mailbox: mailbox.dead.replay("a", "\0"), "message_id must be text"),
+    "drop": (lambda mailbox: mailbox.dead.drop(["a"]), "message_id must be text"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("act", "told"), UNFIT.values(), ids=UNFIT)
+def test_what_no_store_could_take_is_refused_with_the_bound_and_nothing_is_done(mailbox: Mailbox[Any], act: Act, told: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{told}"):
+        act(mailbox)
+    assert 0 == mailbox.approximate_count()
+
+
+def test_a_reason_is_kept_in_a_form_that_every_store_takes(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+    message.reject("half \ud800 and \0" + "z" * 20_000)
+    [letter] = mailbox.dead
+    assert "half \\ud800 and \\x00".ljust(10_000, "z") == letter.error
+
+
+@pytest.mark.parametrize("settle", ["nack", "reject"])
+def test_a_reason_that_is_no_text_is_refused_and_the_message_stays_leased(message: Message[Any], settle: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"^reason must be text"):
+        getattr(message, settle)(reason=b"x")
+    message.acknowledge()

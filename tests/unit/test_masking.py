@@ -61,6 +61,23 @@ def test_a_command_line_is_shown_without_its_secrets(argv: list[str], shown: lis
         ("write to me@example.org", "write to me@example.org"),
         ("host=db password='a b' user=u", f"host=db password={MASK} user=u"),
         ("GET /x?token=abc", f"GET /x?token={MASK}"),
+        ("postgresql://h/db?user=u&password=pw", f"postgresql://h/db?user=u&password={MASK}"),
+        ("postgresql://h/db?password=pw&user=u&sslpassword=pw", f"postgresql://h/db?password={MASK}&user=u&sslpassword={MASK}"),
+        ("redis://h?password=p&w&db=1 is away", f"redis://h?password={MASK}&db=1 is away"),
+        ("password=p&w=x user=u", f"password={MASK} user=u"),
+        ("URL=redis://h?db=1&password=pw", f"URL=redis://h?db=1&password={MASK}"),
+        ("a=b&amp;password=pw", f"a=b&amp;password={MASK}"),
+        ("?token=&x=1", "?token=&x=1"),
+        ("redis:u:pw@h", f"redis:{MASK}@h"),
+        ("redis::pw@h", f"redis:{MASK}@h"),
+        ("redis:/u:pw@h/0", f"redis:{MASK}@h/0"),
+        ("redis:///:pw@h", f"redis://{MASK}@h"),
+        ("no store at 'u:p@w@h/db'", f"no store at '{MASK}@h/db'"),
+        ("//u:pw@h/db", f"{MASK}@h/db"),
+        ("mailto:me@example.org", "mailto:me@example.org"),
+        ("nginx:1.25@sha256:abc", "nginx:1.25@sha256:abc"),
+        ('{"address":"me@example.org"}', '{"address":"me@example.org"}'),
+        ("at 12:30 me@example.org", "at 12:30 me@example.org"),
         ("sent Bearer abcdefgh.ijk", f"sent Bearer {MASK}"),
     ],
 )
@@ -107,6 +124,25 @@ users = st.text(st.characters(exclude_categories=["Z", "C"], exclude_characters=
 @given(user=users, password=secrets, odd=st.sampled_from("@:/#?"))
 def test_a_password_in_a_url_never_appears_whatever_is_in_it(user: str, password: str, odd: str) -> None:
     assert password not in mask_text(f"see scheme://{user}:{password}{odd}{password}@host/path for more")
+
+
+@given(password=secrets, before=st.lists(st.sampled_from(["user=u", "db=1", "x", "a=%20"]), max_size=3), after=st.booleans())
+def test_a_password_in_a_query_never_appears_and_the_rest_does(password: str, before: list[str], after: bool) -> None:  # noqa: FBT001 - hypothesis
+    rest = "&".join(before)
+    query = "&".join([*before, f"password={password}", *(["last=1"] if after else [])])
+    shown = mask_text(f"scheme://host/path?{query}")
+    assert password not in shown
+    assert f"?{rest}" in shown
+    assert after == shown.endswith("&last=1")
+
+
+@given(
+    scheme=st.sampled_from(["", "redis:", "postgresql:", "redis:/", "//"]),
+    user=st.from_regex(r"[\w.-]{1,20}", fullmatch=True),
+    password=secrets,
+)
+def test_a_password_in_a_url_that_lacks_its_slashes_never_appears(scheme: str, user: str, password: str) -> None:
+    assert password not in mask_text(f"no store is known for '{scheme}{user}:{password}@host/db'; use another")
 
 
 @given(st.text())

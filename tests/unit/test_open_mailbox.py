@@ -37,6 +37,9 @@ def test_memory_has_no_transactions() -> None:
         ("sqlite:///relative.db", Path("relative.db")),
         ("sqlite:////absolute/path.db", Path("/absolute/path.db")),
         ("sqlite:///with%20space.db", Path("with space.db")),
+        ("sqlite:///a%23b%3Fc.db", Path("a#b?c.db")),
+        ("sqlite:///a\nb.db", Path("a\nb.db")),
+        ("SQLite:///gr%C3%BCn.db", Path("grün.db")),
     ],
 )
 def test_a_sqlite_url_names_a_file(url: str, path: Path) -> None:
@@ -61,6 +64,15 @@ def test_opening_makes_no_file(tmp_path: Path) -> None:
         ("sqlite://", "sqlite:///relative.db"),
         ("sqlite:///", "sqlite:///relative.db"),
         ("sqlite://host/a.db", "sqlite:///relative.db"),
+        ("sqlite://[x", "sqlite:///relative.db"),
+        ("sqlite:a.db", r"did you mean sqlite://\?"),
+        ("sqlite:/a.db", r"did you mean sqlite://\?"),
+        ("redis:host", r"did you mean redis://\?"),
+        ("sqlite:///a#b.db", "has a #.*write %23"),
+        ("sqlite:///a.db?mode=ro", r"has a \?.*write %3F"),
+        ("sqlite:///a%00b", "zero byte"),
+        ("sqlite:///a%ff", "not UTF-8"),
+        ("sqlite:///\ud800", "not UTF-8"),
     ],
 )
 def test_a_url_that_names_no_store_is_refused_with_the_cure(url: str, cure: str) -> None:
@@ -148,7 +160,26 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
         open_mailbox(url, "work")
 
 
-def test_a_store_shows_where_it_is_without_the_secret() -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["postgre://me:secret@host/shop", "sqlite://me:secret@host/a.db", "sqlite://me:secret@[x", "redis:me:secret@host",
+     "me:secret@host", "//me:secret@host", "sqlite:///a.db?password=secret", "kafka://host?user=me&password=secret",
+     "a?b&password=secret"],
+)  # fmt: skip
+def test_a_store_shows_where_it_is_without_the_secret(url: str) -> None:
     with pytest.raises(UsageError) as caught:
-        open_store("postgre://me:secret@host/shop")
+        open_store(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [b"sqlite:///a.db", Path("a.db"), None, 5], ids=str)
+@pytest.mark.parametrize("opens", [open_store, lambda url: open_mailbox(url, "jobs")], ids=["store", "mailbox"])
+def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
+    with pytest.raises(UsageError, match=f"sqlite:///jobs.db, not by {type(url).__name__}$"):
+        opens(url)
+
+
+@pytest.mark.parametrize("largest", [0, -1, 1.5, float("nan"), "x", True, None])
+def test_the_largest_body_is_a_whole_number(largest: Any) -> None:
+    with pytest.raises(InvalidParameterError, match=r"^largest_body must be a whole number of 1 or more"):
+        open_mailbox(MemoryStore(), "jobs", largest_body=largest)

@@ -21,6 +21,8 @@ from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.opening import mailbox_names, open_mailbox, open_store
 from longwatch.store.database import Database
+from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.sqlite_file import require_place
 from longwatch.store.status import SchemaStatus, schema_status
 
 
@@ -77,7 +79,7 @@ def required_schema(store: Any) -> SchemaStatus:
     """How the schema stands; UsageError if there is no store, or none that has one."""
     if not isinstance(store, Database):
         raise UsageError(f"{shown_url(store)} has no schema and needs no migration; `longwatch mailbox ls` shows what is there")
-    status = schema_status(store)
+    status = _schema(store)
     if status is None:
         raise UsageError(f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store")
     return status
@@ -85,9 +87,15 @@ def required_schema(store: Any) -> SchemaStatus:
 
 def migrate_store(store: Any) -> tuple[int, SchemaStatus]:
     """Bring the schema up to date, making the store if it is not there; the version before, and how it stands now."""
-    before = schema_status(store) if isinstance(store, Database) else required_schema(store)
+    before = _schema(store) if isinstance(store, Database) else required_schema(store)
     store.write(lambda _: None)
     return before.version if before else 0, required_schema(store)
+
+
+def _schema(store: Database) -> SchemaStatus | None:
+    if isinstance(store, SqliteDatabase):
+        require_place(store.path)
+    return schema_status(store)
 
 
 def json_body(data: bytes) -> Any:

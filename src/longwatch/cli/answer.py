@@ -74,10 +74,21 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to ask at; say --yes to do it")
-    typer.echo(f"{question} [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    if _answered(f"{question} [y/N] ").strip().lower() not in {"y", "yes"}:
         typer.echo("longwatch: nothing was done", err=True)
         raise typer.Exit(1)
+
+
+def _answered(question: str) -> str:
+    """A line from the terminal; Ctrl-C, or an end instead of an answer, leaves the question's line first."""
+    answered = ""
+    try:
+        typer.echo(question, nl=False, err=True)
+        answered = sys.stdin.readline()
+        return answered
+    finally:
+        if not answered.endswith("\n"):
+            typer.echo(err=True)
 
 
 def _cell(value: object) -> str:

@@ -9,9 +9,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from longwatch import __version__
 from longwatch.cli import db, mailbox
@@ -19,8 +20,26 @@ from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.run import run
 from longwatch.errors import LongwatchError
 
+
+class InterruptedByUserError(LongwatchError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
+class Commands(TyperGroup):
+    """Every command. Ctrl-C becomes an error of ours here: typer would make an exit code of it, and say nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise InterruptedByUserError("interrupted") from None
+
+
 app = typer.Typer(
     name="longwatch",
+    cls=Commands,
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,

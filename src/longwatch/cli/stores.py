@@ -19,7 +19,9 @@ def readable(value: Any) -> Any:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise typer.BadParameter(f"{word!r} is not UTF-8") from None
+            from longwatch.core.masking import mask_text  # noqa: PLC0415 - only who fails waits for it
+
+            raise typer.BadParameter(f"{mask_text(word)!r} is not UTF-8") from None
     return value
 
 

@@ -21,8 +21,14 @@ _PLAIN_KEYS = frozenset({"public", "primary", "foreign", "sort", "partition", "c
 _COUNTED_TOKENS = frozenset({"max", "min", "num", "total", "input", "output", "prompt", "completion"})
 
 _QUOTED_OR_WORD = r"""(?:"(?:\\.|[^"\\])*"?|'[^']*'?)?\S*"""
-_USERINFO = re.compile(r"(?<=://)(?:[^\s/?#:@]*:(?!\d{0,5}(?:[/?#\s]|$))\S{0,1024}|[^\s/?#]*)@")
-_ASSIGNMENT = re.compile(rf"(?<![\w.-])([A-Za-z_][\w.-]{{0,127}})=({_QUOTED_OR_WORD})")
+_USERINFO = re.compile(r"(?<=://)(?:/?[^\s/?#:@]*:(?!\d{0,5}(?:[/?#\s]|$))\S{0,1024}|[^\s/?#]*)@")
+_BARE_USERINFO = re.compile(
+    r"(?<![^\s\"'=(<])(?!mailto:)((?:[A-Za-z][\w+.-]{0,31}:(?!//))?)/{0,2}[\w.%+-]{0,128}:(?!//)[^\s\"']\S{0,1024}@(?!sha\d+:)"
+)
+"""Without the slashes: `redis:user:password@host`, `user:password@host`; not `image:tag@sha256:…`."""
+_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,127})=")
+_VALUE = re.compile(_QUOTED_OR_WORD)
+_PARAMETER = re.compile(r"(?:[^\s&]|&(?![A-Za-z_][\w.-]{0,127}=))*")
 _OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w.-]{{0,127}})(\s+)(?!--)({_QUOTED_OR_WORD})")
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=-]{8,}")
 _WHOLE = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,127})(=|:\s*)(?!//)(.+)", re.DOTALL)
@@ -50,9 +56,9 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 def mask_text(text: str) -> str:
     """A text to show: the user part of a URL, `password=x`, `--token x` and `Bearer x` masked wherever they stand."""
     if "@" in text:
-        text = _USERINFO.sub(MASK + "@", text)
+        text = _BARE_USERINFO.sub(rf"\1{MASK}@", _USERINFO.sub(MASK + "@", text))
     if "=" in text:
-        text = _ASSIGNMENT.sub(_mask_assignment, text)
+        text = _mask_assignments(text)
     if "--" in text:
         text = _OPTION.sub(_mask_option, text)
     return _SCHEME.sub(rf"\1\2{MASK}", text)
@@ -113,8 +119,23 @@ def _mask_argument(argument: str) -> str:
     return mask_text(argument)
 
 
-def _mask_assignment(match: re.Match[str]) -> str:
-    return f"{match[1]}={MASK}" if match[2] and looks_secret(match[1]) else match[0]
+def _mask_assignments(text: str) -> str:
+    """A value that is shown may have assignments inside it, as a URL has; that of a secret ends where the next parameter begins."""
+    parts, shown_from = [], 0
+    for match in _NAMED.finditer(text):
+        if match.start() < shown_from or not looks_secret(match[1]):
+            continue
+        end = _value_end(text, match)
+        if end > match.end():
+            parts += [text[shown_from : match.end()], MASK]
+            shown_from = end
+    return "".join([*parts, text[shown_from:]])
+
+
+def _value_end(text: str, name: re.Match[str]) -> int:
+    is_parameter = text[max(name.start() - 1, 0) : name.start()] in {"?", "&"}
+    value = (_PARAMETER if is_parameter else _VALUE).match(text, name.end())
+    return value.end() if value else name.end()
 
 
 def _mask_option(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from longwatch.mailbox.backend import Backend, connecting
+from longwatch.mailbox.bounds import check_id
 from longwatch.mailbox.letters import DeadLetter
 
 _PAGE = 100
@@ -30,17 +31,17 @@ class DeadLetters:
 
     def show(self, message_id: str) -> DeadLetter | None:
         with connecting():
-            return self._backend.find_dead(message_id)
+            return self._backend.find_dead(check_id(message_id))
 
     def replay(self, *ids: str) -> list[bool]:
         """Put them back in line with clean counters; for each whether it was there."""
         with connecting():
-            return self._backend.replay(ids)
+            return self._backend.replay([check_id(each) for each in ids])
 
     def drop(self, *ids: str) -> list[bool]:
         """Remove them for good; for each whether it was there."""
         with connecting():
-            return self._backend.drop(ids)
+            return self._backend.drop([check_id(each) for each in ids])
 
     def replay_all(self) -> int:
         """Replay those that are dead now; how many. One that dies again meanwhile stays dead."""

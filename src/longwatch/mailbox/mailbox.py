@@ -96,9 +96,7 @@ class Mailbox(Generic[BodyT]):
         expiry = bounds.check_expiry(expires_in)
         route = self._route_of(reply_to)
         encoded = [self.codec.encode(body) for body in bodies]
-        keys = dedupe_keys if dedupe_keys is not None else [None] * len(encoded)
-        if len(keys) != len(encoded):
-            raise InvalidParameterError(f"dedupe_keys must be one for each of the {len(encoded)} bodies, not {len(keys)}")
+        keys = [None] * len(encoded) if dedupe_keys is None else bounds.check_dedupe_keys(dedupe_keys, count=len(encoded))
         letters = [
             Letter(
                 id=new_id(), body=data, delay=delay, expires_in=expiry, keep_expired=keep_expired, dedupe_key=key, reply_to=route
@@ -132,11 +130,12 @@ class Mailbox(Generic[BodyT]):
                 self.clock.wait(wakeup, self._patience(deadline))
         return []
 
-    def acknowledge_many(self, messages: Sequence[Message[Any]], tx: Any = None) -> list[Verdict]:
+    def acknowledge_many(self, messages: Iterable[Message[Any]], tx: Any = None) -> list[Verdict]:
         """Settle several deliveries in one statement; for each `settled` or `expired`.
 
         With `tx` that is so once the transaction commits; until then, and if it never does, the messages are not finalized.
         """
+        messages = list(messages)
         settlements = [Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages]
         with connecting():
             settled = self.backend.settle(settlements, tx=tx)
@@ -157,7 +156,7 @@ class Mailbox(Generic[BodyT]):
     def cancel(self, message_id: str) -> bool:
         """Remove a queued message by its id; False if it is not there, or leased."""
         with connecting():
-            return self.backend.cancel(message_id)
+            return self.backend.cancel(bounds.check_id(message_id))
 
     def pause(self) -> None:
         """Hand nothing out any more, in any process, until `resume`."""
@@ -262,6 +261,8 @@ class Mailbox(Generic[BodyT]):
             return None
         if isinstance(reply_to, str):
             return bounds.check_name(reply_to)
+        if not isinstance(reply_to, Mailbox):
+            raise InvalidParameterError(f"reply_to must be a mailbox, or the name of one, not of type {type(reply_to).__name__}")
         if reply_to.backend.home != self.backend.home:
             raise UnsupportedError(
                 f"a reply to {reply_to.name!r} would not arrive: it is in another store than {self.name!r}; open both in one"

@@ -72,12 +72,14 @@ class Message(Generic[BodyT]):
     def nack(self, *, visibility_timeout: float = 0, reason: str | None = None) -> None:
         """Give it back, to be delivered again after the timeout. With a reason that is a failure, without one nobody's fault."""
         delay = bounds.check_visibility(visibility_timeout)
-        outcome = Outcome.BACK if reason is None else Outcome.FAILED
-        self._settle(Settlement(claim=self.receipt, outcome=outcome, delay=delay, error=reason))
+        error = None if reason is None else bounds.check_reason(reason)
+        outcome = Outcome.BACK if error is None else Outcome.FAILED
+        self._settle(Settlement(claim=self.receipt, outcome=outcome, delay=delay, error=error))
 
     def reject(self, reason: str) -> None:
         """It will never succeed: to the dead letters with it, as `permanent`, with its history."""
-        self._settle(Settlement(claim=self.receipt, outcome=Outcome.DEAD, reason="permanent", error=reason))
+        error = bounds.check_reason(reason)
+        self._settle(Settlement(claim=self.receipt, outcome=Outcome.DEAD, reason="permanent", error=error))
 
     def extend_visibility(self, seconds: float) -> None:
         """Keep it for at least so long from now; a lease that lasts longer already stays as it is."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from longwatch.core.clock import Clock
 from longwatch.core.masking import mask_text
 from longwatch.errors import UsageError
 from longwatch.mailbox.backend import Backend, Limits
 from longwatch.mailbox.bodies import Codec
-from longwatch.mailbox.bounds import LARGEST_BODY
+from longwatch.mailbox.bounds import LARGEST_BODY, check_whole
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.store.database import Database
 from longwatch.store.sqlite import SqliteDatabase
@@ -58,7 +58,8 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 
     `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://host/database`, `redis://host/0`.
     """
-    store = open_store(url) if isinstance(url, str) else url
+    store = _found(url)
+    check_whole("largest_body", largest_body)
 
     def routed(called: str) -> Mailbox[Any]:
         """Where a reply goes: a mailbox of which only the name is known, so none of this one's limits hold there."""
@@ -70,14 +71,16 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 
 def open_store(url: str) -> Any:
     """The store a URL names; UsageError with the cure for one that cannot be."""
-    parts = urlsplit(url)
-    match parts.scheme:
+    if not isinstance(url, str):
+        raise UsageError(f"a store is named by a URL, text such as sqlite:///jobs.db, not by {type(url).__name__}")
+    scheme, slashes, place = url.partition("://")
+    match scheme.lower() if slashes else None:
         case "sqlite":
-            return SqliteDatabase(_sqlite_path(url, parts.netloc, parts.path))
+            return SqliteDatabase(_sqlite_path(url, place))
         case "memory":
             from longwatch.mailbox.memory import shared_memory  # noqa: PLC0415 - only who uses it pays
 
-            return shared_memory(parts.netloc + parts.path)
+            return shared_memory(place)
         case "postgresql" | "postgres":
             with extra("postgres", url):
                 from longwatch.store.postgres import PostgresDatabase  # noqa: PLC0415
@@ -88,8 +91,8 @@ def open_store(url: str) -> Any:
                 from longwatch.mailbox.redis import RedisStore  # noqa: PLC0415
 
                 return RedisStore(url)
-        case scheme:
-            raise UsageError(f"no store is known for {mask_text(url)!r}; {_hint(url, scheme)}")
+        case _:
+            raise UsageError(f"no store is known for {mask_text(url)!r}; {_hint(url)}")
 
 
 @contextmanager
@@ -102,9 +105,17 @@ def extra(name: str, url: str) -> Iterator[None]:
         raise UsageError(f"{mask_text(url)} needs {error.name}, which is not installed; {cure}") from None
 
 
-def _hint(url: str, scheme: str) -> str:
-    if url and not scheme:
-        return f"did you mean sqlite:///{url}?"
+def _found(given: Any) -> Any:
+    """The store itself, or that of a URL."""
+    if isinstance(given, Database) or hasattr(given, "lane"):
+        return given
+    return open_store(given)
+
+
+def _hint(url: str) -> str:
+    scheme, colon, _ = url.partition(":")
+    if url and not colon:
+        return f"did you mean sqlite:///{mask_text(url)}?"
     near = difflib.get_close_matches(scheme, SCHEMES, n=1)
     return f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
 
@@ -119,10 +130,20 @@ def mailbox_names(store: Any) -> list[str]:
     return names
 
 
-def _sqlite_path(url: str, host: str, path: str) -> Path:
-    if host or len(path) < 2:  # noqa: PLR2004 - a slash and at least one letter
-        raise UsageError(f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db")
-    return Path(unquote(path[1:]))
+def _sqlite_path(url: str, place: str) -> Path:
+    host, slash, path = place.partition("/")
+    if host or not slash or not path:
+        raise UsageError(f"{mask_text(url)!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db")
+    for sign, written in (("?", "%3F"), ("#", "%23")):
+        if sign in path:
+            raise UsageError(f"{mask_text(url)!r} has a {sign}, and a file takes no options; if its name has one, write {written}")
+    try:
+        name = unquote_to_bytes(path).decode()
+    except UnicodeError:
+        raise UsageError(f"{mask_text(url)!r} names a file that is not UTF-8; give it another name") from None
+    if "\0" in name:
+        raise UsageError(f"{mask_text(url)!r} has a zero byte in its name, which no file can have; leave it out")
+    return Path(name)
 
 
 def _backend(store: Any, name: str, limits: Limits | None) -> Backend:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.masking import mask_text
+from longwatch.errors import UsageError
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -125,7 +126,7 @@ class Database(ABC):
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
         """`write`, by the name users know it: sends and settles that are given this transaction commit with it."""
-        return self.write(work)
+        return self.write(lambda transaction: _done(work(transaction)))
 
     def __enter__(self) -> Self:
         return self
@@ -135,3 +136,12 @@ class Database(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {mask_text(self.url)}>"
+
+
+def _done(result: T) -> T:
+    """Refuses what an async or a generator function returns: nothing of it has run, and the commit would not wait for it."""
+    if isinstance(result, Coroutine):
+        result.close()
+    if isinstance(result, Coroutine | Generator | AsyncGenerator):
+        raise UsageError("transact() takes a plain function; an async one, or one that yields, would run after the commit")
+    return result

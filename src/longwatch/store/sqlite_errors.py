@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +16,18 @@ from longwatch.errors import (
     StoreReadOnlyError,
     StoreUnreachableError,
 )
+from longwatch.store.sqlite_file import READ_ONLY, is_writable
 
 Meaning = tuple[type[StoreError], str]
 _PRIMARY = 0xFF
 _FULL: Meaning = (StoreFullError, "cannot grow: the disk is full; nothing was written, free some space")
+_READ_ONLY: Meaning = (StoreReadOnlyError, READ_ONLY)
 _MEANINGS: dict[int, Meaning] = {
     sqlite3.SQLITE_BUSY: (StoreBusyError, "is locked by another program; nothing was written, end that one, or try again"),
     sqlite3.SQLITE_LOCKED: (StoreBusyError, "is locked by another connection; nothing was written, try again"),
     sqlite3.SQLITE_FULL: _FULL,
     sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
-    sqlite3.SQLITE_READONLY: (StoreReadOnlyError, "is read-only; give this user write permission to the file and its directory"),
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_CORRUPT: (StoreCorruptError, "is damaged; restore it from a backup, or move it aside to start afresh"),
     sqlite3.SQLITE_NOTADB: (StoreCorruptError, "is not a SQLite database; name another file, or move this one aside"),
     sqlite3.SQLITE_CANTOPEN: (StoreUnreachableError, "cannot be opened; check that its directory exists and may be written to"),
@@ -53,5 +56,11 @@ def translated(path: Path) -> Iterator[None]:
         found = meaning(error)
         if found is None:
             raise
-        kind, text = found
+        kind, text = _READ_ONLY if _may_not_write(path, error) else found
         raise kind(f"{path} {text}") from error
+
+
+def _may_not_write(path: Path, error: sqlite3.Error) -> bool:
+    """Whether that is why a file cannot be opened: of the files beside it that it cannot make, SQLite says no more."""
+    could_not_open = error.sqlite_errorcode & _PRIMARY == sqlite3.SQLITE_CANTOPEN
+    return could_not_open and path.exists() and not (is_writable(path) and os.access(path.parent, os.W_OK))

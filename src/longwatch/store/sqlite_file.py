@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,15 @@ _NETWORK = (
     "nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "ncpfs",
     "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.glusterfs", "fuse.ceph",
 )  # fmt: skip
+READ_ONLY = "is read-only; give this user write permission to the file and its directory"
+LONGEST_PATH = 504
+"""Bytes of a path that SQLite opens; it appends to it, and its own limit is 512."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def prepare_file(path: Path, *, mounts: Path = MOUNTS) -> None:
     """Make the file for its owner alone if it is not there; refuse a place where SQLite cannot keep its promises."""
+    require_place(path)
     if kind := network_file_system(path, mounts=mounts):
         raise StoreMisplacedError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold; use a local disk, or PostgreSQL"
@@ -32,7 +37,26 @@ def prepare_file(path: Path, *, mounts: Path = MOUNTS) -> None:
         raise StoreMisplacedError(f"{path} cannot be opened, its directory does not exist; make {path.parent}") from None
     except OSError as error:
         raise _not_made(path, error) from None
-    _require_writable(path)
+    if not is_writable(path):
+        raise StoreReadOnlyError(f"{path} {READ_ONLY}")
+
+
+def require_place(path: Path) -> None:
+    """Refuse what can be no database, whatever is done about it; that nothing is there yet is all right. Opens nothing."""
+    try:
+        kind = _kind(path)
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from None
+    if kind is not None and not stat.S_ISREG(kind):
+        cure = "is a directory; name a file in it" if stat.S_ISDIR(kind) else "is no regular file; name another"
+        raise StoreMisplacedError(f"{path} cannot be opened, it {cure}")
+    if (length := len(os.fsencode(os.path.realpath(path)))) > LONGEST_PATH:
+        raise StoreMisplacedError(f"{path} cannot be opened, its path has {length} bytes; use one of {LONGEST_PATH} at the most")
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this user may write the file that is there, and the file system it is on lets anybody."""
+    return os.access(path, os.R_OK | os.W_OK)
 
 
 def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
@@ -42,7 +66,7 @@ def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     except OSError:
         return None
     place, kind = "", ""
-    resolved = str(path.resolve())
+    resolved = os.path.realpath(path)
     for line in lines:
         before, _, after = line.partition(" - ")
         where = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split(" ")[4])
@@ -59,14 +83,24 @@ def _make(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
+def _kind(path: Path) -> int | None:
+    """The mode of what is there, which tells what it is; None if nothing is."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "it links to what does not exist") from None
+        return None
+
+
+def _unusable(path: Path, error: OSError | ValueError) -> StoreError:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, PermissionError):
+        return StoreReadOnlyError(f"{path} cannot be reached ({why}); give this user permission to enter its directory")
+    return StoreMisplacedError(f"{path} cannot be opened ({why}); name another file")
+
+
 def _not_made(path: Path, error: OSError) -> StoreError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StoreFullError(f"{path} cannot be made: the disk is full; free some space")
     return StoreReadOnlyError(f"{path} cannot be made ({error.strerror}); give this user write permission to its directory")
-
-
-def _require_writable(path: Path) -> None:
-    if path.is_dir():
-        raise StoreMisplacedError(f"{path} cannot be opened, it is a directory; name a file in it")
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise StoreReadOnlyError(f"{path} is read-only; give this user write permission to the file and its directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -139,7 +140,7 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 def identity(path: Path) -> object:
     """Equal for two names of one file."""
-    return "sqlite", path.resolve()
+    return "sqlite", os.path.realpath(path)
 
 
 def schema_version(raw: sqlite3.Connection) -> int:
