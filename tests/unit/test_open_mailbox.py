@@ -183,3 +183,9 @@ def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
 def test_the_largest_body_is_a_whole_number(largest: Any) -> None:
     with pytest.raises(InvalidParameterError, match=r"^largest_body must be a whole number of 1 or more"):
         open_mailbox(MemoryStore(), "jobs", largest_body=largest)
+
+
+@pytest.mark.parametrize("name", ["plain.db", "a#b?c%20.db", "mit Leerzeichen ü.db"])
+def test_the_url_of_a_store_leads_back_to_it(tmp_path: Path, name: str) -> None:
+    store = SqliteDatabase(tmp_path / name)
+    assert store.identity == open_store(store.url).identity

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 from weakref import finalize
 
 from longwatch.core.clock import Wakeup
@@ -39,7 +40,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS) -> None:
         self.path = path.absolute()
-        self.url = f"sqlite:///{path}"
+        self.url = f"sqlite:///{quote(str(path))}"
         super().__init__()
         self._busy_timeout = busy_timeout
         self._mounts = mounts
