@@ -1,0 +1,95 @@
+"""What Redis' errors mean to somebody who has to do something about them."""
+
+from __future__ import annotations
+
+from redis import exceptions as redis
+
+from longwatch.core.masking import mask_text
+from longwatch.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnreachableError,
+)
+
+Meaning = tuple[type[StoreError], str]
+_PASSWORD: Meaning = (
+    StoreUnreachableError,
+    "refuses the user or the password; correct them in the URL, redis://USER:PASSWORD@HOST",
+)
+_FULL: Meaning = (StoreFullError, "is out of memory; nothing was written, let its workers catch up, or raise maxmemory")
+_PERMISSION: Meaning = (
+    StoreReadOnlyError,
+    "does not permit this user to do that; grant it ~longwatch:* &longwatch:* +@all -@dangerous",
+)
+_MEANINGS: dict[str, Meaning] = {
+    "BUSY": (StoreBusyError, "is busy with a script; nothing was written, try again"),
+    "CLUSTERDOWN": (StoreBusyError, "is in a Cluster that is down; nothing was written, try again"),
+    "LOADING": (StoreBusyError, "is still loading its data; nothing was written, try again"),
+    "MASTERDOWN": (StoreBusyError, "has lost its master; nothing was written, try again"),
+    "MISCONF": (StoreReadOnlyError, "cannot save to its disk and takes no writes; check its log and its disk"),
+    "NOAUTH": _PASSWORD,
+    "NOPERM": _PERMISSION,
+    "NOREPLICAS": (StoreBusyError, "has too few replicas to write; nothing was written, try again"),
+    "OOM": _FULL,
+    "READONLY": (StoreReadOnlyError, "is a read-only replica; give the URL of its master"),
+    "TRYAGAIN": (StoreBusyError, "is moving this mailbox to another node; nothing was written, try again"),
+    "WRONGPASS": _PASSWORD,
+}
+_KINDS: dict[type[Exception], str] = {
+    redis.AuthenticationError: "WRONGPASS",
+    redis.AuthenticationWrongNumberOfArgsError: "WRONGPASS",
+    redis.AskError: "TRYAGAIN",
+    redis.AuthorizationError: "NOPERM",
+    redis.BusyLoadingError: "LOADING",
+    redis.ClusterDownError: "CLUSTERDOWN",
+    redis.MasterDownError: "MASTERDOWN",
+    redis.NoPermissionError: "NOPERM",
+    redis.OutOfMemoryError: "OOM",
+    redis.ReadOnlyError: "READONLY",
+    redis.TryAgainError: "TRYAGAIN",
+}
+
+
+class AnswerLostError(StoreError):
+    """It was sent, and no answer came: whether it was done is unknown."""
+
+
+def refusal(url: str, error: Exception) -> StoreError:
+    """What the server said instead of doing it: nothing was written."""
+    found = _MEANINGS.get(_code(error))
+    if found is None:
+        return StoreError(f"{mask_text(url)} did not do it: {error}")
+    kind, text = found
+    return kind(f"{mask_text(url)} {text} ({error})")
+
+
+def unreachable(url: str, error: Exception) -> StoreError:
+    """It could not be sent: nothing was written."""
+    if isinstance(error, redis.AuthenticationError | redis.BusyLoadingError | redis.ResponseError):
+        return refusal(url, error)
+    return StoreUnreachableError(f"{mask_text(url)} cannot be reached ({error}); nothing was written, check that it runs")
+
+
+def answer_lost(url: str, error: Exception) -> AnswerLostError:
+    return AnswerLostError(f"no answer from {mask_text(url)} ({error}); whether it was written is unknown")
+
+
+def read_failed(error: AnswerLostError) -> StoreError:
+    """The same about something that writes nothing, or nothing that matters when it is done twice."""
+    kind = StoreBusyError if isinstance(error.__cause__, redis.TimeoutError) else StoreUnreachableError
+    return kind(f"{str(error).rpartition(';')[0]}; try again")
+
+
+def _code(error: Exception) -> str:
+    """The first word of what the server said; redis-py takes it off for those that have a class of their own.
+
+    An error inside a script may come wrapped in the script's own words.
+    """
+    if type(error) in _KINDS:
+        return _KINDS[type(error)]
+    text = str(error)
+    if "user executing the script" in text:
+        return "NOPERM"
+    return next((word for word in text.replace("-", " ").split() if word in _MEANINGS), "")

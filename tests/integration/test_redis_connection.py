@@ -1,0 +1,429 @@
+"""What a caller is told when the server refuses, cannot be reached, or does not answer; and what happens when it is back."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from redis.connection import Connection
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import (
+    LongwatchError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnreachableError,
+    UsageError,
+)
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.letters import Letter, new_id
+from longwatch.mailbox.redis import RedisStore
+from longwatch.mailbox.redis_connection import Server, UnsafeSettingsWarning, unsafe_settings
+from longwatch.mailbox.redis_lane import RedisBackend
+from longwatch.mailbox.redis_wakeups import Bell, Wakeups
+from longwatch.work.source import Outcome, Settlement
+from redis_server import RedisServer, await_that, free_port, running_server
+
+FOREVER = 40_000.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with running_server() as started:
+        yield started
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[RedisStore]:
+    opened = RedisStore(server.url)
+    yield opened
+    opened.close()
+    with server.client() as client:
+        client.flushall()
+
+
+@pytest.fixture
+def lane(store: RedisStore) -> RedisBackend:
+    return store.lane("work")
+
+
+def letter(body: bytes = b"1") -> Letter:
+    return Letter(id=new_id(), body=body)
+
+
+class LostAnswers:
+    """Loses answers of the server: they arrive, and nobody hears of it."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.lost = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+        self._read = Connection.read_response
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def read_response(connection: Any, *arguments: Any, **options: Any) -> Any:
+            answer = self._read(connection, *arguments, **options)
+            if not self.left:
+                return answer
+            self.left -= 1
+            self.lost += 1
+            connection.disconnect()
+            left, self.left = self.left, 0
+            self.meanwhile()
+            self.left = left
+            raise redis.ConnectionError("Connection closed by server.")
+
+        monkeypatch.setattr(Connection, "read_response", read_response)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> LostAnswers:
+    lost = LostAnswers()
+    lost.install(monkeypatch)
+    return lost
+
+
+# --- lost answers ---
+
+
+def test_a_put_whose_answers_are_lost_is_stored_once(lane: RedisBackend, answers: LostAnswers) -> None:
+    lane.put([letter()])
+    answers.left = 3
+    sent = letter(b"once")
+    assert [sent.id] == lane.put([sent])
+    assert (3, 2) == (answers.lost, lane.stats().ready)
+
+
+def test_a_put_whose_answer_is_lost_is_stored_once_even_if_it_was_consumed_meanwhile(
+    lane: RedisBackend, answers: LostAnswers
+) -> None:
+    owner = lane.enter(Incarnation.mine())
+
+    def consume() -> None:
+        [leased] = lane.exchange((), owner=owner, want=1, duration=FOREVER).leased
+        assert [True] == lane.settle([Settlement(leased.claim, Outcome.DONE)])
+
+    lane.stats()
+    answers.meanwhile = consume
+    answers.left = 1
+    lane.put([letter()])
+    assert (0, 0) == (lane.stats().ready, lane.stats().leased)
+
+
+def test_a_put_with_keys_is_answered_as_before(lane: RedisBackend, answers: LostAnswers) -> None:
+    [first] = lane.put([Letter(id=new_id(), body=b"", dedupe_key="k")])
+    answers.left = 1
+    second = letter()
+    assert [first, second.id] == lane.put([Letter(id=new_id(), body=b"", dedupe_key="k"), second])
+
+
+def test_a_settlement_whose_answer_is_lost_is_unknown_and_may_be_repeated(lane: RedisBackend, answers: LostAnswers) -> None:
+    owner = lane.enter(Incarnation.mine())
+    lane.put([letter(), letter()])
+    [leased] = lane.exchange((), owner=owner, want=1, duration=FOREVER).leased
+    done = Settlement(leased.claim, Outcome.DONE)
+    answers.left = 1
+    with pytest.raises(StoreError, match="whether it was written is unknown"):
+        lane.settle([done])
+    assert ([False], 1) == (lane.settle([done]), lane.stats().ready)
+
+
+def test_what_an_exchange_leased_whose_answer_is_lost_is_told_by_held(lane: RedisBackend, answers: LostAnswers) -> None:
+    owner = lane.enter(Incarnation.mine())
+    lane.put([letter(), letter()])
+    answers.left = 1
+    with pytest.raises(StoreError, match="unknown"):
+        lane.exchange((), owner=owner, want=5, duration=FOREVER)
+    held = lane.held(owner=owner)
+    assert (2, 1) == (len(held), answers.lost)
+    assert [True, True] == lane.settle([Settlement(claim, Outcome.BACK) for claim in held])
+
+
+def test_a_read_whose_answer_is_lost_is_asked_again_once(lane: RedisBackend, answers: LostAnswers) -> None:
+    lane.put([letter()])
+    answers.left = 1
+    assert 1 == lane.stats().ready
+    answers.left = 2
+    with pytest.raises(StoreUnreachableError, match="try again"):
+        lane.stats()
+
+
+# --- refusals ---
+
+
+def told(error: type[LongwatchError], call: Callable[[], object]) -> str:
+    with pytest.raises(error) as raised:
+        call()
+    return str(raised.value)
+
+
+def test_a_server_that_is_not_there_is_unreachable_at_once() -> None:
+    store = RedisStore(f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
+    text = told(StoreUnreachableError, lambda: store.lane("work").put([letter()]))
+    assert ("cannot be reached" in text, "nothing was written" in text, "hunter2" in text) == (True, True, False)
+
+
+@pytest.mark.parametrize("url", ["redis://h:hunter2@x:port/0", "redis://:hunter2@h/0?nonsense=1", "redis://:hunter2@h/0?db=x"])
+def test_a_url_that_cannot_be_is_refused_without_its_password(url: str) -> None:
+    assert "hunter2" not in told(UsageError, lambda: RedisStore(url))
+
+
+def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
+    with server.client() as client:
+        client.acl_setuser("ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"])
+    store = RedisStore(server.url.replace("//", "//ann:hunter2@"))
+    text = told(StoreUnreachableError, lambda: store.lane("work").stats())
+    assert ("password" in text, "hunter2" in text) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [{"categories": ["+@read"]}, {"categories": ["+@all"], "commands": ["-hset"]}, {"categories": ["+@all"], "keys": ["x*"]}],
+)
+def test_a_user_without_the_rights_is_refused_with_the_cure(
+    server: RedisServer, lane: RedisBackend, rights: dict[str, Any]
+) -> None:
+    with server.client() as client:
+        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], **{"keys": ["*"], **rights})
+    store = RedisStore(server.url.replace("//", "//bob:pw@"))
+    assert "~longwatch:*" in told(StoreReadOnlyError, lambda: store.lane("work").put([letter()]))
+    store.close()
+    assert (0, []) == (lane.stats().ready, lane.peek(limit=5))
+
+
+COMMANDS = ["hdel", "hincrby", "hset", "hsetnx", "zadd", "zrem", "zremrangebyrank"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_script_that_fails_half_way_loses_nothing(server: RedisServer, lane: RedisBackend, command: str) -> None:
+    """A user without the right to one command; what it could not do somebody else can."""
+    lane.put([Letter(id=new_id(), body=b"", expires_in=FOREVER) for _ in range(4)])
+    with server.client() as client:
+        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"])
+        store = RedisStore(server.url.replace("//", "//bob:pw@"))
+        poor = store.lane("work")
+        owner = poor.enter(Incarnation.mine())
+        claims = [each.claim for each in poor.exchange((), owner=owner, want=3, duration=1.0).leased]
+        client.acl_setuser("bob", commands=[f"-{command}"])
+    for outcome, claim in zip((Outcome.FAILED, Outcome.DEAD, Outcome.BACK), claims, strict=True):
+        with suppress(StoreReadOnlyError):
+            poor.settle([Settlement(claim, outcome, reason="failed", delay=1.0)])
+    with suppress(StoreReadOnlyError):
+        poor.exchange((), owner=owner, want=5, duration=1.0)
+    store.close()
+    lane.store.jump.lease = lane.store.jump.wall = 10.0
+    for _ in range(2):
+        lane.sweep()
+    lane.replay([dead.id for dead in lane.dead()])
+    found = {delivery.id for delivery in lane.peek(limit=10)}
+    assert 4 == len(found)
+
+
+def test_a_user_without_the_right_to_publish_is_only_not_heard(server: RedisServer, lane: RedisBackend) -> None:
+    with server.client() as client:
+        client.acl_setuser(
+            "bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-publish"]
+        )
+    store = RedisStore(server.url.replace("//", "//bob:pw@"))
+    store.lane("work").put([letter()])
+    store.close()
+    assert 1 == lane.stats().ready
+
+
+def test_a_replica_is_read_only() -> None:
+    with running_server() as master, running_server() as replica:
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", str(master.port))
+        store = RedisStore(replica.url)
+        assert "replica" in told(StoreReadOnlyError, lambda: store.lane("work").put([letter()]))
+        store.close()
+
+
+def test_a_server_that_is_busy_with_a_script_is_busy(server: RedisServer, lane: RedisBackend) -> None:
+    lane.stats()
+    with server.client() as client:
+        client.config_set("lua-time-limit", "1")
+        spinning = threading.Thread(target=lambda: spin(server))
+        spinning.start()
+        await_that(lambda: is_busy(server), "the server is busy")
+        assert "busy with a script" in told(StoreBusyError, lambda: lane.put([letter()]))
+        client.script_kill()
+        spinning.join()
+        client.config_set("lua-time-limit", "5000")
+    assert 0 == lane.stats().ready
+
+
+def spin(server: RedisServer) -> None:
+    with server.client() as client, pytest.raises(redis.ResponseError):
+        client.eval("while true do end", 0)
+
+
+def is_busy(server: RedisServer) -> bool:
+    with server.client() as client:
+        try:
+            client.get("x")
+        except redis.ResponseError:
+            return True
+    return False
+
+
+# --- settings ---
+
+
+def test_settings_that_may_lose_messages_are_warned_of_once() -> None:
+    with running_server({"appendonly": "no", "save": "", "maxmemory-policy": "allkeys-lru"}) as unsafe:
+        store = RedisStore(unsafe.url)
+        with pytest.warns(UnsafeSettingsWarning) as caught:
+            store.lane("work").put([letter()])
+        assert ["allkeys-lru" in str(caught[0].message), "appendonly is off" in str(caught[1].message)] == [True, True]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.lane("work").put([letter()])
+        store.close()
+
+
+def test_a_server_that_does_not_tell_its_settings_is_used_in_silence(server: RedisServer) -> None:
+    with server.client() as client:
+        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-info"])
+    store = RedisStore(server.url.replace("//", "//bob:pw@"))
+    assert 0 == store.lane("silent").stats().ready
+    store.close()
+
+
+def test_facts_that_are_missing_are_no_fault() -> None:
+    assert [] == unsafe_settings({})
+    assert [] == unsafe_settings({"maxmemory_policy": "noeviction", "aof_enabled": "1"})
+
+
+# --- servers that go and come back ---
+
+
+def test_making_a_store_opens_nothing_and_a_closed_one_refuses(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    assert {} == store._opened
+    lane = store.lane("work")
+    lane.stats()
+    store.close()
+    store.close()
+    assert "was closed" in told(StoreClosedError, lane.stats)
+    assert "was closed" in told(StoreClosedError, lambda: lane.listen(Wakeup()))
+
+
+def test_a_restarted_server_is_found_again_with_its_messages() -> None:
+    with running_server() as server:
+        store = RedisStore(server.url)
+        lane = store.lane("work")
+        lane.put([letter(b"kept")])
+        server.stop()
+        assert "cannot be reached" in told(StoreUnreachableError, lane.stats)
+        server.start()
+        lane.put([letter(b"new")])
+        assert [b"kept", b"new"] == [delivery.body for delivery in lane.peek(limit=5)]
+        store.close()
+
+
+def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
+    with running_server() as server:
+        store = RedisStore(f"{server.url}?socket_timeout=0.2")
+        lane = store.lane("work")
+        lane.stats()
+        server.freeze()
+        with pytest.raises((StoreBusyError, StoreUnreachableError)):
+            lane.stats()
+        server.thaw()
+        assert 0 == lane.stats().ready
+        store.close()
+
+
+def test_an_idle_connection_has_to_answer_before_it_is_used(lane: RedisBackend) -> None:
+    lane.stats()
+    pool = lane.store.opened().calls._first.pool
+    [connection] = pool._available_connections
+    connection.next_health_check = 0.0
+    dead, connection._sock = connection._sock, DeafSocket(connection._sock)
+    connection._parser._sock = connection._sock
+    assert [] == lane.held(owner=1)
+    assert connection._sock is not dead
+    dead.close()
+
+
+class DeafSocket:
+    """The other end is gone, and nobody has said so."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def sendall(self, _data: bytes) -> None:
+        raise TimeoutError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_who_listens_hears_again_after_a_restart() -> None:
+    with running_server() as server:
+        wakeups, wakeup = Wakeups(Server(server.url).connect, net=1000.0), Wakeup()
+        end = wakeups.listen("channel", wakeup)
+        assert wakeup.block(20.0), "it is subscribed"
+        server.kill()
+        wakeup.clear()
+        server.start()
+        assert wakeup.block(20.0), "it is subscribed again"
+        wakeup.clear()
+        with server.client() as client:
+            client.publish("channel", "")
+        assert wakeup.block(20.0)
+        end()
+        wakeups.close()
+
+
+def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    enough, real = threading.Event(), Bell.wait
+
+    def wait(_bell: Bell, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) >= 5:
+            enough.set()
+            real(_bell, FOREVER)
+
+    def refuse() -> None:
+        raise redis.ConnectionError("refused")
+
+    monkeypatch.setattr(Bell, "wait", wait)
+    wakeups = Wakeups(refuse)
+    wakeups.listen("channel", Wakeup())
+    assert enough.wait(20.0)
+    wakeups.close()
+    assert wakeups._errand is not None
+    assert wakeups._errand.over.is_set()
+    assert sorted(waits) == waits
+    assert 0 < waits[0] < waits[-1]
+
+
+def test_who_listens_is_woken_now_and_then_without_a_hint(server: RedisServer) -> None:
+    wakeups, wakeup = Wakeups(Server(server.url).connect, net=0.01), Wakeup()
+    wakeups.listen("channel", wakeup)
+    for _ in range(3):
+        assert wakeup.block(20.0)
+        wakeup.clear()
+    wakeups.close()
+
+
+def test_one_thread_hears_for_all_and_ends_with_the_store(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    before = threading.active_count()
+    ends = [store.lane(name).listen(Wakeup()) for name in ("a", "b", "a")]
+    assert before + 1 == threading.active_count()
+    for end in ends:
+        end()
+        end()
+    store.close()
+    await_that(lambda: before == threading.active_count(), "the thread has ended")
