@@ -42,7 +42,13 @@ def circumstances(name: str) -> str:
     longwatch, python = subprocess.run([PYTHON, "-c", version], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
-    return f"Longwatch {longwatch}, Python {python}, {machine}; `make bench BENCH={name}`."
+    return f"Longwatch {longwatch}, Python {python}, {machine}; `{command(name)}`."
+
+
+def command(name: str) -> str:
+    """What was called, with the settings that leave parts out or repeat them less."""
+    settings = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith("BENCH_"))
+    return " ".join(["make bench", f"BENCH={name}", *settings])
 
 
 def section(name: str) -> str:

@@ -1,25 +1,58 @@
-"""The sending side of every peer: `batch N` as fast as it can, `light RATE SECONDS` evenly; prints the rate."""
+"""The sending side of every peer: `batch N` as fast as it can, `light RATE SECONDS` evenly; `settled N` waits for the last one."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import marks
+
+One = Callable[[float], object]
+Many = Callable[[Sequence[float]], object]
 
 
-def send(one: Callable[[float], object], many: Callable[[Sequence[float]], object] | None = None) -> None:
+def send(one: One, many: Many | None = None, *, chunk: int = 100, left: Callable[[], int] | None = None) -> None:
+    """Do what the command line says. `left` tells how many jobs are not acknowledged yet."""
     kind, *numbers = sys.argv[1:]
-    began = time.perf_counter()
     if kind == "batch":
-        total = int(numbers[0])
-        if many is not None:
-            many([time.time()] * total)
-        else:
-            for _ in range(total):
-                one(time.time())
-        print(total / (time.perf_counter() - began))
+        print(batch(int(numbers[0]), one, many, chunk))
+    elif kind == "settled" and left is not None:
+        print("ready", flush=True)
+        print(settled(int(numbers[0]), left))
+    elif kind == "light":
+        light(float(numbers[0]), float(numbers[1]), one)
     else:
-        rate, seconds = float(numbers[0]), float(numbers[1])
-        for number in range(int(rate * seconds)):
-            time.sleep(max(began + number / rate - time.perf_counter(), 0))
+        sys.exit(f"no such verb: {kind}")
+
+
+def batch(total: int, one: One, many: Many | None, chunk: int) -> float:
+    """Send so many, in chunks where there is a way to; how many a second."""
+    began = time.perf_counter()
+    if many is None:
+        for _ in range(total):
             one(time.time())
+    else:
+        for start in range(0, total, chunk):
+            many([time.time()] * min(chunk, total - start))
+    return total / (time.perf_counter() - began)
+
+
+def light(rate: float, seconds: float, one: One) -> None:
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(began + number / rate - time.perf_counter(), 0))
+        one(time.time())
+
+
+def settled(total: int, left: Callable[[], int]) -> float:
+    """When all of them were acknowledged. The store is asked only after the last one ran, so as not to slow that down."""
+    left()  # the connection is there when it counts
+    marked = Path(os.environ["BENCH_MARKS"])
+    while marks.count(marked) < total:
+        time.sleep(0.01)
+    while left():
+        time.sleep(0.005)
+    return time.time()

@@ -1,15 +1,20 @@
-"""huey on SQLite, at most once: a job that was taken and not finished is lost."""
+"""huey on SQLite and Redis, at most once: a job that was taken and not finished is lost."""
 
 from __future__ import annotations
 
 import os
 
-from huey import SqliteHuey
+from huey import RedisHuey, SqliteHuey
 
 import client
 import marks
 
-huey = SqliteHuey("bench", filename=os.environ["BENCH_STORE"], results=False)
+URL = os.environ["BENCH_URL"]
+huey = (
+    RedisHuey("bench", url=URL, results=False)
+    if URL.startswith("redis:")
+    else SqliteHuey("bench", filename=URL.removeprefix("sqlite:///"), results=False)
+)
 
 
 @huey.task()

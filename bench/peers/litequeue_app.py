@@ -11,7 +11,7 @@ from litequeue import LiteQueue
 import client
 import marks
 
-queue = LiteQueue(os.environ["BENCH_STORE"])
+queue = LiteQueue(os.environ["BENCH_URL"].removeprefix("sqlite:///"))
 
 if __name__ == "__main__":
     if sys.argv[1] == "work":

@@ -1,10 +1,14 @@
-"""Longwatch on SQLite: `work` drains through the engine with 8 slots, `receive` by receive and acknowledge_many from one thread."""
+"""Longwatch on any store: `work` drains through the engine with 8 slots, `receive` by receive and acknowledge_many from one thread.
+
+`alone` does everything in one process, for the store that is in memory: a verb a line, an answer a line.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import client
 import marks
@@ -12,7 +16,9 @@ from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.runner import MessageRunner
 from longwatch.work.engine import Engine, EnginePolicy
 
-mailbox = open_mailbox(f"sqlite:///{os.environ['BENCH_STORE']}", "bench", float)
+CHUNK = 1000
+
+mailbox = open_mailbox(os.environ["BENCH_URL"], "bench", float)
 
 
 def work() -> None:
@@ -29,7 +35,40 @@ def receive() -> None:
         mailbox.acknowledge_many(messages)
 
 
+def singles(total: str) -> None:
+    for _ in range(int(total)):
+        mailbox.send(1.0)
+
+
+def alone() -> None:
+    for line in sys.stdin:
+        print(_answer(*line.split()), flush=True)
+
+
+def _answer(verb: str, *numbers: str) -> float:
+    match verb:
+        case "batch":
+            return client.batch(int(numbers[0]), mailbox.send, mailbox.send_many, CHUNK)
+        case "light":
+            client.light(float(numbers[0]), float(numbers[1]), mailbox.send)
+        case "settled":
+            return client.settled(int(numbers[0]), mailbox.approximate_count)
+        case _:
+            threading.Thread(target=VERBS[verb], daemon=True).start()
+    return 0.0
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    "work": work,
+    "receive": receive,
+    "singles": singles,
+    "alone": alone,
+    "pause": mailbox.pause,
+    "resume": mailbox.resume,
+}
+
 if __name__ == "__main__":
-    if sys.argv[1] in {"work", "receive"}:
-        {"work": work, "receive": receive}[sys.argv[1]]()
-    client.send(mailbox.send, mailbox.send_many)
+    if sys.argv[1] in VERBS:
+        VERBS[sys.argv[1]](*sys.argv[2:])
+    else:
+        client.send(mailbox.send, mailbox.send_many, chunk=CHUNK, left=mailbox.approximate_count)
