@@ -75,8 +75,8 @@ class Backend(Source, Protocol):
     def purge(self) -> int:
         """Remove every message that is not leased; how many."""
 
-    def dead(self, *, after: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        """The dead, oldest first, those after the id `after`."""
+    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """The dead, oldest first, those whose position is above `after`, be there one with that or not."""
 
     def find_dead(self, message_id: str) -> DeadLetter | None: ...
 

@@ -19,11 +19,10 @@ class DeadLetters:
         self._backend = backend
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        page = self._page(None)
+        page = self._page(0)
         while page:
-            following = self._page(page[-1].id)  # before the caller drops or replays the letter that it comes after
             yield from page
-            page = following
+            page = self._page(page[-1].position)
 
     def __len__(self) -> int:
         with connecting():
@@ -55,6 +54,6 @@ class DeadLetters:
         ids = [letter.id for letter in self]
         return sum(sum(act(*ids[start : start + _PAGE])) for start in range(0, len(ids), _PAGE))
 
-    def _page(self, after: str | None) -> list[DeadLetter]:
+    def _page(self, after: int) -> list[DeadLetter]:
         with connecting():
             return self._backend.dead(after=after, limit=_PAGE)

@@ -62,6 +62,8 @@ class DeadLetter(NamedTuple):
     releases: int
     reply_to: str | None
     body: bytes
+    position: int = 0
+    """Its place among the dead of its mailbox: who died later has a higher one."""
 
 
 def new_id() -> str:

@@ -251,14 +251,11 @@ class MemoryBackend:
                 lane.remove(row)
             return len(idle)
 
-    def dead(self, *, after: str | None = None, limit: int = 100) -> list[DeadLetter]:
+    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         contents = self.store.contents()
         with contents.lock:
-            dead = contents.lane(self.name).dead
-            letters: Iterable[DeadLetter] = dead.values()
-            if after in dead:
-                letters = islice(dropwhile(lambda letter: letter.id != after, letters), 1, None)
-            return list(islice(letters, limit))
+            letters = contents.lane(self.name).dead.values()
+            return list(islice(dropwhile(lambda letter: letter.position <= after, letters), limit))
 
     def find_dead(self, message_id: str) -> DeadLetter | None:
         contents = self.store.contents()

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import chain
+from itertools import chain, count
 
 from longwatch.core.clock import Wakeup
 from longwatch.mailbox.letters import DeadLetter, Delivery
@@ -61,7 +61,7 @@ class Row:
     def delivery(self) -> Delivery:
         return Delivery(self.id, self.body, self.deliveries, self.failures, self.crashes, self.enqueued_at, self.reply_to)
 
-    def dead_letter(self, reason: str, error: str | None, died_at: float) -> DeadLetter:
+    def dead_letter(self, reason: str, error: str | None, died_at: float, position: int) -> DeadLetter:
         return DeadLetter(
             id=self.id,
             mailbox=self.lane.name,
@@ -75,6 +75,7 @@ class Row:
             releases=self.releases,
             reply_to=self.reply_to,
             body=self.body,
+            position=position,
         )
 
     def is_overdue(self, wall: float) -> bool:
@@ -90,6 +91,7 @@ class Lane:
         self.rows: dict[str, Row] = {}
         self.keys: dict[str, Row] = {}
         self.dead: dict[str, DeadLetter] = {}
+        self._deaths = count(1)
         self.counts = dict.fromkeys(Held, 0)
         self.expired = 0
         self.paused = False
@@ -156,7 +158,7 @@ class Lane:
         """Remove it; to the dead with its history, one that has expired only if that was asked for."""
         self.expired += reason == "expired"
         if reason != "expired" or row.keep_expired:
-            self.dead[row.id] = row.dead_letter(reason, row.error if error is None else error, wall)
+            self.dead[row.id] = row.dead_letter(reason, row.error if error is None else error, wall, next(self._deaths))
         self.remove(row)
 
     def expire(self, wall: float) -> int:

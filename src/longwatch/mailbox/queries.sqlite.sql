@@ -98,12 +98,12 @@ DELETE FROM messages WHERE lane = :lane AND held <> 2
 
 -- name: dead
 -- A page of the dead, oldest first.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body FROM dead_letters
-WHERE lane = :lane AND seq > coalesce((SELECT seq FROM dead_letters WHERE id = :after), 0) ORDER BY seq LIMIT :limit
+SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM dead_letters
+WHERE lane = :lane AND seq > :after ORDER BY seq LIMIT :limit
 
 -- name: find_dead
 -- One of the dead.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body FROM dead_letters
+SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM dead_letters
 WHERE lane = :lane AND id = :id
 
 -- name: replay

@@ -157,8 +157,10 @@ class RedisBackend:
             purged += some
         return purged
 
-    def dead(self, *, after: str | None = None, limit: int = 100) -> list[DeadLetter]:
-        return [rows.dead_letter(self.name, letter) for letter in self.run("dead", after=after, limit=limit)]
+    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        letters, positions = self.run("dead", after=after, limit=limit)
+        pairs = zip(letters, positions, strict=True)
+        return [rows.dead_letter(self.name, letter)._replace(position=int(position)) for letter, position in pairs]
 
     def find_dead(self, message_id: str) -> DeadLetter | None:
         letter = self.store.opened().calls.read("HGET", self.key, ":dead", message_id)

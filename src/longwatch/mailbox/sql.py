@@ -23,6 +23,7 @@ T = TypeVar("T")
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 _IS_OPEN = "NOT EXISTS (SELECT 1 FROM mailboxes WHERE mailboxes.lane = :lane AND paused <> 0)"
 _OVERDUE_AT_ONCE = 500
+_CLAIMS_AT_ONCE = 10
 _ANYBODY = Claim(0, 0, 0)
 _DONE = Settlement(_ANYBODY, Outcome.DONE)
 _BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
@@ -138,7 +139,7 @@ class SqlBackend:
     def purge(self) -> int:
         return self._execute("purge")
 
-    def dead(self, *, after: str | None = None, limit: int = 100) -> list[DeadLetter]:
+    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         lane = self._lane()
         rows = self.database.read(lambda tx: tx.rows(self._sql["dead"], {"lane": lane, "after": after, "limit": limit}))
         return [self._dead_letter(row) for row in rows]
@@ -164,14 +165,18 @@ class SqlBackend:
     # --- inside a transaction ---
 
     def _claim(self, tx: Transaction, lane: int, owner: int, want: int, duration: float) -> list[Leased]:
-        """Lease rows; those that are spent go to the dead at once, before anybody runs them."""
-        leased: list[Leased] = []
-        while not leased:
+        """Lease rows; those that are spent go to the dead at once, before anybody runs them.
+
+        So many of them at the most, because everybody else waits meanwhile; then those who receive are told to look again.
+        """
+        for _ in range(_CLAIMS_AT_ONCE):
             rows = self._claims.claim(tx, lane=lane, owner=owner, duration=duration, limit=want)
-            if not rows:
-                break
             leased = [self._leased(row) for row in rows if not self._buried(tx, row)]
-        return leased
+            if leased or not rows:
+                return leased
+            self._expire(tx, lane)
+        tx.announce(self.name)
+        return []
 
     def _leased(self, row: Row) -> Leased:
         delivery = Delivery(*row[3:-2])
@@ -209,12 +214,14 @@ class SqlBackend:
             case Outcome.DONE:
                 return self._claims.settle(tx, claims)
             case Outcome.DEAD:
-                for claim in claims:
-                    self._bury(tx, claim, manner.reason, error=manner.error)
-                return self._claims.settle(tx, claims)
+                return [self._give_up(tx, claim, manner) for claim in claims]
             case outcome:
                 tx.announce(self.name)
                 return self._claims.release(tx, claims, blame=_BLAME[outcome], delay=manner.delay, error=manner.error)
+
+    def _give_up(self, tx: Transaction, claim: Claim, manner: Settlement) -> bool:
+        self._bury(tx, claim, manner.reason, error=manner.error)
+        return self._claims.settle(tx, [claim])[0]
 
     def _bury(self, tx: Transaction, claim: Claim, reason: str, *, error: str | None = None, undelivered: int = 0) -> None:
         facts = {"reason": reason, "error": error, "undelivered": undelivered}
