@@ -37,6 +37,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class UnsafeSettingsWarning(UserWarning):
+    """A server's settings allow it to lose what it has confirmed; the message names the setting."""
+
+
 class LongwatchError(Exception):
     """The root: catch this to catch everything Longwatch raises on purpose."""
 

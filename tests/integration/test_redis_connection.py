@@ -20,12 +20,13 @@ from longwatch.errors import (
     StoreError,
     StoreReadOnlyError,
     StoreUnreachableError,
+    UnsafeSettingsWarning,
     UsageError,
 )
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.letters import Letter, new_id
 from longwatch.mailbox.redis import RedisStore
-from longwatch.mailbox.redis_connection import Server, UnsafeSettingsWarning, unsafe_settings
+from longwatch.mailbox.redis_connection import Server, unsafe_settings
 from longwatch.mailbox.redis_lane import RedisBackend
 from longwatch.mailbox.redis_wakeups import Bell, Wakeups
 from longwatch.work.source import Outcome, Settlement

@@ -17,7 +17,8 @@ from redis.connection import ConnectionPool, parse_url
 from redis.retry import Retry
 
 from longwatch.core.masking import mask_text
-from longwatch.mailbox.redis_errors import answer_lost, refusal, unreachable
+from longwatch.errors import UnsafeSettingsWarning
+from longwatch.mailbox.redis_errors import answer_lost, is_demoted, refusal, unreachable
 from longwatch.mailbox.redis_scripts import load_script
 
 ANSWER_WITHIN = 10.0
@@ -34,10 +35,6 @@ _USUAL: dict[str, Any] = {
 }
 """What the URL may say otherwise, in its query."""
 _ALWAYS: dict[str, Any] = {"protocol": 2, "decode_responses": False, "retry": Retry(NoBackoff(), 0)}
-
-
-class UnsafeSettingsWarning(UserWarning):
-    """The server's settings allow it to lose messages."""
 
 
 class Server:
@@ -81,7 +78,12 @@ class Server:
             except redis.BusyLoadingError as error:
                 raise refusal(self.url, error) from error
             except (redis.ConnectionError, redis.TimeoutError) as error:
+                self._distrust(error)
                 raise answer_lost(self.url, error) from error
+            except redis.ResponseError as error:
+                if is_demoted(error):
+                    connection.disconnect()
+                raise
 
     def connect(self) -> Any:
         """A connection of its own, for who listens; the caller closes it."""
@@ -110,13 +112,19 @@ class Server:
         try:
             try:
                 connection.check_health()
-            except (redis.ConnectionError, redis.TimeoutError):
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                self._distrust(error)
                 connection.disconnect()
                 connection.connect()
             if not self._looked:
                 self._look_at_settings(connection)
         except (redis.RedisError, OSError) as error:
             raise unreachable(self.url, error) from error
+
+    def _distrust(self, error: Exception) -> None:
+        """Where one connection is silent for good, those that are idle may be too: each would cost the next who asks as long."""
+        if isinstance(error, redis.TimeoutError):
+            self.pool.disconnect(inuse_connections=False)
 
     def _look_at_settings(self, connection: Any) -> None:
         """Warn once of settings that may lose messages. A server that does not tell is taken at its word."""

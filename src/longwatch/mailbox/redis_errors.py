@@ -76,6 +76,11 @@ def answer_lost(url: str, error: Exception) -> AnswerLostError:
     return AnswerLostError(f"no answer from {mask_text(url)} ({error}); whether it was written is unknown")
 
 
+def is_demoted(error: Exception) -> bool:
+    """Whether the server has become a replica: its address may lead to another one now, but only for a new connection."""
+    return _code(error) == "READONLY"
+
+
 def read_failed(error: AnswerLostError) -> StoreError:
     """The same about something that writes nothing, or nothing that matters when it is done twice."""
     kind = StoreBusyError if isinstance(error.__cause__, redis.TimeoutError) else StoreUnreachableError

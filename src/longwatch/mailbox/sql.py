@@ -39,7 +39,7 @@ class SqlBackend:
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(dialect=database.dialect, table="messages", columns=columns, gate=_IS_OPEN, owners=database.owners)
-        self._sweep = Sweep(self._claims)
+        self._sweep = Sweep(self._claims, is_shared=database.is_shared)
         self._lanes: dict[tuple[int, int], int] = {}
 
     @property

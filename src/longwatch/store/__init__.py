@@ -40,5 +40,5 @@ Claimable rows: states, invariants, failure cases
     same answer that a stale receipt gets, so such a settle is reported as unknown, never as lost.
     Two sweepers meet: each row is taken by one of them (a single writer on SQLite, SKIP LOCKED on PostgreSQL).
     The store is full or gone in the middle: the transaction did not happen; every caller in it is told.
-    The process forks: the child opens the store anew and is an owner of its own (`sqlite_fork`).
+    The process forks: the child opens the store anew and is an owner of its own (`forks`).
 """

@@ -106,7 +106,7 @@ class Claims:
         return [transaction.execute(self.sql["release"], {**common, **claim._asdict()}) == 1 for claim in shown]
 
     def for_release(self, query: str) -> str:
-        """The query that finds leases to be released. Where others may write meanwhile, it is one that keeps them off these rows."""
+        """The query that finds leases to be released; where others may write meanwhile, one that keeps them off these rows."""
         return self.sql.get(f"{query}_for_release", self.sql[query])
 
     def free_the_due(self, transaction: Transaction, *, lane: int) -> int:
@@ -131,13 +131,13 @@ class Claims:
 
 
 def _told(shown: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
-    """For each claim whether it is among the rows; of two equal ones the first is."""
-    changed = {Claim(*row) for row in rows}
-    return [_removed(changed, claim) for claim in shown]
+    """For each claim whether its row was changed; of two equal ones the first did it. A row tells seq first and term last."""
+    changed = {(row[0], row[-1]) for row in rows}
+    return [_removed(changed, (claim.seq, claim.term)) for claim in shown]
 
 
-def _removed(claims: set[Claim], claim: Claim) -> bool:
+def _removed(changed: set[tuple[int, int]], row: tuple[int, int]) -> bool:
     """Whether it was there; now it is not."""
-    found = claim in claims
-    claims.discard(claim)
+    found = row in changed
+    changed.discard(row)
     return found

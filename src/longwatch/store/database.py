@@ -79,6 +79,8 @@ class Database(ABC):
     url: str
     looks_first: bool = True
     """Whether it is worth a read to avoid a write that finds nothing to do: it is where writers wait for each other."""
+    is_shared: bool = False
+    """Whether other machines may use it as well."""
 
     def __init__(self) -> None:
         self.jump = Jump()
@@ -111,6 +113,10 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def schema_version(self) -> int | None:
+        """At which version the schema is, 0 if there is none; None if there is no store. Makes nothing and changes nothing."""
+
+    @abstractmethod
     def close(self) -> None:
         """Finish what waits to be written, let go of connections and threads; idempotent. A closed database refuses work.
 
@@ -126,7 +132,7 @@ class Database(ABC):
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
         """`write`, by the name users know it: sends and settles that are given this transaction commit with it."""
-        return self.write(lambda transaction: _done(work(transaction)))
+        return self.write(lambda transaction: done(work(transaction)))
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +144,7 @@ class Database(ABC):
         return f"<{type(self).__name__} {mask_text(self.url)}>"
 
 
-def _done(result: T) -> T:
+def done(result: T) -> T:
     """Refuses what an async or a generator function returns: nothing of it has run, and the commit would not wait for it."""
     if isinstance(result, Coroutine):
         result.close()

@@ -6,10 +6,12 @@ Leases are counted on a clock that starts anew at every boot, so they carry the 
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,10 +20,11 @@ from weakref import finalize
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError
 from longwatch.store.database import CALL_TIMEOUT, Database
+from longwatch.store.forks import Lock, hold_locks, survive_forks
 from longwatch.store.sqlite_connection import SqliteTransaction
+from longwatch.store.sqlite_errors import translated
 from longwatch.store.sqlite_file import MOUNTS
-from longwatch.store.sqlite_fork import Lock, hold_locks, survive_forks
-from longwatch.store.sqlite_opened import OpenedFile, identity
+from longwatch.store.sqlite_opened import OpenedFile, identity, schema_version
 
 T = TypeVar("T")
 
@@ -70,6 +73,13 @@ class SqliteDatabase(Database):
         if tx.home != self.identity:
             raise UnsupportedError(f"tx= is a transaction of another store than {self.url}; open the mailbox in that store")
         return tx
+
+    def schema_version(self) -> int | None:
+        """Looked up without opening it for work, which would make or migrate it."""
+        if not self.path.exists():
+            return None
+        with translated(self.path), closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True)) as connection:
+            return schema_version(connection)
 
     def close(self) -> None:
         with self._opening:

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from longwatch.errors import UsageError
 from longwatch.store.database import Jump
+from longwatch.store.forks import Lock
 from longwatch.store.groupcommit import GroupCommit, Job
 from longwatch.store.migrations import migrate, migrations
 from longwatch.store.sqlite_batch import Outcome, run_batch
 from longwatch.store.sqlite_connection import SqliteConnection, SqliteTransaction
 from longwatch.store.sqlite_errors import translated
 from longwatch.store.sqlite_file import prepare_file
-from longwatch.store.sqlite_fork import Lock
 from longwatch.store.sqlite_readers import Readers
 from longwatch.store.wakeups import Wakeups
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
 
-from longwatch.errors import UnsupportedError
 from longwatch.store.database import Database
 from longwatch.store.migrations import Migration, migrations
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sqlite_errors import translated
-from longwatch.store.sqlite_opened import schema_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +32,5 @@ class SchemaStatus:
 
 def schema_status(database: Database) -> SchemaStatus | None:
     """How the schema of a store stands; None if there is no store. Makes nothing and changes nothing."""
-    if not isinstance(database, SqliteDatabase):
-        raise UnsupportedError(f"the schema of {database.url} cannot be looked at; only that of SQLite can")
-    if not database.path.exists():
-        return None
-    return SchemaStatus(_sqlite_version(database.path), tuple(migrations(database.dialect)))
-
-
-def _sqlite_version(path: Path) -> int:
-    with translated(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as connection:
-        return schema_version(connection)
+    version = database.schema_version()
+    return None if version is None else SchemaStatus(version, tuple(migrations(database.dialect)))

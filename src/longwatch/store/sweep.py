@@ -10,13 +10,13 @@ host, a keeper that could not renew). Whose fault that was decides which counter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from longwatch.host.beatpage import read_page, remove_page
 from longwatch.host.incarnation import Incarnation, boot_id
 from longwatch.store.claims import Blame, Claim, Claims
-from longwatch.store.database import Row, Transaction
+from longwatch.store.database import Parameters, Transaction
 
 PAGE_OF_ROWS = 500
 """Leases looked at in one transaction: a sweep never holds the store for long."""
@@ -35,23 +35,26 @@ class Holder(NamedTuple):
 
 
 class Sweep:
-    """Sweeps one table of claims."""
+    """Sweeps one table of claims. `is_shared`: other machines may use it as well."""
 
-    def __init__(self, claims: Claims) -> None:
+    def __init__(self, claims: Claims, *, is_shared: bool = False) -> None:
         self._claims = claims
+        self._is_shared = is_shared
 
     def lapsed(self, transaction: Transaction) -> list[int]:
         """Give back what is held by leases that have ended; for each row its lane."""
-        rows = self._lapsed(transaction, limit=PAGE_OF_ROWS)
+        rows = transaction.rows(self._claims.for_release("lapsed"), _page(PAGE_OF_ROWS))
         judges = {holder: judge(holder) for holder in {Holder(*row[3:]) for row in rows}}
-        for seq, term, _, *facts in rows:
-            holder = Holder(*facts)
-            self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=judges[holder](seq))
+        holders = [Holder(*row[3:]) for row in rows]
+        self._release(
+            transaction,
+            [(Claim(row[0], holder.owner, row[1]), judges[holder](row[0])) for row, holder in zip(rows, holders, strict=True)],
+        )
         return [row[2] for row in rows]
 
     def has_lapsed(self, transaction: Transaction) -> bool:
         """Whether any lease has ended; a read."""
-        return bool(self._lapsed(transaction, limit=1))
+        return bool(transaction.rows(self._claims.sql["lapsed"], _page(1)))
 
     def dead_holders(self, transaction: Transaction) -> list[Holder]:
         """Owners to be buried: a read, so that looking costs the writer nothing.
@@ -61,30 +64,39 @@ class Sweep:
         return [
             Holder(owner, incarnation, page)
             for owner, incarnation, page, age, holds in transaction.rows(self._claims.sql["owners"])
-            if has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
+            if self._has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
         ]
 
     def bury(self, transaction: Transaction, holder: Holder) -> list[int]:
         """Give back what a dead owner held, a page of it at a time; for each row its lane. One that holds nothing is forgotten."""
-        held = transaction.rows(self._claims.sql["held_by"], {"owner": holder.owner, "limit": PAGE_OF_ROWS})
+        held = transaction.rows(self._claims.for_release("held_by"), {"owner": holder.owner, "limit": PAGE_OF_ROWS})
         if not held:
             self._forget(transaction, holder)
             return []
-        if not has_ended(holder.incarnation):
+        if not self._has_ended(holder.incarnation):
             return []
         blame = judge(holder)
-        for seq, term, _ in held:
-            self._claims.release(transaction, [Claim(seq, holder.owner, term)], blame=blame(seq))
+        self._release(transaction, [(Claim(seq, holder.owner, term), blame(seq)) for seq, term, _ in held])
         return [lane for _, _, lane in held]
 
-    def _lapsed(self, transaction: Transaction, *, limit: int) -> list[Row]:
-        return transaction.rows(self._claims.sql["lapsed"], {"boot": boot_id(), "limit": limit})
+    def _release(self, transaction: Transaction, judged: Sequence[tuple[Claim, Blame]]) -> None:
+        for blame in {blame for _, blame in judged}:
+            self._claims.release(transaction, [claim for claim, its in judged if its is blame], blame=blame)
 
     def _forget(self, transaction: Transaction, holder: Holder) -> None:
         """Only once its rows are back for good: until then somebody may need its page."""
-        transaction.execute(self._claims.sql["forget"], {"owner": holder.owner})
-        if holder.page is not None and has_ended(holder.incarnation):
+        forgotten = transaction.execute(self._claims.sql["forget"], {"owner": holder.owner})
+        if forgotten and holder.page is not None and self._has_ended(holder.incarnation):
             remove_page(holder.page)
+
+    def _has_ended(self, incarnation: str) -> bool:
+        """Whether an owner certainly has. In a store of one machine that of an earlier boot has; in others it may be elsewhere."""
+        found = _parsed(incarnation)
+        return found is not None and (found.is_dead() or (not self._is_shared and found.is_of_another_boot))
+
+
+def _page(limit: int) -> Parameters:
+    return {"boot": boot_id(), "limit": limit}
 
 
 def judge(holder: Holder) -> Callable[[int], Blame]:
@@ -99,12 +111,6 @@ def judge(holder: Holder) -> Callable[[int], Blame]:
 def blame_of(holder: Holder, seq: int) -> Blame:
     """Whether the row's own work is to blame for the end of its owner."""
     return judge(holder)(seq)
-
-
-def has_ended(incarnation: str) -> bool:
-    """Whether an owner has certainly ended: its process is gone, or the boot it belonged to."""
-    found = _parsed(incarnation)
-    return found is not None and (found.is_of_another_boot or found.is_dead())
 
 
 def _is_of_another_boot(incarnation: str) -> bool:

@@ -1,4 +1,4 @@
-"""SQLite and fork. SQLite forbids to carry a connection into a child, and does not defend itself.
+"""Stores and fork: a child must use nothing of what its parent has open. Above all SQLite, which does not defend itself.
 
 A child that forks off while a thread is inside SQLite inherits its locks as taken, for ever: SQLite counts them once a process and
 takes the copy for its own. So a fork waits until no connection of ours is in use, and the child closes its copies before anything

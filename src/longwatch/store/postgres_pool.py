@@ -1,0 +1,95 @@
+"""The connections of one process: as many as are used at once, up to a bound.
+
+psycopg_pool is not used: it connects from threads of its own at start, where this one connects when somebody needs it, in the time
+that call has, and can be left behind in a fork.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from longwatch.errors import StoreBusyError, StoreClosedError
+from longwatch.store.postgres_wire import Wire
+
+SIZE = 8
+
+
+class Pool:
+    """Lends connections. Every method may be called from any thread."""
+
+    def __init__(self, connect: Callable[[float], Wire], *, size: int = SIZE) -> None:
+        self._connect = connect
+        self._size = size
+        self._every: set[Wire] = set()
+        self._free: list[Wire] = []
+        self._taken = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @contextmanager
+    def one(self, deadline: float) -> Iterator[Wire]:
+        """A connection that nobody else uses meanwhile; the one that was used last, for it is warm."""
+        wire = self._place(deadline)
+        try:
+            if wire is None:
+                wire = self._connect(deadline)
+                self._every.add(wire)
+            yield wire
+        finally:
+            self._give_back(wire)
+
+    def close(self) -> None:
+        """Close those that are free; the others are closed when they come back. Idempotent."""
+        with self._changed:
+            self._closed = True
+            free, self._free = self._free, []
+            self._changed.notify_all()
+        for wire in free:
+            self._drop(wire)
+
+    def leave_behind(self) -> None:
+        """In a forked child."""
+        for wire in self._every:
+            wire.leave_behind()
+
+    def _place(self, deadline: float) -> Wire | None:
+        """A free connection, or None: then there is room for a new one."""
+        with self._changed:
+            while not self._closed:
+                if wire := self._alive():
+                    self._taken += 1
+                    return wire
+                if self._taken < self._size:
+                    self._taken += 1
+                    return None
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise StoreBusyError(f"all {self._size} connections were in use all the time; nothing was written, try again")
+        raise StoreClosedError("the store was closed; open it again")
+
+    def _alive(self) -> Wire | None:
+        while self._free:
+            wire = self._free.pop()
+            if wire.is_alive():
+                return wire
+            self._drop(wire)
+        return None
+
+    def _give_back(self, wire: Wire | None) -> None:
+        """If one could not be used to the end, those that lie idle are not trusted either: on a dead network all look alive."""
+        dropped: list[Wire] = []
+        with self._changed:
+            self._taken -= 1
+            if wire is not None and wire.is_quiet and not self._closed:
+                self._free.append(wire)
+            elif wire is not None:
+                dropped, self._free = [wire, *self._free], []
+            self._changed.notify()
+        for each in dropped:
+            self._drop(each)
+
+    def _drop(self, wire: Wire) -> None:
+        self._every.discard(wire)
+        wire.close()

@@ -1,0 +1,159 @@
+"""A transaction on one of our connections, and one on a connection of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGresult
+from psycopg.rows import tuple_row
+
+from longwatch.errors import StoreError, UnsupportedError, UsageError
+from longwatch.store.database import Jump, Parameters, Row
+from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError
+from longwatch.store.postgres_statement import bound, columns
+from longwatch.store.postgres_wire import Order, Wire
+
+CHANNEL = "longwatch"
+NOTIFY = b"SELECT pg_notify('longwatch', $1)"
+"""One channel of the server for everybody; what it is about, and who says it, is in the payload."""
+
+READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
+READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+_HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
+_NO_PARAMETERS: Parameters = {}
+
+
+class PostgresTransaction:
+    """A transaction on one connection. It begins with the first statement, in the same round trip.
+
+    Along with every statement the server is asked whether it has written, until it has. One that has not need not be waited for.
+    """
+
+    def __init__(self, wire: Wire, *, home: object, jump: Jump, deadline: float, begin: Sequence[bytes] = READ_WRITE) -> None:
+        self.home = home
+        self._wire: Wire | None = wire
+        self._jump = jump
+        self._deadline = deadline
+        self._begin = begin
+        self._is_begun = False
+        self.has_written = False
+        self.channels: set[str] = set()
+        self.callbacks: list[Callable[[], None]] = []
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        return self._here().rows(self._run(sql, parameters or _NO_PARAMETERS))
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        return self._run(sql, parameters or _NO_PARAMETERS).command_tuples or 0
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return sum(self.execute(sql, arrays) for arrays in columns(parameters))
+
+    def announce(self, channel: str) -> None:
+        self.channels.add(channel)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def commit(self, testimony: Order, *, behind: Sequence[Order] = ()) -> None:
+        """Commit, leaving the testimony; the rest goes out behind it. After ConnectionLostError, CallTimeoutError nobody knows."""
+        wire = self._here()
+        if not self._is_begun:
+            return
+        if not self.has_written:
+            wire.send(b"COMMIT")
+            wire.leave(self._deadline)
+            return
+        wire.send(*testimony)
+        wire.send(b"COMMIT")
+        try:
+            wire.answer(self._deadline, behind=behind)
+        except psycopg.errors.InFailedSqlTransaction:
+            raise StoreError("nothing was written: a statement had failed, and its error was passed over") from None
+
+    def roll_back(self) -> None:
+        """Undo it, without waiting for that. A connection in the middle of something is given up: the server undoes it then."""
+        wire = self._here()
+        if not self._is_begun or wire.trouble:
+            return
+        try:
+            if wire.is_quiet:
+                wire.send(b"ROLLBACK")
+                wire.leave(self._deadline)
+        except (ConnectionLostError, CallTimeoutError):
+            pass
+        if not wire.is_quiet:
+            wire.close("it was given up in the middle of a statement")
+
+    def end(self) -> None:
+        """From here on it refuses: the connection is somebody else's now."""
+        self._wire = None
+
+    def _run(self, sql: str, parameters: Parameters) -> PGresult:
+        wire = self._here()
+        text, values = bound(sql, parameters, self._jump)
+        before = () if self._is_begun else self._begin
+        for statement in before:
+            wire.send(statement)
+        wire.send(text, values)
+        asks = not self.has_written and self._begin is not READ_ONLY
+        if asks:
+            wire.send(_HAS_WRITTEN)
+        self._is_begun = True
+        results = wire.answer(self._deadline)
+        if asks:
+            [(self.has_written,)] = wire.rows(results[-1])
+        return results[len(before)]
+
+    def _here(self) -> Wire:
+        if self._wire is None:
+            raise UsageError("this transaction has ended; use it only inside the function it was given to")
+        return self._wire
+
+
+class UsersTransaction:
+    """The transaction that is open on a psycopg connection of the user's: what is done in it commits with theirs, or not at all."""
+
+    def __init__(self, connection: psycopg.Connection[Any], jump: Jump) -> None:
+        self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        self._jump = jump
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        self._run(sql, parameters or _NO_PARAMETERS)
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        self._run(sql, parameters or _NO_PARAMETERS)
+        return max(self._cursor.rowcount, 0)
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return sum(self.execute(sql, arrays) for arrays in columns(parameters))
+
+    def announce(self, channel: str) -> None:
+        """At once, in their transaction: the server tells nobody before it commits, and tells once."""
+        self._cursor.execute(NOTIFY, (f"/{channel}",))
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Nobody here learns of it."""
+
+    def _run(self, sql: str, parameters: Parameters) -> None:
+        text, values = bound(sql, parameters, self._jump)
+        self._cursor.execute(text, values, binary=True)
+
+
+def users_transaction(given: object, jump: Jump) -> UsersTransaction:
+    """The transaction of a psycopg connection; UnsupportedError for what is none, or has none."""
+    if isinstance(given, psycopg.AsyncConnection):
+        raise UnsupportedError("tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its own if need be")
+    if not isinstance(given, psycopg.Connection):
+        raise UnsupportedError(
+            f"tx= must be a psycopg.Connection, or what transact() gives its function, not {type(given).__name__}"
+        )
+    if given.closed:
+        raise UnsupportedError("tx= is a connection that was closed; open it again and begin a transaction")
+    if given.autocommit and given.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise UnsupportedError("tx= is in autocommit and in no transaction; use it inside `with connection.transaction():`")
+    return UsersTransaction(given, jump)

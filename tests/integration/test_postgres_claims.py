@@ -1,0 +1,371 @@
+"""Claims where several write at the same time: nobody waits for anybody, nobody takes what is another's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from longwatch.errors import MailboxFullError, StoreBusyError
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.backend import Limits
+from longwatch.mailbox.letters import Letter, new_id
+from longwatch.mailbox.sql import SqlBackend
+from longwatch.store.claims import Claim
+from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.postgres_statement import bound
+from longwatch.work.source import Outcome, Settlement
+from postgres_server import PostgresServer, eventually, shared_server
+
+LONG = 1000.0
+
+
+@pytest.fixture
+def server() -> PostgresServer:
+    return shared_server()
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[PostgresDatabase]:
+    with server.database() as url, PostgresDatabase(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def backend(database: PostgresDatabase) -> SqlBackend:
+    return SqlBackend(database, "work")
+
+
+def put(backend: SqlBackend, count: int, **facts: Any) -> None:
+    backend.put([Letter(id=new_id(), body=b"1", **facts) for _ in range(count)])
+
+
+def enter(backend: SqlBackend) -> int:
+    return backend.enter(Incarnation.mine())
+
+
+def take(backend: SqlBackend, owner: int, want: int = 1, *, duration: float = LONG) -> list[Claim]:
+    return [leased.claim for leased in backend.exchange((), owner=owner, want=want, duration=duration).leased]
+
+
+def column(database: PostgresDatabase, sql: str) -> list[Any]:
+    return [value for (value,) in database.read(lambda tx: tx.rows(sql))]
+
+
+class OpenTransaction:
+    """Somebody else's transaction, open until told otherwise."""
+
+    def __init__(self, database: PostgresDatabase, *statements: str) -> None:
+        self.connection = psycopg.connect(database.url)
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def __enter__(self) -> psycopg.Connection[Any]:
+        return self.connection
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.rollback()
+        self.connection.close()
+
+
+def test_threads_that_claim_at_once_never_get_the_same_row(backend: SqlBackend) -> None:
+    put(backend, 400)
+    taken: list[Claim] = []
+
+    def work() -> None:
+        owner = enter(backend)
+        while claims := take(backend, owner, 7):
+            taken.extend(claims)
+
+    crew = [threading.Thread(target=work) for _ in range(6)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    assert (400, 400) == (len(taken), len({claim.seq for claim in taken}))
+
+
+def test_a_claim_passes_over_what_another_has_locked(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 3)
+    with OpenTransaction(database, "SELECT 1 FROM messages WHERE seq = 1 FOR UPDATE"):
+        assert [2, 3] == [claim.seq for claim in take(backend, enter(backend), 3)]
+
+
+def test_a_delayed_row_that_another_is_freeing_holds_nobody_up(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 1, delay=10.0)
+    put(backend, 1)
+    database.jump.wall = 11.0
+    with OpenTransaction(database, "UPDATE messages SET held = 0 WHERE seq = 1"):
+        assert [2] == [claim.seq for claim in take(backend, enter(backend), 3)]
+    assert [1] == [claim.seq for claim in take(backend, enter(backend), 3)]
+
+
+def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_wait(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    put(backend, 5)
+    take(backend, enter(backend), 5, duration=1.0)
+    database.jump.lease = 2.0
+    meanwhile: list[int] = []
+
+    def first(tx: Any) -> list[int]:
+        lanes = backend._sweep.lapsed(tx)
+        other = threading.Thread(target=lambda: meanwhile.append(SqlBackend(database, "work").sweep()))
+        other.start()
+        other.join()
+        return lanes
+
+    assert 5 == len(database.write(first))
+    assert [0] == meanwhile
+    assert [1] * 5 == column(database, "SELECT crashes FROM messages")
+
+
+def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 1)
+    owner = enter(backend)
+    [claim] = take(backend, owner, duration=1.0)
+    database.jump.lease = 2.0
+    outcomes: list[Any] = []
+
+    def renew() -> None:
+        with pytest.raises(StoreBusyError):
+            database.write(lambda tx: backend._claims.renew(tx, owner=owner, duration=LONG), timeout=0.2)
+        outcomes.append("waited")
+
+    def sweep(tx: Any) -> None:
+        [row] = tx.rows(backend._claims.for_release("lapsed"), {"limit": 10})
+        assert claim.seq == row[0]
+        other = threading.Thread(target=renew)
+        other.start()
+        other.join()
+        backend._sweep.lapsed(tx)
+
+    database.write(sweep)
+    assert (["waited"], 0) == (outcomes, backend.renew(owner=owner, duration=LONG))
+
+
+def test_a_lease_that_was_renewed_just_before_is_not_swept(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 1)
+    owner = enter(backend)
+    take(backend, owner, duration=1.0)
+    database.jump.lease = 2.0
+    assert database.read(backend._sweep.has_lapsed)
+    backend.renew(owner=owner, duration=LONG)
+    assert [] == database.write(backend._sweep.lapsed)
+
+
+def test_what_is_given_up_is_not_also_given_back(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 1)
+    [claim] = take(backend, enter(backend), duration=1.0)
+    database.jump.lease = 2.0
+
+    def give_up(tx: Any) -> list[bool]:
+        backend._bury(tx, claim, "permanent")
+        other = threading.Thread(target=lambda: SqlBackend(database, "work").sweep())
+        other.start()
+        other.join()
+        return backend._claims.settle(tx, [claim])
+
+    assert [True] == database.write(give_up)
+    assert (0, 1) == (backend.stats().ready, backend.stats().dead)
+
+
+def test_the_server_s_clock_alone_ends_a_lease_whatever_machine_its_owner_was_on(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    put(backend, 1)
+    take(backend, enter(backend))
+    database.write(lambda tx: tx.execute("UPDATE owners SET boot = 'another', incarnation = 'some.thing'"))
+    assert 0 == backend.sweep()
+    database.jump.lease = LONG + 1
+    assert 1 == backend.sweep()
+
+
+def test_leases_of_an_owner_that_was_forgotten_end_too_and_blame_nobody(database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 1)
+    take(backend, enter(backend))
+    database.write(lambda tx: tx.execute("DELETE FROM owners"))
+    database.jump.lease = LONG + 1
+    assert 1 == backend.sweep()
+    assert [(0, 1)] == database.read(lambda tx: tx.rows("SELECT crashes, releases FROM messages"))
+
+
+def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgotten(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    put(backend, 1)
+    owner = enter(backend)
+    take(backend, owner)
+    dead = Incarnation.mine()
+    dead = replace(dead, start=dead.start + 1)
+    database.write(lambda tx: tx.execute("UPDATE owners SET incarnation = :dead", {"dead": str(dead)}))
+    with OpenTransaction(database, "SELECT 1 FROM messages FOR UPDATE"):
+        assert 0 == backend.sweep()
+    assert [owner] == column(database, "SELECT owner FROM owners")
+    assert [1, 0] == [backend.sweep(), backend.sweep()]
+    assert [] == column(database, "SELECT owner FROM owners")
+
+
+def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(database: PostgresDatabase, backend: SqlBackend) -> None:
+    """Another boot id is another machine here, and no earlier boot of this one."""
+    put(backend, 1)
+    owner = backend.enter(replace(Incarnation.mine(), boot="elsewhere"))
+    take(backend, owner)
+    assert (0, [owner]) == (backend.sweep(), column(database, "SELECT owner FROM messages"))
+    database.jump.lease = LONG + 1
+    assert 1 == backend.sweep()
+
+
+def test_many_senders_at_once_fill_a_mailbox_no_further_than_it_may_be(database: PostgresDatabase) -> None:
+    narrow = SqlBackend(database, "narrow", limits=Limits(max_size=10))
+    stored: list[str] = []
+    refused: list[int] = []
+
+    def send() -> None:
+        for _ in range(10):
+            try:
+                stored.extend(narrow.put([Letter(id=new_id(), body=b"1")]))
+            except MailboxFullError:
+                refused.append(1)
+
+    crew = [threading.Thread(target=send) for _ in range(6)]
+    for thread in crew:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    assert (10, 50, 10) == (len(stored), len(refused), narrow.stats().ready)
+
+
+def test_a_key_whose_message_goes_while_another_is_sent_is_free(database: PostgresDatabase, backend: SqlBackend) -> None:
+    """One is inserted and settled again and again, while others send with the same key."""
+    stop = threading.Event()
+
+    def settle() -> None:
+        owner = enter(backend)
+        while not stop.is_set():
+            backend.settle([Settlement(claim, Outcome.DONE) for claim in take(backend, owner, 10)])
+
+    settling = threading.Thread(target=settle)
+    settling.start()
+    try:
+        ids: list[str] = []
+
+        def send() -> None:
+            for _ in range(50):
+                ids.extend(backend.put([letter("k")]))
+
+        crew = [threading.Thread(target=send) for _ in range(4)]
+        for thread in crew:
+            thread.start()
+        for thread in crew:
+            thread.join()
+    finally:
+        stop.set()
+        settling.join()
+    assert 200 == len(ids)
+
+
+def letter(key: str) -> Letter:
+    return Letter(id=new_id(), body=b"1", dedupe_key=key)
+
+
+def test_messages_for_a_mailbox_that_an_older_state_does_not_have_are_refused_and_reach_no_other(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    put(backend, 1)
+    database.write(lambda tx: tx.execute("DELETE FROM messages"))
+    database.write(lambda tx: tx.execute("DELETE FROM mailboxes"))
+    put(SqlBackend(database, "another"), 1)
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        put(backend, 1)
+    database.generation += 1
+    put(backend, 2)
+    assert (2, 1) == (backend.stats().ready, SqlBackend(database, "another").stats().ready)
+
+
+def test_rows_are_given_back_and_settled_by_one_statement_each(
+    database: PostgresDatabase, backend: SqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, 100)
+    owner = enter(backend)
+    claims = take(backend, owner, 100)
+    stale = Claim(claims[0].seq, owner, 99)
+    ran: list[str] = []
+
+    def counted(sql: str, *arguments: Any) -> Any:
+        ran.append(sql)
+        return bound(sql, *arguments)
+
+    monkeypatch.setattr("longwatch.store.postgres_transaction.bound", counted)
+    back = [Settlement(claim, Outcome.BACK) for claim in claims[:50]]
+    done = [Settlement(claim, Outcome.DONE) for claim in [*claims[50:], claims[50], stale]]
+    assert [True] * 50 + [True] * 50 + [False, False] == backend.settle([*back, *done])
+    assert 2 == len(ran)
+
+
+def test_renewals_touch_no_index(server: PostgresServer, database: PostgresDatabase, backend: SqlBackend) -> None:
+    put(backend, 2000)
+    owner = enter(backend)
+    while take(backend, owner, 500):
+        pass
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'messages'"
+
+    def counted(expected: int) -> tuple[int, int]:
+        found: list[tuple[int, int]] = []
+
+        def look() -> bool:
+            database.write(lambda tx: tx.rows("SELECT pg_stat_force_next_flush()"))
+            found[:] = [database.read(lambda tx: tx.rows(updates))[0]]
+            return found[0][0] >= expected
+
+        assert eventually(look)
+        return found[0]
+
+    claimed, hot_before = counted(2000)
+    for _ in range(5):
+        assert 2000 == backend.renew(owner=owner, duration=LONG)
+    renewed, hot = counted(claimed + 10_000)
+    assert (hot - hot_before) / (renewed - claimed) >= 0.9
+
+
+PLANS = {
+    "claim": ("messages_free", {"lane": 1, "owner": 1, "duration": 1.0, "limit": 100}),
+    "settle": ("messages_pkey", {"seqs": [1, 2], "owners": [1, 1], "terms": [1, 1]}),
+    "release": (
+        "messages_pkey",
+        {
+            "seqs": [1, 2],
+            "owners": [1, 1],
+            "terms": [1, 1],
+            "delay": 0.0,
+            "failures": 0,
+            "crashes": 0,
+            "releases": 1,
+            "error": None,
+        },
+    ),
+    "renew": ("messages_leased", {"owner": 1, "duration": 1.0, "skip": []}),
+    "due": ("messages_delayed", {"lane": 1}),
+    "lapsed": ("messages_leased", {"limit": 100}),
+    "held_by": ("messages_leased", {"owner": 1, "limit": 100}),
+}
+
+
+@pytest.mark.parametrize("query", PLANS)
+@pytest.mark.parametrize("rows", [0, 5000])
+def test_a_plan_made_for_an_empty_table_or_a_full_one_goes_by_the_index_that_is_there_for_it(
+    database: PostgresDatabase, backend: SqlBackend, query: str, rows: int
+) -> None:
+    index, parameters = PLANS[query]
+    if rows:
+        put(backend, rows)
+    sql = "EXPLAIN " + backend._claims.sql[query]
+    plan = "\n".join(line for (line,) in database.write(lambda tx: tx.rows(sql, parameters)))
+    assert index in plan
+    assert "Seq Scan on messages" not in plan
+    assert "Sort" not in plan
+    assert ("messages_leased" in plan) == (index == "messages_leased")

@@ -1,0 +1,456 @@
+"""The PostgreSQL engine: transactions, connections, time limits, forks, the schema."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+
+from longwatch.errors import (
+    SchemaTooNewError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreReadOnlyError,
+    StoreUnreachableError,
+    UnsafeSettingsWarning,
+    UsageError,
+)
+from longwatch.mailbox import open_mailbox
+from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.status import schema_status
+from postgres_server import PostgresServer, eventually, shared_server
+from snippet import running
+
+
+@pytest.fixture
+def server() -> PostgresServer:
+    return shared_server()
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> Iterator[str]:
+    with server.database() as made:
+        yield made
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[PostgresDatabase]:
+    with PostgresDatabase(url) as opened:
+        opened.write(lambda tx: tx.execute("CREATE TABLE things (name text PRIMARY KEY)"))
+        yield opened
+
+
+def add(tx: Any, name: str) -> None:
+    tx.execute("INSERT INTO things VALUES (:name)", {"name": name})
+
+
+def names(database: PostgresDatabase) -> list[str]:
+    return [name for (name,) in database.read(lambda tx: tx.rows("SELECT name FROM things ORDER BY name"))]
+
+
+def connections(server: PostgresServer, url: str, condition: str = "true") -> int:
+    name = url.rpartition("/")[2]
+    sql = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND {condition}"
+    return int(server.sql(sql)[0][0])
+
+
+class OopsError(Exception):
+    pass
+
+
+class TestATransaction:
+    def test_is_there_for_others_when_write_returns(self, database: PostgresDatabase, url: str) -> None:
+        database.write(lambda tx: add(tx, "a"))
+        with PostgresDatabase(url) as other:
+            assert ["a"] == names(other)
+
+    def test_that_raises_never_was_and_its_error_comes_out(self, database: PostgresDatabase) -> None:
+        def work(tx: Any) -> None:
+            add(tx, "a")
+            raise OopsError
+
+        with pytest.raises(OopsError):
+            database.write(work)
+        assert [] == names(database)
+
+    def test_whose_sql_is_wrong_raises_what_the_server_said(self, database: PostgresDatabase) -> None:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            database.write(lambda tx: tx.execute("INSERT INTO nowhere VALUES (1)"))
+        database.write(lambda tx: add(tx, "a"))
+        assert ["a"] == names(database)
+
+    def test_that_passes_over_an_error_of_the_server_is_told_that_nothing_was_written(self, database: PostgresDatabase) -> None:
+        def work(tx: Any) -> None:
+            add(tx, "a")
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                add(tx, "a")
+
+        with pytest.raises(StoreError, match="nothing was written"):
+            database.write(work)
+        assert [] == names(database)
+
+    def test_cannot_be_used_after_its_end(self, database: PostgresDatabase) -> None:
+        kept = database.write(lambda tx: tx)
+        with pytest.raises(UsageError, match="has ended"):
+            kept.rows("SELECT 1")
+
+    def test_inside_another_is_refused(self, database: PostgresDatabase) -> None:
+        with pytest.raises(UsageError, match="tx="):
+            database.write(lambda _: database.write(lambda tx: add(tx, "a")))
+        database.write(lambda tx: add(tx, "b"))
+        assert ["b"] == names(database)
+
+    def test_calls_back_when_it_is_committed_and_only_then(self, database: PostgresDatabase) -> None:
+        called: list[str] = []
+
+        def work(tx: Any, name: str) -> None:
+            tx.after_commit(lambda: called.append(name))
+            add(tx, name)
+
+        database.write(lambda tx: work(tx, "a"))
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            database.write(lambda tx: work(tx, "a"))
+        assert ["a"] == called
+
+    def test_of_a_user_has_the_plans_that_its_statements_need(self, database: PostgresDatabase) -> None:
+        setting = "SELECT current_setting('enable_seqscan'), current_setting('plan_cache_mode')"
+        assert [("on", "auto")] == database.transact(lambda tx: tx.rows(setting))
+        assert [("off", "force_generic_plan")] == database.write(lambda tx: tx.rows(setting))
+
+
+class TestARead:
+    def test_sees_one_state_whatever_others_commit_meanwhile(self, database: PostgresDatabase) -> None:
+        def look(tx: Any) -> list[int]:
+            first = tx.rows("SELECT count(*) FROM things")[0][0]
+            database.write(lambda other: add(other, "meanwhile"))
+            return [first, tx.rows("SELECT count(*) FROM things")[0][0]]
+
+        assert [0, 0] == database.read(look)
+        assert ["meanwhile"] == names(database)
+
+    def test_cannot_write(self, database: PostgresDatabase) -> None:
+        with pytest.raises(UsageError, match="a read cannot write"):
+            database.read(lambda tx: add(tx, "a"))
+        assert [] == names(database)
+
+
+class TestTheConnections:
+    def test_are_made_when_they_are_needed_and_kept(self, server: PostgresServer, url: str) -> None:
+        with PostgresDatabase(url) as database:
+            assert 0 == connections(server, url)
+            for _ in range(5):
+                database.read(lambda tx: tx.rows("SELECT 1"))
+            assert 1 == connections(server, url)
+        assert eventually(lambda: connections(server, url) == 0)
+
+    def test_are_bounded_and_who_finds_none_free_in_its_time_is_told(self, url: str) -> None:
+        with PostgresDatabase(url, size=2) as database, ExitStack() as ends:
+            database.read(lambda tx: tx.rows("SELECT 1"))
+            inside, leave = threading.Semaphore(0), threading.Event()
+
+            def hold(tx: Any) -> None:
+                tx.rows("SELECT 1")
+                inside.release()
+                leave.wait()
+
+            holders = [threading.Thread(target=lambda: database.read(hold)) for _ in range(2)]
+            ends.callback(leave.set)
+            for holder in holders:
+                holder.start()
+                inside.acquire()
+            with pytest.raises(StoreBusyError, match="all 2 connections"):
+                database.read(lambda tx: tx.rows("SELECT 1"), timeout=0.05)
+            leave.set()
+            for holder in holders:
+                holder.join()
+            assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_that_the_server_ended_are_made_again_within_the_call(self, server: PostgresServer, database: PostgresDatabase) -> None:
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'longwatch'"
+        for name in ("a", "b", "c"):
+            server.sql(ended)
+            database.write(lambda tx, name=name: add(tx, name))  # type: ignore[misc]
+        assert ["a", "b", "c"] == names(database)
+
+    def test_lost_in_the_middle_of_the_work_have_it_run_again(self, server: PostgresServer, database: PostgresDatabase) -> None:
+        tries: list[int] = []
+
+        def work(tx: Any) -> None:
+            add(tx, "a")
+            [(pid,)] = tx.rows("SELECT pg_backend_pid()")
+            tries.append(pid)
+            if len(tries) == 1:
+                server.sql(f"SELECT pg_terminate_backend({pid})")
+            add(tx, "b")
+
+        database.write(work)
+        assert (2, ["a", "b"]) == (len(set(tries)), names(database))
+
+    def test_lost_and_made_again_may_lead_to_another_state_so_what_was_learnt_is_asked_again(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
+        before = database.generation
+        self.test_lost_in_the_middle_of_the_work_have_it_run_again(server, database)
+        assert before < database.generation
+
+    def test_of_a_closed_database_are_refused(self, database: PostgresDatabase) -> None:
+        database.close()
+        database.close()
+        with pytest.raises(StoreClosedError):
+            database.read(lambda tx: tx.rows("SELECT 1"))
+
+
+class TestADeadlock:
+    def test_is_tried_again_until_both_are_through(self, database: PostgresDatabase) -> None:
+        for name in ("a", "b"):
+            database.write(lambda tx, name=name: add(tx, name))  # type: ignore[misc]
+        meet = threading.Barrier(2, timeout=30)
+        met: list[str] = []
+
+        def touch(tx: Any, first: str, second: str) -> None:
+            tx.execute("UPDATE things SET name = name WHERE name = :name", {"name": first})
+            if len(met) < 2:
+                met.append(first)
+                meet.wait()
+            tx.execute("UPDATE things SET name = name WHERE name = :name", {"name": second})
+
+        other = threading.Thread(target=lambda: database.write(lambda tx: touch(tx, "b", "a")))
+        other.start()
+        database.write(lambda tx: touch(tx, "a", "b"))
+        other.join()
+        assert ["a", "b"] == names(database)
+
+
+class TestWhatTheServerDoesNotDo:
+    def test_because_it_answers_no_more_ends_with_the_time_of_the_call(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
+        with server.frozen():
+            for call in (database.read, database.write):
+                with pytest.raises(StoreError):
+                    call(lambda tx: tx.rows("SELECT 1"), timeout=0.2)
+        assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_because_a_row_is_locked_ends_with_the_time_of_the_call(self, database: PostgresDatabase, url: str) -> None:
+        database.write(lambda tx: add(tx, "a"))
+        with psycopg.connect(url) as other:
+            other.execute("SELECT * FROM things FOR UPDATE")
+            with pytest.raises(StoreBusyError):
+                database.write(lambda tx: tx.execute("DELETE FROM things"), timeout=0.2)
+        assert ["a"] == names(database)
+
+    def test_because_a_statement_takes_too_long_is_said_so(self, database: PostgresDatabase) -> None:
+        def work(tx: Any) -> None:
+            tx.execute("SET LOCAL statement_timeout = 10")
+            tx.rows("SELECT pg_sleep(10)")
+
+        with pytest.raises(StoreBusyError, match="did not finish a statement in its time"):
+            database.write(work)
+
+    def test_because_it_is_read_only_is_said_with_the_cure(self, server: PostgresServer, database: PostgresDatabase) -> None:
+        name = database.url.rpartition("/")[2]
+        server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        with PostgresDatabase(database.url) as other, pytest.raises(StoreReadOnlyError, match="target_session_attrs=read-write"):
+            other.write(lambda tx: add(tx, "a"))
+
+    def test_because_this_user_may_not_is_said_with_the_cure(self, server: PostgresServer, database: PostgresDatabase) -> None:
+        mailbox = open_mailbox(database, "work")
+        mailbox.send(1)
+        role = f"guest_{os.urandom(4).hex()}"
+        server.sql(f"CREATE ROLE {role} LOGIN")
+        try:
+            with PostgresDatabase(database.url.replace("postgres@", f"{role}:secret@")) as guest:
+                with pytest.raises(StoreReadOnlyError, match="GRANT SELECT, INSERT") as refused:
+                    guest.read(lambda tx: tx.rows("SELECT * FROM messages"))
+                assert "secret" not in str(refused.value)
+        finally:
+            server.sql(f"DROP ROLE {role}")
+
+    def test_because_the_disk_is_full_is_said(self, database: PostgresDatabase) -> None:
+        raising = "DO $$ BEGIN RAISE SQLSTATE '53100'; END $$"
+        with pytest.raises(StoreError, match="disk is full"):
+            database.write(lambda tx: tx.execute(raising))
+
+
+class TestAServerThatCannotBeReached:
+    def test_because_nobody_is_there_is_told_at_once_and_without_the_password(self) -> None:
+        with PostgresDatabase("postgresql://me:hidden@127.0.0.1:1/x") as database:
+            with pytest.raises(StoreUnreachableError, match="check host and port") as refused:
+                database.read(lambda tx: tx.rows("SELECT 1"))
+            assert "hidden" not in str(refused.value)
+
+    def test_because_the_database_does_not_exist_is_told(self, server: PostgresServer) -> None:
+        with PostgresDatabase(server.url("nowhere")) as database, pytest.raises(StoreUnreachableError, match="does not exist"):
+            database.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_because_its_url_is_none_is_wrong_use(self) -> None:
+        with pytest.raises(UsageError, match="postgresql://user@host") as refused:
+            PostgresDatabase("postgresql://me:hidden@[host/x")
+        assert "hidden" not in str(refused.value)
+
+    def test_at_the_first_of_its_hosts_is_looked_for_at_the_next(self, server: PostgresServer, url: str) -> None:
+        both = url.replace("127.0.0.1:", "127.0.0.1:1,127.0.0.1:")
+        with PostgresDatabase(both) as database:
+            assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_because_all_its_connections_are_taken_is_reached_when_one_is_free(self, server: PostgresServer, url: str) -> None:
+        name = url.rpartition("/")[2]
+        role = f"narrow_{os.urandom(4).hex()}"
+        server.sql(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+        try:
+            narrow = server.url(name, user=role)
+            with PostgresDatabase(narrow, auto_migrate=False) as database, psycopg.connect(narrow) as only:
+                with pytest.raises(StoreBusyError, match="no connection left"):
+                    database.schema_version(timeout=0.2)
+                threading.Timer(0.1, only.close).start()
+                assert 0 == database.schema_version()
+        finally:
+            server.sql(f"DROP ROLE {role}")
+
+
+class TestTheSchema:
+    def test_is_made_by_who_comes_first_and_its_status_is_told_without_making_it(self, url: str) -> None:
+        with PostgresDatabase(url) as database:
+            before = schema_status(database)
+            database.write(lambda _: None)
+            after = schema_status(database)
+        assert before is not None
+        assert after is not None
+        assert (0, ["0001_mailboxes"]) == (before.version, before.pending)
+        assert (1, []) == (after.version, after.pending)
+
+    def test_is_left_alone_where_that_was_asked_for(self, url: str) -> None:
+        with PostgresDatabase(url, auto_migrate=False) as database:
+            with pytest.raises(StoreError, match="longwatch db migrate"):
+                database.write(lambda _: None)
+            assert 0 == database.schema_version()
+
+    def test_finds_a_place_beside_tables_of_others_that_have_the_same_names(self, server: PostgresServer, url: str) -> None:
+        name = url.rpartition("/")[2]
+        server.sql("CREATE TABLE messages (theirs text)", name)
+        with PostgresDatabase(url) as database, pytest.raises(UsageError, match="CREATE SCHEMA longwatch"):
+            database.write(lambda _: None)
+        with PostgresDatabase(url + "?options=-csearch_path%3Dlongwatch") as database:
+            with pytest.raises(UsageError, match="CREATE SCHEMA longwatch"):
+                database.write(lambda _: None)
+            server.sql("CREATE SCHEMA longwatch", name)
+            mailbox = open_mailbox(database, "work")
+            mailbox.send("here")
+            assert ["here"] == [message.body for message in mailbox.receive()]
+
+    def test_of_a_newer_longwatch_is_refused(self, database: PostgresDatabase) -> None:
+        database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')"))
+        with PostgresDatabase(database.url) as other, pytest.raises(SchemaTooNewError, match="upgrade"):
+            other.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_is_made_once_by_processes_that_start_at_the_same_time(self, url: str) -> None:
+        starter = f"""
+            from longwatch.store.postgres import PostgresDatabase
+            print("ready")
+            input()
+            PostgresDatabase({url!r}).write(lambda _: None)
+            print("done")
+        """
+        with ExitStack() as ends:
+            children = [ends.enter_context(running(starter)) for _ in range(4)]
+            assert ["ready"] * 4 == [child.line() for child in children]
+            for child in children:
+                child.say()
+            assert [(0, "")] * 4 == [child.end() for child in children]
+        with PostgresDatabase(url) as database:
+            assert [(1,)] == database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_schema"))
+
+
+class TestUnsafeSettings:
+    def test_are_warned_of_once(self, server: PostgresServer, url: str) -> None:
+        server.sql(f"ALTER DATABASE {url.rpartition('/')[2]} SET synchronous_commit = off")
+        with PostgresDatabase(url) as database:
+            with pytest.warns(UnsafeSettingsWarning, match="synchronous_commit is off") as warned:
+                database.read(lambda tx: tx.rows("SELECT 1"))
+            assert 1 == len(warned)
+            database.listen("x", threading.Event())  # type: ignore[arg-type]
+
+
+class TestTheClocks:
+    @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
+    def test_are_the_server_s_whatever_this_process_believes(
+        self, database: PostgresDatabase, jump: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        database.jump.lease, database.jump.wall = jump, 2 * jump
+        monkeypatch.setattr("time.time", lambda: 0.0)
+        sql = "SELECT round((:lease_now - now)::numeric, 3), round((:wall_now - now)::numeric, 3) FROM (SELECT {}) AS clock (now)"
+        [(lease, wall)] = database.read(lambda tx: tx.rows(sql.format("extract(epoch from statement_timestamp())::float8")))
+        assert (jump, 2 * jump) == (float(lease), float(wall))
+
+
+FORKING = """
+    import os
+    from longwatch.store.postgres import PostgresDatabase
+    from longwatch.core.clock import Wakeup
+
+    database = PostgresDatabase({url!r})
+    sql = "SELECT pg_backend_pid()"
+    mine = database.read(lambda tx: tx.rows(sql))
+    database.listen("x", Wakeup())
+
+    def fork_inside(tx):
+        tx.rows(sql)
+        child = os.fork()
+        if child == 0:
+            try:
+                tx.rows(sql)
+            except Exception as error:
+                print("refused:", "forked" in str(error), flush=True)
+            assert database.read(lambda tx: tx.rows(sql)) != mine
+            database.close()
+            print("child done", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return tx.rows(sql)
+
+    print("same:", database.write(fork_inside) == mine)
+    print("same:", database.read(lambda tx: tx.rows(sql)) == mine)
+    database.close()
+"""
+
+
+def test_a_forked_child_makes_its_own_connections_and_leaves_the_parent_s_alone(url: str) -> None:
+    with running(FORKING.format(url=url)) as child:
+        assert ["refused: True", "child done", "same: True", "same: True"] == [child.line() for _ in range(4)]
+        assert (0, "") == child.end()
+
+
+ORPHANING = """
+    import os, signal
+    from longwatch.store.postgres import PostgresDatabase
+
+    database = PostgresDatabase({url!r})
+
+    def hold(tx):
+        tx.rows("SELECT * FROM things FOR UPDATE")
+        if os.fork() == 0:
+            print("child", flush=True)
+            os.read(0, 1)
+            os._exit(0)
+        signal.pause()
+
+    database.write(hold)
+"""
+
+
+def test_the_locks_of_a_killed_parent_end_though_its_child_lives(
+    server: PostgresServer, database: PostgresDatabase, url: str
+) -> None:
+    database.write(lambda tx: add(tx, "a"))
+    with running(ORPHANING.format(url=url)) as parent:
+        assert "child" == parent.line()
+        parent._child.kill()
+        database.write(lambda tx: tx.execute("DELETE FROM things"))
+        parent.say()
+    assert [] == names(database)

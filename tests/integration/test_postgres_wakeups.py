@@ -1,0 +1,236 @@
+"""Hints over NOTIFY: within a process, to others, debounced, and through the loss of a connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import StoreClosedError, StoreUnreachableError
+from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.postgres_ear import Ear
+from longwatch.store.postgres_hints import Hints
+from longwatch.store.postgres_wire import Wire
+from postgres_server import PostgresServer, eventually, shared_server
+
+PATIENCE = 30.0
+LISTENING = "query = 'LISTEN longwatch'"
+
+
+@pytest.fixture
+def server() -> PostgresServer:
+    return shared_server()
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> Iterator[str]:
+    with server.database() as made:
+        yield made
+
+
+@pytest.fixture
+def two(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PostgresDatabase, PostgresDatabase]]:
+    """Two databases that share nothing but the server, as two processes do; nobody is woken without a hint."""
+    monkeypatch.setitem(Ear.__init__.__kwdefaults__ or {}, "net", 1000.0)
+    with PostgresDatabase(url) as first, PostgresDatabase(url) as second:
+        first.write(lambda _: None)
+        yield first, second
+
+
+def heard_by(database: PostgresDatabase, channel: str) -> Wakeup:
+    """A listener that hears already: one is woken when it begins to."""
+    wakeup = Wakeup()
+    database.listen(channel, wakeup)
+    assert wakeup.block(PATIENCE)
+    wakeup.clear()
+    return wakeup
+
+
+def announce(database: PostgresDatabase, *channels: str) -> None:
+    def work(tx: Any) -> None:
+        tx.execute("UPDATE longwatch_schema SET name = name")
+        for channel in channels:
+            tx.announce(channel)
+
+    database.write(work)
+
+
+Two = tuple[PostgresDatabase, PostgresDatabase]
+
+
+def test_an_announcement_reaches_another_process_and_only_who_listens_to_that_channel(two: Two) -> None:
+    here, there = two
+    wanted, other = heard_by(there, "wanted"), Wakeup()
+    there.listen("other", other)
+    announce(here, "wanted")
+    assert wanted.block(PATIENCE)
+    assert not other.is_set()
+
+
+def test_a_listener_of_the_same_process_is_woken_before_write_returns(two: Two) -> None:
+    here, _ = two
+    wakeup = heard_by(here, "x")
+    announce(here, "x")
+    assert wakeup.is_set()
+
+
+def test_what_a_process_said_itself_it_does_not_hear_again(two: Two) -> None:
+    here, there = two
+    mine, theirs, after = heard_by(here, "x"), heard_by(there, "x"), Wakeup()
+    here.listen("after", after)
+    announce(here, "x")
+    mine.clear()
+    assert theirs.block(PATIENCE)
+    announce(there, "after")
+    assert after.block(PATIENCE)
+    assert not mine.is_set()
+
+
+def test_nothing_is_announced_that_was_not_committed(two: Two) -> None:
+    here, there = two
+    wakeup = heard_by(there, "x")
+
+    def fail(tx: Any) -> None:
+        tx.execute("UPDATE longwatch_schema SET name = name")
+        tx.announce("x")
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        here.write(fail)
+    after = Wakeup()
+    there.listen("after", after)
+    announce(here, "after")
+    assert after.block(PATIENCE)
+    assert not wakeup.is_set()
+
+
+def test_the_last_of_many_announcements_is_heard_too(two: Two) -> None:
+    here, there = two
+    wakeup = heard_by(there, "x")
+    for _ in range(20):
+        announce(here, "x")
+        wakeup.clear()
+        announce(here, "x")
+        assert wakeup.block(PATIENCE)
+
+
+def test_a_lost_connection_is_made_again_and_all_are_woken_for_what_they_missed(server: PostgresServer, two: Two) -> None:
+    here, there = two
+    wakeup = heard_by(there, "x")
+    server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LISTENING}")
+    assert wakeup.block(PATIENCE)
+    wakeup.clear()
+    announce(here, "x")
+    assert wakeup.block(PATIENCE)
+
+
+def test_a_user_s_connection_announces_when_it_commits(two: Two, url: str) -> None:
+    here, there = two
+    wakeup, mine = heard_by(there, "x"), heard_by(here, "x")
+    with psycopg.connect(url) as connection:
+        here.join(connection).announce("x")
+        connection.commit()
+        assert wakeup.block(PATIENCE)
+        assert mine.block(PATIENCE)
+
+
+def test_a_listener_that_left_is_not_woken(two: Two) -> None:
+    here, _ = two
+    wakeup = Wakeup()
+    leave = here.listen("x", wakeup)
+    assert wakeup.block(PATIENCE)
+    wakeup.clear()
+    leave()
+    leave()
+    announce(here, "x")
+    assert not wakeup.is_set()
+
+
+def test_everybody_is_woken_now_and_then_without_a_hint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Ear.__init__.__kwdefaults__ or {}, "net", 0.01)
+    with PostgresDatabase(url) as database:
+        wakeup = heard_by(database, "x")
+        assert wakeup.block(PATIENCE)
+
+
+def test_a_closed_database_listens_to_nobody_and_leaves_no_thread(server: PostgresServer, url: str) -> None:
+    database = PostgresDatabase(url)
+    heard_by(database, "x")
+    database.close()
+    with pytest.raises(StoreClosedError):
+        database.listen("x", Wakeup())
+    assert "longwatch-postgres-ear" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_while_nobody_can_be_reached_listeners_are_woken_and_the_tries_become_rare() -> None:
+    tries: list[float] = []
+
+    def connect(deadline: float) -> Wire:
+        tries.append(deadline)
+        raise StoreUnreachableError("nobody")
+
+    ear = Ear(connect, who="me", net=0.001)
+    wakeup = Wakeup()
+    ear.listen("x", wakeup)
+    with ExitStack() as ends:
+        ends.callback(ear.close)
+        assert eventually(lambda: len(tries) == 3)
+        for _ in range(20):
+            wakeup.clear()
+            assert wakeup.block(PATIENCE)
+        assert len(tries) <= 4
+
+
+class TestHints:
+    def test_are_told_at_once_then_owed_until_the_gap_is_over_and_told_once(self) -> None:
+        told: list[list[str]] = []
+        heard = threading.Event()
+
+        def tell(channels: list[str]) -> None:
+            told.append(channels)
+            heard.set()
+
+        hints = Hints(tell, gap=0.05)
+        assert ["a"] == hints.due({"a"})
+        assert [[], [], ["b"]] == [hints.due({"a"}), hints.due({"a"}), hints.due({"a", "b"})]
+        assert heard.wait(PATIENCE)
+        hints.close()
+        assert [["a"]] == told
+
+    def test_that_are_owed_are_told_when_it_is_closed(self) -> None:
+        told: list[list[str]] = []
+        hints = Hints(told.append, gap=1000.0)
+        assert [["a"], []] == [hints.due({"a"}), hints.due({"a"})]
+        hints.close()
+        hints.close()
+        assert [["a"]] == told
+
+    def test_that_cannot_be_told_are_lost_and_the_next_are_told(self) -> None:
+        heard = threading.Event()
+        told: list[list[str]] = []
+
+        def tell(channels: list[str]) -> None:
+            told.append(channels)
+            heard.set()
+            if len(told) == 1:
+                raise StoreUnreachableError("nobody")
+
+        hints = Hints(tell, gap=0.01)
+        for expected in (1, 2):
+            heard.clear()
+            while hints.due({"a"}):
+                pass
+            assert heard.wait(PATIENCE)
+            assert expected <= len(told)
+        hints.close()
+
+    def test_of_channels_that_fell_silent_are_forgotten(self) -> None:
+        hints = Hints(lambda _: None, gap=0.0)
+        for number in range(3000):
+            hints.due({str(number)})
+        assert len(hints._told) <= 1001
