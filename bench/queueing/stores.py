@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longwatch.mailbox import open_store
 from queueing import servers
 
 if TYPE_CHECKING:
@@ -78,4 +79,7 @@ def _new_database(url: str, number: int) -> str:
         connection.execute(f"DROP DATABASE IF EXISTS bench{number - 1} WITH (FORCE)".encode())
         connection.execute(f"CREATE DATABASE bench{number}".encode())
         connection.execute("CHECKPOINT")
-    return f"{url.rpartition('/')[0]}/bench{number}"
+    fresh = f"{url.rpartition('/')[0]}/bench{number}"
+    with open_store(fresh, auto_migrate=True) as store:
+        store.write(lambda _: None)
+    return fresh

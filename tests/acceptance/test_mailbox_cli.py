@@ -239,7 +239,7 @@ def test_options_of_send_reach_the_message(shell: Shell) -> None:
     [told] = shell.facts("mailbox", "peek", "jobs")
     assert (first, 2, "answers") == (told["id"], told["body"], told["reply_to"])
     with closing(sqlite3.connect(shell.cwd / FILE)) as store:
-        [(lasts,)] = store.execute("SELECT expires_at - enqueued_at FROM messages WHERE dedupe_key = 'k'")
+        [(lasts,)] = store.execute("SELECT expires_at - enqueued_at FROM longwatch_messages WHERE dedupe_key = 'k'")
     assert 3600 == pytest.approx(lasts)
 
 
@@ -313,7 +313,7 @@ def test_a_long_body_is_cut_for_people_and_whole_for_machines(shell: Shell) -> N
 def test_a_body_that_is_not_json_is_told_in_base64(shell: Shell) -> None:
     shell.says("mailbox", "send", "jobs", "1")
     with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
-        store.execute("UPDATE messages SET body = x'ff00'")
+        store.execute("UPDATE longwatch_messages SET body = x'ff00'")
     [told] = shell.facts("mailbox", "peek", "jobs")
     assert (None, "/wA=") == (told["body"], told["raw"])
     assert shell.says("mailbox", "peek", "jobs").endswith(r"\xff\x00")

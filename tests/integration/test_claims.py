@@ -28,7 +28,7 @@ CLAIMANT = """
     from longwatch.store.sqlite import SqliteDatabase
 
     database = SqliteDatabase(Path({path!r}))
-    claims = Claims(dialect="sqlite", table="messages", columns=())
+    claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
     owner = database.write(lambda tx: claims.register(tx, Incarnation.mine()))
 
     def claim(limit):
@@ -42,15 +42,15 @@ class Line:
 
     def __init__(self, path: Path) -> None:
         self.database = SqliteDatabase(path)
-        self.claims = Claims(dialect="sqlite", table="messages", columns=())
+        self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
         self.sweep = Sweep(self.claims)
-        self.database.write(lambda tx: tx.execute("INSERT OR IGNORE INTO mailboxes (lane, name) VALUES (1, 'one')"))
+        self.database.write(lambda tx: tx.execute("INSERT OR IGNORE INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"))
 
     def enter(self) -> int:
         return self.database.write(lambda tx: self.claims.register(tx, Incarnation.mine()))
 
     def add(self, count: int) -> None:
-        sql = "INSERT INTO messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
+        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(count)])
 
     def claim(self, owner: int, limit: int = 1) -> list[Claim]:
@@ -61,7 +61,7 @@ class Line:
         return self.database.write(lambda tx: self.claims.settle(tx, claims))
 
     def count(self, condition: str = "1") -> int:
-        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM messages WHERE " + condition))[0][0])
+        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_messages WHERE " + condition))[0][0])
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_lease_ends_on_the_lease_clock(line: Line) -> None:
 def test_a_lease_of_another_boot_has_ended_however_long_it_was(line: Line) -> None:
     line.add(1)
     line.claim(line.enter())
-    line.database.write(lambda tx: tx.execute("UPDATE owners SET boot = 'another'"))
+    line.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another'"))
     assert line.database.read(line.sweep.has_lapsed)
     assert 1 == len(line.database.write(line.sweep.lapsed))
 

@@ -27,7 +27,7 @@ from longwatch.work.source import Outcome, Settlement
 CAST = ("produce", "produce", "receive", "receive", "work", "work", "dawdle")
 POISONS = 4
 DRAINED_WITHIN = 120.0
-HELD = "SELECT crashes, incarnation FROM messages JOIN owners USING (owner) WHERE held = 2"
+HELD = "SELECT crashes, incarnation FROM longwatch_messages JOIN longwatch_owners USING (owner) WHERE held = 2"
 _NEVER = select.poll()
 
 

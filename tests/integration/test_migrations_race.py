@@ -73,7 +73,7 @@ def test_several_processes_that_start_at_once_make_each_step_once(tmp_path: Path
 def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
     database = SqliteDatabase(path)
-    database.write(lambda tx: tx.execute("INSERT INTO mailboxes (name) VALUES ('kept')"))
+    database.write(lambda tx: tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('kept')"))
     database.close()
     before = tables(path)
     with running(KILLED.format(path=str(path), at="KILL")) as child:
@@ -81,7 +81,7 @@ def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before(tmp_
     assert list(range(1, NEWEST + 1)) == versions(path)
     assert before == tables(path)
     again = SqliteDatabase(path)
-    assert [("kept",)] == again.read(lambda tx: tx.rows("SELECT name FROM mailboxes"))
+    assert [("kept",)] == again.read(lambda tx: tx.rows("SELECT name FROM longwatch_mailboxes"))
     again.close()
 
 

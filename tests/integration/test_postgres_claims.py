@@ -91,7 +91,7 @@ def test_threads_that_claim_at_once_never_get_the_same_row(backend: SqlBackend) 
 
 def test_a_claim_passes_over_what_another_has_locked(database: PostgresDatabase, backend: SqlBackend) -> None:
     put(backend, 3)
-    with OpenTransaction(database, "SELECT 1 FROM messages WHERE seq = 1 FOR UPDATE"):
+    with OpenTransaction(database, "SELECT 1 FROM longwatch_messages WHERE seq = 1 FOR UPDATE"):
         assert [2, 3] == [claim.seq for claim in take(backend, enter(backend), 3)]
 
 
@@ -99,7 +99,7 @@ def test_a_delayed_row_that_another_is_freeing_holds_nobody_up(database: Postgre
     put(backend, 1, delay=10.0)
     put(backend, 1)
     database.jump.wall = 11.0
-    with OpenTransaction(database, "UPDATE messages SET held = 0 WHERE seq = 1"):
+    with OpenTransaction(database, "UPDATE longwatch_messages SET held = 0 WHERE seq = 1"):
         assert [2] == [claim.seq for claim in take(backend, enter(backend), 3)]
     assert [1] == [claim.seq for claim in take(backend, enter(backend), 3)]
 
@@ -121,7 +121,7 @@ def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_
 
     assert 5 == len(database.write(first))
     assert [0] == meanwhile
-    assert [1] * 5 == column(database, "SELECT crashes FROM messages")
+    assert [1] * 5 == column(database, "SELECT crashes FROM longwatch_messages")
 
 
 def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(database: PostgresDatabase, backend: SqlBackend) -> None:
@@ -179,7 +179,7 @@ def test_the_server_s_clock_alone_ends_a_lease_whatever_machine_its_owner_was_on
 ) -> None:
     put(backend, 1)
     take(backend, enter(backend))
-    database.write(lambda tx: tx.execute("UPDATE owners SET boot = 'another', incarnation = 'some.thing'"))
+    database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another', incarnation = 'some.thing'"))
     assert 0 == backend.sweep()
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
@@ -188,10 +188,10 @@ def test_the_server_s_clock_alone_ends_a_lease_whatever_machine_its_owner_was_on
 def test_leases_of_an_owner_that_was_forgotten_end_too_and_blame_nobody(database: PostgresDatabase, backend: SqlBackend) -> None:
     put(backend, 1)
     take(backend, enter(backend))
-    database.write(lambda tx: tx.execute("DELETE FROM owners"))
+    database.write(lambda tx: tx.execute("DELETE FROM longwatch_owners"))
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
-    assert [(0, 1)] == database.read(lambda tx: tx.rows("SELECT crashes, releases FROM messages"))
+    assert [(0, 1)] == database.read(lambda tx: tx.rows("SELECT crashes, releases FROM longwatch_messages"))
 
 
 def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgotten(
@@ -202,12 +202,12 @@ def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgo
     take(backend, owner)
     dead = Incarnation.mine()
     dead = replace(dead, start=dead.start + 1)
-    database.write(lambda tx: tx.execute("UPDATE owners SET incarnation = :dead", {"dead": str(dead)}))
-    with OpenTransaction(database, "SELECT 1 FROM messages FOR UPDATE"):
+    database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET incarnation = :dead", {"dead": str(dead)}))
+    with OpenTransaction(database, "SELECT 1 FROM longwatch_messages FOR UPDATE"):
         assert 0 == backend.sweep()
-    assert [owner] == column(database, "SELECT owner FROM owners")
+    assert [owner] == column(database, "SELECT owner FROM longwatch_owners")
     assert [1, 0] == [backend.sweep(), backend.sweep()]
-    assert [] == column(database, "SELECT owner FROM owners")
+    assert [] == column(database, "SELECT owner FROM longwatch_owners")
 
 
 def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(database: PostgresDatabase, backend: SqlBackend) -> None:
@@ -215,7 +215,7 @@ def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(databas
     put(backend, 1)
     owner = backend.enter(replace(Incarnation.mine(), boot="elsewhere"))
     take(backend, owner)
-    assert (0, [owner]) == (backend.sweep(), column(database, "SELECT owner FROM messages"))
+    assert (0, [owner]) == (backend.sweep(), column(database, "SELECT owner FROM longwatch_messages"))
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
 
@@ -277,8 +277,8 @@ def test_messages_for_a_mailbox_that_an_older_state_does_not_have_are_refused_an
     database: PostgresDatabase, backend: SqlBackend
 ) -> None:
     put(backend, 1)
-    database.write(lambda tx: tx.execute("DELETE FROM messages"))
-    database.write(lambda tx: tx.execute("DELETE FROM mailboxes"))
+    database.write(lambda tx: tx.execute("DELETE FROM longwatch_messages"))
+    database.write(lambda tx: tx.execute("DELETE FROM longwatch_mailboxes"))
     put(SqlBackend(database, "another"), 1)
     with pytest.raises(psycopg.errors.NotNullViolation):
         put(backend, 1)
@@ -312,7 +312,7 @@ def test_renewals_touch_no_index(server: PostgresServer, database: PostgresDatab
     owner = enter(backend)
     while take(backend, owner, 500):
         pass
-    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'messages'"
+    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'longwatch_messages'"
 
     def counted(expected: int) -> tuple[int, int]:
         found: list[tuple[int, int]] = []

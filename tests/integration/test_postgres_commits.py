@@ -100,7 +100,7 @@ def test_a_commit_that_is_still_on_its_way_when_its_work_is_run_again_is_not_mad
 
 def test_a_commit_that_is_being_made_is_waited_for(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer waits on the server until the other transaction has ended."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO commits%'"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%INTO longwatch_commits%'"
 
     def slow(transaction: PostgresTransaction, commit: Commit) -> None:
         wire = transaction._here()
@@ -171,13 +171,13 @@ def _soon() -> float:
 
 def test_a_line_of_commits_ends_and_old_ones_are_removed(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_witness, "MOST_COMMITS", 3)
-    database.write(lambda tx: tx.execute("INSERT INTO commits VALUES (1, 5, 0, 0)"))
+    database.write(lambda tx: tx.execute("INSERT INTO longwatch_commits VALUES (1, 5, 0, 0)"))
     with PostgresDatabase(database.url) as other:
         for number in range(7):
             other.write(lambda tx, number=number: tx.execute(ROW, {"name": str(number)}))  # type: ignore[misc]
-        lines = other.read(lambda tx: tx.rows("SELECT number, closed FROM commits WHERE at > 0 ORDER BY at"))
+        lines = other.read(lambda tx: tx.rows("SELECT number, closed FROM longwatch_commits WHERE at > 0 ORDER BY at"))
         assert [(3, 0), (3, 0), (1, 0)] == lines[-3:]
-        assert [(0,)] == other.read(lambda tx: tx.rows("SELECT count(*) FROM commits WHERE at = 0"))
+        assert [(0,)] == other.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_commits WHERE at = 0"))
 
 
 @pytest.mark.chaos

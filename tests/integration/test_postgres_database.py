@@ -267,7 +267,7 @@ class TestWhatTheServerDoesNotDo:
         try:
             with PostgresDatabase(database.url.replace("postgres@", f"{role}:secret@")) as guest:
                 with pytest.raises(StoreReadOnlyError, match="GRANT SELECT, INSERT") as refused:
-                    guest.read(lambda tx: tx.rows("SELECT * FROM messages"))
+                    guest.read(lambda tx: tx.rows("SELECT * FROM longwatch_messages"))
                 assert "secret" not in str(refused.value)
         finally:
             server.sql(f"DROP ROLE {role}")
@@ -333,7 +333,7 @@ class TestTheSchema:
 
     def test_finds_a_place_beside_tables_of_others_that_have_the_same_names(self, server: PostgresServer, url: str) -> None:
         name = url.rpartition("/")[2]
-        server.sql("CREATE TABLE messages (theirs text)", name)
+        server.sql("CREATE TABLE longwatch_messages (theirs text)", name)
         with PostgresDatabase(url) as database, pytest.raises(UsageError, match="CREATE SCHEMA longwatch"):
             database.write(lambda _: None)
         with PostgresDatabase(url + "?options=-csearch_path%3Dlongwatch") as database:

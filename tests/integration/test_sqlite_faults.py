@@ -494,7 +494,7 @@ class TestABody:
         database = SqliteDatabase(path)
         mailbox: Letters = open_mailbox(database, "letters")
         mailbox.send("x")
-        database.write(lambda tx: tx.execute("UPDATE messages SET body = x'fffe00'"))
+        database.write(lambda tx: tx.execute("UPDATE longwatch_messages SET body = x'fffe00'"))
         assert [] == mailbox.receive()
         assert ["undecodable"] == [letter.reason for letter in mailbox.dead]
         database.close()
@@ -542,7 +542,8 @@ class TestAFileThatIsTakenAway:
         for part in tmp_path.glob("some.db*"):
             part.unlink()
         if replaced:
-            SqliteDatabase(tmp_path / "new.db").write(lambda tx: tx.execute("INSERT INTO mailboxes (name) VALUES ('first')"))
+            other = "INSERT INTO longwatch_mailboxes (name) VALUES ('first')"
+            SqliteDatabase(tmp_path / "new.db").write(lambda tx: tx.execute(other))
             (tmp_path / "new.db").rename(path)
         assert "was removed or replaced; nothing was done" in told(StoreUnreachableError, lambda: mailbox.send("lost?"))
         mailbox.send("after")

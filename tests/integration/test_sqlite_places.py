@@ -188,19 +188,19 @@ def test_what_cannot_be_opened_for_another_reason_stays_that(tmp_path: Path, *, 
 
 
 async def sends_async(tx: Any) -> None:
-    tx.execute("INSERT INTO mailboxes (name) VALUES ('async')")
+    tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('async')")
 
 
 def sends_lazily(tx: Any) -> Any:
-    yield tx.execute("INSERT INTO mailboxes (name) VALUES ('lazy')")
+    yield tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('lazy')")
 
 
 async def sends_async_lazily(tx: Any) -> Any:
-    yield tx.execute("INSERT INTO mailboxes (name) VALUES ('both')")
+    yield tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('both')")
 
 
 def begun_by(tx: Any) -> Any:
-    tx.execute("INSERT INTO mailboxes (name) VALUES ('begun')")
+    tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('begun')")
     return sends_async(tx)
 
 
@@ -209,5 +209,5 @@ def test_work_that_would_run_after_the_commit_is_refused_and_nothing_is_written(
     with SqliteDatabase(tmp_path / "some.db") as database:
         with pytest.raises(UsageError, match="transact\\(\\) takes a plain function"):
             database.transact(work)
-        assert [(0,)] == database.read(lambda tx: tx.rows("SELECT count(*) FROM mailboxes"))
+        assert [(0,)] == database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_mailboxes"))
         assert 7 == database.transact(lambda _: 7)

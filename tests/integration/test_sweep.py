@@ -28,7 +28,7 @@ OWNER = """
     from longwatch.store.sqlite import SqliteDatabase
 
     database = SqliteDatabase(Path({path!r}))
-    claims = Claims(dialect="sqlite", table="messages", columns=())
+    claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
     page = BeatPage(Path({page!r}), 4) if {page!r} else None
     owner = database.write(lambda tx: claims.register(tx, Incarnation.mine(), page={page!r} or None))
     rows = database.write(lambda tx: claims.claim(tx, lane=1, owner=owner, duration=600, limit={limit}))
@@ -47,10 +47,10 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.database = SqliteDatabase(folder / "some.db")
-        self.claims = Claims(dialect="sqlite", table="messages", columns=())
+        self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
         self.sweep = Sweep(self.claims)
-        self.database.write(lambda tx: tx.execute("INSERT INTO mailboxes (lane, name) VALUES (1, 'one')"))
-        sql = "INSERT INTO messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
+        self.database.write(lambda tx: tx.execute("INSERT INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"))
+        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(10)])
 
     @contextmanager
@@ -76,12 +76,12 @@ class Place:
 
     def counts(self) -> tuple[int, int, int]:
         """Rows leased, crashes, releases."""
-        sql = "SELECT count(*) FILTER (WHERE held = 2), sum(crashes), sum(releases) FROM messages"
+        sql = "SELECT count(*) FILTER (WHERE held = 2), sum(crashes), sum(releases) FROM longwatch_messages"
         [(leased, crashes, releases)] = self.database.read(lambda tx: tx.rows(sql))
         return leased, crashes, releases
 
     def owners(self) -> int:
-        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM owners"))[0][0])
+        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_owners"))[0][0])
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ class TestALiveOwner:
 
     def test_written_down_by_another_version_is_not_robbed(self, place: Place) -> None:
         place.enter(Incarnation.mine())
-        place.database.write(lambda tx: tx.execute("UPDATE owners SET incarnation = 'of.tomorrow'"))
+        place.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET incarnation = 'of.tomorrow'"))
         assert 0 == place.round()
 
 
@@ -278,7 +278,7 @@ class TestTheListOfOwners:
 
     def test_leaves_owners_of_another_table_alone(self, place: Place) -> None:
         place.enter(replace(Incarnation.mine(), boot="another"), claims=0)
-        place.database.write(lambda tx: tx.execute("UPDATE owners SET claims = 'computations'"))
+        place.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET claims = 'computations'"))
         place.round()
         assert 1 == place.owners()
 

@@ -51,8 +51,8 @@ class Table:
     def __post_init__(self) -> None:
         self.tx = MovedByHand(self.raw, self.clock)
         migrate(self.tx, migrations("sqlite"))
-        self.tx.execute("INSERT INTO mailboxes (lane, name) VALUES (1, 'one')")
-        self.claims = Claims(dialect="sqlite", table="messages", columns=("deliveries", "crashes"))
+        self.tx.execute("INSERT INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')")
+        self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=("deliveries", "crashes"))
         self.sweep = Sweep(self.claims)
         self.owner = self.enter()
 
@@ -60,7 +60,7 @@ class Table:
         return self.claims.register(self.tx, replace(Incarnation.mine(), **changes))  # type: ignore[arg-type]
 
     def add(self, count: int = 1) -> list[int]:
-        sql = "INSERT INTO messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'') RETURNING seq"
+        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'') RETURNING seq"
         return [self.tx.rows(sql)[0][0] for _ in range(count)]
 
     def claim(self, limit: int = 1, *, owner: int | None = None, duration: float = 30.0) -> list[Claim]:
@@ -74,12 +74,12 @@ class Table:
         return self.claims.settle(self.tx, [claim])[0]
 
     def row(self, seq: int) -> dict[str, object]:
-        cursor = self.raw.execute("SELECT * FROM messages WHERE seq = ?", (seq,))
+        cursor = self.raw.execute("SELECT * FROM longwatch_messages WHERE seq = ?", (seq,))
         names = [column[0] for column in cursor.description]
         return dict(zip(names, cursor.fetchone(), strict=True))
 
     def contents(self) -> list[tuple[object, ...]]:
-        return self.tx.rows("SELECT * FROM messages ORDER BY seq")
+        return self.tx.rows("SELECT * FROM longwatch_messages ORDER BY seq")
 
 
 @pytest.fixture
@@ -121,17 +121,17 @@ class TestClaiming:
 
     def test_a_row_that_has_crashed_comes_alone(self, table: Table) -> None:
         before, crashed, after = table.add(3)
-        table.tx.execute("UPDATE messages SET crashes = 1 WHERE seq = :seq", {"seq": crashed})
+        table.tx.execute("UPDATE longwatch_messages SET crashes = 1 WHERE seq = :seq", {"seq": crashed})
         assert [[before], [crashed], [after]] == [[claim.seq for claim in table.claim(10)] for _ in range(3)]
 
     def test_an_owner_that_was_forgotten_enters_again(self, table: Table) -> None:
         table.add()
-        table.tx.execute("DELETE FROM owners")
+        table.tx.execute("DELETE FROM longwatch_owners")
         table.claim()
-        assert [(table.owner,)] == table.tx.rows("SELECT owner FROM owners")
+        assert [(table.owner,)] == table.tx.rows("SELECT owner FROM longwatch_owners")
 
     def test_two_owners_never_have_the_same_number(self, table: Table) -> None:
-        table.tx.execute("DELETE FROM owners")
+        table.tx.execute("DELETE FROM longwatch_owners")
         assert table.owner != table.enter()
 
 
@@ -362,11 +362,11 @@ class ClaimsAgainstAModel(RuleBasedStateMachine):
 
     @invariant()
     def the_table_agrees(self) -> None:
-        held = self.table.tx.rows("SELECT seq, owner, term, lease_until FROM messages WHERE held = 2")
+        held = self.table.tx.rows("SELECT seq, owner, term, lease_until FROM longwatch_messages WHERE held = 2")
         assert {seq: (tuple(claim), until) for seq, (claim, until) in self.leases.items()} == {
             row[0]: (row[:3], row[3]) for row in held
         }
-        assert self.free == {seq for (seq,) in self.table.tx.rows("SELECT seq FROM messages WHERE held = 0")}
+        assert self.free == {seq for (seq,) in self.table.tx.rows("SELECT seq FROM longwatch_messages WHERE held = 0")}
 
     def teardown(self) -> None:
         self.table.raw.close()

@@ -58,7 +58,7 @@ def test_an_unknown_file_is_named(package: Path) -> None:
 
 def test_an_unknown_query_is_named() -> None:
     with pytest.raises(KeyError, match="no_such_query"):
-        load_queries("longwatch.store", "claims", "sqlite", table="messages", columns="seq")["no_such_query"]
+        load_queries("longwatch.store", "claims", "sqlite", table="longwatch_messages", columns="seq")["no_such_query"]
 
 
 def test_there_are_sql_files_to_check() -> None:

@@ -27,13 +27,13 @@ from longwatch.store.status import SchemaStatus, schema_status
 
 
 @contextmanager
-def opened_store(url: str) -> Iterator[Any]:
+def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
     """The store of a URL, made when it is first written to."""
     if url.startswith("memory:"):
         raise UsageError(
             "a memory:// store is seen by one process only; give --store the URL of a file, as in sqlite:///longwatch.db"
         )
-    store = open_store(url)
+    store = open_store(url, auto_migrate=auto_migrate)
     try:
         with _plain_errors():
             yield store

@@ -27,7 +27,7 @@ def migrate(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """Bring the schema up to date; makes the store if it is not there."""
     from longwatch.app.mailboxes import migrate_store, opened_store, shown_url  # noqa: PLC0415 - help must not wait for it
 
-    with opened_store(store) as opened:
+    with opened_store(store, auto_migrate=True) as opened:
         before, schema = migrate_store(opened)
         url = shown_url(opened)
     applied = schema.leading(before, schema.version)

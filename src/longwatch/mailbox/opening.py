@@ -69,8 +69,11 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
     return Mailbox(name, _backend(store, name, limits), codec=codec, clock=clock, router=routed)
 
 
-def open_store(url: str) -> Any:
-    """The store a URL names; UsageError with the cure for one that cannot be."""
+def open_store(url: str, *, auto_migrate: bool = False) -> Any:
+    """The store a URL names; UsageError with the cure for one that cannot be.
+
+    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else `longwatch db migrate` does it.
+    """
     if not isinstance(url, str):
         raise UsageError(f"a store is named by a URL, text such as sqlite:///jobs.db, not by {type(url).__name__}")
     scheme, slashes, place = url.partition("://")
@@ -85,7 +88,7 @@ def open_store(url: str) -> Any:
             with extra("postgres", url):
                 from longwatch.store.postgres import PostgresDatabase  # noqa: PLC0415
 
-                return PostgresDatabase(url)
+                return PostgresDatabase(url, auto_migrate=auto_migrate)
         case "redis" | "rediss":
             with extra("redis", url):
                 from longwatch.mailbox.redis import RedisStore  # noqa: PLC0415

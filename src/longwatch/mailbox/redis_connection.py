@@ -78,7 +78,6 @@ class Server:
             except redis.BusyLoadingError as error:
                 raise refusal(self.url, error) from error
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                self._distrust(error)
                 raise answer_lost(self.url, error) from error
             except redis.ResponseError as error:
                 if is_demoted(error):
@@ -112,19 +111,13 @@ class Server:
         try:
             try:
                 connection.check_health()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                self._distrust(error)
+            except (redis.ConnectionError, redis.TimeoutError):
                 connection.disconnect()
                 connection.connect()
             if not self._looked:
                 self._look_at_settings(connection)
         except (redis.RedisError, OSError) as error:
             raise unreachable(self.url, error) from error
-
-    def _distrust(self, error: Exception) -> None:
-        """Where one connection is silent for good, those that are idle may be too: each would cost the next who asks as long."""
-        if isinstance(error, redis.TimeoutError):
-            self.pool.disconnect(inuse_connections=False)
 
     def _look_at_settings(self, connection: Any) -> None:
         """Warn once of settings that may lose messages. A server that does not tell is taken at its word."""

@@ -21,7 +21,7 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 T = TypeVar("T")
 
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
-_IS_OPEN = "NOT EXISTS (SELECT 1 FROM mailboxes WHERE mailboxes.lane = :lane AND paused <> 0)"
+_IS_OPEN = "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.lane = :lane AND paused <> 0)"
 _OVERDUE_AT_ONCE = 500
 _CLAIMS_AT_ONCE = 10
 _ANYBODY = Claim(0, 0, 0)
@@ -38,7 +38,9 @@ class SqlBackend:
         self.limits = limits or Limits()
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
-        self._claims = Claims(dialect=database.dialect, table="messages", columns=columns, gate=_IS_OPEN, owners=database.owners)
+        self._claims = Claims(
+            dialect=database.dialect, table="longwatch_messages", columns=columns, gate=_IS_OPEN, owners=database.owners
+        )
         self._sweep = Sweep(self._claims, is_shared=database.is_shared)
         self._lanes: dict[tuple[int, int], int] = {}
 
@@ -52,7 +54,7 @@ class SqlBackend:
         return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
 
     def guest(self) -> int:
-        return self.database.owners.guest("messages", lambda: self.enter(Incarnation.mine()))
+        return self.database.owners.guest("longwatch_messages", lambda: self.enter(Incarnation.mine()))
 
     def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
         lane = self._lane()

@@ -16,7 +16,7 @@ WHERE seq = ANY (ARRAY(
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
 ))
-RETURNING {columns}, EXISTS (SELECT 1 FROM owners WHERE owners.owner = :owner)
+RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = :owner)
 
 -- name: renew
 -- Prolong every lease of an owner but those to skip; never shortens one.
@@ -57,20 +57,20 @@ SELECT min(ready_at) - :wall_now FROM {table} WHERE held = 1 AND lane = :lane
 -- name: lapsed
 -- Leases that have ended, as they are seen: a read. The server's clock judges them, so no boot of another machine counts. One whose
 -- owner was forgotten while it claimed has a page that cannot be read, which blames nobody.
-SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN owners.owner IS NULL THEN '' ELSE page END
-FROM {table} AS leased LEFT JOIN owners ON owners.owner = leased.owner
+SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND lease_until < :lease_now LIMIT :limit
 
 -- name: lapsed_for_release
 -- The same, and nobody renews them until they are released.
-SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN owners.owner IS NULL THEN '' ELSE page END
-FROM {table} AS leased LEFT JOIN owners ON owners.owner = leased.owner
+SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND lease_until < :lease_now LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
 
 -- name: owners
 -- Every owner of leases in this table, with the seconds since it entered and whether it holds any.
-SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = owners.owner)
-FROM owners WHERE claims = '{table}'
+SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = longwatch_owners.owner)
+FROM longwatch_owners WHERE claims = '{table}'
 
 -- name: held_by
 -- The leases of one owner, as many as asked for: a read.
@@ -82,9 +82,9 @@ SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :lim
 
 -- name: register
 -- Enter an owner; one that is there stays as it is.
-INSERT INTO owners (owner, incarnation, boot, page, claims, entered_at)
+INSERT INTO longwatch_owners (owner, incarnation, boot, page, claims, entered_at)
 VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now) ON CONFLICT DO NOTHING
 
 -- name: forget
 -- Strike an owner off, unless it holds something: another sweeper may not have given it back yet.
-DELETE FROM owners WHERE owner = :owner AND NOT EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = :owner)
+DELETE FROM longwatch_owners WHERE owner = :owner AND NOT EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = :owner)

@@ -13,7 +13,7 @@ WHERE seq IN (
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
 )
-RETURNING {columns}, EXISTS (SELECT 1 FROM owners WHERE owner = :owner)
+RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE owner = :owner)
 
 -- name: renew
 -- Prolong every lease of an owner but those to skip; never shortens one.
@@ -50,13 +50,13 @@ SELECT min(ready_at) - :wall_now FROM {table} WHERE held = 1 AND lane = :lane
 
 -- name: lapsed
 -- Leases that have ended, by the clock or because they are of another boot.
-SELECT seq, term, lane, leased.owner, incarnation, page FROM {table} AS leased JOIN owners ON owners.owner = leased.owner
+SELECT seq, term, lane, leased.owner, incarnation, page FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND (lease_until < :lease_now OR boot <> :boot) LIMIT :limit
 
 -- name: owners
 -- Every owner of leases in this table, with the seconds since it entered and whether it holds any.
-SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = owners.owner)
-FROM owners WHERE claims = '{table}'
+SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = longwatch_owners.owner)
+FROM longwatch_owners WHERE claims = '{table}'
 
 -- name: held_by
 -- The leases of one owner, as many as asked for.
@@ -64,9 +64,9 @@ SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :lim
 
 -- name: register
 -- Enter an owner.
-INSERT INTO owners (owner, incarnation, boot, page, claims, entered_at)
+INSERT INTO longwatch_owners (owner, incarnation, boot, page, claims, entered_at)
 VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now)
 
 -- name: forget
 -- Strike an owner off.
-DELETE FROM owners WHERE owner = :owner
+DELETE FROM longwatch_owners WHERE owner = :owner

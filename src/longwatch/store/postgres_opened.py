@@ -34,6 +34,7 @@ _SCHEMA_LOCK = 7_303_014_620_157_292_921
 """Whoever changes the schema holds this advisory lock."""
 
 
+_MIGRATE = "run `longwatch db migrate --store URL`, or open it with open_store(url, auto_migrate=True)"
 _A_PLACE = "run CREATE SCHEMA longwatch, and add options=-csearch_path=longwatch to the URL"
 
 
@@ -145,7 +146,7 @@ class OpenedServer:
         if version == known[-1].version:
             return
         if not self._auto_migrate and version < known[-1].version:
-            raise StoreError(f"{self._address.shown} is at schema {version} of {known[-1].version}; run: longwatch db migrate")
+            raise StoreError(f"{self._address.shown} is at schema {version} of {known[-1].version}; {_MIGRATE}")
         try:
             self.write(lambda transaction: _migrate(transaction, known), deadline)
         except (psycopg.errors.DuplicateTable, psycopg.errors.InvalidSchemaName) as error:

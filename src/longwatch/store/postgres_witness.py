@@ -19,15 +19,15 @@ MOST_COMMITS = 1000
 """Then a connection begins a new row: while somebody keeps old versions alive, one that was changed often is slow to find."""
 
 _TESTIFY = b"""
-    INSERT INTO commits (line, number, at) VALUES ($1, $2, extract(epoch from statement_timestamp()))
-    ON CONFLICT (line) DO UPDATE SET number = excluded.number / (1 - commits.closed), at = excluded.at
+    INSERT INTO longwatch_commits (line, number, at) VALUES ($1, $2, extract(epoch from statement_timestamp()))
+    ON CONFLICT (line) DO UPDATE SET number = excluded.number / (1 - longwatch_commits.closed), at = excluded.at
 """
 """On a line that was closed this divides by zero, and the commit behind it is not made."""
 _ASK = b"""
-    INSERT INTO commits (line, number, closed, at) VALUES ($1, 0, 1, extract(epoch from statement_timestamp()))
+    INSERT INTO longwatch_commits (line, number, closed, at) VALUES ($1, 0, 1, extract(epoch from statement_timestamp()))
     ON CONFLICT (line) DO UPDATE SET closed = 1 RETURNING number
 """
-_FORGET = b"DELETE FROM commits WHERE at < extract(epoch from statement_timestamp()) - 3600"
+_FORGET = b"DELETE FROM longwatch_commits WHERE at < extract(epoch from statement_timestamp()) - 3600"
 """Nobody asks once the time of a call is over."""
 
 

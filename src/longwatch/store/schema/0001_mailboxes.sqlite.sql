@@ -1,6 +1,6 @@
 -- Mailboxes, their messages, who holds them, and the dead.
 
-CREATE TABLE owners (
+CREATE TABLE longwatch_owners (
     owner INTEGER PRIMARY KEY,  -- a number by chance: it never stands for somebody else, not even in an older state of the file
     incarnation TEXT NOT NULL UNIQUE,
     boot TEXT NOT NULL,
@@ -9,16 +9,16 @@ CREATE TABLE owners (
     entered_at REAL NOT NULL
 );
 
-CREATE TABLE mailboxes (
+CREATE TABLE longwatch_mailboxes (
     lane INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     paused INTEGER NOT NULL DEFAULT 0,
     expired INTEGER NOT NULL DEFAULT 0  -- how many messages nobody took in their time
 );
 
-CREATE TABLE messages (
+CREATE TABLE longwatch_messages (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    lane INTEGER NOT NULL REFERENCES mailboxes,
+    lane INTEGER NOT NULL REFERENCES longwatch_mailboxes,
     held INTEGER NOT NULL DEFAULT 0,
     ready_at REAL NOT NULL DEFAULT 0,
     owner INTEGER,
@@ -37,15 +37,15 @@ CREATE TABLE messages (
     error TEXT,
     body BLOB NOT NULL
 );
-CREATE INDEX messages_free ON messages (lane, seq) WHERE held = 0;
-CREATE INDEX messages_delayed ON messages (lane, ready_at) WHERE held = 1;
-CREATE INDEX messages_leased ON messages (owner) WHERE held = 2;
-CREATE INDEX messages_expiring ON messages (expires_at) WHERE expires_at IS NOT NULL;
-CREATE UNIQUE INDEX messages_dedupe ON messages (lane, dedupe_key) WHERE dedupe_key IS NOT NULL;
+CREATE INDEX longwatch_messages_free ON longwatch_messages (lane, seq) WHERE held = 0;
+CREATE INDEX longwatch_messages_delayed ON longwatch_messages (lane, ready_at) WHERE held = 1;
+CREATE INDEX longwatch_messages_leased ON longwatch_messages (owner) WHERE held = 2;
+CREATE INDEX longwatch_messages_expiring ON longwatch_messages (expires_at) WHERE expires_at IS NOT NULL;
+CREATE UNIQUE INDEX longwatch_messages_dedupe ON longwatch_messages (lane, dedupe_key) WHERE dedupe_key IS NOT NULL;
 
-CREATE TABLE dead_letters (
+CREATE TABLE longwatch_dead_letters (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    lane INTEGER NOT NULL REFERENCES mailboxes,
+    lane INTEGER NOT NULL REFERENCES longwatch_mailboxes,
     id TEXT NOT NULL UNIQUE,
     reason TEXT NOT NULL,
     error TEXT,
@@ -58,5 +58,5 @@ CREATE TABLE dead_letters (
     reply_to TEXT,
     body BLOB NOT NULL
 );
-CREATE INDEX dead_letters_by_lane ON dead_letters (lane, seq);
-CREATE INDEX dead_letters_by_age ON dead_letters (died_at);
+CREATE INDEX longwatch_dead_letters_by_lane ON longwatch_dead_letters (lane, seq);
+CREATE INDEX longwatch_dead_letters_by_age ON longwatch_dead_letters (died_at);
