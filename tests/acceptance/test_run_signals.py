@@ -11,11 +11,11 @@ import pytest
 from supervised import PYTHON, QUICK, Supervised, eventually, supervise
 
 LISTENS = """
-import signal, sys
+import os, signal, sys
 def heard(number, frame):
-    print("heard", signal.Signals(number).name)
+    print("heard", signal.Signals(number).name, flush=True)
     if number not in (signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
-        sys.exit(3)
+        os._exit(3)  # an interpreter that is ending hears nothing: the next signal would kill it
 for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
     signal.signal(number, heard)
 print("ready")

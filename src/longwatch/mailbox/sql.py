@@ -23,7 +23,7 @@ T = TypeVar("T")
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 _IS_OPEN = "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.lane = :lane AND paused <> 0)"
 _OVERDUE_AT_ONCE = 500
-_CLAIMS_AT_ONCE = 10
+_SPENT_AT_ONCE = 2000
 _ANYBODY = Claim(0, 0, 0)
 _DONE = Settlement(_ANYBODY, Outcome.DONE)
 _BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
@@ -171,12 +171,13 @@ class SqlBackend:
 
         So many of them at the most, because everybody else waits meanwhile; then those who receive are told to look again.
         """
-        for _ in range(_CLAIMS_AT_ONCE):
+        spent = 0
+        while spent < _SPENT_AT_ONCE:
             rows = self._claims.claim(tx, lane=lane, owner=owner, duration=duration, limit=want)
             leased = [self._leased(row) for row in rows if not self._buried(tx, row)]
             if leased or not rows:
                 return leased
-            self._expire(tx, lane)
+            spent += len(rows) + self._expire(tx, lane)
         tx.announce(self.name)
         return []
 

@@ -4,14 +4,16 @@
 
 -- name: claim
 -- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due, unless it is
--- just being freed. They come back in no order, each with whether the owner is entered.
+-- just being freed. They come back in no order, each with whether the owner is entered. A term is the server's time, or one more than
+-- the last: in an older state that was restored a row and its owner may have the same numbers again, but never the same term.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now LIMIT 1 FOR UPDATE SKIP LOCKED
 ), line AS MATERIALIZED (
     SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 AND {gate} AND NOT EXISTS (SELECT 1 FROM due)
     ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 )
-UPDATE {table} SET held = 2, owner = :owner, term = term + 1, lease_until = :lease_now + :duration::float8, deliveries = deliveries + 1
+UPDATE {table} SET held = 2, owner = :owner, term = greatest(term + 1, (:lease_now * 1000000)::int8),
+    lease_until = :lease_now + :duration::float8, deliveries = deliveries + 1
 WHERE seq = ANY (ARRAY(
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
@@ -32,7 +34,7 @@ WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 -- The work is done: the rows go, those that are still their claimants'. They are found by their numbers, and by nothing else: the rest
 -- is written so that no plan looks for them among all that their owner holds.
 DELETE FROM {table} WHERE seq = ANY (:seqs::int8[]) AND held > 1
-    AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int4[]))) IS TRUE
+    AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 RETURNING seq, term
 
 -- name: release
@@ -41,7 +43,7 @@ UPDATE {table} SET held = CASE WHEN :delay::float8 > 0 THEN 1 ELSE 0 END,
     ready_at = CASE WHEN :delay::float8 > 0 THEN :wall_now + :delay::float8 ELSE 0 END, owner = NULL, lease_until = NULL,
     failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases, error = coalesce(:error, error)
 WHERE seq = ANY (:seqs::int8[]) AND held > 1
-    AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int4[]))) IS TRUE
+    AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 RETURNING seq, term
 
 -- name: due

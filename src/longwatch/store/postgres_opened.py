@@ -75,8 +75,9 @@ class OpenedServer:
             try:
                 result = work(transaction)
                 self._commit(transaction, wire, result)
-            except BaseException:
+            except BaseException as error:
                 transaction.roll_back()
+                _give_up_if_read_only(wire, error)
                 raise
             finally:
                 transaction.end()
@@ -187,6 +188,12 @@ class OpenedServer:
         """In a forked child: close the copies of the parent's sockets, without a word."""
         self._ear.leave_behind()
         self._pool.leave_behind()
+
+
+def _give_up_if_read_only(wire: Wire, error: BaseException) -> None:
+    """The server may have been demoted: then its address leads to another one, but only for a new connection."""
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        wire.close("it is read-only")
 
 
 def schema_version(transaction: Transaction) -> int:
