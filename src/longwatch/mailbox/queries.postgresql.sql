@@ -1,21 +1,5 @@
 -- What `sql.py` asks of PostgreSQL beyond claims, under READ COMMITTED: what is looked at and then changed is locked by the look.
 
--- name: lane
--- The number of a mailbox, made when it is new.
-INSERT INTO longwatch_mailboxes (name) VALUES (:name) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING lane
-
--- name: find_lane
--- The number of a mailbox, if there is one.
-SELECT lane FROM longwatch_mailboxes WHERE name = :name
-
--- name: name_of
--- The name of a mailbox by its number.
-SELECT name FROM longwatch_mailboxes WHERE lane = :lane
-
--- name: pause
--- Stop or resume handing out.
-UPDATE longwatch_mailboxes SET paused = :paused WHERE lane = :lane
-
 -- name: put
 -- Store messages, given as arrays; one that is there already, by id or by key, is left as it is. They are numbered in the order of the
 -- arrays; among senders that work at the same time the numbers decide who was first, not the commits. A mailbox that is not there,
@@ -27,10 +11,6 @@ SELECT (SELECT lane FROM longwatch_mailboxes AS mailbox WHERE mailbox.lane = let
 FROM unnest(:lane::int8[], :delay::float8[], :id::text[], :expires_in::float8[], :keep_expired::int8[], :dedupe_key::text[],
     :reply_to::text[], :body::bytea[]) AS letter (lane, delay, id, expires_in, keep_expired, dedupe_key, reply_to, body)
 ON CONFLICT DO NOTHING
-
--- name: first_with_key
--- The message that bears a key.
-SELECT id FROM longwatch_messages WHERE lane = :lane AND dedupe_key = :dedupe_key
 
 -- name: lock_room
 -- Let nobody else count and add messages of this lane until the end of the transaction.
@@ -44,10 +24,6 @@ SELECT count(*) FROM (
     UNION ALL (SELECT 1 FROM longwatch_messages WHERE lane = :lane AND held = 2 LIMIT :most)
 ) AS present
 
--- name: anything
--- Whether anything is free.
-SELECT 1 FROM longwatch_messages WHERE lane = :lane AND held = 0 LIMIT 1
-
 -- name: bury
 -- Copy a leased message to the dead, with its history; until the end of the transaction nobody takes it.
 INSERT INTO longwatch_dead_letters
@@ -55,10 +31,6 @@ INSERT INTO longwatch_dead_letters
 SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases, reply_to,
     body
 FROM longwatch_messages WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term FOR UPDATE
-
--- name: overdue
--- Whether messages of a lane are there that nobody holds and whose time has passed: a read.
-SELECT seq, keep_expired FROM longwatch_messages WHERE expires_at <= :wall_now AND lane = :lane AND held <> 2 LIMIT :limit
 
 -- name: overdue_for_burial
 -- Those messages, and nobody takes them until they are gone.
@@ -70,10 +42,6 @@ LIMIT :limit FOR UPDATE SKIP LOCKED
 SELECT seq, keep_expired FROM longwatch_messages WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
 FOR UPDATE SKIP LOCKED
 
--- name: count_expired
--- Note how many messages were given up because their time had passed.
-UPDATE longwatch_mailboxes SET expired = expired + :count WHERE name = :name
-
 -- name: bury_overdue
 -- Copy some of them to the dead.
 INSERT INTO longwatch_dead_letters
@@ -84,15 +52,6 @@ FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
 -- name: remove
 -- Remove messages by their numbers.
 DELETE FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
-
--- name: counts
--- How a lane stands.
-SELECT (SELECT count(*) FROM longwatch_messages WHERE lane = :lane AND held = 0),
-    (SELECT count(*) FROM longwatch_messages WHERE lane = :lane AND held = 1),
-    (SELECT count(*) FROM longwatch_messages WHERE lane = :lane AND held = 2),
-    (SELECT count(*) FROM longwatch_dead_letters WHERE lane = :lane),
-    (SELECT :wall_now - enqueued_at FROM longwatch_messages WHERE lane = :lane AND held = 0 ORDER BY seq LIMIT 1), paused, expired
-FROM longwatch_mailboxes WHERE lane = :lane
 
 -- name: peek
 -- What would be handed out next: the free and the due that have not expired, oldest first.
@@ -108,32 +67,10 @@ SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to FROM longw
     )
 )) ORDER BY seq LIMIT :limit
 
--- name: cancel
--- Remove a message that nobody holds.
-DELETE FROM longwatch_messages WHERE lane = :lane AND id = :id AND held <> 2
-
--- name: purge
--- Remove every message that nobody holds.
-DELETE FROM longwatch_messages WHERE lane = :lane AND held <> 2
-
--- name: dead
--- A page of the dead, oldest first.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM longwatch_dead_letters
-WHERE lane = :lane AND seq > :after ORDER BY seq LIMIT :limit
-
--- name: find_dead
--- One of the dead.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM longwatch_dead_letters
-WHERE lane = :lane AND id = :id
-
 -- name: replay
 -- Put a dead message back in line, its past forgotten but for its age.
 INSERT INTO longwatch_messages (lane, id, enqueued_at, reply_to, body)
 SELECT lane, id, enqueued_at, reply_to, body FROM longwatch_dead_letters WHERE lane = :lane AND id = :id FOR UPDATE
-
--- name: drop
--- Remove a dead message for good.
-DELETE FROM longwatch_dead_letters WHERE lane = :lane AND id = :id
 
 -- name: forget_dead
 -- Remove the dead that are past their retention.
@@ -142,7 +79,3 @@ DELETE FROM longwatch_dead_letters WHERE lane = :lane AND died_at < :wall_now - 
 -- name: old_dead
 -- Whether there are any of those.
 SELECT 1 FROM longwatch_dead_letters WHERE lane = :lane AND died_at < :wall_now - :retention::float8 LIMIT 1
-
--- name: names
--- Every mailbox.
-SELECT name FROM longwatch_mailboxes ORDER BY name

@@ -52,10 +52,6 @@ UPDATE {table} SET held = 0 WHERE seq = ANY (ARRAY(
     SELECT seq FROM {table} WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now FOR UPDATE SKIP LOCKED
 ))
 
--- name: next_due
--- Seconds until the next delayed row of a lane is due; null if none is delayed.
-SELECT min(ready_at) - :wall_now FROM {table} WHERE held = 1 AND lane = :lane
-
 -- name: lapsed
 -- Leases that have ended, as they are seen: a read. The server's clock judges them, so no boot of another machine counts. One whose
 -- owner was forgotten while it claimed has a page that cannot be read, which blames nobody.
@@ -68,15 +64,6 @@ WHERE held = 2 AND lease_until < :lease_now LIMIT :limit
 SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND lease_until < :lease_now LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
-
--- name: owners
--- Every owner of leases in this table, with the seconds since it entered and whether it holds any.
-SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = longwatch_owners.owner)
-FROM longwatch_owners WHERE claims = '{table}'
-
--- name: held_by
--- The leases of one owner, as many as asked for: a read.
-SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :limit
 
 -- name: held_by_for_release
 -- The same, but for those that another sweeper is about to release.

@@ -44,23 +44,10 @@ WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 -- Delayed rows whose time has come.
 UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now
 
--- name: next_due
--- Seconds until the next delayed row of a lane is due; null if none is delayed.
-SELECT min(ready_at) - :wall_now FROM {table} WHERE held = 1 AND lane = :lane
-
 -- name: lapsed
 -- Leases that have ended, by the clock or because they are of another boot.
 SELECT seq, term, lane, leased.owner, incarnation, page FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND (lease_until < :lease_now OR boot <> :boot) LIMIT :limit
-
--- name: owners
--- Every owner of leases in this table, with the seconds since it entered and whether it holds any.
-SELECT owner, incarnation, page, :wall_now - entered_at, EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = longwatch_owners.owner)
-FROM longwatch_owners WHERE claims = '{table}'
-
--- name: held_by
--- The leases of one owner, as many as asked for.
-SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :limit
 
 -- name: register
 -- Enter an owner.
