@@ -98,8 +98,8 @@ def running_server(settings: dict[str, str] | None = None) -> Iterator[RedisServ
     """A server that runs, in a temporary directory."""
     with TemporaryDirectory(prefix="longwatch-redis-") as directory:
         server = RedisServer(Path(directory), settings)
-        server.start()
         try:
+            server.start()
             yield server
         finally:
             server.kill()

@@ -288,7 +288,7 @@ class SettlementRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFailed(Event):
-    """A call to where the work comes from raised; it is made again. Told for the first failure, the second, the fourth, …"""
+    """A call to where the work comes from raised; it is made again. Told once, and if it lasts at the 16th failure, the 32nd, …"""
 
     loudness: ClassVar[Level] = Level.ERROR
 

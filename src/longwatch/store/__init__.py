@@ -21,9 +21,10 @@ Claimable rows: states, invariants, failure cases
      └──sweep: the lease has ended, or its owner has
 
     Invariants
-    1. A row is leased by at most one (owner, term). A claim raises the term, so a pair never comes back.
+    1. A row is leased by at most one (owner, term). A claim raises the term, at least to the store's time in microseconds: a pair
+       never comes back, not even when an older state of the store was restored and rows get the same numbers again.
     2. Settle, release and renew name row, owner and term, and change nothing unless all three are the row's own. Owner *and* term,
-       because terms repeat when an older state of the database is restored; owners are numbers by chance, and do not.
+       because a clock can be set back with the state; owners are numbers by chance.
     3. Only the store's clock says that a lease has ended. Durations come from clients, moments never do.
     4. A lease that has ended is still its owner's until the sweep takes it: a late settle that comes before the sweep counts, one
        that comes after changes nothing. Work is never both redelivered and settled by the one who lost it.

@@ -8,7 +8,7 @@ WITH line AS MATERIALIZED (
         AND NOT EXISTS (SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now)
     ORDER BY seq LIMIT :limit
 )
-UPDATE {table} SET held = 2, owner = :owner, term = term + 1, lease_until = :lease_now + :duration, deliveries = deliveries + 1
+UPDATE {table} SET held = 2, owner = :owner, term = max(term + 1, CAST(:wall_now * 1000000 AS INTEGER)), lease_until = :lease_now + :duration, deliveries = deliveries + 1
 WHERE seq IN (
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)

@@ -15,10 +15,15 @@ T = TypeVar("T")
 RETRY = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
 
 
+LASTING = 16
+"""Failures in a row after which an outage is told again, at this one and at every doubling."""
+
+
 class SourceCall:
     """One kind of call. Whatever it raises is told, and no reason for a thread of the engine to end.
 
-    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not thread-safe.
+    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not thread-safe. An outage makes
+    every kind of call fail: that which failed first tells of it, once, and when it lasts now and then again.
     """
 
     def __init__(self, name: str, around: Surroundings) -> None:
@@ -26,6 +31,7 @@ class SourceCall:
         self.retry_in = 0.0
         self._engine = around.name
         self._events = around.events
+        self._failing = around.failing
         self._backoff = Backoff(RETRY)
 
     def make(self, call: Callable[[], T]) -> T | None:
@@ -42,10 +48,17 @@ class SourceCall:
     def _failed(self, error: BaseException) -> None:
         self.retry_in = self._backoff.failed(lasted=0.0)
         failures = self._backoff.failures
-        if failures & (failures - 1) == 0:
+        if self.name not in self._failing:
+            self._failing.append(self.name)
+        if self._speaks() and (failures == 1 or (failures >= LASTING and failures & (failures - 1) == 0)):
             self._events.emit(SourceFailed(engine=self._engine, call=self.name, error=described(error), failures=failures))
 
     def _recovered(self) -> None:
-        self._events.emit(SourceRecovered(engine=self._engine, call=self.name, failures=self._backoff.failures))
+        if self._speaks():
+            self._events.emit(SourceRecovered(engine=self._engine, call=self.name, failures=self._backoff.failures))
+        self._failing.remove(self.name)
         self._backoff.succeeded()
         self.retry_in = 0.0
+
+    def _speaks(self) -> bool:
+        return self._failing[0] == self.name

@@ -64,6 +64,8 @@ class Surroundings:
     policy: EnginePolicy
     clock: Clock
     events: Events
+    failing: list[str] = field(default_factory=list)
+    """The calls to the source that fail at present; the first of them speaks for all."""
 
 
 def _require(name: str, value: float, holds: bool, rule: str) -> None:  # noqa: FBT001 - the condition is the point of the call
