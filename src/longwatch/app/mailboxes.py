@@ -46,7 +46,8 @@ def existing_store(url: str) -> Iterator[Any]:
     """The store of a URL; UsageError if it is not there, or has no mailboxes."""
     with opened_store(url) as store:
         if isinstance(store, Database) and required_schema(store).version == 0:
-            raise UsageError(f"{shown_url(store)} holds no mailboxes; `longwatch mailbox send` makes one, or give --store")
+            cure = "`longwatch db migrate` makes its tables" if store.is_shared else "`longwatch mailbox send` makes one"
+            raise UsageError(f"{shown_url(store)} holds no mailboxes; {cure}, or give --store")
         yield store
 
 

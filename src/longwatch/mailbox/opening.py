@@ -103,9 +103,10 @@ def extra(name: str, url: str) -> Iterator[None]:
     """What a URL needs that is not installed is named by the command that installs it."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        cure = f"run: pip install 'longwatch[{name}]'"
-        raise UsageError(f"{mask_text(url)} needs {error.name}, which is not installed; {cure}") from None
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        what = f"needs {error.name}, which is not installed" if missing else f"cannot be used ({error})"
+        raise UsageError(f"{mask_text(url)} {what}; run: pip install 'longwatch[{name}]'") from None
 
 
 def _found(given: Any) -> Any:

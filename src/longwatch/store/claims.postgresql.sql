@@ -21,9 +21,11 @@ WHERE seq = ANY (ARRAY(
 RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = :owner)
 
 -- name: renew
--- Prolong every lease of an owner but those to skip; never shortens one.
-UPDATE {table} SET lease_until = greatest(lease_until, :lease_now + :duration::float8)
-WHERE held = 2 AND owner = :owner AND seq <> ALL (:skip::int8[])
+-- Prolong every lease of an owner but those to skip; never shortens one. A row that is locked is passed over: its owner is settling it
+-- in a transaction that may take long, which nobody else ends meanwhile, and the others must not wait for it.
+UPDATE {table} SET lease_until = greatest(lease_until, :lease_now + :duration::float8) WHERE seq = ANY (ARRAY(
+    SELECT seq FROM {table} WHERE held = 2 AND owner = :owner AND seq <> ALL (:skip::int8[]) FOR UPDATE SKIP LOCKED
+))
 
 -- name: renew_one
 -- Prolong one lease; changes nothing unless row, owner and term match.
@@ -47,9 +49,9 @@ WHERE seq = ANY (:seqs::int8[]) AND held > 1
 RETURNING seq, term
 
 -- name: due
--- Delayed rows whose time has come.
+-- Delayed rows whose time has come, no more at once than can be done in the time of a call.
 UPDATE {table} SET held = 0 WHERE seq = ANY (ARRAY(
-    SELECT seq FROM {table} WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now FOR UPDATE SKIP LOCKED
+    SELECT seq FROM {table} WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now LIMIT 100000 FOR UPDATE SKIP LOCKED
 ))
 
 -- name: lapsed
