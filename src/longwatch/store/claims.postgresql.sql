@@ -67,6 +67,13 @@ SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longw
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND lease_until < :lease_now LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
 
+-- name: owners
+-- The owners of leases in this table whose end can be seen from here, because they are of this boot, and those that entered long ago; with
+-- the seconds since, and whether it holds any.
+SELECT owner, incarnation, page, :wall_now - entered_at,
+    EXISTS (SELECT 1 FROM {table} WHERE held = 2 AND {table}.owner = longwatch_owners.owner)
+FROM longwatch_owners WHERE claims = '{table}' AND (boot = :boot OR entered_at < :wall_now - :long::float8)
+
 -- name: held_by_for_release
 -- The same, but for those that another sweeper is about to release.
 SELECT seq, term, lane FROM {table} WHERE held = 2 AND owner = :owner LIMIT :limit FOR UPDATE SKIP LOCKED

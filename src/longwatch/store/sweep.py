@@ -61,9 +61,10 @@ class Sweep:
 
         They have certainly ended, or they hold nothing, entered long ago and cannot be seen from here.
         """
+        found = transaction.rows(self._claims.sql["owners"], {"boot": boot_id(), "long": FORGET_AFTER})
         return [
             Holder(owner, incarnation, page)
-            for owner, incarnation, page, age, holds in transaction.rows(self._claims.sql["owners"])
+            for owner, incarnation, page, age, holds in found
             if self._has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
         ]
 
