@@ -471,7 +471,7 @@ def test_every_script_says_what_it_does_and_all_are_known() -> None:
 
 
 FORKED = """
-import os, sys
+import os, stat, sys
 from longwatch.core.clock import Wakeup
 from longwatch.mailbox import open_mailbox, open_store
 store = open_store(sys.argv[1])
@@ -479,8 +479,23 @@ mailbox = open_mailbox(store, "work")
 mailbox.send("the parent's")
 mailbox.backend.listen(Wakeup())
 calls = store.opened().calls
+
+def is_socket(number):
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False
+
+def sockets():
+    return [number for number in range(3, 256) if is_socket(number)]
+
+heard = Wakeup()
+mailbox.backend.listen(heard)
+assert heard.block(20.0)
+assert 2 == len(sockets()), "one that asks, one that listens"
 child = os.fork()
 if child == 0:
+    assert [] == sockets(), "the parent's are the parent's"
     mailbox.send("the child's")
     assert store.opened().calls is not calls, "the child has connections of its own"
     assert 1 == len(mailbox.receive()), "and is an owner of its own"

@@ -18,6 +18,7 @@ from longwatch.errors import (
     StoreBusyError,
     StoreClosedError,
     StoreError,
+    StoreMisplacedError,
     StoreReadOnlyError,
     StoreUnreachableError,
     UnsafeSettingsWarning,
@@ -156,6 +157,78 @@ def test_a_read_whose_answer_is_lost_is_asked_again_once(lane: RedisBackend, ans
         lane.stats()
 
 
+# --- interrupted calls ---
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """The next time this command was sent, a signal handler raises before its answer is read."""
+    real: Callable[..., None] = Connection.send_command
+
+    def send_command(connection: Any, *words: Any, **options: Any) -> None:
+        real(connection, *words, **options)
+        if words[0] == word:
+            monkeypatch.setattr(Connection, "send_command", real)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "send_command", send_command)
+
+
+def with_late_answers(server: RedisServer) -> None:
+    """So that what is still to come has not arrived when the next question is asked."""
+    with server.client() as client:
+        client.client_pause(200)
+
+
+def test_the_answer_to_an_interrupted_question_is_not_taken_for_the_next(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Server(server.url)
+    asked.ask("PING")
+    with_late_answers(server)
+    interrupt_after(monkeypatch, "ECHO")
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask("ECHO", "first")
+    assert b"second" == asked.ask("ECHO", "second")
+    assert b"third" == asked.ask("ECHO", "third")
+    assert not asked.pool._in_use_connections
+    asked.close()
+
+
+def test_a_question_whose_health_check_is_interrupted_leaves_no_answer_behind(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Server(server.url)
+    asked.ask("PING")
+    asked.pool._available_connections[0].next_health_check = 0.0
+    with_late_answers(server)
+    interrupt_after(monkeypatch, "PING")
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask("ECHO", "first")
+    assert b"second" == asked.ask("ECHO", "second")
+    asked.close()
+
+
+def test_a_login_that_is_interrupted_is_begun_anew(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Server(server.url.removesuffix("/0") + "/3")
+    with_late_answers(server)
+    interrupt_after(monkeypatch, "SELECT")
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask("ECHO", "first")
+    assert [None] == [connection._sock for connection in asked.pool._available_connections]
+    assert b"second" == asked.ask("ECHO", "second")
+    assert b"db=3" in asked.ask("CLIENT", "INFO").split()
+    asked.close()
+
+
+def test_a_refusal_keeps_the_connection(server: RedisServer) -> None:
+    asked = Server(server.url)
+    before = asked.ask("CLIENT", "ID")
+    with pytest.raises(redis.ResponseError):
+        asked.ask("ECHO")
+    assert before == asked.ask("CLIENT", "ID")
+    asked.close()
+
+
 # --- refusals ---
 
 
@@ -174,6 +247,47 @@ def test_a_server_that_is_not_there_is_unreachable_at_once() -> None:
 @pytest.mark.parametrize("url", ["redis://h:hunter2@x:port/0", "redis://:hunter2@h/0?nonsense=1", "redis://:hunter2@h/0?db=x"])
 def test_a_url_that_cannot_be_is_refused_without_its_password(url: str) -> None:
     assert "hunter2" not in told(UsageError, lambda: RedisStore(url))
+
+
+@pytest.mark.parametrize("mark", "/#?")
+@pytest.mark.parametrize("password", ["sec{}ret", "12{}ret", "12{}ret=4", "ann:12{}3"])
+def test_a_password_that_is_not_encoded_is_refused_with_the_cure_and_without_a_part_of_it(password: str, mark: str) -> None:
+    text = told(UsageError, lambda: RedisStore(f"redis://:{password.format(mark)}@127.0.0.1:6379/0"))
+    said = text.replace("%23 %3F", "").replace("%25", "")
+    assert (True, []) == ("%2F" in text, [part for part in ("sec", "ret", "12", "ann") if part in said])
+
+
+def test_a_password_that_is_encoded_is_taken() -> None:
+    options = Server("redis://:%2F%23%3F%40%25@h:1/2").pool.connection_kwargs
+    assert ("/#?@%", "h", 1, 2) == (options["password"], options["host"], options["port"], options["db"])
+
+
+@pytest.mark.parametrize("database", ["abc", "-1", "1/2", "0?db=-1", "0?db=x"])
+def test_a_database_that_is_no_number_is_refused(database: str) -> None:
+    assert "PORT/DATABASE" in told(UsageError, lambda: RedisStore(f"redis://127.0.0.1/{database}"))
+
+
+def test_a_database_that_the_server_does_not_have_is_refused_with_the_cure(server: RedisServer) -> None:
+    store = RedisStore(server.url.removesuffix("/0") + "/99")
+    with pytest.raises(StoreMisplacedError, match="PORT/0") as raised:
+        store.lane("work").stats()
+    assert 2 == raised.value.exit_code
+
+
+def test_a_client_that_is_too_old_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis, "__version__", "4.6.0")
+    text = told(UsageError, lambda: RedisStore("redis://127.0.0.1/0"))
+    assert ("4.6.0" in text, "pip install -U 'longwatch[redis]'" in text) == (True, True)
+
+
+@pytest.mark.parametrize("user", ["ann:hunter2", "nobody:hunter2", ":hunter2"])
+def test_a_login_that_is_refused_is_wrong_usage(server: RedisServer, user: str) -> None:
+    with server.client() as client:
+        client.acl_setuser("ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"])
+    store = RedisStore(server.url.replace("//", f"//{user}@"))
+    with pytest.raises(StoreUnreachableError) as raised:
+        store.lane("work").stats()
+    assert 2 == raised.value.exit_code
 
 
 def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:

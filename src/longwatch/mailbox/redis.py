@@ -10,6 +10,7 @@ lose messages, and is warned of. Redis 6.2 or later.
     redis_wakeups.py     hints to those who wait
     redis_calls.py       which node, under which deadline, and whether again
     redis_connection.py  one server: a question and its answer
+    redis_url.py         what a URL says
     redis_errors.py      what goes wrong, and its cure
     redis_rows.py        what crosses the wire
     redis_scripts.py     and lua/, where the rules are
@@ -20,19 +21,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn, Self
 from weakref import finalize
 
 from longwatch.core.masking import mask_text
-from longwatch.errors import StoreClosedError, UnsupportedError, UsageError
+from longwatch.errors import StoreClosedError, UnsupportedError
 from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.redis_calls import Again, Calls
 from longwatch.mailbox.redis_connection import Server
 from longwatch.mailbox.redis_lane import NO_TRANSACTION, Owner, RedisBackend
 from longwatch.mailbox.redis_rows import NUMBER_BITS
+from longwatch.mailbox.redis_url import wrong_url
 from longwatch.mailbox.redis_wakeups import Wakeups
 from longwatch.store.claims import Claim
 from longwatch.store.database import Jump, Owners
+from longwatch.store.forks import survive_forks
 
 MAILBOXES = "longwatch:mailboxes"
 """The hash number -> name of every mailbox; the one key outside the tags of the mailboxes."""
@@ -53,6 +57,11 @@ class Opened:
             self.wakeups.close()
             self.calls.close()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copies of what the parent has open."""
+        self.wakeups.abandon()
+        self.calls.abandon()
+
 
 class RedisStore:
     """Mailboxes by name, on one server. Lazy: making it opens nothing, and a forked child opens connections of its own."""
@@ -67,6 +76,7 @@ class RedisStore:
         self._opened: dict[int, Opened] = {}
         self._closed = False
         self.identity = _identity(url)
+        survive_forks(self)
 
     def lane(self, name: str, *, limits: Limits | None = None) -> RedisBackend:
         return RedisBackend(self, name, limits=limits)
@@ -105,6 +115,30 @@ class RedisStore:
         if opened is not None:
             opened.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {mask_text(self.url)}>"
+
+    # --- forks ---
+
+    def hold(self) -> None:
+        """Nothing waits for a fork: the child uses nothing of the parent's."""
+
+    def go_on(self) -> None:
+        """And nothing was held."""
+
+    def leave_behind(self) -> None:
+        """In the child: let go of what the parent has open, which goes on there."""
+        opened, self._opened = self._opened, {}
+        for each in opened.values():
+            with suppress(OSError):
+                each.abandon()
+
     def _open(self) -> Opened:
         """No lock, which a fork could find taken: of two that open at once one wins, and none has connected yet."""
         mine = Opened(self.url)
@@ -123,6 +157,6 @@ def _identity(url: str) -> object:
     """Equal for two URLs of one server and database; UsageError for one that cannot be."""
     try:
         place = Server(url).check().pool.connection_kwargs
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{mask_text(url)} is no URL of a Redis server ({error}); write redis://HOST:PORT/DATABASE") from None
+    except (ValueError, TypeError):
+        raise wrong_url(url) from None
     return "redis", place.get("path"), place.get("host", "localhost"), place.get("port", 6379), place.get("db", 0)

@@ -57,6 +57,11 @@ class Calls:
         for server in (self._first, *self._nodes.values()):
             server.close()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the parent's sockets."""
+        for server in (self._first, *self._nodes.values()):
+            server.abandon()
+
     def _at(self, key: str, ask: Callable[[Server], T]) -> T:
         """Ask the server that has this mailbox."""
         for _ in range(_MOST_MOVES):

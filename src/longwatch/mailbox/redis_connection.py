@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from redis import exceptions as redis
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool, parse_url
+from redis.connection import ConnectionPool
 from redis.retry import Retry
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnsafeSettingsWarning
 from longwatch.mailbox.redis_errors import answer_lost, is_demoted, refusal, unreachable
 from longwatch.mailbox.redis_scripts import load_script
+from longwatch.mailbox.redis_url import connection_options
 
 ANSWER_WITHIN = 10.0
 """How long one answer is waited for, in seconds; `?socket_timeout=` in the URL says otherwise."""
@@ -34,7 +35,23 @@ _USUAL: dict[str, Any] = {
     "max_connections": 10_000,
 }
 """What the URL may say otherwise, in its query."""
-_ALWAYS: dict[str, Any] = {"protocol": 2, "decode_responses": False, "retry": Retry(NoBackoff(), 0)}
+
+
+def _greet(connection: Any) -> None:
+    """Log in and choose the database. One that is interrupted in it is closed: answers may be still to come."""
+    try:
+        connection.on_connect()
+    except BaseException:
+        connection.disconnect()
+        raise
+
+
+_ALWAYS: dict[str, Any] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "retry": Retry(NoBackoff(), 0),
+    "redis_connect_func": _greet,
+}
 
 
 class Server:
@@ -45,8 +62,7 @@ class Server:
 
     def __init__(self, url: str, **place: Any) -> None:
         self.url = url
-        parsed: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-        self.pool = ConnectionPool(**{**_USUAL, **parsed, **place, **_ALWAYS})
+        self.pool = ConnectionPool(**{**_USUAL, **connection_options(url), **place, **_ALWAYS})
         self._looked = False
 
     @property
@@ -93,18 +109,41 @@ class Server:
     def close(self) -> None:
         self.pool.disconnect()
 
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the parent's sockets, without a word to the server and without a lock."""
+        for connection in (*self.pool._available_connections, *self.pool._in_use_connections):  # noqa: SLF001 - see above
+            abandon(connection)
+
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection that answers."""
-        try:
-            connection: Any = self.pool.get_connection()
-        except (redis.RedisError, OSError) as error:
-            raise unreachable(self.url, error) from error
+        """A connection that answers.
+
+        It is closed unless an answer was read to its end, be it a refusal: what is still to come would be taken for the answer to
+        the next question. One whose closing is interrupted too is not used again.
+        """
+        connection = self._taken()
         try:
             self._prove(connection)
             yield connection
-        finally:
+        except redis.ResponseError:
             self.pool.release(connection)
+            raise
+        except BaseException:
+            connection.disconnect()
+            self.pool.release(connection)
+            raise
+        else:
+            self.pool.release(connection)
+
+    def _taken(self) -> Any:
+        """Out of the pool; one that was interrupted while it connected is back in it, and must not stay open."""
+        try:
+            return self.pool.get_connection()
+        except (redis.RedisError, OSError) as error:
+            raise unreachable(self.url, error) from error
+        except BaseException:
+            self.pool.disconnect(inuse_connections=False)
+            raise
 
     def _prove(self, connection: Any) -> None:
         """Have an idle connection answer first; one that does not is made anew."""
@@ -130,6 +169,12 @@ class Server:
         facts = dict(line.split(":", 1) for line in told.decode(errors="replace").splitlines() if ":" in line)
         for fault in unsafe_settings(facts):
             warnings.warn(f"{mask_text(self.url)}: {fault}", UnsafeSettingsWarning, stacklevel=2)
+
+
+def abandon(connection: Any) -> None:
+    """Close a copy of another process's socket: the connection itself goes on there."""
+    if connection._sock is not None:  # noqa: SLF001 - redis-py closes it only under locks that the fork may have found taken
+        connection._sock.close()  # noqa: SLF001
 
 
 def unsafe_settings(facts: dict[str, str]) -> list[str]:

@@ -9,14 +9,27 @@ from longwatch.errors import (
     StoreBusyError,
     StoreError,
     StoreFullError,
+    StoreMisplacedError,
     StoreReadOnlyError,
     StoreUnreachableError,
 )
 
 Meaning = tuple[type[StoreError], str]
+
+
+class LoginRefusedError(StoreUnreachableError):
+    """The server is there and lets nobody in with this user and password."""
+
+    exit_code = 2
+
+
 _PASSWORD: Meaning = (
-    StoreUnreachableError,
-    "refuses the user or the password; correct them in the URL, redis://USER:PASSWORD@HOST",
+    LoginRefusedError,
+    "refuses the user or the password; correct them in the URL, redis://USER:PASSWORD@HOST, both percent-encoded",
+)
+_DATABASE: Meaning = (
+    StoreMisplacedError,
+    "has no database of this number; write redis://HOST:PORT/0, or raise `databases` in its redis.conf (a Cluster has only 0)",
 )
 _FULL: Meaning = (StoreFullError, "is out of memory; nothing was written, let its workers catch up, or raise maxmemory")
 _PERMISSION: Meaning = (
@@ -25,6 +38,7 @@ _PERMISSION: Meaning = (
 )
 _MEANINGS: dict[str, Meaning] = {
     "BUSY": (StoreBusyError, "is busy with a script; nothing was written, try again"),
+    "SELECT": _DATABASE,
     "CLUSTERDOWN": (StoreBusyError, "is in a Cluster that is down; nothing was written, try again"),
     "LOADING": (StoreBusyError, "is still loading its data; nothing was written, try again"),
     "MASTERDOWN": (StoreBusyError, "has lost its master; nothing was written, try again"),
@@ -95,6 +109,8 @@ def _code(error: Exception) -> str:
     if type(error) in _KINDS:
         return _KINDS[type(error)]
     text = str(error)
+    if "DB index" in text or "SELECT is not allowed in cluster mode" in text:
+        return "SELECT"
     if "user executing the script" in text:
         return "NOPERM"
     return next((word for word in text.replace("-", " ").split() if word in _MEANINGS), "")

@@ -22,7 +22,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.host.errand import Errand
 from longwatch.mailbox.redis_calls import RETRY
-from longwatch.mailbox.redis_connection import PROVE_AFTER
+from longwatch.mailbox.redis_connection import PROVE_AFTER, abandon
 
 NET = 1.0
 """Seconds after which a listener is woken though no hint came."""
@@ -42,6 +42,7 @@ class Wakeups:
         self._left_at: dict[bytes, float] = {}
         self._bell: Bell | None = None
         self._errand: Errand | None = None
+        self._ear: Ear | None = None
         self._ending = False
 
     def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
@@ -67,6 +68,13 @@ class Wakeups:
             bell.ring()
             if not errand.inside:
                 errand.over.block(_PATIENCE)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread is not: close its copies of what the parent has open, without a lock."""
+        if self._bell is not None:
+            self._bell.abandon()
+        if self._ear is not None:
+            self._ear.abandon()
 
     def _begin(self) -> Bell:
         self._bell = Bell()
@@ -105,6 +113,7 @@ class Wakeups:
 
     def _attend(self, ear: Ear) -> None:
         """Until told to end."""
+        self._ear = ear
         while not self._ending:
             ear.subscribe(self._wanted())
             if ear.wait(self._net):
@@ -162,6 +171,13 @@ class Bell:
                 os.close(self.ear)
                 os.close(self._clapper)
 
+    def abandon(self) -> None:
+        """In a forked child: as `close`, without the lock, which nobody there would give back."""
+        if self._open:
+            self._open = False
+            os.close(self.ear)
+            os.close(self._clapper)
+
 
 class Ear:
     """One connection that hears channels; calls `heard(channel)` for every message, and once when a subscription is made."""
@@ -201,6 +217,9 @@ class Ear:
 
     def close(self) -> None:
         self._connection.disconnect()
+
+    def abandon(self) -> None:
+        abandon(self._connection)
 
     def _take(self, message: Any) -> None:
         self._heard_at = time.monotonic()
