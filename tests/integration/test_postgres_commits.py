@@ -127,8 +127,9 @@ def keeping(kept: Wire) -> Any:
     """A pool that forgets this connection instead of lending it again."""
     real = Pool._give_back
 
-    def give_back(pool: Pool, wire: Wire | None) -> None:
-        real(pool, None if wire is kept else wire)
+    def give_back(pool: Pool, loan: Any) -> None:
+        loan.wire = None if loan.wire is kept else loan.wire
+        real(pool, loan)
 
     return give_back
 

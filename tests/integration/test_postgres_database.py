@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +17,7 @@ from longwatch.errors import (
     StoreBusyError,
     StoreClosedError,
     StoreError,
+    StoreMisplacedError,
     StoreReadOnlyError,
     StoreUnreachableError,
     UnsafeSettingsWarning,
@@ -23,6 +25,8 @@ from longwatch.errors import (
 )
 from longwatch.mailbox import open_mailbox
 from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.postgres_address import AwayError
+from longwatch.store.postgres_pool import Pool
 from longwatch.store.status import schema_status
 from postgres_server import PostgresServer, eventually, shared_server
 from snippet import running
@@ -286,8 +290,41 @@ class TestAServerThatCannotBeReached:
             assert "hidden" not in str(refused.value)
 
     def test_because_the_database_does_not_exist_is_told(self, server: PostgresServer) -> None:
-        with PostgresDatabase(server.url("nowhere")) as database, pytest.raises(StoreUnreachableError, match="does not exist"):
+        with PostgresDatabase(server.url("nowhere")) as database, pytest.raises(StoreMisplacedError, match="does not exist"):
             database.read(lambda tx: tx.rows("SELECT 1"))
+
+    @pytest.mark.parametrize("name", ["recovery", "starting up", "too many clients"])
+    def test_is_judged_by_what_the_server_said_not_by_names_in_it(self, server: PostgresServer, name: str) -> None:
+        refused = pytest.raises(StoreMisplacedError, match="check user, password, database")
+        with PostgresDatabase(server.url(name.replace(" ", "%20"))) as database, refused:
+            database.schema_version()
+
+    @pytest.mark.parametrize("setting", ["sslmode=foo", "sslmode=require", "options=-cfoo%3Dbar", "user=nobody_of_that_name"])
+    def test_because_of_what_its_url_says_is_not_tried_again(self, url: str, setting: str) -> None:
+        with PostgresDatabase(f"{url}?{setting}") as database, pytest.raises(StoreMisplacedError, match="check"):
+            database.schema_version()
+
+    def test_because_its_host_is_not_found_is_told_as_that_and_may_pass(self) -> None:
+        refused = pytest.raises(AwayError, match="host that was not found")
+        with PostgresDatabase("postgresql://me@certificate.invalid/x") as database, refused as error:
+            database.schema_version()
+        assert 75 == error.value.exit_code
+
+    @pytest.mark.parametrize("password", ["se/cret", "se@cret", "se%zzcret", "12/cret", "se/cr@et"])
+    def test_because_its_password_is_not_encoded_is_told_without_any_of_it(self, password: str) -> None:
+        with pytest.raises(UsageError, match="percent-encoded") as refused:
+            PostgresDatabase(f"postgresql://me:{password}@127.0.0.1:1/x")
+        assert "postgresql://***" == str(refused.value).partition(" cannot be read")[0]
+        assert "cret" not in str(refused.value)
+
+    @pytest.mark.parametrize("port", ["abc", "0", "70000"])
+    def test_because_its_port_is_none_is_wrong_use(self, port: str) -> None:
+        with pytest.raises(UsageError, match="from 1 to 65535"):
+            PostgresDatabase(f"postgresql://me@127.0.0.1:{port}/x")
+
+    def test_because_its_hosts_do_not_fit_its_ports_is_wrong_use(self) -> None:
+        with pytest.raises(UsageError, match="one for each host"):
+            PostgresDatabase("postgresql://me@127.0.0.1,127.0.0.1/x?port=1,2,3")
 
     def test_because_its_url_is_none_is_wrong_use(self) -> None:
         with pytest.raises(UsageError, match="postgresql://user@host") as refused:
@@ -314,6 +351,21 @@ class TestAServerThatCannotBeReached:
             server.sql(f"DROP ROLE {role}")
 
 
+class InterruptedPool(Pool):
+    """Ctrl+C comes when a place was just taken."""
+
+    def _take(self, loan: Any, deadline: float) -> None:
+        super()._take(loan, deadline)
+        raise KeyboardInterrupt
+
+
+def test_a_place_among_the_connections_is_not_lost_to_an_interrupt() -> None:
+    pool = InterruptedPool(lambda _: pytest.fail("nobody gets that far"), size=1)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), pool.one(time.monotonic() + 0.01):
+            pass
+
+
 class TestTheSchema:
     def test_is_made_by_who_comes_first_and_its_status_is_told_without_making_it(self, url: str) -> None:
         with PostgresDatabase(url) as database:
@@ -327,7 +379,7 @@ class TestTheSchema:
 
     def test_is_left_alone_where_that_was_asked_for(self, url: str) -> None:
         with PostgresDatabase(url, auto_migrate=False) as database:
-            with pytest.raises(StoreError, match="longwatch db migrate"):
+            with pytest.raises(StoreMisplacedError, match="longwatch db migrate"):
                 database.write(lambda _: None)
             assert 0 == database.schema_version()
 
@@ -348,6 +400,20 @@ class TestTheSchema:
         database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')"))
         with PostgresDatabase(database.url) as other, pytest.raises(SchemaTooNewError, match="upgrade"):
             other.read(lambda tx: tx.rows("SELECT 1"))
+
+    def test_of_a_newer_longwatch_is_refused_also_to_who_may_not_change_it(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
+        role, name = f"guest_{os.urandom(4).hex()}", database.url.rpartition("/")[2]
+        database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')"))
+        server.sql(f"CREATE ROLE {role} LOGIN")
+        try:
+            server.sql(f"REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT SELECT ON longwatch_schema TO {role}", name)
+            with PostgresDatabase(server.url(name, user=role)) as guest, pytest.raises(SchemaTooNewError, match="upgrade"):
+                guest.write(lambda _: None)
+        finally:
+            server.sql(f"DROP OWNED BY {role}", name)
+            server.sql(f"DROP ROLE {role}")
 
     def test_is_made_once_by_processes_that_start_at_the_same_time(self, url: str) -> None:
         starter = f"""

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from longwatch.errors import MailboxFullError, UnsupportedError
+from longwatch.errors import MailboxConnectionError, MailboxFullError, UnsupportedError
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.mailbox import Mailbox
@@ -113,6 +113,58 @@ def test_what_is_no_open_connection_is_refused_with_the_cure(mailbox: Mailbox[An
 
     asyncio.run(with_async())
     assert ["first"] == bodies(mailbox)
+
+
+def test_a_connection_in_pipeline_mode_is_refused(mailbox: Mailbox[Any], url: str) -> None:
+    with psycopg.connect(url) as connection:
+        with connection.pipeline(), pytest.raises(UnsupportedError, match="leave the pipeline first"):
+            mailbox.send("x", tx=connection)
+        mailbox.send("second", tx=connection)
+    assert ["first", "second"] == bodies(mailbox)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_connection_to_another_database_is_refused(mailbox: Mailbox[Any], *, is_made: bool) -> None:
+    with shared_server().database() as elsewhere:
+        if is_made:
+            with PostgresDatabase(elsewhere) as other:
+                open_mailbox(other, "work").send("theirs")
+        with psycopg.connect(elsewhere) as connection, pytest.raises(UnsupportedError, match=r"another database than .*/test_"):
+            mailbox.send("x", tx=connection)
+    assert ["first"] == bodies(mailbox)
+
+
+def test_a_connection_to_a_copy_of_the_database_is_refused(mailbox: Mailbox[Any], url: str) -> None:
+    mailbox.backend.database.close()  # type: ignore[attr-defined]
+    server, name = shared_server(), url.rpartition("/")[2]
+    server.sql(f"CREATE DATABASE {name}_copy TEMPLATE {name}")
+    try:
+        refused = pytest.raises(UnsupportedError, match="another database")
+        with PostgresDatabase(url) as database, psycopg.connect(url + "_copy") as connection, refused:
+            open_mailbox(database, "work").send("x", tx=connection)
+    finally:
+        server.sql(f"DROP DATABASE {name}_copy WITH (FORCE)")
+
+
+def test_a_connection_that_does_not_find_our_tables_is_refused(mailbox: Mailbox[Any], url: str) -> None:
+    with psycopg.connect(url, options="-csearch_path=nowhere") as connection:
+        with pytest.raises(UnsupportedError, match="the same search_path"):
+            mailbox.send("x", tx=connection)
+        connection.execute("SELECT 1")
+
+
+def test_a_connection_to_the_same_database_by_another_name_will_do(mailbox: Mailbox[Any], url: str) -> None:
+    server = shared_server()
+    with psycopg.connect(dbname=url.rpartition("/")[2], user="postgres", host=str(server.folder), port=server.port) as connection:
+        mailbox.send("second", tx=connection)
+    assert ["first", "second"] == bodies(mailbox)
+
+
+def test_a_connection_to_a_database_that_is_not_migrated_is_refused_with_the_cure(url: str) -> None:
+    refused = pytest.raises(MailboxConnectionError, match="longwatch db migrate")
+    with PostgresDatabase(url, auto_migrate=False) as database, psycopg.connect(url) as connection, refused as error:
+        open_mailbox(database, "work").send("x", tx=connection)
+    assert 2 == error.value.exit_code
 
 
 def test_a_transaction_of_another_store_is_refused(mailbox: Mailbox[Any]) -> None:

@@ -29,6 +29,7 @@ from longwatch.store.database import CALL_TIMEOUT, Database, Transaction, done
 from longwatch.store.forks import survive_forks
 from longwatch.store.postgres_address import Address, AwayError, ComingError, CrowdedError
 from longwatch.store.postgres_errors import is_passing, told
+from longwatch.store.postgres_home import Home, place
 from longwatch.store.postgres_opened import OpenedServer, UnsureError, schema_version
 from longwatch.store.postgres_pool import SIZE
 from longwatch.store.postgres_session import USUAL_PLANS
@@ -60,6 +61,7 @@ class PostgresDatabase(Database):
         self._opening = threading.Lock()
         self._opened: OpenedServer | None = None
         self._ending: finalize[..., PostgresDatabase] | None = None
+        self._home = Home(self._address.shown)
         self._closed = Wakeup()
         self._inside = threading.local()
         survive_forks(self)
@@ -85,7 +87,9 @@ class PostgresDatabase(Database):
     def join(self, tx: Any) -> Transaction:
         """Ours as it is; the user's own psycopg connection as the transaction it is in."""
         if not isinstance(tx, PostgresTransaction):
-            return users_transaction(tx, self.jump)
+            transaction = users_transaction(tx, self.jump)
+            self._home.require(tx, transaction, lambda: self.read(place))
+            return transaction
         if tx.home != self.identity:
             shown = self._address.shown
             raise UnsupportedError(f"tx= is a transaction of another store than {shown}; open the mailbox in that store")

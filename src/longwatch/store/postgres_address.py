@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGconn
 
 from longwatch.core.masking import mask_text
-from longwatch.errors import StoreBusyError, StoreUnreachableError, UsageError
+from longwatch.errors import StoreBusyError, StoreMisplacedError, StoreUnreachableError, UsageError
 from longwatch.store.postgres_errors import CallTimeoutError
 from longwatch.store.postgres_wire import Wire
 
@@ -27,10 +27,16 @@ _DEFAULTS = {
     "tcp_user_timeout": "10000",
 }
 """A machine that is gone is noticed in the middle of a call, so that the rest of its time is left for another try."""
-_HOPELESS = re.compile(
-    r"authentication failed|no pg_hba.conf entry|does not exist|not permitted|could not translate host|invalid|does not support SSL"
-    r"|certificate"
+_REFUSED = re.compile(
+    r"authentication failed|pg_hba\.conf|does not exist|not permitted|permission denied|no such (?:user|database)"
+    r"|not currently accepting|user name specified"
 )
+_UNKNOWN_SETTING = re.compile(r"configuration parameter|invalid|parameter .*cannot be|unsupported")
+_MISWRITTEN = re.compile(
+    r"invalid|certificate|does not support SSL|no password supplied|not supported|authentication method|service file|of service"
+    r"|could not parse network address|expected authentication request"
+)
+_NOT_FOUND = "could not translate host name"
 _COMING = re.compile(r"starting up|shutting down|recovery|not yet accepting")
 _CROWDED = re.compile(r"too many clients|remaining connection slots|too many connections|no more connections")
 
@@ -41,9 +47,14 @@ class Address:
     def __init__(self, url: str) -> None:
         try:
             self._parts: dict[str, Any] = conninfo_to_dict(url)
-        except psycopg.Error as error:
-            raise UsageError(f"{mask_text(url)} cannot be read ({mask_text(str(error)).strip()}); write it as {_EXAMPLE}") from None
+        except psycopg.Error:  # its text may hold the password
+            raise UsageError(f"{_HIDDEN} cannot be read; {_ENCODE}, and check the names behind the ?") from None
         self.shown = mask_text(url)
+        if _is_torn(url, self._parts):
+            raise UsageError(f"{_HIDDEN} cannot be read; {_ENCODE}, and the port is a number from 1 to 65535")
+        counts = {len(values) for values in self._lists().values()} - {1}
+        if len(counts) > 1:
+            raise UsageError(f"{self.shown} names more hosts than ports, or fewer; name one port for all, or one for each host")
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -52,10 +63,13 @@ class Address:
 
     def attempts(self) -> list[str]:
         """One for each host that is named, to be tried in that order."""
-        names = [name for name in ("host", "hostaddr", "port") if self._parts.get(name)]
-        lists = {name: str(self._parts[name]).split(",") for name in names}
+        lists = self._lists()
         count = max((len(values) for values in lists.values()), default=1)
         return [make_conninfo("", **{**_DEFAULTS, **self._parts, **_nth(lists, number)}) for number in range(count)]
+
+    def _lists(self) -> dict[str, list[str]]:
+        names = [name for name in ("host", "hostaddr", "port") if self._parts.get(name)]
+        return {name: str(self._parts[name]).split(",") for name in names}
 
     def connect(self, deadline: float) -> Wire:
         """A new connection; the time is shared out among the hosts, so that one that swallows leaves some for the next."""
@@ -86,12 +100,25 @@ class Address:
     def _refusal(self, said: str) -> StoreUnreachableError | StoreBusyError:
         """What a failed attempt means. libpq keeps the code of the error to itself, so the text has to tell."""
         text = mask_text(" ".join(said.split()))
-        if _CROWDED.search(text):
+        verdict = _of_the_server(said)
+        if verdict is None:
+            return self._nobody_there(_without_names(said), text)
+        if _REFUSED.search(verdict):
+            return StoreMisplacedError(f"{self.shown} lets nobody in ({text}); check user, password, database and pg_hba.conf")
+        if _UNKNOWN_SETTING.search(verdict):
+            return StoreMisplacedError(f"{self.shown} asks for what the server does not know ({text}); check what is behind the ?")
+        if _CROWDED.search(verdict):
             return CrowdedError(f"{self.shown} has no connection left ({text}); end some, or raise max_connections")
-        if _COMING.search(text):
+        if _COMING.search(verdict):
             return ComingError(f"{self.shown} is starting up or shutting down ({text}); try again")
-        if _HOPELESS.search(text):
-            return StoreUnreachableError(f"{self.shown} lets nobody in ({text}); check user, password, database and pg_hba.conf")
+        return self._nobody_there("", text)
+
+    def _nobody_there(self, why: str, text: str) -> StoreUnreachableError:
+        """What it means that no server answered, or none that was understood."""
+        if _NOT_FOUND in why:
+            return AwayError(f"{self.shown} is on a host that was not found ({text}); check its name, and the name service")
+        if _MISWRITTEN.search(why):
+            return StoreMisplacedError(f"{self.shown} cannot be used as it is written ({text}); check it, and what is behind the ?")
         return AwayError(f"{self.shown} cannot be reached ({text}); check host and port, and that the server runs")
 
 
@@ -107,7 +134,35 @@ class AwayError(StoreUnreachableError):
     """There is nobody; a server that was there before may come back."""
 
 
-_EXAMPLE = "postgresql://user@host:5432/database"
+_HIDDEN = "postgresql://***"
+"""A URL in which nobody knows where the password ends."""
+_ENCODE = "write it as postgresql://user@host:5432/database, with / # ? @ % in a password percent-encoded"
+_LAST_PORT = 65535
+_PATH = re.compile(r"[^/]*//[^/?]*/([^?]*)")
+
+
+def _is_torn(url: str, parts: dict[str, Any]) -> bool:
+    """Whether a sign in the password has cut it in two, so that a piece of it stands for the host, the port or the database."""
+    path = _PATH.match(url)
+    ports = str(parts.get("port") or "").split(",")
+    hosts = str(parts.get("host") or "").split(",")
+    is_in_path = path is not None and "@" in path[1]
+    return is_in_path or any("@" in host[1:] for host in hosts) or not all(map(_is_port, ports))
+
+
+def _is_port(text: str) -> bool:
+    bare = text.strip()
+    return not bare or (bare.isascii() and bare.isdigit() and 1 <= int(bare) <= _LAST_PORT)
+
+
+def _of_the_server(said: str) -> str | None:
+    """What the server gave as its reason, without the names in it, which users choose; None if it was not the server who spoke."""
+    verdicts = [line.partition("FATAL:")[2] for line in said.splitlines() if "FATAL:" in line]
+    return re.sub(r'".*"', '""', verdicts[-1]) if verdicts else None
+
+
+def _without_names(said: str) -> str:
+    return re.sub(r'"[^"]*"', '""', said)
 
 
 def _nth(lists: dict[str, list[str]], number: int) -> dict[str, str]:

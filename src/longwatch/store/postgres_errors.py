@@ -8,6 +8,7 @@ from longwatch.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
+    StoreMisplacedError,
     StoreReadOnlyError,
     StoreUnreachableError,
 )
@@ -27,8 +28,8 @@ _UNREACHABLE, _BUSY = StoreUnreachableError, StoreBusyError
 _GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO it, or GRANT CREATE ON SCHEMA public TO it"
 _MEANINGS: dict[str, Meaning] = {
     "08": (_UNREACHABLE, "cannot be reached; check host and port, and that the server runs"),
-    "28": (_UNREACHABLE, "refuses this user; check user, password and pg_hba.conf"),
-    "3D000": (_UNREACHABLE, "is a database that does not exist; make it with createdb"),
+    "28": (StoreMisplacedError, "refuses this user; check user, password and pg_hba.conf"),
+    "3D000": (StoreMisplacedError, "is a database that does not exist; make it with createdb"),
     "57P01": (_UNREACHABLE, "was shut down or ended this connection; try again when it is back"),
     "57P02": (_UNREACHABLE, "has crashed; try again when it is back"),
     "57P03": (_UNREACHABLE, "is starting up or shutting down; try again"),

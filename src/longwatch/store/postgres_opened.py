@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreError, UsageError
+from longwatch.errors import SchemaTooNewError, StoreBusyError, StoreMisplacedError, UsageError
 from longwatch.store.database import Jump, Transaction
 from longwatch.store.migrations import Migration, migrate, migrations
 from longwatch.store.postgres_address import Address
@@ -144,10 +144,14 @@ class OpenedServer:
         """Look first: where nothing is to be done, nothing is locked, and a user who may not change the schema need not."""
         known = migrations("postgresql")
         version = self.read(schema_version, deadline)
-        if version == known[-1].version:
+        newest = known[-1].version
+        if version == newest:
             return
-        if not self._auto_migrate and version < known[-1].version:
-            raise StoreError(f"{self._address.shown} is at schema {version} of {known[-1].version}; {_MIGRATE}")
+        if version > newest:
+            made = f"was made by a newer Longwatch (schema {version}, this one knows {newest})"
+            raise SchemaTooNewError(f"{self._address.shown} {made}; upgrade Longwatch")
+        if not self._auto_migrate:
+            raise StoreMisplacedError(f"{self._address.shown} is at schema {version} of {newest}; {_MIGRATE}")
         try:
             self.write(lambda transaction: _migrate(transaction, known), deadline)
         except (psycopg.errors.DuplicateTable, psycopg.errors.InvalidSchemaName) as error:

@@ -10,11 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from longwatch.errors import StoreBusyError, StoreClosedError
 from longwatch.store.postgres_wire import Wire
 
 SIZE = 8
+
+
+class _Loan:
+    """A place among the connections, and the one that has it."""
+
+    __slots__ = ("__weakref__", "wire")
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
 
 
 class Pool:
@@ -23,23 +33,24 @@ class Pool:
     def __init__(self, connect: Callable[[float], Wire], *, size: int = SIZE) -> None:
         self._connect = connect
         self._size = size
-        self._every: set[Wire] = set()
+        self._every: WeakSet[Wire] = WeakSet()
         self._free: list[Wire] = []
-        self._taken = 0
+        self._loans: WeakSet[_Loan] = WeakSet()  # one that an interrupt tore out of our hands ends with whoever had it
         self._changed = threading.Condition()
         self._closed = False
 
     @contextmanager
     def one(self, deadline: float) -> Iterator[Wire]:
         """A connection that nobody else uses meanwhile; the one that was used last, for it is warm."""
-        wire = self._place(deadline)
+        loan = _Loan()
         try:
-            if wire is None:
-                wire = self._connect(deadline)
-                self._every.add(wire)
-            yield wire
+            self._take(loan, deadline)
+            if loan.wire is None:
+                loan.wire = self._connect(deadline)
+                self._every.add(loan.wire)
+            yield loan.wire
         finally:
-            self._give_back(wire)
+            self._give_back(loan)
 
     def close(self) -> None:
         """Close those that are free; the others are closed when they come back. Idempotent."""
@@ -55,16 +66,14 @@ class Pool:
         for wire in self._every:
             wire.leave_behind()
 
-    def _place(self, deadline: float) -> Wire | None:
-        """A free connection, or None: then there is room for a new one."""
+    def _take(self, loan: _Loan, deadline: float) -> None:
+        """A place, with a free connection if there is one."""
         with self._changed:
             while not self._closed:
-                if wire := self._alive():
-                    self._taken += 1
-                    return wire
-                if self._taken < self._size:
-                    self._taken += 1
-                    return None
+                if len(self._loans) < self._size:
+                    self._loans.add(loan)
+                    loan.wire = self._alive()
+                    return
                 if not self._changed.wait(deadline - time.monotonic()):
                     raise StoreBusyError(f"all {self._size} connections were in use all the time; nothing was written, try again")
         raise StoreClosedError("the store was closed; open it again")
@@ -77,11 +86,12 @@ class Pool:
             self._drop(wire)
         return None
 
-    def _give_back(self, wire: Wire | None) -> None:
+    def _give_back(self, loan: _Loan) -> None:
         """If one could not be used to the end, those that lie idle are not trusted either: on a dead network all look alive."""
         dropped: list[Wire] = []
+        wire = loan.wire
         with self._changed:
-            self._taken -= 1
+            self._loans.discard(loan)
             if wire is not None and wire.is_quiet and not self._closed:
                 self._free.append(wire)
             elif wire is not None:

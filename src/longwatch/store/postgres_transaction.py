@@ -156,4 +156,6 @@ def users_transaction(given: object, jump: Jump) -> UsersTransaction:
         raise UnsupportedError("tx= is a connection that was closed; open it again and begin a transaction")
     if given.autocommit and given.info.transaction_status == pq.TransactionStatus.IDLE:
         raise UnsupportedError("tx= is in autocommit and in no transaction; use it inside `with connection.transaction():`")
+    if given.info.pipeline_status != pq.PipelineStatus.OFF:
+        raise UnsupportedError("tx= is a connection in pipeline mode, which answers too late; leave the pipeline first")
     return UsersTransaction(given, jump)
