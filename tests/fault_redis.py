@@ -12,7 +12,8 @@ from typing import Any
 
 from fault_network import network_faults
 from fault_stage import Fault, pause
-from redis_server import ALWAYS, RedisServer, await_that, free_port
+from ports import free_port
+from redis_server import ALWAYS, RedisServer, await_that
 from tcp_proxy import TcpProxy
 
 USER = "actor"

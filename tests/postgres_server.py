@@ -11,11 +11,8 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -24,6 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from ports import free_port
 
 PATIENCE = 30.0
 _NOBODY = 65534
@@ -126,22 +125,6 @@ def end_server(server: PostgresServer) -> None:
     with suppress(OSError, ValueError, psutil.Error):
         server.kill()
     shutil.rmtree(server.folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def eventually(holds: Any, *, within: float = PATIENCE) -> bool:
-    """Look again and again until it holds; False if it did not in time."""
-    until = time.monotonic() + within
-    while not holds():
-        if time.monotonic() > until:
-            return False
-        threading.Event().wait(0.01)  # what is looked at is the state of another process, which tells nobody
-    return True
 
 
 def _binaries() -> Path | None:

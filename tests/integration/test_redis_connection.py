@@ -31,7 +31,8 @@ from longwatch.mailbox.redis_connection import Server, unsafe_settings
 from longwatch.mailbox.redis_lane import RedisBackend
 from longwatch.mailbox.redis_wakeups import Bell, Wakeups
 from longwatch.work.source import Outcome, Settlement
-from redis_server import RedisServer, await_that, free_port, running_server
+from ports import free_port
+from redis_server import RedisServer, await_that, running_server
 
 FOREVER = 40_000.0
 

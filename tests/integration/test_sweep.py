@@ -16,7 +16,7 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Blame, Claims
 from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sweep import FORGET_AFTER, Holder, Sweep, blame_of
+from longwatch.store.sweep import FORGET_AFTER, Holder, Sweep, judge
 from snippet import Snippet, running
 
 OWNER = """
@@ -303,5 +303,5 @@ class TestALapsedLease:
         page = BeatPage(place.folder / "page", 2)
         page.begin(1, 7, 1.0)
         holder = Holder(1, str(Incarnation.mine()), str(page.path))
-        assert (Blame.CRASH, Blame.RELEASE) == (blame_of(holder, 7), blame_of(holder, 8))
+        assert (Blame.CRASH, Blame.RELEASE) == tuple(map(judge(holder), (7, 8)))
         page.close()

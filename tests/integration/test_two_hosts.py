@@ -20,10 +20,10 @@ import pytest
 
 import fault_actors
 import parts
+from den import eventually
 from fault_reckoning import Watcher
 from fault_run import TARGETS
 from longwatch.mailbox import Mailbox
-from postgres_server import eventually
 
 HOLDS = 4
 """How many messages the role `hold` takes."""

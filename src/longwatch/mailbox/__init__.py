@@ -1,4 +1,4 @@
-"""Messages that cannot be lost: named queues with leases, on memory and SQLite."""
+"""Messages that cannot be lost: named queues with leases, on memory, SQLite, PostgreSQL and Redis."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from redis import exceptions as redis
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
+    LoginRefusedError,
     StoreBusyError,
     StoreError,
     StoreFullError,
@@ -15,12 +16,6 @@ from longwatch.errors import (
 )
 
 Meaning = tuple[type[StoreError], str]
-
-
-class LoginRefusedError(StoreUnreachableError):
-    """The server is there and lets nobody in with this user and password."""
-
-    exit_code = 2
 
 
 _PASSWORD: Meaning = (

@@ -109,11 +109,6 @@ def judge(holder: Holder) -> Callable[[int], Blame]:
     return lambda seq: Blame.CRASH if seq in started else Blame.RELEASE
 
 
-def blame_of(holder: Holder, seq: int) -> Blame:
-    """Whether the row's own work is to blame for the end of its owner."""
-    return judge(holder)(seq)
-
-
 def _is_of_another_boot(incarnation: str) -> bool:
     found = _parsed(incarnation)
     return found is not None and found.is_of_another_boot
