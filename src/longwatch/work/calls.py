@@ -32,6 +32,7 @@ class SourceCall:
         self._engine = around.name
         self._events = around.events
         self._failing = around.failing
+        self._has_told = False
         self._backoff = Backoff(RETRY)
 
     def make(self, call: Callable[[], T]) -> T | None:
@@ -41,6 +42,7 @@ class SourceCall:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may be anybody's code; the event tells
             self._failed(error)
             return None
+        self._failing.clear()  # the source answers: whoever fails next has something new to tell
         if self.retry_in:
             self._recovered()
         return result
@@ -48,17 +50,16 @@ class SourceCall:
     def _failed(self, error: BaseException) -> None:
         self.retry_in = self._backoff.failed(lasted=0.0)
         failures = self._backoff.failures
+        speaker = next(iter(tuple(self._failing)), self.name)
         if self.name not in self._failing:
             self._failing.append(self.name)
-        if self._speaks() and (failures == 1 or (failures >= LASTING and failures & (failures - 1) == 0)):
+        if speaker == self.name and (not self._has_told or (failures >= LASTING and failures & (failures - 1) == 0)):
+            self._has_told = True
             self._events.emit(SourceFailed(engine=self._engine, call=self.name, error=described(error), failures=failures))
 
     def _recovered(self) -> None:
-        if self._speaks():
+        if self._has_told:
             self._events.emit(SourceRecovered(engine=self._engine, call=self.name, failures=self._backoff.failures))
-        self._failing.remove(self.name)
+        self._has_told = False
         self._backoff.succeeded()
         self.retry_in = 0.0
-
-    def _speaks(self) -> bool:
-        return self._failing[0] == self.name
