@@ -16,6 +16,7 @@ from longwatch.host.beatpage import read_page
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.runner import MessageRunner
+from longwatch.store.claims import Claim
 from longwatch.work.context import WorkContext
 from longwatch.work.engine import Engine, EnginePolicy
 from longwatch.work.source import Outcome, Settlement
@@ -51,6 +52,33 @@ def test_an_engine_that_holds_nothing_renews_nothing() -> None:
         rig.source.await_settled((1, DONE))
         rig.pass_time(10 * LEASE)
         assert [] == rig.source.renewals
+
+
+def test_an_idle_engine_gives_back_a_lease_that_it_never_had() -> None:
+    """As after an older state of the store was restored."""
+    gate = Gate()
+    with rigged(gate) as rig:
+        rig.settle_down()
+        rig.source.rows.append(Item(7, deliveries=1, claim=Claim(7, 1, 1)))
+        rig.pass_time(LEASE / 3)
+        assert 7 == gate.next()
+        assert [(7, BACK)] == rig.source.outcomes()
+        gate.open(7)
+
+
+def test_a_lease_that_it_never_had_is_found_though_one_that_it_had_is_gone_so_that_they_count_the_same() -> None:
+    gate = Gate()
+    with rigged(gate, Item(1)) as rig:
+        gate.next()
+        rig.settle_down()
+        rig.source.take_away(1)
+        rig.source.rows.append(Item(7, deliveries=1, claim=Claim(7, 1, 1)))
+        rig.pass_time(LEASE / 3)
+        assert 7 == gate.next()
+        assert [(7, BACK)] == rig.source.outcomes()
+        rig.pass_time(LEASE)
+        assert (1,) == rig.observer.wait_for(LeaseLost).rows
+        gate.open(1, 7)
 
 
 def test_what_is_done_and_could_not_be_settled_yet_is_kept_too() -> None:

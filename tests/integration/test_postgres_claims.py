@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.letters import Letter, new_id
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.claims import Claim
+from longwatch.store.database import VanishedError
 from longwatch.store.postgres import PostgresDatabase
 from longwatch.store.postgres_statement import bound
 from longwatch.work.source import Outcome, Settlement
@@ -272,18 +274,50 @@ def letter(key: str) -> Letter:
     return Letter(id=new_id(), body=b"1", dedupe_key=key)
 
 
-def test_messages_for_a_mailbox_that_an_older_state_does_not_have_are_refused_and_reach_no_other(
+def lose_the_mailboxes(database: PostgresDatabase) -> None:
+    """As an older state that is restored under the feet of those who are connected."""
+    database.write(lambda tx: tx.execute("DELETE FROM longwatch_messages"))
+    database.write(lambda tx: tx.execute("DELETE FROM longwatch_mailboxes"))
+
+
+def test_messages_for_a_mailbox_that_an_older_state_does_not_have_reach_a_new_one_and_no_other(
     database: PostgresDatabase, backend: SqlBackend
 ) -> None:
     put(backend, 1)
-    database.write(lambda tx: tx.execute("DELETE FROM longwatch_messages"))
-    database.write(lambda tx: tx.execute("DELETE FROM longwatch_mailboxes"))
-    put(SqlBackend(database, "another"), 1)
-    with pytest.raises(psycopg.errors.NotNullViolation):
-        put(backend, 1)
-    database.generation += 1
+    lose_the_mailboxes(database)
+    another = SqlBackend(database, "another")
+    put(another, 1)
     put(backend, 2)
-    assert (2, 1) == (backend.stats().ready, SqlBackend(database, "another").stats().ready)
+    assert (2, 1) == (backend.stats().ready, another.stats().ready)
+    lose_the_mailboxes(database)
+    assert 0 == backend.stats().ready
+
+
+def test_messages_sent_with_tx_to_a_mailbox_that_is_gone_are_refused_once_with_the_cure(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    for send in (database.transact, partial(in_own_transaction, database.url)):
+        put(backend, 1)
+        lose_the_mailboxes(database)
+        with pytest.raises(VanishedError, match=r"lost this mailbox.*send again"):
+            send(lambda tx: backend.put([Letter(id=new_id(), body=b"1")], tx=tx))
+        send(lambda tx: backend.put([Letter(id=new_id(), body=b"1")], tx=tx))
+        assert 1 == backend.stats().ready
+
+
+def in_own_transaction(url: str, work: Callable[[Any], object]) -> None:
+    with psycopg.connect(url) as connection:
+        work(connection)
+
+
+def test_of_two_claims_that_differ_in_their_owner_only_the_true_one_is_told_to_be_settled_or_given_back(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
+    put(backend, 2)
+    owner = enter(backend)
+    for claim, outcome in zip(take(backend, owner, 2), (Outcome.DONE, Outcome.BACK), strict=True):
+        other = claim._replace(owner=owner - 1)
+        assert [False, True] == backend.settle([Settlement(each, outcome) for each in (other, claim)])
 
 
 def test_rows_are_given_back_and_settled_by_one_statement_each(

@@ -71,6 +71,16 @@ def test_a_commit_that_was_made_is_not_made_again(database: PostgresDatabase, mo
     assert (1, ["a"], [1]) == (losing.commits, names(database), called)
 
 
+def test_what_was_posted_and_committed_is_not_posted_again(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_lost(_: PostgresTransaction, commit: Commit) -> None:
+        commit()
+        raise ConnectionLostError("gone")
+
+    losing = Losing(monkeypatch, answer_lost)
+    database.write(lambda tx: tx.post_many("INSERT INTO things SELECT unnest(:name::text[])", [{"name": "a"}]))
+    assert (1, ["a"]) == (losing.commits, names(database))
+
+
 def test_work_whose_commit_was_not_made_is_run_again(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost_before(transaction: PostgresTransaction, _: Commit) -> None:
         transaction._here().close()

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -14,6 +14,7 @@ import pytest
 
 from den import eventually
 from longwatch.errors import (
+    LoginRefusedError,
     SchemaTooNewError,
     StoreBusyError,
     StoreClosedError,
@@ -65,6 +66,25 @@ def connections(server: PostgresServer, url: str, condition: str = "true") -> in
     return int(server.sql(sql)[0][0])
 
 
+def backend(database: PostgresDatabase) -> int:
+    """The process of the server that a connection leads to."""
+    return int(database.read(lambda tx: tx.rows("SELECT pg_backend_pid()"))[0][0])
+
+
+@contextmanager
+def encoded(server: PostgresServer, encoding: str) -> Iterator[str]:
+    """The URL of a database of that encoding."""
+    name = f"test_{os.urandom(6).hex()}"
+    server.sql(f"CREATE DATABASE {name} ENCODING {encoding} LOCALE 'C' TEMPLATE template0")
+    try:
+        yield server.url(name)
+    finally:
+        server.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+NAMES = "INSERT INTO things SELECT unnest(:name::text[])"
+
+
 class OopsError(Exception):
     pass
 
@@ -99,6 +119,39 @@ class TestATransaction:
         with pytest.raises(StoreError, match="nothing was written"):
             database.write(work)
         assert [] == names(database)
+
+    def test_sends_what_was_posted_with_its_next_statement(self, database: PostgresDatabase) -> None:
+        def work(tx: Any) -> list[Any]:
+            tx.post_many(NAMES, [{"name": "a"}, {"name": "b"}])
+            tx.post_many(NAMES, [{"name": "c"}])
+            return [*tx.rows("SELECT count(*) FROM things"), tx.execute("DELETE FROM things WHERE name = 'a'")]
+
+        assert [(3,), 1] == database.write(work)
+        assert ["b", "c"] == names(database)
+
+    def test_raises_at_its_end_what_was_wrong_with_what_it_posted_and_nothing_is_written(self, database: PostgresDatabase) -> None:
+        def work(tx: Any) -> None:
+            add(tx, "a")
+            tx.post_many(NAMES, [{"name": "a"}])
+
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            database.write(work)
+        assert [] == names(database)
+
+    @pytest.mark.parametrize("posted", ["a", "there"])
+    def test_that_raises_after_it_posted_something_never_was_and_its_connection_is_used_on(
+        self, database: PostgresDatabase, posted: str
+    ) -> None:
+        def work(tx: Any) -> None:
+            tx.post_many(NAMES, [{"name": posted}])
+            raise OopsError
+
+        database.write(lambda tx: add(tx, "there"))
+        before = backend(database)
+        for _ in range(3):
+            with pytest.raises(OopsError):
+                database.write(work)
+        assert (["there"], before) == (names(database), backend(database))
 
     def test_cannot_be_used_after_its_end(self, database: PostgresDatabase) -> None:
         kept = database.write(lambda tx: tx)
@@ -296,11 +349,27 @@ class TestAServerThatCannotBeReached:
 
     @pytest.mark.parametrize("name", ["recovery", "starting up", "too many clients"])
     def test_is_judged_by_what_the_server_said_not_by_names_in_it(self, server: PostgresServer, name: str) -> None:
-        refused = pytest.raises(StoreMisplacedError, match="check user, password, database")
+        refused = pytest.raises(StoreMisplacedError, match="leads to no database")
         with PostgresDatabase(server.url(name.replace(" ", "%20"))) as database, refused:
             database.schema_version()
 
-    @pytest.mark.parametrize("setting", ["sslmode=foo", "sslmode=require", "options=-cfoo%3Dbar", "user=nobody_of_that_name"])
+    def test_because_it_does_not_know_the_user_is_told_as_a_refused_login(self, url: str) -> None:
+        refused = pytest.raises(LoginRefusedError, match=r"check user, password and pg_hba\.conf")
+        with PostgresDatabase(f"{url}?user=nobody_of_that_name") as database, refused as error:
+            database.schema_version()
+        assert 2 == error.value.exit_code
+
+    def test_because_its_encoding_has_no_place_for_some_texts_is_told_with_the_cure(self, server: PostgresServer) -> None:
+        refused = pytest.raises(StoreMisplacedError, match=r"encoded in LATIN1.*createdb --encoding=UTF8")
+        with encoded(server, "LATIN1") as url, PostgresDatabase(url) as database, refused:
+            database.schema_version()
+
+    def test_though_its_encoding_takes_every_text_is_not_told(self, server: PostgresServer) -> None:
+        with encoded(server, "SQL_ASCII") as url, PostgresDatabase(url) as database:
+            mailbox = open_mailbox(database, "work")
+            assert 1 == len({mailbox.send("x", dedupe_key="日本") for _ in range(2)})
+
+    @pytest.mark.parametrize("setting", ["sslmode=foo", "sslmode=require", "options=-cfoo%3Dbar"])
     def test_because_of_what_its_url_says_is_not_tried_again(self, url: str, setting: str) -> None:
         with PostgresDatabase(f"{url}?{setting}") as database, pytest.raises(StoreMisplacedError, match="check"):
             database.schema_version()

@@ -110,6 +110,25 @@ def test_nothing_is_announced_that_was_not_committed(two: Two) -> None:
     assert not wakeup.is_set()
 
 
+def test_who_could_not_commit_owes_no_hint(two: Two) -> None:
+    here, _ = two
+    owed: list[str] = []
+    hints = here._open()._hints
+    hints._gap = 60.0
+    hints.owe = owed.extend  # type: ignore[method-assign,assignment] # any collection will do
+
+    def fail(tx: Any) -> None:
+        tx.announce("x")
+        tx.post_many("INSERT INTO nowhere SELECT unnest(:name::text[])", [{"name": "a"}])
+
+    announce(here, "x")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        here.write(fail)
+    assert [] == owed
+    announce(here, "x")
+    assert ["x"] == owed
+
+
 def test_the_last_of_many_announcements_is_heard_too(two: Two) -> None:
     here, there = two
     wakeup = heard_by(there, "x")
@@ -199,6 +218,8 @@ class TestHints:
         hints = Hints(tell, gap=0.05)
         assert ["a"] == hints.due({"a"})
         assert [[], [], ["b"]] == [hints.due({"a"}), hints.due({"a"}), hints.due({"a", "b"})]
+        for _ in range(2):
+            hints.owe({"a"})
         assert heard.wait(PATIENCE)
         hints.close()
         assert [["a"]] == told
@@ -207,6 +228,7 @@ class TestHints:
         told: list[list[str]] = []
         hints = Hints(told.append, gap=1000.0)
         assert [["a"], []] == [hints.due({"a"}), hints.due({"a"})]
+        hints.owe({"a"})
         hints.close()
         hints.close()
         assert [["a"]] == told
@@ -226,6 +248,7 @@ class TestHints:
             heard.clear()
             while hints.due({"a"}):
                 pass
+            hints.owe({"a"})
             assert heard.wait(PATIENCE)
             assert expected <= len(told)
         hints.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +28,9 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.letters import Letter, new_id
 from longwatch.mailbox.redis import RedisStore
 from longwatch.mailbox.redis_connection import Server, unsafe_settings
+from longwatch.mailbox.redis_errors import AnswerLostError
 from longwatch.mailbox.redis_lane import RedisBackend
+from longwatch.mailbox.redis_line import Line
 from longwatch.mailbox.redis_wakeups import Bell, Wakeups
 from longwatch.work.source import Outcome, Settlement
 from ports import free_port
@@ -68,22 +70,22 @@ class LostAnswers:
         self.left = 0
         self.lost = 0
         self.meanwhile: Callable[[], object] = lambda: None
-        self._read = Connection.read_response
+        self._read = Line.answer
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def read_response(connection: Any, *arguments: Any, **options: Any) -> Any:
-            answer = self._read(connection, *arguments, **options)
+        def answer_of(line: Line) -> Any:
+            answer = self._read(line)
             if not self.left:
                 return answer
             self.left -= 1
             self.lost += 1
-            connection.disconnect()
+            line.close()
             left, self.left = self.left, 0
             self.meanwhile()
             self.left = left
             raise redis.ConnectionError("Connection closed by server.")
 
-        monkeypatch.setattr(Connection, "read_response", read_response)
+        monkeypatch.setattr(Line, "answer", answer_of)
 
 
 @pytest.fixture
@@ -163,21 +165,31 @@ def test_a_read_whose_answer_is_lost_is_asked_again_once(lane: RedisBackend, ans
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """The next time this command was sent, a signal handler raises before its answer is read."""
-    real: Callable[..., None] = Connection.send_command
+    asked: Callable[..., None] = Line.send
+    greeted: Callable[..., None] = Connection.send_command
 
-    def send_command(connection: Any, *words: Any, **options: Any) -> None:
-        real(connection, *words, **options)
+    def interrupt(words: Sequence[Any]) -> None:
         if words[0] == word:
-            monkeypatch.setattr(Connection, "send_command", real)
+            monkeypatch.setattr(Line, "send", asked)
+            monkeypatch.setattr(Connection, "send_command", greeted)
             raise KeyboardInterrupt
 
+    def send(line: Line, words: Sequence[Any]) -> None:
+        asked(line, words)
+        interrupt(words)
+
+    def send_command(connection: Any, *words: Any, **options: Any) -> None:
+        greeted(connection, *words, **options)
+        interrupt(words)
+
+    monkeypatch.setattr(Line, "send", send)
     monkeypatch.setattr(Connection, "send_command", send_command)
 
 
-def with_late_answers(server: RedisServer) -> None:
+def with_late_answers(server: RedisServer, milliseconds: int = 200) -> None:
     """So that what is still to come has not arrived when the next question is asked."""
     with server.client() as client:
-        client.client_pause(200)
+        client.client_pause(milliseconds)
 
 
 def test_the_answer_to_an_interrupted_question_is_not_taken_for_the_next(
@@ -191,7 +203,7 @@ def test_the_answer_to_an_interrupted_question_is_not_taken_for_the_next(
         asked.ask("ECHO", "first")
     assert b"second" == asked.ask("ECHO", "second")
     assert b"third" == asked.ask("ECHO", "third")
-    assert not asked.pool._in_use_connections
+    assert (1, 1) == (len(asked._idle), len(asked._lines))
     asked.close()
 
 
@@ -200,7 +212,7 @@ def test_a_question_whose_health_check_is_interrupted_leaves_no_answer_behind(
 ) -> None:
     asked = Server(server.url)
     asked.ask("PING")
-    asked.pool._available_connections[0].next_health_check = 0.0
+    asked._idle[0].connection.next_health_check = 0.0
     with_late_answers(server)
     interrupt_after(monkeypatch, "PING")
     with pytest.raises(KeyboardInterrupt):
@@ -215,9 +227,68 @@ def test_a_login_that_is_interrupted_is_begun_anew(server: RedisServer, monkeypa
     interrupt_after(monkeypatch, "SELECT")
     with pytest.raises(KeyboardInterrupt):
         asked.ask("ECHO", "first")
-    assert [None] == [connection._sock for connection in asked.pool._available_connections]
+    assert [] == asked._idle
     assert b"second" == asked.ask("ECHO", "second")
     assert b"db=3" in asked.ask("CLIENT", "INFO").split()
+    asked.close()
+
+
+@pytest.mark.parametrize("point", ["prove", "send", "answer"])
+def test_whatever_is_interrupted_leaves_no_connection_behind(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    asked = Server(f"{server.url}?client_name=interrupted")
+    asked.ask("PING")
+    real: Callable[..., Any] = getattr(Line, point)
+
+    def interrupted(line: Line, *words: Any) -> None:
+        real(line, *words)
+        monkeypatch.setattr(Line, point, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Line, point, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask("PING")
+    await_that(lambda: 0 == connections_named(server, "interrupted"), "its connection is closed")
+    assert (b"PONG", 1) == (asked.ask("PING"), connections_named(server, "interrupted"))
+    asked.close()
+
+
+def test_a_line_that_nobody_has_any_more_closes_itself(server: RedisServer) -> None:
+    """As when an interrupt comes between its taking and its use."""
+    asked = Server(f"{server.url}?client_name=forgotten")
+    asked.ask("PING")
+    asked._take()
+    await_that(lambda: 0 == connections_named(server, "forgotten"), "it is closed")
+    assert (0, b"PONG") == (len(asked._lines), asked.ask("PING"))
+    asked.close()
+
+
+def connections_named(server: RedisServer, name: str) -> int:
+    with server.client() as client:
+        return sum(each["name"] == name for each in client.client_list())
+
+
+def test_more_connections_than_the_url_allows_are_refused(server: RedisServer) -> None:
+    asked = Server(f"{server.url}?max_connections=1")
+    taken = asked._take()
+    assert "Too many connections" in told(StoreUnreachableError, lambda: asked.ask("PING"))
+    asked._idle.append(taken)
+    assert b"PONG" == asked.ask("PING")
+    asked.close()
+
+
+def test_an_answer_that_does_not_come_is_the_end_of_the_idle_connections_too(server: RedisServer) -> None:
+    asked = Server(f"{server.url}?socket_timeout=0.2")
+    asked.ask("PING")
+    lines = [asked._take(), asked._take()]
+    for line in lines:
+        line.prove()
+        asked._idle.append(line)
+    with_late_answers(server, 1000)
+    with pytest.raises(AnswerLostError):
+        asked.ask("PING")
+    assert ([], [None, None]) == (asked._idle, [line.connection._sock for line in lines])
     asked.close()
 
 
@@ -259,7 +330,7 @@ def test_a_password_that_is_not_encoded_is_refused_with_the_cure_and_without_a_p
 
 
 def test_a_password_that_is_encoded_is_taken() -> None:
-    options = Server("redis://:%2F%23%3F%40%25@h:1/2").pool.connection_kwargs
+    options = Server("redis://:%2F%23%3F%40%25@h:1/2").options
     assert ("/#?@%", "h", 1, 2) == (options["password"], options["host"], options["port"], options["db"])
 
 
@@ -460,11 +531,11 @@ def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
 
 def test_an_idle_connection_has_to_answer_before_it_is_used(lane: RedisBackend) -> None:
     lane.stats()
-    pool = lane.store.opened().calls._first.pool
-    [connection] = pool._available_connections
+    [line] = lane.store.opened().calls._first._idle
+    connection = line.connection
     connection.next_health_check = 0.0
     dead, connection._sock = connection._sock, DeafSocket(connection._sock)
-    connection._parser._sock = connection._sock
+    connection._parser._sock = line._sock = connection._sock
     assert [] == lane.held(owner=1)
     assert connection._sock is not dead
     dead.close()

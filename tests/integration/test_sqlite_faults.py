@@ -548,3 +548,14 @@ class TestAFileThatIsTakenAway:
         assert "was removed or replaced; nothing was done" in told(StoreUnreachableError, lambda: mailbox.send("lost?"))
         mailbox.send("after")
         assert ["after"] == [message.body for message in opened(path).receive(max_messages=10)]
+
+
+def test_a_mailbox_whose_row_somebody_removed_is_counted_as_a_new_one(path: Path, opened: Callable[..., Letters]) -> None:
+    mailbox = opened(path)
+    mailbox.stats()
+    other = SqliteDatabase(path)
+    other.write(lambda tx: tx.execute("DELETE FROM longwatch_mailboxes"))
+    other.close()
+    assert 0 == mailbox.stats().ready
+    mailbox.send("x")
+    assert 1 == mailbox.stats().ready

@@ -184,7 +184,7 @@ class TestListening:
         hints.listen("letters", wakeup)()
         hints.announce(["letters"])
         assert not wakeup.is_set()
-        assert {} == hints._listeners
+        assert 0 == len(hints._listeners)
 
     def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(self, tmp_path: Path, place: Path) -> None:
         before, descriptors = set(threading.enumerate()), open_descriptors()

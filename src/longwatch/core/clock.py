@@ -38,9 +38,8 @@ class Wakeup:
         with self._lock:
             self._event.set()
             listeners = tuple(self._listeners)
-        with ExitStack() as calls:
-            for listener in reversed(listeners):
-                calls.callback(listener)
+        if listeners:
+            _call_each(listeners)
 
     def clear(self) -> None:
         """Lower the flag; later waits block again."""
@@ -63,6 +62,12 @@ class Wakeup:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
+
+
+def _call_each(listeners: tuple[Callable[[], None], ...]) -> None:
+    with ExitStack() as calls:
+        for listener in reversed(listeners):
+            calls.callback(listener)
 
 
 class Clock(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from longwatch.core.clock import Clock
 from longwatch.core.masking import mask_text
+from longwatch.core.nearest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.mailbox.backend import Backend, Limits
 from longwatch.mailbox.bodies import Codec
@@ -120,8 +120,8 @@ def _hint(url: str) -> str:
     scheme, colon, _ = url.partition(":")
     if url and not colon:
         return f"did you mean sqlite:///{mask_text(url)}?"
-    near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-    return f"did you mean {near[0]}://?" if near else f"use one of {', '.join(f'{known}://' for known in SCHEMES)}"
+    schemes = [f"{known}://" for known in SCHEMES]
+    return did_you_mean(f"{scheme}://", schemes, otherwise=f"use one of {', '.join(schemes)}", likeness=0.75)
 
 
 def mailbox_names(store: Any) -> list[str]:

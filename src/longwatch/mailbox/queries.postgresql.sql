@@ -1,9 +1,9 @@
 -- What `sql.py` asks of PostgreSQL beyond claims, under READ COMMITTED: what is looked at and then changed is locked by the look.
 
 -- name: put
--- Store messages, given as arrays; one that is there already, by id or by key, is left as it is. They are numbered in the order of the
--- arrays; among senders that work at the same time the numbers decide who was first, not the commits. A mailbox that is not there,
--- because the database was restored meanwhile, has no lane, and is refused.
+-- Store messages, given as arrays; one that is there already, by id or by key, is left as it is. They are numbered in the order
+-- of the arrays; among senders that work at the same time the numbers decide who was first, not the commits. A mailbox that is
+-- not there, because the database was restored meanwhile, has no lane, and is refused.
 INSERT INTO longwatch_messages (lane, held, ready_at, id, enqueued_at, expires_at, keep_expired, dedupe_key, reply_to, body)
 SELECT (SELECT lane FROM longwatch_mailboxes AS mailbox WHERE mailbox.lane = letter.lane), CASE WHEN delay > 0 THEN 1 ELSE 0 END,
     CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, id, :wall_now,
@@ -28,8 +28,8 @@ SELECT count(*) FROM (
 -- Copy a leased message to the dead, with its history; until the end of the transaction nobody takes it.
 INSERT INTO longwatch_dead_letters
     (lane, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body)
-SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases, reply_to,
-    body
+SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases,
+    reply_to, body
 FROM longwatch_messages WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term FOR UPDATE
 
 -- name: overdue_for_burial
@@ -39,7 +39,8 @@ LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: overdue_with_key
 -- The message that bears a key, if nobody holds it and its time has passed.
-SELECT seq, keep_expired FROM longwatch_messages WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
+SELECT seq, keep_expired FROM longwatch_messages
+WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
 FOR UPDATE SKIP LOCKED
 
 -- name: bury_overdue

@@ -51,13 +51,13 @@ DELETE FROM longwatch_messages WHERE lane = :lane AND held <> 2
 
 -- name: dead
 -- A page of the dead, oldest first.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM longwatch_dead_letters
-WHERE lane = :lane AND seq > :after ORDER BY seq LIMIT :limit
+SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq
+FROM longwatch_dead_letters WHERE lane = :lane AND seq > :after ORDER BY seq LIMIT :limit
 
 -- name: find_dead
 -- One of the dead.
-SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq FROM longwatch_dead_letters
-WHERE lane = :lane AND id = :id
+SELECT id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body, seq
+FROM longwatch_dead_letters WHERE lane = :lane AND id = :id
 
 -- name: drop
 -- Remove a dead message for good.

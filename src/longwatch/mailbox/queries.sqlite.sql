@@ -19,13 +19,14 @@ SELECT count(*) FROM (
 -- Copy a leased message to the dead, with its history.
 INSERT INTO longwatch_dead_letters
     (lane, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases, reply_to, body)
-SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases, reply_to,
-    body
+SELECT lane, id, :reason, coalesce(:error, error), :wall_now, enqueued_at, deliveries - :undelivered, failures, crashes, releases,
+    reply_to, body
 FROM longwatch_messages WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: overdue_with_key
 -- The message that bears a key, if nobody holds it and its time has passed.
-SELECT seq, keep_expired FROM longwatch_messages WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
+SELECT seq, keep_expired FROM longwatch_messages
+WHERE lane = :lane AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND held <> 2
 
 -- name: bury_overdue
 -- Copy one of them to the dead.

@@ -10,6 +10,8 @@ lose messages, and is warned of. Redis 6.2 or later.
     redis_wakeups.py     hints to those who wait
     redis_calls.py       which node, under which deadline, and whether again
     redis_connection.py  one server: a question and its answer
+    redis_line.py        one connection to it
+    redis_reader.py      what comes over it
     redis_url.py         what a URL says
     redis_errors.py      what goes wrong, and its cure
     redis_rows.py        what crosses the wire
@@ -156,7 +158,7 @@ def first_number(name: str) -> int:
 def _identity(url: str) -> object:
     """Equal for two URLs of one server and database; UsageError for one that cannot be."""
     try:
-        place = Server(url).check().pool.connection_kwargs
+        place = Server(url).check().options
     except (ValueError, TypeError):
         raise wrong_url(url) from None
     return "redis", place.get("path"), place.get("host", "localhost"), place.get("port", 6379), place.get("db", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from redis import exceptions as redis
@@ -16,8 +16,6 @@ from longwatch.errors import StoreBusyError, StoreError, StoreUnreachableError
 from longwatch.mailbox.redis_connection import Server
 from longwatch.mailbox.redis_errors import AnswerLostError, read_failed, refusal
 from longwatch.store.database import CALL_TIMEOUT
-
-T = TypeVar("T")
 
 RETRY = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
 _MOST_MOVES = 5
@@ -47,11 +45,11 @@ class Calls:
 
     def script(self, name: str, key: str, arguments: Sequence[Any], *, again: Again) -> Any:
         """Run a script on a mailbox."""
-        return self._insist(lambda: self._at(key, lambda server: server.run(name, key, arguments)), again)
+        return self._insist(again, key, Server.run, name, key, arguments)
 
     def read(self, command: str, key: str, part: str = "", *arguments: Any) -> Any:
         """Run a plain command that only reads, on a part of a mailbox."""
-        return self._insist(lambda: self._at(key, lambda server: server.ask(command, key + part, *arguments)), Again.ONCE)
+        return self._insist(Again.ONCE, key, Server.ask, command, key + part, *arguments)
 
     def close(self) -> None:
         for server in (self._first, *self._nodes.values()):
@@ -62,11 +60,11 @@ class Calls:
         for server in (self._first, *self._nodes.values()):
             server.abandon()
 
-    def _at(self, key: str, ask: Callable[[Server], T]) -> T:
+    def _at(self, key: str, ask: Callable[..., Any], words: Sequence[Any]) -> Any:
         """Ask the server that has this mailbox."""
         for _ in range(_MOST_MOVES):
             try:
-                return ask(self._homes.get(key, self._first))
+                return ask(self._homes.get(key, self._first), *words)
             except redis.MovedError as moved:
                 self._homes[key] = self._node(moved.host, moved.port)
             except (AnswerLostError, StoreUnreachableError):
@@ -80,22 +78,28 @@ class Calls:
         """Nodes are few, and stay."""
         return self._nodes.setdefault((host, port), Server(self._url, host=host, port=port))
 
-    def _insist(self, ask: Callable[[], T], again: Again) -> T:
+    def _insist(self, again: Again, key: str, ask: Callable[..., Any], *words: Any) -> Any:
         """Ask, and if the answer is lost, ask again as far as that is allowed and there is time."""
-        backoff, lost = Backoff(RETRY), None
-        until = time.monotonic() + CALL_TIMEOUT - self._first.answer_within
+        began = time.monotonic()
+        try:
+            return self._at(key, ask, words)
+        except AnswerLostError as lost:
+            until = began + CALL_TIMEOUT - self._first.answer_within
+            return self._ask_again(lambda: self._at(key, ask, words), again, lost, until=until)
+
+    def _ask_again(self, ask: Callable[[], Any], again: Again, lost: AnswerLostError, *, until: float) -> Any:
+        backoff = Backoff(RETRY)
         while True:
+            wait = backoff.failed(lasted=0.0)
+            if _is_enough(again, backoff.failures) or time.monotonic() + wait > until:
+                raise _verdict(lost, again) from lost.__cause__
+            self._clock.wait(Wakeup(), wait)
             try:
                 return ask()
             except AnswerLostError as error:
                 lost = error
             except (StoreBusyError, StoreUnreachableError):
-                if lost is None:
-                    raise
-            wait = backoff.failed(lasted=0.0)
-            if _is_enough(again, backoff.failures) or time.monotonic() + wait > until:
-                raise _verdict(lost, again)
-            self._clock.wait(Wakeup(), wait)
+                continue
 
 
 def packed(asked: dict[str, Any]) -> bytes:

@@ -6,10 +6,12 @@ answer came: then nobody knows. redis-py's own retries are off, because they wou
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Self
+from weakref import WeakSet
 
 from redis import exceptions as redis
 from redis.backoff import NoBackoff
@@ -18,7 +20,8 @@ from redis.retry import Retry
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnsafeSettingsWarning
-from longwatch.mailbox.redis_errors import answer_lost, is_demoted, refusal, unreachable
+from longwatch.mailbox.redis_errors import AnswerLostError, answer_lost, is_demoted, refusal, unreachable
+from longwatch.mailbox.redis_line import Line
 from longwatch.mailbox.redis_scripts import load_script
 from longwatch.mailbox.redis_url import connection_options
 
@@ -62,119 +65,122 @@ class Server:
 
     def __init__(self, url: str, **place: Any) -> None:
         self.url = url
-        self.pool = ConnectionPool(**{**_USUAL, **connection_options(url), **place, **_ALWAYS})
+        pool = ConnectionPool(**{**_USUAL, **connection_options(url), **place, **_ALWAYS})
+        self.options: dict[str, Any] = pool.connection_kwargs
+        self._kind: Any = pool.connection_class
+        self._most = pool.max_connections
+        self._lines: WeakSet[Line] = WeakSet()
+        self._idle: list[Line] = []
+        self._lock = threading.Lock()
         self._looked = False
 
     @property
     def answer_within(self) -> float:
-        return float(self.pool.connection_kwargs["socket_timeout"])
+        return float(self.options["socket_timeout"])
 
     def check(self) -> Self:
         """ValueError or TypeError if the URL says something that no connection could be made with; opens nothing."""
-        self.pool.connection_class(**self.pool.connection_kwargs)
+        self._kind(**self.options)
         return self
 
     def run(self, name: str, key: str, arguments: Sequence[Any]) -> Any:
         """Run a script on a key; one that the server does not know any more, because it was restarted, is sent again."""
         script = load_script(name)
         try:
-            return self.ask("EVALSHA", script.digest, 1, key, *arguments)
+            return self.ask(b"EVALSHA", script.digest, b"1", key, *arguments)
         except redis.NoScriptError:
-            return self.ask("EVAL", script.source, 1, key, *arguments)
+            return self.ask(b"EVAL", script.source, b"1", key, *arguments)
 
     def ask(self, *words: Any) -> Any:
-        """Send and wait for the answer. What the server refuses comes out as redis-py's error."""
-        with self._connection() as connection:
-            try:
-                connection.send_command(*words, check_health=False)
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                raise unreachable(self.url, error) from error
-            try:
-                return connection.read_response()
-            except redis.BusyLoadingError as error:
-                raise refusal(self.url, error) from error
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                raise answer_lost(self.url, error) from error
-            except redis.ResponseError as error:
-                if is_demoted(error):
-                    connection.disconnect()
-                raise
+        """Send and wait for the answer. What the server refuses comes out as redis-py's error.
+
+        The connection is closed unless an answer was read to its end, be it a refusal: what is still to come would be taken for
+        the answer to the next question.
+        """
+        line = self._take()
+        try:
+            self._send(line, words)
+            answer = self._answer(line)
+        except redis.ResponseError as error:
+            if is_demoted(error):
+                line.close()
+            self._idle.append(line)
+            raise
+        except AnswerLostError:
+            line.close()
+            self._close_idle()
+            raise
+        except BaseException:
+            line.close()
+            raise
+        self._idle.append(line)
+        return answer
 
     def connect(self) -> Any:
         """A connection of its own, for who listens; the caller closes it."""
-        connection: Any = self.pool.connection_class(**self.pool.connection_kwargs)
+        connection = self._kind(**self.options)
         connection.connect()
         return connection
 
     def close(self) -> None:
-        self.pool.disconnect()
+        """Also what is in use: who waits there is told at once that no answer will come."""
+        with self._lock:
+            lines = list(self._lines)
+        for line in lines:
+            line.close()
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the parent's sockets, without a word to the server and without a lock."""
-        for connection in (*self.pool._available_connections, *self.pool._in_use_connections):  # noqa: SLF001 - see above
-            abandon(connection)
+        for line in list(self._lines):
+            line.abandon()
 
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection that answers.
+    def _close_idle(self) -> None:
+        """What took one answer may have silenced the others too, and each of them would be waited for."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
-        It is closed unless an answer was read to its end, be it a refusal: what is still to come would be taken for the answer to
-        the next question. One whose closing is interrupted too is not used again.
-        """
-        connection = self._taken()
+    def _take(self) -> Line:
+        """The line that was used last, or a new one."""
         try:
-            self._prove(connection)
-            yield connection
-        except redis.ResponseError:
-            self.pool.release(connection)
-            raise
-        except BaseException:
-            connection.disconnect()
-            self.pool.release(connection)
-            raise
-        else:
-            self.pool.release(connection)
+            return self._idle.pop()
+        except IndexError:
+            line = Line(self._kind(**self.options))
+        with self._lock:
+            if len(self._lines) >= self._most:
+                raise unreachable(self.url, redis.MaxConnectionsError("Too many connections"))
+            self._lines.add(line)
+        return line
 
-    def _taken(self) -> Any:
-        """Out of the pool; one that was interrupted while it connected is back in it, and must not stay open."""
+    def _send(self, line: Line, words: Sequence[Any]) -> None:
+        """Nothing that fails here was done."""
         try:
-            return self.pool.get_connection()
-        except (redis.RedisError, OSError) as error:
-            raise unreachable(self.url, error) from error
-        except BaseException:
-            self.pool.disconnect(inuse_connections=False)
-            raise
-
-    def _prove(self, connection: Any) -> None:
-        """Have an idle connection answer first; one that does not is made anew."""
-        try:
-            try:
-                connection.check_health()
-            except (redis.ConnectionError, redis.TimeoutError):
-                connection.disconnect()
-                connection.connect()
+            line.prove()
             if not self._looked:
-                self._look_at_settings(connection)
+                self._look_at_settings(line)
+            line.send(words)
         except (redis.RedisError, OSError) as error:
             raise unreachable(self.url, error) from error
 
-    def _look_at_settings(self, connection: Any) -> None:
+    def _answer(self, line: Line) -> Any:
+        try:
+            return line.answer()
+        except redis.BusyLoadingError as error:
+            raise refusal(self.url, error) from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise answer_lost(self.url, error) from error
+
+    def _look_at_settings(self, line: Line) -> None:
         """Warn once of settings that may lose messages. A server that does not tell is taken at its word."""
         self._looked = True
         try:
-            connection.send_command("INFO", check_health=False)
-            told = connection.read_response()
+            line.send(("INFO",))
+            told = line.answer()
         except redis.ResponseError:
             return
         facts = dict(line.split(":", 1) for line in told.decode(errors="replace").splitlines() if ":" in line)
         for fault in unsafe_settings(facts):
             warnings.warn(f"{mask_text(self.url)}: {fault}", UnsafeSettingsWarning, stacklevel=2)
-
-
-def abandon(connection: Any) -> None:
-    """Close a copy of another process's socket: the connection itself goes on there."""
-    if connection._sock is not None:  # noqa: SLF001 - redis-py closes it only under locks that the fork may have found taken
-        connection._sock.close()  # noqa: SLF001
 
 
 def unsafe_settings(facts: dict[str, str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -229,9 +228,11 @@ class RedisBackend:
     def _take_answered(self) -> list[str]:
         """The puts that nobody will ask about again."""
         taken: list[str] = []
-        with suppress(IndexError):
-            while len(taken) < _FORGOTTEN_AT_ONCE:
+        try:
+            while self._answered and len(taken) < _FORGOTTEN_AT_ONCE:
                 taken.append(self._answered.popleft())
+        except IndexError:
+            pass  # another thread has taken the last one
         return taken
 
 

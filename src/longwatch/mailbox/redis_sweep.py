@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from longwatch.host.beatpage import remove_page
-from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.redis_rows import COUNTERS, seq_of
 from longwatch.store.claims import Blame
-from longwatch.store.sweep import FORGET_AFTER, PAGE_OF_ROWS, Holder, judge
+from longwatch.store.sweep import FORGET_AFTER, PAGE_OF_ROWS, Holder, judge, read_incarnation
 
 Lease = tuple[str, int, str, bool]
 """As `sweep.lua` takes it: owner, number, the counter that rises, whether only if it has ended."""
@@ -38,13 +37,13 @@ class Sight(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        found = _parsed(self.holder.incarnation)
+        found = read_incarnation(self.holder.incarnation)
         return found is not None and found.is_dead()
 
     @property
     def is_out_of_sight(self) -> bool:
         """Holds nothing, entered long ago, and nobody here can tell whether it lives: it may enter again."""
-        found = _parsed(self.holder.incarnation)
+        found = read_incarnation(self.holder.incarnation)
         return not self.holds and self.age > FORGET_AFTER and not (found is not None and found.is_visible)
 
 
@@ -85,14 +84,6 @@ def _lapsed(members: Iterable[str], sights: Iterable[Sight], lane: int) -> Itera
 def _remove_pages(holders: Iterable[Holder]) -> None:
     """Only once their rows are back for good: until then somebody may need them."""
     for holder in holders:
-        found = _parsed(holder.incarnation)
+        found = read_incarnation(holder.incarnation)
         if holder.page is not None and found is not None and found.is_dead():
             remove_page(holder.page)
-
-
-def _parsed(incarnation: str) -> Incarnation | None:
-    """None for one that some other version wrote: it counts as alive."""
-    try:
-        return Incarnation.parse(incarnation)
-    except ValueError:
-        return None

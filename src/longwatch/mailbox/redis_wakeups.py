@@ -22,7 +22,9 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.host.errand import Errand
 from longwatch.mailbox.redis_calls import RETRY
-from longwatch.mailbox.redis_connection import PROVE_AFTER, abandon
+from longwatch.mailbox.redis_connection import PROVE_AFTER
+from longwatch.mailbox.redis_line import abandon
+from longwatch.mailbox.redis_reader import Reader
 
 NET = 1.0
 """Seconds after which a listener is woken though no hint came."""
@@ -192,6 +194,8 @@ class Ear:
         self._poll = select.poll()
         self._poll.register(connection._sock, select.POLLIN)  # noqa: SLF001 - redis-py has no word for what it waits on
         self._poll.register(bell.ear, select.POLLIN)
+        self._reader = Reader(connection)
+        self._decrypted: Callable[[], int] = getattr(connection._sock, "pending", lambda: 0)  # noqa: SLF001
 
     def subscribe(self, channels: set[bytes]) -> None:
         """Hear these channels and no others."""
@@ -203,14 +207,14 @@ class Ear:
 
     def wait(self, every: float) -> bool:
         """Hear what there is until the bell rings; True when `every` so many seconds have passed."""
-        left = self._tick_at + every - time.monotonic()
-        ready = dict(self._poll.poll(max(left, 0.0) * 1000))
-        if self._bell.ear in ready:
-            self._bell.hush()
-        while self._connection.can_read(timeout=0):
-            self._take(self._connection.read_response())
-        if time.monotonic() < self._tick_at + every:
-            return False
+        while (left := self._tick_at + every - time.monotonic()) > 0:
+            ready = dict(self._poll.poll(left * 1000))
+            is_called = self._bell.ear in ready
+            if len(ready) > is_called:
+                self._take_all()
+            if is_called:
+                self._bell.hush()
+                return False
         self._tick_at = time.monotonic()
         self._prove()
         return True
@@ -221,8 +225,16 @@ class Ear:
     def abandon(self) -> None:
         abandon(self._connection)
 
-    def _take(self, message: Any) -> None:
+    def _take_all(self) -> None:
+        """Whatever has arrived: what is at hand, and what an encrypted line has read ahead, makes no socket readable."""
+        self._take(self._reader.read())
+        while self._reader.has_more or self._decrypted():
+            self._take(self._reader.read())
         self._heard_at = time.monotonic()
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, redis.RedisError):
+            raise message
         if message[0] in {b"message", b"subscribe"}:
             self._heard(message[1])
 

@@ -13,7 +13,7 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.store.claims import Blame, Claim, Claims
-from longwatch.store.database import Database, Row, Transaction
+from longwatch.store.database import Database, Row, Transaction, VanishedError
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import Sweep
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
@@ -30,7 +30,7 @@ _BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
 
 
 class SqlBackend:
-    """One lane of the `messages` table."""
+    """One lane of the `longwatch_messages` table."""
 
     def __init__(self, database: Database, name: str, *, limits: Limits | None = None) -> None:
         self.database = database
@@ -100,11 +100,9 @@ class SqlBackend:
     # --- the rest of a backend ---
 
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        if tx is None:
-            lane = self._lane()
-            return self.database.write(lambda tx: self._put(tx, lane, letters))
-        joined = self.database.join(tx)
-        return self._put(joined, self._lanes.get(self._here()) or self._lane_in(joined), letters)
+        if tx is not None:
+            return self._put_in(self.database.join(tx), letters)
+        return self._anew(lambda lane: self.database.write(lambda tx: self._put(tx, lane, letters)))
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         return self._in(tx, lambda tx: self._settle(tx, settlements))
@@ -113,13 +111,7 @@ class SqlBackend:
         return self.database.write(lambda tx: self._claims.extend(tx, claim, duration=duration))
 
     def stats(self) -> Stats:
-        lane = self._lane()
-
-        def look(tx: Transaction) -> Stats:
-            [(ready, delayed, leased, dead, age, paused, expired)] = tx.rows(self._sql["counts"], {"lane": lane})
-            return Stats(ready, delayed, leased, dead, None if age is None else max(float(age), 0.0), bool(paused), expired)
-
-        return self.database.read(look)
+        return self._anew(lambda lane: self.database.read(lambda tx: self._stats(tx, lane)))
 
     def peek(self, *, limit: int) -> list[Delivery]:
         lane = self._lane()
@@ -243,6 +235,13 @@ class SqlBackend:
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
         return len(rows)
 
+    def _put_in(self, tx: Transaction, letters: Sequence[Letter]) -> list[str]:
+        try:
+            return self._put(tx, self._lanes.get(self._here()) or self._lane_in(tx), letters)
+        except VanishedError:
+            self._lanes = {}
+            raise
+
     def _put(self, tx: Transaction, lane: int, letters: Sequence[Letter]) -> list[str]:
         self._lock_room(tx, lane)
         keys = {letter.dedupe_key for letter in letters if letter.dedupe_key is not None}
@@ -252,7 +251,7 @@ class SqlBackend:
         tx.announce(self.name)
         if keys:
             return [self._put_one(tx, lane, letter) for letter in letters]
-        tx.execute_many(self._sql["put"], [_row(lane, letter) for letter in letters])
+        tx.post_many(self._sql["put"], [_row(lane, letter) for letter in letters])
         return [letter.id for letter in letters]
 
     def _put_one(self, tx: Transaction, lane: int, letter: Letter) -> str:
@@ -289,6 +288,11 @@ class SqlBackend:
         [(present,)] = tx.rows(self._sql["room"], {"lane": lane, "most": most + 1})
         return int(present)
 
+    def _stats(self, tx: Transaction, lane: int) -> Stats:
+        for ready, delayed, leased, dead, age, paused, expired in tx.rows(self._sql["counts"], {"lane": lane}):
+            return Stats(ready, delayed, leased, dead, None if age is None else max(float(age), 0.0), bool(paused), expired)
+        raise VanishedError(f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again")
+
     def _replay(self, tx: Transaction, lane: int, message_id: str) -> bool:
         parameters = {"lane": lane, "id": message_id}
         return tx.execute(self._sql["replay"], parameters) == 1 and tx.execute(self._sql["drop"], parameters) == 1
@@ -311,8 +315,8 @@ class SqlBackend:
     def _announce(self, tx: Transaction, lanes: Collection[int]) -> None:
         """Rows of these lanes are free again; a sweep frees those of other mailboxes too."""
         for lane in set(lanes):
-            [(name,)] = tx.rows(self._sql["name_of"], {"lane": lane})
-            tx.announce(name)
+            for (name,) in tx.rows(self._sql["name_of"], {"lane": lane}):
+                tx.announce(name)
 
     # --- small words ---
 
@@ -325,6 +329,14 @@ class SqlBackend:
             lane = int(found[0][0]) if found else self.database.write(self._lane_in)
             self._lanes = {key: lane}
         return lane
+
+    def _anew(self, call: Callable[[int], T]) -> T:
+        """Call with the number of this mailbox; if that is gone, because the store was restored or emptied, with its new one."""
+        try:
+            return call(self._lane())
+        except VanishedError:
+            self._lanes = {}
+            return call(self._lane())
 
     def _lane_in(self, tx: Transaction) -> int:
         """Looked for first: making it locks it until the transaction ends."""

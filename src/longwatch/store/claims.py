@@ -131,13 +131,13 @@ class Claims:
 
 
 def _told(shown: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
-    """For each claim whether its row was changed; of two equal ones the first did it. A row tells seq first and term last."""
-    changed = {(row[0], row[-1]) for row in rows}
-    return [_removed(changed, (claim.seq, claim.term)) for claim in shown]
+    """For each claim whether its row was changed; of two equal ones the first did it."""
+    changed = {Claim(*row) for row in rows}
+    return [_removed(changed, claim) for claim in shown]
 
 
-def _removed(changed: set[tuple[int, int]], row: tuple[int, int]) -> bool:
+def _removed(changed: set[Claim], claim: Claim) -> bool:
     """Whether it was there; now it is not."""
-    found = row in changed
-    changed.discard(row)
+    found = claim in changed
+    changed.discard(claim)
     return found

@@ -1,14 +1,15 @@
 -- What `claims.py` asks of SQLite. One writer at a time, so a select and the update after it see the same rows.
 
 -- name: claim
--- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due. They come
--- back in no order, each with whether the owner is entered.
+-- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due. They
+-- come back in no order, each with whether the owner is entered.
 WITH line AS MATERIALIZED (
     SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 AND {gate}
         AND NOT EXISTS (SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now)
     ORDER BY seq LIMIT :limit
 )
-UPDATE {table} SET held = 2, owner = :owner, term = max(term + 1, CAST(:wall_now * 1000000 AS INTEGER)), lease_until = :lease_now + :duration, deliveries = deliveries + 1
+UPDATE {table} SET held = 2, owner = :owner, term = max(term + 1, CAST(:wall_now * 1000000 AS INTEGER)),
+    lease_until = :lease_now + :duration, deliveries = deliveries + 1
 WHERE seq IN (
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
@@ -35,8 +36,8 @@ RETURNING seq, owner, term
 
 -- name: release
 -- Give a row back, at once or after a delay, and count why.
-UPDATE {table} SET held = CASE WHEN :delay > 0 THEN 1 ELSE 0 END, ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END,
-    owner = NULL, lease_until = NULL,
+UPDATE {table} SET held = CASE WHEN :delay > 0 THEN 1 ELSE 0 END,
+    ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, lease_until = NULL,
     failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases, error = coalesce(:error, error)
 WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
@@ -46,7 +47,8 @@ UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wal
 
 -- name: lapsed
 -- Leases that have ended, by the clock or because they are of another boot.
-SELECT seq, term, lane, leased.owner, incarnation, page FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+SELECT seq, term, lane, leased.owner, incarnation, page
+FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE held = 2 AND (lease_until < :lease_now OR boot <> :boot) LIMIT :limit
 
 -- name: register

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.masking import mask_text
-from longwatch.errors import UsageError
+from longwatch.errors import StoreError, UsageError
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -22,6 +22,10 @@ Parameters = Mapping[str, object]
 
 CALL_TIMEOUT = 30.0
 """How long a call waits for the engine before it gives up, in seconds."""
+
+
+class VanishedError(StoreError):
+    """A row that others refer to is gone: the store was restored or emptied, and what was learnt before is to be asked again."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,9 @@ class Transaction(Protocol):
 
         An engine may give it all of them at once, each parameter as the array of its values, and its SQL is written for that.
         """
+
+    def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        """`execute_many` for who does not need the answer: it may leave with the next statement or the commit, and fail there."""
 
     def announce(self, channel: str) -> None:
         """Announce the channel once this is committed; nothing if it is not."""

@@ -47,12 +47,16 @@ def present_version(transaction: Transaction) -> int:
 def pending(transaction: Transaction, known: list[Migration]) -> list[Migration]:
     """The steps that are still to be made; SchemaTooNewError when the store is ahead of this code."""
     at = present_version(transaction)
-    newest = known[-1].version if known else 0
-    if at > newest:
-        raise SchemaTooNewError(
-            f"the store was made by a newer Longwatch (schema {at}, this one knows {newest}); upgrade Longwatch"
-        )
+    require_known(at, known)
     return [migration for migration in known if migration.version > at]
+
+
+def require_known(version: int, known: list[Migration], *, store: str = "the store") -> None:
+    """SchemaTooNewError for a version that no step here leads to."""
+    newest = known[-1].version if known else 0
+    if version > newest:
+        made = f"was made by a newer Longwatch (schema {version}, this one knows {newest})"
+        raise SchemaTooNewError(f"{store} {made}; upgrade Longwatch")
 
 
 def migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:

@@ -7,6 +7,11 @@ of the user decides where they are: in a database that is shared, give them a sc
 A call survives what passes: a connection that broke, a server that restarts, a deadlock. Its work is run again, until its time is
 over. Only a commit whose answer was lost is not just made again: first the server is asked what became of it (`postgres_witness`).
 
+Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be lost or settled twice: a claim
+that is forgotten leaves its row free, whoever had it is fenced off, and a settle that is on the disk has its claim before it there.
+But a server that crashes would forget the claims of its last moments: that work would run twice, and a message that takes the
+server down would never be blamed for it.
+
 Behind PgBouncer use pool_mode=session. With pool_mode=transaction announcements do not arrive and the settings of a session are
 shared with others; messages are then found by looking for them, up to a second late.
 """
@@ -25,7 +30,7 @@ import psycopg
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError, UsageError
-from longwatch.store.database import CALL_TIMEOUT, Database, Transaction, done
+from longwatch.store.database import CALL_TIMEOUT, Database, Transaction, VanishedError, done
 from longwatch.store.forks import survive_forks
 from longwatch.store.postgres_address import Address, AwayError, ComingError, CrowdedError
 from longwatch.store.postgres_errors import is_passing, told
@@ -136,7 +141,7 @@ class PostgresDatabase(Database):
                 return attempt()
             except (StoreError, psycopg.Error) as error:
                 final = told(self.url, error)
-                if isinstance(error, StoreUnreachableError):
+                if isinstance(final, StoreUnreachableError | VanishedError):
                     self.generation += 1  # when it is back it may be another one, restored or failed over to
                 if not _may_pass(error, opened) or not self._pause(backoff, deadline):
                     raise final from (error if final is not error else error.__cause__)

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGconn
 
 from longwatch.core.masking import mask_text
-from longwatch.errors import StoreBusyError, StoreMisplacedError, StoreUnreachableError, UsageError
+from longwatch.errors import LoginRefusedError, StoreBusyError, StoreMisplacedError, StoreUnreachableError, UsageError
 from longwatch.store.postgres_errors import CallTimeoutError
 from longwatch.store.postgres_wire import Wire
 
@@ -27,18 +27,11 @@ _DEFAULTS = {
     "tcp_user_timeout": "10000",
 }
 """A machine that is gone is noticed in the middle of a call, so that the rest of its time is left for another try."""
-_REFUSED = re.compile(
-    r"authentication failed|pg_hba\.conf|does not exist|not permitted|permission denied|no such (?:user|database)"
-    r"|not currently accepting|user name specified"
-)
-_UNKNOWN_SETTING = re.compile(r"configuration parameter|invalid|parameter .*cannot be|unsupported")
 _MISWRITTEN = re.compile(
     r"invalid|certificate|does not support SSL|no password supplied|not supported|authentication method|service file|of service"
     r"|could not parse network address|expected authentication request"
 )
 _NOT_FOUND = "could not translate host name"
-_COMING = re.compile(r"starting up|shutting down|recovery|not yet accepting")
-_CROWDED = re.compile(r"too many clients|remaining connection slots|too many connections|no more connections")
 
 
 class Address:
@@ -103,14 +96,9 @@ class Address:
         verdict = _of_the_server(said)
         if verdict is None:
             return self._nobody_there(_without_names(said), text)
-        if _REFUSED.search(verdict):
-            return StoreMisplacedError(f"{self.shown} lets nobody in ({text}); check user, password, database and pg_hba.conf")
-        if _UNKNOWN_SETTING.search(verdict):
-            return StoreMisplacedError(f"{self.shown} asks for what the server does not know ({text}); check what is behind the ?")
-        if _CROWDED.search(verdict):
-            return CrowdedError(f"{self.shown} has no connection left ({text}); end some, or raise max_connections")
-        if _COMING.search(verdict):
-            return ComingError(f"{self.shown} is starting up or shutting down ({text}); try again")
+        for sign, kind, what, cure in _VERDICTS:
+            if sign.search(verdict):
+                return kind(f"{self.shown} {what} ({text}); {cure}")
         return self._nobody_there("", text)
 
     def _nobody_there(self, why: str, text: str) -> StoreUnreachableError:
@@ -133,6 +121,43 @@ class CrowdedError(StoreBusyError):
 class AwayError(StoreUnreachableError):
     """There is nobody; a server that was there before may come back."""
 
+
+_Refusal = type[StoreUnreachableError] | type[StoreBusyError]
+_VERDICTS: tuple[tuple[re.Pattern[str], _Refusal, str, str], ...] = (
+    (
+        re.compile(r"database .*does not exist|no such database|not currently accepting"),
+        StoreMisplacedError,
+        "leads to no database",
+        "check its name, make it with createdb, or let it take connections",
+    ),
+    (
+        re.compile(
+            r"authentication failed|pg_hba\.conf|does not exist|not permitted|permission denied|no such user|user name specified"
+        ),
+        LoginRefusedError,
+        "lets nobody in",
+        "check user, password and pg_hba.conf",
+    ),
+    (
+        re.compile(r"configuration parameter|invalid|parameter .*cannot be|unsupported"),
+        StoreMisplacedError,
+        "asks for what the server does not know",
+        "check what is behind the ?",
+    ),
+    (
+        re.compile(r"too many clients|remaining connection slots|too many connections|no more connections"),
+        CrowdedError,
+        "has no connection left",
+        "end some, or raise max_connections",
+    ),
+    (
+        re.compile(r"starting up|shutting down|recovery|not yet accepting"),
+        ComingError,
+        "is starting up or shutting down",
+        "try again",
+    ),
+)
+"""What the server may say, what that means, and the cure; the first that fits."""
 
 _HIDDEN = "postgresql://***"
 """A URL in which nobody knows where the password ends."""

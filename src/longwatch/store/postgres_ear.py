@@ -1,4 +1,4 @@
-"""Those of this process who wait for a hint, and the thread that hears the server on a connection of its own."""
+"""The thread that hears what the server announces, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -14,46 +14,19 @@ from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError
 from longwatch.host.errand import Errand
+from longwatch.store.listeners import Listeners
 from longwatch.store.postgres_transaction import CHANNEL
 from longwatch.store.postgres_wire import Wire
 
 NET = 1.0
 """Seconds after which a listener is woken though no hint came: behind a pooler that shares connections none ever comes."""
 RECONNECT = BackoffPolicy(initial=0.1, factor=2.0, cap=5.0, jitter=0.25)
+SILENT_TIMES = 30
+"""How often in a row listeners are woken without a hint until the server is asked whether it is still there: a connection that
+something between has forgotten stays open, and silent."""
 _CONNECT_WITHIN = 10.0
+_ANSWER_WITHIN = 5.0
 _PATIENCE = 2.0
-
-
-class Listeners:
-    """Who is to be woken for which channel. Every method may be called from any thread."""
-
-    def __init__(self) -> None:
-        self._wakeups: dict[str, set[Wakeup]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
-        """Returns what takes it off again."""
-        with self._lock:
-            self._wakeups.setdefault(channel, set()).add(wakeup)
-        return lambda: self._remove(channel, wakeup)
-
-    def wake(self, channels: Iterable[str]) -> None:
-        if not self._wakeups:
-            return
-        with self._lock:
-            found = [wakeup for channel in channels for wakeup in self._wakeups.get(channel, ())]
-        for wakeup in found:
-            wakeup.set()
-
-    def wake_all(self) -> None:
-        self.wake(tuple(self._wakeups))
-
-    def _remove(self, channel: str, wakeup: Wakeup) -> None:
-        with self._lock:
-            waiting = self._wakeups.get(channel, set())
-            waiting.discard(wakeup)
-            if not waiting:
-                self._wakeups.pop(channel, None)
 
 
 class Ear:
@@ -135,22 +108,22 @@ class Ear:
             backoff.succeeded()
             self.listeners.wake_all()  # what was announced before went unheard
             while self._await(wire.fileno, self._net):
-                self._dispatch(wire.notifications())
+                self._dispatch(_said(wire))
         finally:
             self._wire = None
             wire.close()
 
     def _await(self, fileno: int, patience: float) -> bool:
-        """Wait until there is something to hear, waking everybody every NET seconds; False when told to stop."""
+        """Wait until there is something to hear or to ask, waking everybody every NET seconds; False when told to stop."""
         poll = select.poll()
         poll.register(self._stop, select.POLLIN)
         if fileno >= 0:
             poll.register(fileno, select.POLLIN)
-        while not (ready := dict(poll.poll(patience * 1000))):
+        for _ in range(SILENT_TIMES if fileno >= 0 else 1):
+            if ready := dict(poll.poll(patience * 1000)):
+                return self._stop not in ready
             self.listeners.wake_all()
-            if fileno < 0:
-                return True
-        return self._stop not in ready
+        return True
 
     def _dispatch(self, payloads: Iterable[str]) -> None:
         heard = (payload.partition("/") for payload in payloads)
@@ -159,3 +132,11 @@ class Ear:
     def _sit_out(self, delay: float) -> None:
         while delay > 0 and self._await(-1, min(delay, self._net)):
             delay -= self._net
+
+
+def _said(wire: Wire) -> list[str]:
+    """What was announced. If nothing was, it has to prove that it would have been heard."""
+    said = wire.notifications()
+    if not said:
+        wire.ask(b"SELECT 1", (), time.monotonic() + _ANSWER_WITHIN)
+    return said or wire.notifications()

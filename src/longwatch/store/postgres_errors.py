@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
+    LoginRefusedError,
     StoreBusyError,
     StoreCorruptError,
     StoreError,
@@ -12,6 +13,7 @@ from longwatch.errors import (
     StoreReadOnlyError,
     StoreUnreachableError,
 )
+from longwatch.store.database import VanishedError
 
 
 class ConnectionLostError(StoreUnreachableError):
@@ -28,7 +30,7 @@ _UNREACHABLE, _BUSY = StoreUnreachableError, StoreBusyError
 _GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO it, or GRANT CREATE ON SCHEMA public TO it"
 _MEANINGS: dict[str, Meaning] = {
     "08": (_UNREACHABLE, "cannot be reached; check host and port, and that the server runs"),
-    "28": (StoreMisplacedError, "refuses this user; check user, password and pg_hba.conf"),
+    "28": (LoginRefusedError, "refuses this user; check user, password and pg_hba.conf"),
     "3D000": (StoreMisplacedError, "is a database that does not exist; make it with createdb"),
     "57P01": (_UNREACHABLE, "was shut down or ended this connection; try again when it is back"),
     "57P02": (_UNREACHABLE, "has crashed; try again when it is back"),
@@ -50,6 +52,7 @@ _MEANINGS: dict[str, Meaning] = {
     "XX002": (StoreCorruptError, "has a damaged index; run REINDEX DATABASE"),
     "42501": (StoreReadOnlyError, f"may not be used by this user; as the owner run: {_GRANT}"),
 }
+_NOT_NULL = "23502"
 _PASSING = frozenset({"40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05"})
 
 
@@ -69,6 +72,17 @@ def is_passing(error: BaseException) -> bool:
     return code in _PASSING or code.startswith("08") or (code == "0A000" and "cached plan" in str(error))
 
 
+def is_without_mailbox(error: BaseException) -> bool:
+    """Whether a message was for a mailbox that is not there: the statement finds no lane for it then, which the table refuses."""
+    place = getattr(error, "diag", None)
+    missing = getattr(error, "sqlstate", None) == _NOT_NULL
+    return missing and place is not None and (place.table_name, place.column_name) == ("longwatch_messages", "lane")
+
+
+def vanished(what: str) -> VanishedError:
+    return VanishedError(f"{what} has lost this mailbox, it was restored or emptied meanwhile; nothing was written, send again")
+
+
 def first_line(error: BaseException) -> str:
     """What the server said, on one line, without what follows for developers."""
     return mask_text(str(error).strip().partition("\n")[0])
@@ -78,6 +92,8 @@ def told(url: str, error: BaseException) -> BaseException:
     """An error of the server as one of ours that says the cure; one about the SQL itself stays what it is."""
     if isinstance(error, ConnectionLostError):
         return ConnectionLostError(f"{mask_text(url)} was lost ({first_line(error)}); nothing was written, try again")
+    if is_without_mailbox(error):
+        return vanished(mask_text(url))
     found = meaning(error)
     if found is None:
         return error

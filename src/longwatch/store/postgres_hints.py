@@ -1,8 +1,9 @@
 """Telling others that something may be there, without hurting anybody.
 
 NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for every message: a channel is told
-at once, and again at most every GAP seconds. The first hint leaves with the commit itself, behind it; one that comes too soon is
-owed, and a thread tells it when its time has come.
+at once, and again at most every GAP seconds. The first hint leaves with the commit itself, in a transaction of its own behind it:
+that waits for no disk, so nobody else waits for the lock while one is written to. A hint that comes too soon is owed, and a thread
+tells it when its time has come.
 """
 
 from __future__ import annotations
@@ -39,16 +40,22 @@ class Hints:
         self._closed = False
 
     def due(self, channels: Collection[str]) -> list[str]:
-        """Those to be told now, with the commit that is about to be made; the others are owed."""
+        """Those to be told now, with the commit that is about to be made; the others are to be owed once it is made."""
         if not channels:
             return []
         now = time.monotonic()
         with self._changed:
             ready = [channel for channel in channels if now - self._told.get(channel, 0.0) >= self._gap]
-            for channel in set(channels).difference(ready, self._owed):
-                self._owe(channel)
             self._note(ready, now)
             return ready
+
+    def owe(self, channels: Collection[str]) -> None:
+        """Have these told when their time has come."""
+        if not channels:
+            return
+        with self._changed:
+            for channel in set(channels).difference(self._owed):
+                self._owe(channel)
 
     def close(self) -> None:
         """Tell what is owed and end the thread; idempotent."""
@@ -61,7 +68,7 @@ class Hints:
 
     def _owe(self, channel: str) -> None:
         """If there is no thread for it, the hint is lost; others look now and then."""
-        self._owed[channel] = self._told[channel] + self._gap
+        self._owed[channel] = self._told.get(channel, 0.0) + self._gap
         self._changed.notify()
         if self._errand is None and not self._closed:
             self._errand = Errand(self._work, name="longwatch-hints", loud=True)

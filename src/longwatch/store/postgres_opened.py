@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from longwatch.core.clock import Wakeup
-from longwatch.errors import SchemaTooNewError, StoreBusyError, StoreMisplacedError, UsageError
+from longwatch.errors import StoreBusyError, StoreMisplacedError, UsageError
 from longwatch.store.database import Jump, Transaction
-from longwatch.store.migrations import Migration, migrate, migrations
+from longwatch.store.migrations import Migration, migrate, migrations, require_known
 from longwatch.store.postgres_address import Address
 from longwatch.store.postgres_ear import Ear
 from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError, first_line
@@ -101,6 +101,7 @@ class OpenedServer:
         with self._pool.one(deadline) as wire:
             found = was_committed(wire, unsure.line, unsure.number, deadline)
         if found:
+            self._hints.owe(unsure.transaction.channels)
             self._committed(unsure.transaction)
         return found
 
@@ -113,12 +114,14 @@ class OpenedServer:
     def _commit(self, transaction: PostgresTransaction, wire: Wire, result: Any) -> None:
         witness = self._witnesses.setdefault(wire, Witness())
         testimony = witness.next()
-        hints = [(NOTIFY, (self._payload(channel),)) for channel in self._hints.due(transaction.channels)]
+        told = self._hints.due(transaction.channels)
+        hints = [(NOTIFY, (self._payload(channel),)) for channel in told]
         try:
             transaction.commit(testimony, behind=[*hints, *witness.behind()])
         except (ConnectionLostError, CallTimeoutError) as error:
             if transaction.has_written:
                 raise UnsureError(transaction, witness, result) from error
+        self._hints.owe(transaction.channels.difference(told))
 
     def _committed(self, transaction: PostgresTransaction) -> None:
         self._ear.listeners.wake(transaction.channels)
@@ -147,9 +150,7 @@ class OpenedServer:
         newest = known[-1].version
         if version == newest:
             return
-        if version > newest:
-            made = f"was made by a newer Longwatch (schema {version}, this one knows {newest})"
-            raise SchemaTooNewError(f"{self._address.shown} {made}; upgrade Longwatch")
+        require_known(version, known, store=self._address.shown)
         if not self._auto_migrate:
             raise StoreMisplacedError(f"{self._address.shown} is at schema {version} of {newest}; {_MIGRATE}")
         try:
@@ -162,7 +163,7 @@ class OpenedServer:
     def _connect(self, deadline: float, *, warns: bool = True) -> Wire:
         wire = self._address.connect(deadline)
         try:
-            faults = begin_session(wire, deadline)
+            faults = begin_session(wire, self._address.shown, deadline)
             self.was_reached = True
             if warns and not self._has_warned:
                 self._has_warned = True

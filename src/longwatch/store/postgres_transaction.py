@@ -12,7 +12,7 @@ from psycopg.rows import tuple_row
 
 from longwatch.errors import StoreError, UnsupportedError, UsageError
 from longwatch.store.database import Jump, Parameters, Row
-from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError
+from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError, is_without_mailbox, vanished
 from longwatch.store.postgres_statement import bound, columns
 from longwatch.store.postgres_wire import Order, Wire
 
@@ -30,6 +30,7 @@ class PostgresTransaction:
     """A transaction on one connection. It begins with the first statement, in the same round trip.
 
     Along with every statement the server is asked whether it has written, until it has. One that has not need not be waited for.
+    A statement that was posted leaves with the next one, or with the commit.
     """
 
     def __init__(self, wire: Wire, *, home: object, jump: Jump, deadline: float, begin: Sequence[bytes] = READ_WRITE) -> None:
@@ -39,6 +40,8 @@ class PostgresTransaction:
         self._deadline = deadline
         self._begin = begin
         self._is_begun = False
+        self._ahead = 0
+        self._is_posted = False
         self.has_written = False
         self.channels: set[str] = set()
         self.callbacks: list[Callable[[], None]] = []
@@ -51,6 +54,15 @@ class PostgresTransaction:
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         return sum(self.execute(sql, arrays) for arrays in columns(parameters))
+
+    def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        pieces = list(columns(parameters))
+        for arrays in pieces[:-1]:
+            self.execute(sql, arrays)
+        for arrays in pieces[-1:]:
+            self._send(sql, arrays)
+            self._ahead += 1
+            self.has_written = self._is_posted = True
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
@@ -67,6 +79,7 @@ class PostgresTransaction:
             wire.send(b"COMMIT")
             wire.leave(self._deadline)
             return
+        self._is_posted = False
         wire.send(*testimony)
         wire.send(b"COMMIT")
         try:
@@ -80,6 +93,8 @@ class PostgresTransaction:
         if not self._is_begun or wire.trouble:
             return
         try:
+            if self._is_posted:
+                wire.leave(self._deadline)
             if wire.is_quiet:
                 wire.send(b"ROLLBACK")
                 wire.leave(self._deadline)
@@ -94,19 +109,27 @@ class PostgresTransaction:
 
     def _run(self, sql: str, parameters: Parameters) -> PGresult:
         wire = self._here()
-        text, values = bound(sql, parameters, self._jump)
-        before = () if self._is_begun else self._begin
-        for statement in before:
-            wire.send(statement)
-        wire.send(text, values)
+        self._send(sql, parameters)
         asks = not self.has_written and self._begin is not READ_ONLY
         if asks:
             wire.send(_HAS_WRITTEN)
-        self._is_begun = True
+        ahead, self._ahead, self._is_posted = self._ahead, 0, False
         results = wire.answer(self._deadline)
         if asks:
             [(self.has_written,)] = wire.rows(results[-1])
-        return results[len(before)]
+        return results[ahead]
+
+    def _send(self, sql: str, parameters: Parameters) -> None:
+        wire = self._here()
+        text, values = bound(sql, parameters, self._jump)
+        self._is_posted = False
+        if not self._is_begun:
+            self._is_begun = True
+            for statement in self._begin:
+                wire.send(statement)
+            wire.prove()
+            self._ahead += len(self._begin)
+        wire.send(text, values)
 
     def _here(self) -> Wire:
         if self._wire is None:
@@ -132,6 +155,9 @@ class UsersTransaction:
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         return sum(self.execute(sql, arrays) for arrays in columns(parameters))
 
+    def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        self.execute_many(sql, parameters)
+
     def announce(self, channel: str) -> None:
         """At once, in their transaction: the server tells nobody before it commits, and tells once."""
         self._cursor.execute(NOTIFY, (f"/{channel}",))
@@ -141,7 +167,10 @@ class UsersTransaction:
 
     def _run(self, sql: str, parameters: Parameters) -> None:
         text, values = bound(sql, parameters, self._jump)
-        self._cursor.execute(text, values, binary=True)
+        try:
+            self._cursor.execute(text, values, binary=True)
+        except psycopg.errors.NotNullViolation as error:
+            raise (vanished("the database of tx=") if is_without_mailbox(error) else error) from error.__cause__
 
 
 def users_transaction(given: object, jump: Jump) -> UsersTransaction:

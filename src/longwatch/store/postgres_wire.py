@@ -5,6 +5,10 @@ network that swallows what is sent, and because a pipeline of prepared statement
 sent, a sync ends a segment of them, and segments are answered in order. A segment that nobody waits for is `owed`: its answer is
 read and forgotten by whoever uses the connection next.
 
+A connection can be silent for good: the machine behind it is gone, or something between has forgotten it. Then a call would wait
+for nothing all its time. A statement may take long, but not every one: where the segment begins with one that cannot, its answer is
+asked for ahead of the others (`prove`), and has to come within a part of the time.
+
 A deadline is a moment on `time.monotonic()`.
 """
 
@@ -31,6 +35,9 @@ from longwatch.store.postgres_statement import encoded
 MOST_PREPARED = 256
 """Statements that one connection keeps prepared; further ones are sent whole each time."""
 
+PROVE_WITHIN = 5.0
+"""Seconds that the answer to a proof may take at the most; a quarter of what the call has left if that is less."""
+
 Order = tuple[bytes, Sequence[Any]]
 """A statement and the values for its places."""
 _Form = tuple[bytes, tuple[int, ...]]
@@ -55,6 +62,7 @@ class Wire:
         self._in_segment = 0
         self._unread: deque[dict[int, _Form]] = deque()
         self._owed = 0
+        self._is_proving = False
         self._poll = select.poll()
         self._poll.register(self.fileno, select.POLLIN)
         pgconn.nonblocking = 1
@@ -76,6 +84,14 @@ class Wire:
             self._lose(error)
         self._in_segment += 1
 
+    def prove(self) -> None:
+        """What is in the segment so far takes no time: have it answered ahead of the rest, or the connection counts as lost."""
+        try:
+            self._pgconn.send_flush_request()
+        except psycopg.Error as error:
+            self._lose(error)
+        self._is_proving = True
+
     def answer(self, deadline: float, *, behind: Sequence[Order] = ()) -> list[PGresult]:
         """End the segment and wait for its answers, one for each statement; if one failed, that is raised.
 
@@ -86,14 +102,15 @@ class Wire:
             self.send(text, values)
             self._sync()
         self._flush(deadline)
-        self._pay(deadline)
+        first = self._paid(deadline)
         self._owed = len(behind)
-        return self._segment(deadline)
+        return self._segment(deadline, *first)
 
     def leave(self, deadline: float) -> None:
         """End the segment and have it leave; nobody waits for it."""
         self._sync()
         self._owed += 1
+        self._is_proving = False
         self._flush(deadline)
 
     def ask(self, text: bytes, values: Sequence[Any], deadline: float) -> list[Row]:
@@ -157,7 +174,10 @@ class Wire:
 
     def _sync(self) -> None:
         self._require_whole()
-        self._pgconn.pipeline_sync()
+        try:
+            self._pgconn.pipeline_sync()
+        except psycopg.Error as error:
+            self._lose(error)
         self._unread.append(self._preparing)
         self._preparing, self._in_segment = {}, 0
 
@@ -168,8 +188,22 @@ class Wire:
             with suppress(psycopg.Error):
                 self._segment(deadline)
 
-    def _segment(self, deadline: float) -> list[PGresult]:
-        results: list[PGresult] = []
+    def _paid(self, deadline: float) -> list[PGresult]:
+        """Once what is owed was read: the first answer of the segment if it is the proof, which has to come soon."""
+        if not self._is_proving:
+            self._pay(deadline)
+            return []
+        self._is_proving = False
+        now = time.monotonic()
+        soon = now + max(min(PROVE_WITHIN, (deadline - now) / 4), 0.0)
+        try:
+            self._pay(soon)
+            return [self._result(soon)]
+        except CallTimeoutError:
+            self._lose(psycopg.OperationalError(f"it was silent for {soon - now:.1f} s"))
+
+    def _segment(self, deadline: float, *first: PGresult) -> list[PGresult]:
+        results = list(first)
         while (result := self._result(deadline)).status != pq.ExecStatus.PIPELINE_SYNC:
             results.append(result)
         prepared = self._unread.popleft()

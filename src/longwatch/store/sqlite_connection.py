@@ -48,6 +48,9 @@ class SqliteTransaction:
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         return self._connection.executemany(_checked(sql), map(self._timed, parameters)).rowcount
 
+    def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        self.execute_many(sql, parameters)
+
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
 

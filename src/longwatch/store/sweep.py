@@ -44,12 +44,9 @@ class Sweep:
     def lapsed(self, transaction: Transaction) -> list[int]:
         """Give back what is held by leases that have ended; for each row its lane."""
         rows = transaction.rows(self._claims.for_release("lapsed"), _page(PAGE_OF_ROWS))
-        judges = {holder: judge(holder) for holder in {Holder(*row[3:]) for row in rows}}
-        holders = [Holder(*row[3:]) for row in rows]
-        self._release(
-            transaction,
-            [(Claim(row[0], holder.owner, row[1]), judges[holder](row[0])) for row, holder in zip(rows, holders, strict=True)],
-        )
+        held = [(seq, term, Holder(*holder)) for seq, term, _, *holder in rows]
+        blames = {holder: judge(holder) for holder in {holder for _, _, holder in held}}
+        self._release(transaction, [(Claim(seq, holder.owner, term), blames[holder](seq)) for seq, term, holder in held])
         return [row[2] for row in rows]
 
     def has_lapsed(self, transaction: Transaction) -> bool:
@@ -92,7 +89,7 @@ class Sweep:
 
     def _has_ended(self, incarnation: str) -> bool:
         """Whether an owner certainly has. In a store of one machine that of an earlier boot has; in others it may be elsewhere."""
-        found = _parsed(incarnation)
+        found = read_incarnation(incarnation)
         return found is not None and (found.is_dead() or (not self._is_shared and found.is_of_another_boot))
 
 
@@ -110,16 +107,16 @@ def judge(holder: Holder) -> Callable[[int], Blame]:
 
 
 def _is_of_another_boot(incarnation: str) -> bool:
-    found = _parsed(incarnation)
+    found = read_incarnation(incarnation)
     return found is not None and found.is_of_another_boot
 
 
 def _is_visible(incarnation: str) -> bool:
-    found = _parsed(incarnation)
+    found = read_incarnation(incarnation)
     return found is not None and found.is_visible
 
 
-def _parsed(incarnation: str) -> Incarnation | None:
+def read_incarnation(incarnation: str) -> Incarnation | None:
     """None for one that some other version wrote: it counts as alive."""
     try:
         return Incarnation.parse(incarnation)

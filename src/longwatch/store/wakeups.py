@@ -18,6 +18,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError, UsageError
 from longwatch.host.runtimedir import runtime_directory
 from longwatch.store.ear import LARGEST, Ear
+from longwatch.store.listeners import Listeners
 from longwatch.store.neighbours import Neighbours
 
 NET = 1.0
@@ -37,7 +38,7 @@ class Wakeups:
         self.place = str(directory / f"{prefix}-{os.urandom(4).hex()}")
         self._net = net
         self._neighbours = Neighbours(directory, prefix)
-        self._listeners: dict[str, set[Wakeup]] = {}
+        self._listeners = Listeners()
         self._lock = threading.Lock()
         self._ear: Ear | None = None
         self._closed = False
@@ -50,7 +51,7 @@ class Wakeups:
         for place in self._neighbours.sockets():
             if place != self.place:
                 self._tell(place, message if len(message) <= LARGEST else _EVERYBODY)
-        self._wake(names)
+        self._listeners.wake(names)
 
     def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
         """Have the wakeup set on every announcement, and every NET seconds in any case."""
@@ -59,8 +60,7 @@ class Wakeups:
                 raise StoreClosedError("the store was closed; open it again")
             if self._ear is None:
                 self._ear = Ear(self.place, self._hear, every=self._net)
-            self._listeners.setdefault(channel, set()).add(wakeup)
-        return lambda: self._forget(channel, wakeup)
+            return self._listeners.add(channel, wakeup)
 
     def close(self) -> None:
         """End the thread; idempotent."""
@@ -86,17 +86,7 @@ class Wakeups:
             return  # it is full, or just gone
 
     def _hear(self, message: bytes) -> None:
-        self._wake(message.decode(errors="replace").split("\n") if message else tuple(self._listeners))
-
-    def _forget(self, channel: str, wakeup: Wakeup) -> None:
-        with self._lock:
-            listening = self._listeners.get(channel, set())
-            listening.discard(wakeup)
-            if not listening:
-                self._listeners.pop(channel, None)
-
-    def _wake(self, channels: Iterable[str]) -> None:
-        with self._lock:
-            heard = [wakeup for channel in channels for wakeup in self._listeners.get(channel, ())]
-        for wakeup in heard:
-            wakeup.set()
+        if message:
+            self._listeners.wake(message.decode(errors="replace").split("\n"))
+        else:
+            self._listeners.wake_all()

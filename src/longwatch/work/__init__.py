@@ -13,7 +13,8 @@ Who does what in one engine
 The life of a row
     claimed (leased, in line for a slot) → begun (marked on the beat page) → run → settled, in the next exchange
     Rows are begun in the order of the source. What is done is settled together: a few milliseconds after the first of it, or when
-    enough is done, or at once when the slots have nothing left to do.
+    enough is done, or at once when the slots have nothing left to do. A claim that gave less than was wanted is followed by the
+    next when the first of it is done, or after as many milliseconds: two exchanges, not three, for a message that comes alone.
     Ahead of the slots is held what they can begin within a quarter of a second (`ahead.py`). Rows that turn out to wait behind
     long work are handed back: nothing waits here while another worker could run it.
     A row that has crashed a process before runs alone: it waits until every slot is idle, in every engine of the process that
@@ -36,9 +37,9 @@ Invariants
     4. An exchange that failed leaves its settlements in line; making them again is safe, because they are fenced. If the row is
        gone then, that is told as unknown: the first try may have counted. One settlement that cannot be made does not keep the
        others.
-    5. A lease that this side knows nothing of (an exchange without an answer), and a row that is not ours any more though we think
-       so, are found by comparing with the store: after every exchange that failed, and when a renewal counts differently. Renewing
-       by owner would otherwise keep the first for ever.
+    5. A lease that this side knows nothing of (an exchange without an answer, a store that was set back), and a row that is not
+       ours any more though we think so, are found by comparing with the store: after every exchange that failed, after every
+       renewal, and as often when nothing is held here. Renewing by owner would otherwise keep the first for ever.
     6. The feeder never waits for user code, the keeper never waits for the store, user code waits for neither (but for its own
        calls). Whatever a source or user code raises, none of these threads ends by it.
 

@@ -55,7 +55,7 @@ class Feeder:
         self._alone: deque[Leased] = deque()
         self._alone_since = 0.0
         self._solo: Leased | None = None
-        self._more = True
+        self._again: float | None = 0.0
         self._batch = MOST_AT_ONCE
         self._tried: set[Claim] = set()
         self._in_doubt = False
@@ -96,12 +96,19 @@ class Feeder:
         """Wait for a reason to trade. Everything is looked at afterwards, so the news is old then."""
         if self._exchange.retry_in:
             self._clock.wait(self.hurry, self._exchange.retry_in)
-        elif not (self._is_something_done() or (self._more and self._room())):
-            self._sleep()
+        elif not self._is_something_done():
+            self._await_work()
         if self._is_something_done() and not self._exchange.retry_in:
             self._join()
         self.hurry.clear()
         self._news.clear()
+
+    def _await_work(self) -> None:
+        """Until something is done, or may be there to claim."""
+        if self._again is None or not self._room():
+            self._listen(self._patience())
+        elif self._again:
+            self._listen(self._again)
 
     def _is_something_done(self) -> bool:
         return bool(self._crew.finished or self.unsettled)
@@ -115,11 +122,12 @@ class Feeder:
         crew.bell = None
         self._joined.clear()
 
-    def _sleep(self) -> None:
+    def _listen(self, patience: float) -> None:
+        """Wait for the first that is finished, or for other news."""
         crew = self._crew
         crew.enough, crew.bell = 1, self._news
         if not crew.finished:
-            self._clock.wait(self._news, self._patience())
+            self._clock.wait(self._news, patience)
         crew.bell = None
 
     def _patience(self) -> float:
@@ -208,8 +216,16 @@ class Feeder:
         self._batch = MOST_AT_ONCE
         del self.unsettled[: len(batch)]
         self._check(batch, exchange)
-        self._more = bool(exchange.leased)
+        self._again = self._look_again_in(want, len(exchange.leased))
         self._hand_out(exchange.leased, asked)
+
+    def _look_again_in(self, want: int, got: int) -> float | None:
+        """At once where there was all we wanted. Where there was some of it, no more is left as a rule, and the first of it may be
+        done in a moment: one exchange does for both. Where there was nothing, when somebody tells (None).
+        """
+        if want and got >= want:
+            return 0.0
+        return self._policy.settle_within if got else None
 
     def _not_swapped(self, batch: list[Settlement], want: int) -> None:
         """Nobody knows what happened. The settlements stay in line; half as many next time, so that one that cannot be made does

@@ -25,7 +25,11 @@ from longwatch.work.tenure import Tenure
 
 
 class Keeper:
-    """Keeps the leases of one engine while its feeder holds any, and makes the feeder doubt when the store counts others."""
+    """Keeps the leases of one engine while its feeder holds any.
+
+    Each round it makes the feeder compare with the store, also when nothing is held here: a store that was set back to an older
+    state knows leases that this side never had, or has had, and as many of them as it takes to count the same.
+    """
 
     def __init__(self, source: Source, tenure: Tenure, crew: Crew, feeder: Feeder, around: Surroundings) -> None:
         self._source = source
@@ -85,7 +89,10 @@ class Keeper:
         return self._policy.lease.duration * self._policy.lease.renew_at * random.uniform(0.8, 1.0)  # noqa: S311 - no secret
 
     def _look(self, now: float) -> None:
-        if self._ending or not (self._holding() or self._tenure.broken):
+        if self._ending:
+            return
+        if not (self._holding() or self._tenure.broken):
+            self._doubt()
             return
         if self._tenure.has_ended(now):
             self._step_down()
@@ -111,14 +118,12 @@ class Keeper:
         renewal.start(here_if_no_thread=True)
 
     def _renew(self, skip: list[Claim], asked: float) -> None:
-        held, broken = self._holding(), self._tenure.broken
         duration = self._policy.lease.duration
         count = self._call.make(lambda: self._renewed(duration, skip))
         self._not_before = self._clock.monotonic() + self._call.retry_in if count is None else 0.0
         if count is not None:
             self._tenure.granted(asked)
-            if broken or count + len(skip) != held:
-                self._doubt()
+            self._doubt()
 
     def _renewed(self, duration: float, skip: list[Claim]) -> int:
         if not skip:

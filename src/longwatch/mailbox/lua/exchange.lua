@@ -135,7 +135,8 @@ local function chosen(want)
 end
 
 local function lease_rows(leased)
-  local now, held, ending, watched, answer = time[1] * 1000000 + time[2], {}, {}, {}, {}
+  local now, until_then = time[1] * 1000000 + time[2], string.format('%.17g', LEASE_NOW + asked.duration)
+  local held, ending, watched, answer = {}, {}, {}, {}
   for i, each in ipairs(leased) do
     -- The server's time, so that a term does not repeat after an older state was restored.
     local term = each.past and math.max(now, each.past.term + 1) or now
@@ -145,8 +146,11 @@ local function lease_rows(leased)
       watched[#watched + 1] = each.id
     end
     held[2 * i - 1], held[2 * i] = each.number, struct.pack(A_LEASE, term, marks) .. each.id
-    ending[2 * i - 1], ending[2 * i] = LEASE_NOW + asked.duration, asked.owner .. ':' .. each.number
     answer[i] = struct.pack('>I4I4d', #each.row, #each.packed, term) .. each.row .. each.packed
+  end
+  -- The last one first: a short zset is searched from its beginning, and there the smallest of equal scores stands.
+  for i = #leased, 1, -1 do
+    ending[#ending + 1], ending[#ending + 2] = until_then, asked.owner .. ':' .. leased[i].number
   end
   redis.call('HSETNX', OWNERS, asked.owner, cmsgpack.pack({asked.incarnation, asked.page or false, WALL_NOW}))
   in_parts('HSET', HELD .. asked.owner, held)

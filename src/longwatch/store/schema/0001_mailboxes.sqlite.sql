@@ -40,7 +40,7 @@ CREATE TABLE longwatch_messages (
 CREATE INDEX longwatch_messages_free ON longwatch_messages (lane, seq) WHERE held = 0;
 CREATE INDEX longwatch_messages_delayed ON longwatch_messages (lane, ready_at) WHERE held = 1;
 CREATE INDEX longwatch_messages_leased ON longwatch_messages (owner) WHERE held = 2;
-CREATE INDEX longwatch_messages_expiring ON longwatch_messages (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX longwatch_messages_expiring ON longwatch_messages (lane, expires_at) WHERE expires_at IS NOT NULL;
 CREATE UNIQUE INDEX longwatch_messages_dedupe ON longwatch_messages (lane, dedupe_key) WHERE dedupe_key IS NOT NULL;
 
 CREATE TABLE longwatch_dead_letters (
