@@ -245,5 +245,5 @@ def require_cgroups() -> None:
 
 def cgroup_folders(host: int) -> set[Path]:
     """The cgroups made for that host, and those inside."""
-    tops = Path("/sys/fs/cgroup").glob(f"**/longwatch-{host}-*")
-    return {folder for top in tops for folder in (top, *(path for path in top.glob("**/*") if path.is_dir()))}
+    found = (Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup"))  # which passes over what others remove meanwhile
+    return {folder for folder in found if any(part.startswith(f"longwatch-{host}-") for part in folder.parts)}

@@ -119,7 +119,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
-    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "testing"))
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "supervisor", "testing"))
 
 
 def __dir__() -> list[str]:

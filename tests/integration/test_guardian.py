@@ -404,6 +404,23 @@ def test_the_guardian_imports_the_standard_library_and_itself_alone_and_no_async
     assert set() == {"asyncio", "subprocess", "threading", "pathlib", "typer", "msgspec"} & set(modules)
 
 
+def test_a_guardian_that_runs_as_a_script_loads_nothing_of_the_packages_around_it_and_no_large_module() -> None:
+    """Its memory is counted: each of these would be a tenth of it or more."""
+    script = Path(program.__file__).with_name("__main__.py")
+    code = f"""
+        import sys
+        names = {{"__name__": "script", "__file__": {str(script)!r}}}
+        exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"), names)
+        names["lean_packages"]()
+        import longwatch.host.guardian.main
+        print(*sys.modules)
+    """
+    command = [sys.executable, "-I", "-S", "-c", dedent(code)]
+    modules = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout.split()
+    assert "longwatch.host.guardian.main" in modules
+    assert set() == {"longwatch.lazy", "typing", "dataclasses", "inspect", "threading", "subprocess", "pathlib"} & set(modules)
+
+
 def test_a_guardian_can_be_started_where_the_standard_streams_are_closed() -> None:
     code = """
         import os, sys

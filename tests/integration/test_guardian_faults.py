@@ -22,6 +22,7 @@ from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import process
 from longwatch.host.guardian import spawn as spawning
 from longwatch.host.guardian.cgroups import Cgroup, Cgroups
+from longwatch.host.guardian.wire import Message
 from longwatch.host.process import KILL_NOW, ProcessSpec
 from snippet import Snippet, running
 
@@ -216,7 +217,7 @@ def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*,
         waiting = home.loop.spawn(kids[0].child.wait())
         guardian = home.pid
         os.kill(guardian, signal.SIGKILL)
-        with pytest.raises(GuardianLostError, match=r"the guardian died; [2-4] processes were killed"):
+        with pytest.raises(GuardianLostError, match=r"the guardian died; processes killed: [2-4]"):
             waiting.result(PATIENCE)
         assert lost.wait(PATIENCE)
         event = home.heard.wait_for(GuardianLost)
@@ -326,7 +327,9 @@ def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fork", no_more)
     before = sorted(Path("/proc/self/fd").iterdir())
-    request = spawning.Request({"argv": ["true"], "env": {}, "cwd": None, "mark": "m"}, (0, 1, 2))
+    message: Message = {"argv": ["true"], "env": {}, "cwd": None, "mark": "m", "umask": None, "identity": None}
+    limits = {"memory": None, "open_files": None, "nice": None}
+    request = spawning.Request({**message, "limits": limits}, (0, 1, 2))
     with pytest.raises(BlockingIOError):
         spawning.spawn(request, None)
     assert before == sorted(Path("/proc/self/fd").iterdir())
@@ -357,9 +360,13 @@ def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
     assert cgroups is not None
     cgroup = cgroups.make("1")
     assert cgroup is not None
-    with subprocess.Popen(["sh", "-c", "sleep 100 & sleep 100"]) as victim:
+    with subprocess.Popen(["sh", "-c", "read go; sleep 100 & sleep 100"], stdin=subprocess.PIPE) as victim:
         try:
             Path(cgroup.path, "cgroup.procs").write_text(str(victim.pid))
+            assert victim.stdin is not None
+            victim.stdin.write(b"go\n")  # only now it forks: nobody of it is outside
+            victim.stdin.flush()
+            assert eventually(lambda: len(cgroup.pids()) == 3)
             assert cgroup.populated
             assert victim.pid in cgroup.pids()
         finally:

@@ -5,20 +5,38 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from den import PATIENCE, eventually
-from longwatch.core.clock import SystemClock
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.errors import SpawnError
 from longwatch.host.loop import LoopThread
-from longwatch.supervisor.healthcheck import HealthPolicy, HttpCheck, watch
+from longwatch.host.process import Child, ProcessSpec
+from longwatch.supervisor.healthcheck import Checker, watch
+from longwatch.supervisor.probes import HealthPolicy, HttpProbe
 from longwatch.testing import FakeClock
 
 HEALTHY = b'{"status": "healthy"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 WITH_LENGTH = HEAD + b"Content-Length: 21\r\n\r\n"
 
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + HEALTHY + b"\r\n0\r\n\r\n"
+
 Answer = Callable[[socket.socket], None]
+
+
+class NoGuardian:
+    """Asking over the network starts nothing."""
+
+    async def spawn(self, spec: ProcessSpec) -> Child:
+        raise SpawnError("nothing is to be started", errno=1)
+
+
+def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> Checker:
+    asked_how = HealthPolicy(probe=HttpProbe(port=port, path=path), **policy)
+    return Checker(asked_how, guardian=NoGuardian(), process=ProcessSpec(argv=["-"], env={}), clock=clock)
 
 
 class Server:
@@ -82,9 +100,8 @@ def until_hung_up(connection: socket.socket) -> None:
 
 def asked(port: int) -> str | None:
     """What one check says."""
-    check = HttpCheck(HealthPolicy(port=port, timeout=PATIENCE), SystemClock())
     with LoopThread() as loop:
-        return loop.call(check.ask(), timeout=2 * PATIENCE)
+        return loop.call(http(port, SystemClock(), timeout=PATIENCE).ask(), timeout=2 * PATIENCE)
 
 
 def test_a_healthy_answer_is_healthy_and_the_question_is_plain_http() -> None:
@@ -97,8 +114,8 @@ def test_a_healthy_answer_is_healthy_and_the_question_is_plain_http() -> None:
 
 def test_another_path_can_be_asked_for() -> None:
     with serving(WITH_LENGTH + HEALTHY) as server, LoopThread() as loop:
-        check = HttpCheck(HealthPolicy(port=server.port, path="/live?deep=1"), SystemClock())
-        assert None is loop.call(check.ask(), timeout=PATIENCE)
+        checker = http(server.port, SystemClock(), path="/live?deep=1")
+        assert None is loop.call(checker.ask(), timeout=PATIENCE)
         assert server.request.startswith(b"GET /live?deep=1 HTTP/1.0\r\n")
 
 
@@ -113,10 +130,17 @@ def test_another_path_can_be_asked_for() -> None:
         (HEAD, "not an HTTP answer"),
         (b"", "not an HTTP answer"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP answer"),
-        (HEAD + b"Content-Length: 1000000\r\n\r\n" + b" " * 1_000_000, "the answer was cut short"),
-        (HEAD + b"\r\n" + b'{"status": "healthy", "pad": "' + b"x" * 1_000_000 + b'"}', "the body is not JSON"),
+        (CHUNKED, None),
+        (CHUNKED[:-8], "the answer was cut short"),
+        (HEAD + b"Content-Length: 1000000\r\n\r\n" + HEALTHY.ljust(1_000_000), None),
+        (HEAD + b"\r\n" + b'{"status": "healthy", "pad": "' + b"x" * 1_000_000 + b'"}', None),
+        (HEAD + b"Content-Length: 2000000\r\n\r\n" + HEALTHY.ljust(2_000_000), "the answer is longer than 1 MiB"),
+        (HEAD + b"\r\n" + HEALTHY.ljust(2_000_000), "the answer is longer than 1 MiB"),
     ],
-    ids=["no length", "503", "wrong status", "no JSON", "cut", "half a head", "nothing", "no HTTP", "1 MB", "1 MB without length"],
+    ids=[
+        *["no length", "503", "wrong status", "no JSON", "cut", "half a head", "nothing", "no HTTP"],
+        *["chunked", "a chunk missing", "1 MB", "1 MB without length", "2 MB", "2 MB without length"],
+    ],
 )
 def test_an_answer_is_judged_when_the_connection_ends(answer: bytes, reason: str | None) -> None:
     with serving(answer) as server:
@@ -133,21 +157,25 @@ def test_an_answer_that_comes_in_small_pieces_is_put_together() -> None:
         assert None is asked(server.port)
 
 
-def test_a_connection_that_is_kept_alive_is_not_waited_for_when_the_length_is_known() -> None:
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(WITH_LENGTH + HEALTHY, None), (CHUNKED, None), (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\n", "status 503")],
+    ids=["its length is known", "its last chunk is there", "its status is a refusal"],
+)
+def test_a_connection_that_is_kept_alive_is_not_waited_for_when_the_verdict_is_clear(answer: bytes, reason: str | None) -> None:
     def keeping_alive(connection: socket.socket) -> None:
-        connection.sendall(WITH_LENGTH + HEALTHY)
+        connection.sendall(answer)
         until_hung_up(connection)
 
     with serving(keeping_alive) as server:
-        assert None is asked(server.port)
+        assert reason == asked(server.port)
 
 
 def test_nobody_who_listens_is_a_failure() -> None:
     with socket.socket() as taken:  # bound, so that nobody else gets the port, and not listening
         taken.bind(("127.0.0.1", 0))
         told = asked(taken.getsockname()[1])
-    assert told is not None
-    assert told.startswith("no connection: ")
+    assert "no connection: Connection refused" == told
 
 
 def test_a_connection_that_is_reset_is_a_failure() -> None:
@@ -159,7 +187,7 @@ def test_a_connection_that_is_reset_is_a_failure() -> None:
         assert "no connection: Connection reset by peer" == asked(server.port)
 
 
-@pytest.mark.parametrize("said", [b"", HEAD, WITH_LENGTH, WITH_LENGTH + HEALTHY[:-1], HEAD + b"\r\n" + HEALTHY])
+@pytest.mark.parametrize("said", [b"", HEAD, WITH_LENGTH, WITH_LENGTH + HEALTHY[:-1], HEAD + b"\r\n" + HEALTHY, CHUNKED[:-5]])
 def test_an_answer_that_stalls_is_a_failure_when_its_time_is_over(said: bytes) -> None:
     stalled = threading.Event()
 
@@ -170,13 +198,47 @@ def test_an_answer_that_stalls_is_a_failure_when_its_time_is_over(said: bytes) -
 
     clock = FakeClock()
     with serving(stalling) as server, LoopThread() as loop:
-        asking = loop.spawn(HttpCheck(HealthPolicy(port=server.port, timeout=5.0), clock).ask())
+        asking = loop.spawn(http(server.port, clock, timeout=5.0).ask())
         assert stalled.wait(PATIENCE)
         clock.await_parked(1)
         clock.advance(4.9)
         assert not asking.done()
         clock.advance(0.1, parked=0)
         assert "no full answer in 5 s" == asking.result(PATIENCE)
+
+
+def test_an_answer_that_drips_is_a_failure_when_its_time_is_over() -> None:
+    dripped, hung_up = threading.Semaphore(0), threading.Event()
+
+    def dripping(connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+        connection.settimeout(0.001)
+        while not hung_up.is_set():
+            connection.sendall(b" ")
+            dripped.release()
+            try:
+                if not connection.recv(1):
+                    hung_up.set()
+            except TimeoutError:
+                continue
+
+    clock = FakeClock()
+    with serving(dripping) as server, LoopThread() as loop:
+        asking = loop.spawn(http(server.port, clock, timeout=5.0).ask())
+        clock.await_parked(1)
+        for second in range(1, 6):
+            assert all(dripped.acquire(timeout=PATIENCE) for _ in range(3))
+            assert not asking.done()
+            clock.advance(1.0, parked=1 if second < 5 else 0)
+        assert "no full answer in 5 s" == asking.result(PATIENCE)
+
+
+def test_a_check_that_cannot_even_ask_is_a_failure() -> None:
+    with serving(b"") as server, LoopThread() as loop:
+        told = loop.call(http(server.port, SystemClock(), path="/\udcff").ask(), timeout=PATIENCE)
+    assert told is not None
+    assert told.startswith("the check itself failed: UnicodeEncodeError: ")
 
 
 def test_a_check_that_is_cancelled_hangs_up() -> None:
@@ -187,33 +249,76 @@ def test_a_check_that_is_cancelled_hangs_up() -> None:
         hung_up.set()
 
     with serving(waiting) as server, LoopThread() as loop:
-        asking = loop.spawn(HttpCheck(HealthPolicy(port=server.port), FakeClock()).ask())
+        asking = loop.spawn(http(server.port, FakeClock()).ask())
         assert eventually(lambda: 1 == server.asked)
         asking.cancel()
         assert hung_up.wait(PATIENCE)
 
 
-def test_a_watch_asks_until_it_was_failed_often_enough_and_never_twice_at_a_time() -> None:
-    clock = FakeClock()
+class Watched:
+    """A watch under a fake clock, and what it has heard."""
+
+    def __init__(self, loop: LoopThread, server: Server, **policy: Any) -> None:
+        self.clock = FakeClock()
+        self.heard: list[tuple[bool, int]] = []
+        self._loop = loop
+        checker = http(server.port, self.clock, **policy)
+        self.ending = loop.spawn(watch(checker, self.clock, lambda reason, failures: self.heard.append((reason is None, failures))))
+        self.clock.await_parked(1)
+
+    def await_heard(self, count: int) -> None:
+        assert eventually(lambda: count == len(self.heard)), self.heard
+        settle(self._loop)
+
+
+def test_a_watch_asks_until_it_was_failed_often_enough_and_says_why_it_has_to_go() -> None:
     answers = iter([HEALTHY, b"{}", HEALTHY, b"{}", b"{}", b"{}"])
-    heard: list[tuple[bool, int]] = []
 
     def answering(connection: socket.socket) -> None:
         connection.sendall(HEAD + b"\r\n" + next(answers))
 
     with serving(answering) as server, LoopThread() as loop:
-        check = HttpCheck(HealthPolicy(port=server.port, interval=30.0, failures=3, start_grace=10.0), clock)
-        watching = loop.spawn(watch(check, clock, lambda reason, failures: heard.append((reason is None, failures))))
-        clock.await_parked(1)
-        clock.advance(10.0, parked=1)
+        watched = Watched(loop, server, interval=30.0, failures=3, start_grace=10.0)
+        watched.clock.advance(9.9, parked=1)
+        assert 0 == server.asked
+        watched.clock.advance(0.1, parked=1)
         for count in range(1, 6):
-            assert eventually(lambda count=count: len(heard) == count == server.asked)  # type: ignore[misc]
-            settle(loop)
-            clock.advance(29.9, parked=1)
+            watched.await_heard(count)
+            watched.clock.advance(29.9, parked=1)
             assert count == server.asked
-            clock.advance(0.1, parked=1 if count < 5 else 0)
-        watching.result(PATIENCE)
-    assert [(True, 0), (False, 1), (True, 0), (False, 1), (False, 2), (False, 3)] == heard
+            watched.clock.advance(0.1, parked=1 if count < 5 else 0)
+        assert '3 failed health checks in a row: "status" is null, not "healthy"' == watched.ending.result(PATIENCE)
+    assert [(True, 0), (False, 1), (True, 0), (False, 1), (False, 2), (False, 3)] == watched.heard
+
+
+def test_questions_never_overlap_though_an_answer_takes_longer_than_the_interval() -> None:
+    with serving(until_hung_up) as server, LoopThread() as loop:
+        watched = Watched(loop, server, interval=1.0, timeout=5.0, failures=3, start_grace=1.0)
+        watched.clock.advance(1.0, parked=1)
+        for count in range(1, 4):
+            assert eventually(lambda count=count: count == server.asked)  # type: ignore[misc]
+            watched.clock.await_parked(1)
+            watched.clock.advance(4.9, parked=1)
+            assert (count, count - 1) == (server.asked, len(watched.heard))
+            watched.clock.advance(0.1, parked=1 if count < 3 else 0)
+        assert "3 failed health checks in a row: no full answer in 5 s" == watched.ending.result(PATIENCE)
+
+
+def test_the_failures_of_one_watch_do_not_count_for_the_next() -> None:
+    with serving(HEAD + b"\r\n{}") as server, LoopThread() as loop:
+        first = Watched(loop, server, interval=30.0, failures=3, start_grace=0.5)
+        first.clock.advance(0.5, parked=1)
+        first.await_heard(1)
+        first.clock.advance(30.0, parked=1)
+        first.await_heard(2)
+        first.ending.cancel()
+        second = Watched(loop, server, interval=30.0, failures=3, start_grace=0.5)
+        second.clock.advance(0.5, parked=1)
+        second.await_heard(1)
+        assert not second.ending.done()
+        second.ending.cancel()
+    assert [(False, 1), (False, 2)] == first.heard
+    assert [(False, 1)] == second.heard
 
 
 def settle(loop: LoopThread) -> None:

@@ -116,6 +116,21 @@ def test_what_a_leader_leaves_and_does_not_end_in_the_grace_is_killed(home: Den,
     assert ("signal 15", 1, 0) == result(stopping)
 
 
+def test_what_a_leader_leaves_in_a_session_of_its_own_is_asked_to_stop_too(home: Den) -> None:
+    """The signal to the group does not reach it; it gets its own once the leader has ended, and need not be killed."""
+    kid = home.spawn("""
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, lambda *_: (say("asked"), os._exit(0)))
+            say("ready")
+            rest()
+        rest()
+    """)
+    kid.out.await_text("ready")
+    assert ("signal 15", 0, 0) == summary(kid.stop(PATIENT))
+    assert kid.out.data.endswith(b"asked\n")
+
+
 def test_a_second_stop_hastens_the_first(home: Den) -> None:
     kid = home.spawn("deaf(); say('ready'); rest()")
     kid.out.await_text("ready")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,23 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     every: Seconds = 10.0
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    after: list[str] | dict[str, Colour] = []
+    size: Annotated[int | str, Meta(description="a size")] | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        if self.size == 0:
+            yield Fault("size", "is nothing")
+
+    @classmethod
+    def faults_among(cls, steps: Mapping[str, Step | None]) -> Iterator[tuple[str, Fault]]:
+        for name, step in steps.items():
+            if name == "none":
+                yield name, Fault("", "is no name")
+            for wanted in set(step.after if step else ()) - steps.keys():
+                yield name, Fault("after", f"has {wanted}, which is not there", "add it")
+
+
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     low: int = 0
     high: Annotated[int, Meta(ge=0, le=100)] = 10
@@ -50,6 +67,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     inner: Inner = Inner()
     probe: Probe | None = None
     program: dict[str, Probe] = {}
+    step: dict[str, Step] = {}
     token: str = ""
 
 
@@ -149,7 +167,10 @@ def test_an_optional_table_comes_to_life_when_only_the_environment_speaks_of_it(
     ("text", "fault"),
     [
         ("nmae = 1", "nmae: unknown key; did you mean name?"),
-        ("zzz = 1", "zzz: unknown key; valid here: codes, colour, env, inner, maybe, name, on, probe, program, token, wait, words"),
+        (
+            "zzz = 1",
+            "zzz: unknown key; valid here: codes, colour, env, inner, maybe, name, on, probe, program, step, token, wait, words",
+        ),
         ("inner.lwo = 1", "inner.lwo: unknown key; did you mean low?"),
         ("name = 5", "name: must be text, not 5; put it in quotes"),
         ("wait = -1", 'wait: must be a number of seconds or "off", not -1'),
@@ -173,13 +194,19 @@ def test_an_optional_table_comes_to_life_when_only_the_environment_speaks_of_it(
         ("probe = {}", "probe.url: is missing; set it to text"),
         ("program.web.every = 1", "program.web.url: is missing; set it to text"),
         ("program.web = {url = 'u', evry = 1}", "program.web.evry: unknown key; did you mean every?"),
+        ("step.a.after = 5", "step.a.after: must be a list (text each) or a table, not 5"),
+        ("step.a.after = {b = 'rde'}", 'step.a.after.b: must be "red" or "green", not "rde"; did you mean red?'),
+        ("step.a.size = []", "step.a.size: must be a size, not a list"),
         ("token = 12345", "token: must be text, not ***; put it in quotes"),
         ("wait = 'http://u:s3cret@h'", 'wait: must be a number of seconds or "off", not "http://***@h"'),
         (r"maybe = 'a\nb'", r'maybe: must be a whole number, not "a\nb"'),
         ('maybe = "\\u001b[2J\\n"', r'maybe: must be a whole number, not "\x1b[2J\n"'),
         (
             '"a\\nb" = 1',
-            r'"a\nb": unknown key; valid here: codes, colour, env, inner, maybe, name, on, probe, program, token, wait, words',
+            (
+                r'"a\nb": unknown key;'
+                " valid here: codes, colour, env, inner, maybe, name, on, probe, program, step, token, wait, words"
+            ),
         ),
     ],
 )
@@ -198,6 +225,23 @@ def test_every_fault_of_every_layer_is_reported_at_once(toml: Path) -> None:
         "longwatch.toml: codes[1]", "--maybe", "longwatch.toml: inner.low", "longwatch.toml: inner.high",
         "longwatch.toml: probe.url", "longwatch.toml: probe.every",
     ] == [fault.split(": must")[0].split(": is missing")[0].split(": unknown")[0] for fault in faults]  # fmt: skip
+
+
+def test_entries_of_a_table_are_judged_side_by_side_the_faulty_ones_among_them(toml: Path) -> None:
+    toml.write_text("[step]\na = {after = ['b', 'c', 'd']}\nb.size = 0\nnone = {}\n'x y' = {after = ['y']}\nd.size = 'k'")
+
+    assert [
+        "longwatch.toml: step.b.size: is nothing",
+        "longwatch.toml: step.a.after: has c, which is not there; add it",
+        "longwatch.toml: step.none: is no name",
+        'longwatch.toml: step."x y".after: has y, which is not there; add it',
+    ] == faults_of(toml)
+
+
+def test_one_wrong_variable_for_two_settings_is_one_fault() -> None:
+    variables = [Variable(name="VAR", path="maybe"), Variable(name="VAR", path="inner.low")]
+
+    assert 1 == len(faults_of(None, from_environment(variables, {"VAR": "x"})))
 
 
 def test_a_value_is_checked_even_if_a_stronger_layer_overrides_it(toml: Path) -> None:
@@ -238,6 +282,15 @@ def test_an_override_for_a_setting_that_does_not_exist_is_a_mistake_of_ours() ->
         (b"name = 'x", 'longwatch.toml:1:10: is not valid TOML: expected "\'"'),
         (b"[run\n", "longwatch.toml:1:5: is not valid TOML: expected ']' at the end of a table declaration"),
         (b"name = 1\nname = 2", "longwatch.toml:2:9: is not valid TOML: cannot overwrite a value"),
+        (
+            b"[program.web]\n[program.'web']\n",
+            "longwatch.toml:2:15: there are two programs of the name web; rename one, or put their keys into one table",
+        ),
+        (
+            b"[program.web.env]\n[program.web.env]",
+            "longwatch.toml:2:17: the table [program.web.env] is there twice; put its keys into one",
+        ),
+        (b"[run]\n[run]", "longwatch.toml:2:5: the table [run] is there twice; put its keys into one"),
         ("é = 1\nä".encode() + b"\xff", "longwatch.toml:2:2: is not UTF-8 text; save the file as UTF-8"),
         (b"\x00", "longwatch.toml:1:1: is not valid TOML: invalid statement"),
     ],

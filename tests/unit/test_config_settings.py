@@ -8,18 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.config.settings import (
-    VARIABLES,
-    BackoffSettings,
-    BreakerSettings,
-    HealthSettings,
-    LogSettings,
-    RunSettings,
-    Settings,
-    flag_name,
-    load_settings,
-    shown_settings,
-)
+from longwatch.config.settings import VARIABLES, LogSettings, RunSettings, Settings, flag_name, load_settings, shown_settings
+from longwatch.config.tables import BackoffSettings, BreakerSettings, HealthSettings
 from longwatch.core.events import Level
 from longwatch.errors import ConfigError
 
@@ -125,6 +115,46 @@ def test_debug_makes_the_log_loud_and_other_peoples_use_of_it_is_left_alone(valu
     assert level is load(environ={"DEBUG": value}).run.log.level
 
 
+@pytest.mark.parametrize(
+    ("text", "checked"),
+    [("kind = 'tcp'", True), ("kind = 'heartbeat'", True), ("command = 'true'", True), ("interval = 5", False)],
+)
+def test_a_kind_or_a_command_turns_the_checks_of_run_on_too(tmp_path: Path, text: str, checked: bool) -> None:  # noqa: FBT001
+    assert checked == load(f"[run.health]\n{text}", tmp_path=tmp_path).run.health.checked
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("'ls -l'", ["ls", "-l"]),
+        ("""'serve "a b" --name=x\\ y'""", ["serve", "a b", "--name=x y"]),
+        ("['ls', '-l $HOME', '|']", ["ls", "-l $HOME", "|"]),
+    ],
+)
+def test_a_command_is_a_list_of_words_or_a_text_that_is_split_into_them(tmp_path: Path, command: str, words: list[str]) -> None:
+    assert words == load(f"run.command = {command}", tmp_path=tmp_path).run.argv
+
+
+@pytest.mark.parametrize("word", ["|", "&&", "&", ";", ">", ">>log", "2>&1", "<", "$HOME", "a:${B}", "$(date)", "`date`"])
+def test_a_text_that_was_meant_for_a_shell_is_refused_with_the_way_to_one(tmp_path: Path, word: str) -> None:
+    cure = 'write ["sh", "-c", "…"], or a list if it is meant as it is'
+    fault = f"run.command: has {word!r}, which only a shell understands; {cure}"
+
+    assert fault == fault_of(tmp_path, f"run.command = 'a {word}'")
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [("2097152", 2097152), ("'512MB'", 512_000_000), ("'512 MiB'", 512 << 20), ("'2gib'", 2 << 30), ("'1TB'", 10**12)],
+)
+def test_sizes_go_by_thousands_and_those_with_an_i_by_1024(tmp_path: Path, size: str, count: int) -> None:
+    assert count == load(f"run.limits.memory = {size}", tmp_path=tmp_path).run.limits.memory_bytes
+
+
+def test_a_umask_is_octal(tmp_path: Path) -> None:
+    assert 0o027 == load("run.umask = '027'", tmp_path=tmp_path).run.umask_number
+
+
 def test_the_state_directory_comes_from_its_flag_else_its_variable_else_the_file(tmp_path: Path) -> None:
     text, environ = "state_dir = 'a'", {"LONGWATCH_STATE_DIR": "b"}
 
@@ -175,7 +205,26 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
         ),
         ("run.command = []", "run.command: names no program; write the program first, then its arguments"),
         ("run.command = ['', 'x']", "run.command: names no program; write the program first, then its arguments"),
-        ("run.command = 'ls -l'", 'run.command: must be a list (text each), not "ls -l"'),
+        ("run.command = ' '", "run.command: names no program; write the program first, then its arguments"),
+        (
+            "run.command = 5",
+            'run.command: must be a list such as ["python3", "worker.py"], or a text that is split, not 5; put it in quotes',
+        ),
+        (
+            "run.command = 'a \"b'",
+            "run.command: cannot be split into words (no closing quotation); close the quotes, or write it as a list",
+        ),
+        ('run.command = "a\\u0000b"', "run.command: has a null byte, which no command can; take it out"),
+        ("run.umask = 22", 'run.umask: must be three octal digits in quotes, such as "022", not 22'),
+        ("run.umask = '089'", 'run.umask: must be three octal digits in quotes, such as "022", not "089"'),
+        ("run.limits.memory = '5M'", 'run.limits.memory: must be a number of bytes, or a size such as "512MB" or "2GiB", not "5M"'),
+        (
+            "run.limits.memory = '1MB'",
+            'run.limits.memory: is 1000000 bytes, with which nothing can start; give it more, such as "512MB"',
+        ),
+        ("run.limits.open_files = 3", "run.limits.open_files: must be a whole number from 16 to 1073741824, not 3"),
+        ("run.limits.nice = 20", "run.limits.nice: must be a whole number from -20 to 19, not 20"),
+        ("supervisor.keep_days = 0", 'supervisor.keep_days: must be a whole number from 1 to 36500 or "off", not 0'),
         ("run.env = {'A=B' = 'x'}", 'run.env."A=B": must be named without \'=\', and not empty, not "A=B"'),
         ("run.name = 'a/b'", "run.name: must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a/b\""),
         ("run.name = '..'", "run.name: must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"..\""),
@@ -211,6 +260,14 @@ def test_the_shown_settings_are_plain_json_without_secrets() -> None:
     assert '"LANG": "C"' in shown
 
 
+def test_secrets_of_commands_that_are_written_as_texts_are_masked_too(tmp_path: Path) -> None:
+    text = "program.web = {command = 'serve --token=s3cret', health.command = 'probe --password=s3cret'}"
+    shown = json.dumps(shown_settings(load(text, tmp_path=tmp_path)))
+
+    assert "s3cret" not in shown
+    assert '"--token=***"' in shown
+
+
 @pytest.mark.parametrize(
     ("path", "flag"),
     [
@@ -218,6 +275,7 @@ def test_the_shown_settings_are_plain_json_without_secrets() -> None:
         ("run.stop_grace", "--stop-grace"),
         ("run.health.port", "--health-port"),
         ("run.health.enabled", "--health"),
+        ("supervisor.log.level", "--log-level"),
     ],
 )
 def test_a_flag_is_called_after_its_setting(path: str, flag: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from longwatch.core import events
 from longwatch.core.endcause import EndCause
 from longwatch.core.events import Event, Events, Level, ProgramEnded, ProgramStable, SignalReceived
+from longwatch.host.errand import Errand
 
 KINDS = [kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, Event)]
 A_SIGNAL = SignalReceived(signal=15, action="stop")
@@ -45,6 +46,28 @@ def test_an_observer_that_raises_harms_nobody_and_is_counted(observers: list[boo
         bus.emit(A_SIGNAL)
 
     assert (rounds * observers.count(True), rounds * observers.count(False)) == (len(heard), bus.failures)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), KeyboardInterrupt()])
+def test_an_observer_that_exits_in_a_thread_does_not_end_it(error: BaseException) -> None:
+    heard: list[Event] = []
+
+    def leave(_: Event) -> None:
+        raise error
+
+    bus = Events(leave, heard.append)
+    ended = Errand(lambda: bus.emit(A_SIGNAL), name="emitter")
+    ended.start()
+    assert ended.over.block(20.0)
+    assert (None, [A_SIGNAL], 1) == (ended.error, heard, bus.failures)
+
+
+def test_an_interrupt_of_the_main_thread_is_not_lost_in_an_observer() -> None:
+    def interrupted(_: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Events(interrupted).emit(A_SIGNAL)
 
 
 def test_without_observers_an_event_goes_nowhere() -> None:

@@ -1,18 +1,35 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.supervisor.healthcheck import verdict
+from longwatch.supervisor.http_answer import MOST_BYTES, HttpAnswer
 
 HEALTHY = b'{"status": "healthy"}'
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+def fed(*pieces: bytes) -> HttpAnswer:
+    answer = HttpAnswer()
+    for piece in pieces:
+        answer.feed(piece)
+    return answer
+
+
+def verdict(whole: bytes) -> str | None:
+    return fed(whole).verdict()
 
 
 def answer(body: bytes, *, status: str = "200 OK", headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 " + status.encode() + b"\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
+
+
+def chunks(*pieces: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
 
 
 def length(number: object) -> bytes:
@@ -31,6 +48,15 @@ def length(number: object) -> bytes:
         b"HTTP/1.0 200\r\n\r\n" + HEALTHY,
         b"HTTP/1.1 200\r\nServer: terse\r\n\r\n" + HEALTHY,
         answer(HEALTHY + b"HTTP/1.1 408 Request Timeout", headers=length(21)),
+        answer(chunks(HEALTHY), headers=CHUNKED),
+        answer(chunks(HEALTHY[:5], HEALTHY[5:]), headers=CHUNKED),
+        answer(chunks(HEALTHY, end=b"0\r\nExpires: never\r\n\r\n"), headers=CHUNKED),
+        answer(b'15 ;name="value"\r\n' + HEALTHY + b"\r\n0;last\r\n", headers=CHUNKED),
+        answer(b"00000015\r\n" + HEALTHY + b"\r\n000\r\n", headers=b"transfer-encoding: Chunked\r\n"),
+        answer(chunks(HEALTHY), headers=length(3) + CHUNKED),
+        answer(HEALTHY.ljust(1_000_000), headers=length(1_000_000)),
+        answer(HEALTHY.ljust(1_000_000)),
+        answer(chunks(*[b" " * 10_000] * 100, HEALTHY), headers=CHUNKED),
     ],
 )
 def test_status_200_and_json_that_says_healthy_is_healthy(good: bytes) -> None:
@@ -59,6 +85,19 @@ def test_status_200_and_json_that_says_healthy_is_healthy(good: bytes) -> None:
         (answer(b"{}"), '"status" is null, not "healthy"'),
         (answer(b'{"status": "Healthy"}'), '"status" is "Healthy", not "healthy"'),
         (answer(b'{"status": true}'), '"status" is true, not "healthy"'),
+        (answer(chunks(HEALTHY, end=b""), headers=CHUNKED), "the answer was cut short"),
+        (answer(chunks(HEALTHY)[:-6], headers=CHUNKED), "the answer was cut short"),
+        (answer(b"", headers=CHUNKED), "the answer was cut short"),
+        (answer(HEALTHY, headers=CHUNKED), "the answer was cut short"),
+        (answer(HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(b"-15\r\n" + HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(b"14\r\n" + HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(b"1" * 5000, headers=CHUNKED), "the chunks of the answer make no sense"),
+        (answer(chunks(), headers=CHUNKED), "the body is not JSON"),
+        (answer(HEALTHY.ljust(MOST_BYTES)), "the answer is longer than 1 MiB"),
+        (answer(b" " * MOST_BYTES, headers=length(MOST_BYTES + 1)), "the answer is longer than 1 MiB"),
+        (answer(b"200000\r\n" + b" " * MOST_BYTES, headers=CHUNKED), "the answer is longer than 1 MiB"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x" * MOST_BYTES, "the answer is longer than 1 MiB"),
         (answer(b'{"status": ["healthy"]}'), '"status" is ["healthy"], not "healthy"'),
     ],
 )
@@ -90,3 +129,48 @@ def test_an_answer_made_to_harm_the_reader_is_a_failure_like_any_other(nasty: by
 def test_noise_is_never_healthy_and_never_raises(noise: bytes) -> None:
     assert isinstance(verdict(noise), str)
     assert isinstance(verdict(answer(noise)), str)
+
+
+@pytest.mark.parametrize(
+    "enough",
+    [
+        answer(HEALTHY, headers=length(21)),
+        answer(chunks(HEALTHY, end=b"0\r\n"), headers=CHUNKED),
+        answer(b"nonsense\r\n", headers=CHUNKED),
+        answer(b"", status="503 Service Unavailable", headers=length(100)),
+        b"SSH-2.0\r\n\r\n",
+    ],
+)
+def test_an_answer_is_whole_as_soon_as_nothing_more_would_change_its_verdict(enough: bytes) -> None:
+    assert [False, True] == [fed(enough[:-1]).whole, fed(enough).whole]
+
+
+def test_an_answer_without_length_is_whole_only_when_it_has_become_too_long() -> None:
+    assert not fed(answer(HEALTHY)).whole
+    assert fed(answer(b""), b" " * MOST_BYTES).whole
+
+
+@given(
+    cuts=st.lists(st.integers(min_value=0, max_value=200), max_size=10),
+    whole=st.sampled_from(
+        [
+            answer(HEALTHY),
+            answer(HEALTHY, headers=length(21)),
+            answer(HEALTHY[:-1], headers=length(21)),
+            answer(chunks(HEALTHY[:1], HEALTHY[1:3], HEALTHY[3:]), headers=CHUNKED),
+            answer(chunks(HEALTHY[:1], HEALTHY[1:3]) + b"junk", headers=CHUNKED),
+            answer(chunks(HEALTHY, end=b""), headers=CHUNKED),
+            answer(HEALTHY, status="503 No"),
+        ]
+    ),
+)
+def test_the_pieces_an_answer_comes_in_make_no_difference(cuts: list[int], whole: bytes) -> None:
+    places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    pieces = [whole[first:last] for first, last in itertools.pairwise(places)]
+    assert verdict(whole) == fed(*pieces).verdict()
+
+
+@given(noise=st.binary(max_size=200), size=st.integers(min_value=1, max_value=50))
+def test_noise_in_chunks_is_never_healthy_and_never_raises(noise: bytes, size: int) -> None:
+    pieces = [noise[start : start + size] for start in range(0, len(noise), size)]
+    assert isinstance(fed(answer(b"", headers=CHUNKED), *pieces).verdict(), str)

@@ -24,16 +24,27 @@ def test_every_state_leads_back_to_stopped(state: State) -> None:
 
 
 def test_a_crash_leads_through_a_wait_to_the_next_start() -> None:
-    expected = [State.STARTING, State.UP, State.WAITING, State.STARTING, State.UP]
-    assert expected == walk(Move.WANTED, Move.SPAWNED, Move.FAILED, Move.DUE, Move.SPAWNED)
+    expected = [State.PENDING, State.STARTING, State.UP, State.WAITING, State.STARTING, State.UP]
+    assert expected == walk(Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.DUE, Move.SPAWNED)
 
 
 def test_a_stop_leads_through_stopping_to_stopped() -> None:
-    assert [State.STARTING, State.UP, State.STOPPING, State.STOPPED] == walk(Move.WANTED, Move.SPAWNED, Move.UNWANTED, Move.ENDED)
+    expected = [State.PENDING, State.STARTING, State.UP, State.STOPPING, State.STOPPED]
+    assert expected == walk(Move.WANTED, Move.DUE, Move.SPAWNED, Move.UNWANTED, Move.STOPPED)
+
+
+def test_an_end_of_its_own_is_another_state_than_being_stopped_and_both_can_be_wanted_again() -> None:
+    up = [Move.WANTED, Move.DUE, Move.SPAWNED]
+    assert [State.ENDED, State.PENDING] == walk(*up, Move.ENDED, Move.WANTED)[-2:]
+    assert [State.STOPPED, State.PENDING] == walk(*up, Move.STOPPED, Move.WANTED)[-2:]
+
+
+def test_a_breaker_that_is_remembered_open_breaks_the_program_before_it_starts() -> None:
+    assert [State.PENDING, State.BROKEN] == walk(Move.WANTED, Move.TRIPPED)
 
 
 def test_a_tripped_breaker_breaks_the_program_until_it_is_due_or_unwanted() -> None:
-    broken = [Move.WANTED, Move.SPAWNED, Move.FAILED, Move.TRIPPED]
+    broken = [Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.TRIPPED]
     assert [State.BROKEN, State.STARTING] == walk(*broken, Move.DUE)[-2:]
     assert [State.BROKEN, State.STOPPED] == walk(*broken, Move.UNWANTED)[-2:]
 
@@ -53,6 +64,8 @@ def test_every_way_into_starting_spawns_and_no_other_does() -> None:
     [
         (State.STOPPED, Move.ENDED),
         (State.STOPPED, Move.DUE),
+        (State.PENDING, Move.SPAWNED),
+        (State.ENDED, Move.UNWANTED),
         (State.UP, Move.WANTED),
         (State.UP, Move.TRIPPED),
         (State.WAITING, Move.SPAWNED),

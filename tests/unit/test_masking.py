@@ -61,6 +61,7 @@ def test_a_command_line_is_shown_without_its_secrets(argv: list[str], shown: lis
         ("write to me@example.org", "write to me@example.org"),
         ("host=db password='a b' user=u", f"host=db password={MASK} user=u"),
         ("GET /x?token=abc", f"GET /x?token={MASK}"),
+        ("serve --token=abc -p 3", f"serve --token={MASK} -p 3"),
         ("postgresql://h/db?user=u&password=pw", f"postgresql://h/db?user=u&password={MASK}"),
         ("postgresql://h/db?password=pw&user=u&sslpassword=pw", f"postgresql://h/db?password={MASK}&user=u&sslpassword={MASK}"),
         ("redis://h?password=p&w&db=1 is away", f"redis://h?password={MASK}&db=1 is away"),

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -25,15 +26,20 @@ from longwatch.host.children import Guardian
 from longwatch.host.guardian.wire import Message
 from longwatch.host.loop import LoopThread
 from longwatch.host.process import Child, ProcessSpec, StopPolicy
-from longwatch.supervisor import program as module
+from longwatch.supervisor import run as module
+from longwatch.supervisor.conditions import Readiness
 from longwatch.supervisor.decision import Restart, RestartPolicy
-from longwatch.supervisor.healthcheck import HealthPolicy
+from longwatch.supervisor.healthcheck import Checker
 from longwatch.supervisor.lifecycle import State
-from longwatch.supervisor.program import Program, ProgramPlan
+from longwatch.supervisor.memory import Memory
+from longwatch.supervisor.notify import Notice
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.probes import HealthPolicy, HttpProbe
+from longwatch.supervisor.program import Gate, Program
 from longwatch.testing import FakeClock, RecordingObserver
 
 PATIENCE = 10.0
-HEALTH = HealthPolicy(port=1, interval=30.0, failures=3, start_grace=10.0)
+HEALTH = HealthPolicy(probe=HttpProbe(port=1), interval=30.0, failures=3, start_grace=10.0)
 
 
 class FakeGuardian(Guardian):
@@ -62,7 +68,7 @@ class FakeGuardian(Guardian):
             self.signals.append(message["signal"])
             if message["signal"] == signal.SIGKILL or (self.obedient and message["signal"] == signal.SIGTERM):
                 self.end(message["signal"])
-        elif self.latest is not None:
+        elif self.latest is not None and message["op"] == "kill":
             self.end(signal.SIGKILL)
             if not self.latest._cleared.done():
                 self.latest.tell({"event": "cleared", "killed": 0, "survivors": 0})
@@ -76,14 +82,11 @@ class FakeGuardian(Guardian):
                 self.latest.tell({"event": "cleared", "killed": 0, "survivors": 0})
 
 
-class FakeCheck:
+class FakeCheck(Checker):
     """Answers what the test has set."""
 
     reason: str | None = None
     asked = 0
-
-    def __init__(self, policy: HealthPolicy, clock: object) -> None:
-        self.policy = policy
 
     async def ask(self) -> str | None:
         FakeCheck.asked += 1
@@ -101,12 +104,14 @@ class Stage:
         self.program: Program
         self.outcome: Future[int]
 
-    def begin(self, **plan: object) -> None:
+    def begin(self, *, gate: Gate | None = None, memory: Memory | None = None, **plan: object) -> None:
         """Start to live; returns when it waits for something."""
         spec = ProcessSpec(argv=["/bin/app", "-v"], env={})
-        whole = ProgramPlan(name="app", process=spec, **plan)  # type: ignore[arg-type]
-        self.program = Program(whole, guardian=self.guardian, clock=self.clock, events=Events(self.heard))
-        self.outcome = self.loop.spawn(self.program.live())
+        whole = ProgramPlan(name="app", process=spec, **{"critical": True, **plan})  # type: ignore[arg-type]
+        self.program = Program(
+            whole, guardian=self.guardian, clock=self.clock, events=Events(self.heard), memory=memory, strict=True
+        )
+        self.outcome = self.loop.spawn(self.program.live(gate) if gate else self.program.live())
         self.settle()
 
     def settle(self) -> None:
@@ -152,7 +157,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(module, "HttpCheck", FakeCheck)
+    monkeypatch.setattr(module, "Checker", FakeCheck)
     monkeypatch.setattr(FakeCheck, "reason", None)
     monkeypatch.setattr(FakeCheck, "asked", 0)
     with LoopThread() as loop:
@@ -184,7 +189,7 @@ def test_an_end_that_is_final_gives_its_code_on(stage: Stage, status: int, code:
     stage.do(lambda: stage.guardian.end(status))
     assert code == stage.code()
     assert [verdict] == stage.verdicts
-    assert State.STOPPED == stage.state()
+    assert State.ENDED == stage.state()
     assert [] == stage.waits
 
 
@@ -209,7 +214,7 @@ def test_fast_crashes_wait_1_2_4_8_16_and_the_sixth_trips_the_breaker(stage: Sta
     assert [CircuitBreakerTripped(program="app", restarts=5, window=60.0, reason="6 failures in 60 s")] == stage.heard.of(
         CircuitBreakerTripped
     )
-    assert 6 == stage.program.starts
+    assert 6 == stage.program.memory.starts
 
 
 def test_the_wait_is_over_when_its_time_has_come_and_not_before(stage: Stage) -> None:
@@ -298,7 +303,7 @@ def test_a_later_start_that_fails_is_a_failure_like_a_crash(stage: Stage) -> Non
     assert (None, "cannot execute '/bin/app'", 0.0) == (last.pid, last.detail, last.lasted)
     stage.advance(2.0)
     assert State.UP == stage.state()
-    assert 3 == stage.program.starts
+    assert 3 == stage.program.memory.starts
 
 
 def test_starts_that_go_on_failing_trip_the_breaker(stage: Stage) -> None:
@@ -378,7 +383,7 @@ def test_a_stop_during_a_wait_ends_it_at_once_with_the_code_of_the_last_run(stag
     stage.do(stage.program.stop)
     assert 3 == stage.code()
     assert State.STOPPED == stage.state()
-    assert 1 == stage.program.starts
+    assert 1 == stage.program.memory.starts
 
 
 def test_a_stop_during_a_start_stops_what_was_started(stage: Stage) -> None:
@@ -524,3 +529,198 @@ def test_a_sick_program_that_is_told_to_stop_meanwhile_is_not_started_again(stag
     stage.do(stage.program.kill)
     assert 137 == stage.code()
     assert ["shutdown_complete"] == stage.verdicts
+
+
+# --- broken, and back ---------------------------------------------------------------------------------------------------------
+
+FRAGILE = BreakerPolicy(tolerated=0, window=60.0, cooldown=300.0)
+
+
+def test_a_program_that_is_not_critical_stays_broken_for_the_cool_down_and_then_gets_one_trial(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=1)
+    assert State.BROKEN == stage.state()
+    stage.advance(299.0)
+    assert State.BROKEN == stage.state()
+    stage.advance(1.0)
+    assert State.UP == stage.state()
+    stage.end(code=1)
+    assert State.BROKEN == stage.state()
+    assert ["1 failures in 60 s", "the trial failed"] == [event.reason for event in stage.heard.of(CircuitBreakerTripped)]
+
+
+def test_a_trial_that_is_stable_closes_the_breaker(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=1)
+    stage.advance(300.0)
+    stage.advance(60.0, parked=0)
+    assert "" == stage.program.breaker.reason
+
+
+def test_without_a_cool_down_only_a_reset_starts_it_again(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=BreakerPolicy(tolerated=0, cooldown=None))
+    stage.end(code=1)
+    stage.clock.advance(100_000.0, parked=0)
+    stage.settle()
+    assert State.BROKEN == stage.state()
+    stage.do(stage.program.reset)
+    assert State.UP == stage.state()
+    assert ("", 0) == (stage.program.breaker.reason, stage.program.backoff.failures)
+
+
+def test_a_stop_while_it_is_broken_ends_its_life(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=7)
+    stage.do(stage.program.stop)
+    assert 7 == stage.code()
+    assert State.STOPPED == stage.state()
+
+
+def test_a_reset_ends_a_wait_for_the_next_start(stage: Stage) -> None:
+    stage.begin()
+    stage.end(code=1)
+    stage.do(stage.program.reset)
+    assert State.UP == stage.state()
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_program_remembers_another_goes_on_with(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=1)
+    left = stage.program.memory
+    assert (1, 0, "exit 1", "unexpected_exit") == (left.starts, left.restarts, *(left.last_end or ())[:2])
+    later = Stage(stage.loop)
+    later.clock.advance(10.0, parked=0)
+    later.begin(critical=False, breaker=FRAGILE, memory=Memory.from_dict(left.to_dict()))
+    assert State.BROKEN == later.state()
+    later.advance(300.0)
+    assert State.UP == later.state()
+
+
+def test_restarts_are_counted_and_their_moments_kept(stage: Stage) -> None:
+    stage.begin()
+    began = stage.clock.wall()
+    for wait in (1.0, 2.0):
+        stage.end(code=1)
+        stage.advance(wait)
+    memory = stage.program.memory
+    assert (3, 2, [began + 1.0, began + 3.0]) == (memory.starts, memory.restarts, memory.history)
+
+
+# --- one life after another, and ready -----------------------------------------------------------------------------------------
+
+
+def test_a_life_that_was_stopped_can_be_lived_again(stage: Stage) -> None:
+    stage.begin()
+    stage.do(lambda: stage.program.stop(shutting_down=False))
+    assert (143, ["stopped"]) == (stage.code(), stage.verdicts)
+    stage.outcome = stage.loop.spawn(stage.program.live())
+    stage.settle()
+    assert State.UP == stage.state()
+
+
+def test_it_is_pending_until_its_gate_opens(stage: Stage) -> None:
+    gate = asyncio.Event()
+
+    async def wait_for_gate() -> None:
+        await gate.wait()
+
+    stage.begin(gate=wait_for_gate)
+    assert State.PENDING == stage.state()
+    stage.do(gate.set)
+    assert State.UP == stage.state()
+
+
+def test_a_stop_while_it_is_pending_means_it_never_runs(stage: Stage) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    stage.begin(gate=never)
+    stage.do(stage.program.stop)
+    assert (143, State.STOPPED, None) == (stage.code(), stage.state(), stage.guardian.latest)
+
+
+def ready(stage: Stage) -> bool:
+    assert stage.program.run is not None
+    return stage.program.run.ready
+
+
+def test_an_unchecked_program_is_ready_when_it_is_up_and_not_while_it_is_stopped(stage: Stage) -> None:
+    stage.guardian.obedient = False
+    stage.begin()
+    assert ready(stage)
+    stage.do(stage.program.stop)
+    assert not ready(stage)
+
+
+def test_a_checked_program_is_ready_once_it_was_healthy(stage: Stage) -> None:
+    stage.begin(health=HEALTH)
+    assert not ready(stage)
+    stage.advance(10.0, parked=2)
+    assert ready(stage)
+
+
+def test_a_program_that_notifies_is_ready_when_it_says_so(stage: Stage) -> None:
+    stage.begin(readiness=Readiness.NOTIFY)
+    assert not ready(stage)
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, ready=True)))
+    assert ready(stage)
+
+
+def test_a_program_that_is_not_ready_in_time_is_started_again(stage: Stage) -> None:
+    stage.begin(readiness=Readiness.NOTIFY, ready_timeout=20.0)
+    stage.advance(20.0)
+    assert ["health_check_restart"] == stage.verdicts
+
+
+def test_a_program_that_asks_for_more_time_gets_it(stage: Stage) -> None:
+    stage.begin(readiness=Readiness.NOTIFY, ready_timeout=20.0)
+    stage.advance(15.0, parked=2)
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, extend=30.0)))
+    stage.advance(10.0, parked=2)
+    assert [] == stage.verdicts
+    stage.advance(20.0, parked=1)
+    assert ["health_check_restart"] == stage.verdicts
+
+
+def test_a_program_that_pulls_the_trigger_is_started_again_and_that_is_told(stage: Stage) -> None:
+    stage.begin()
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, trigger=True)))
+    [ended] = stage.heard.of(ProgramEnded)
+    assert ("health_check_restart", "it said WATCHDOG=trigger") == (ended.verdict, ended.detail)
+
+
+def test_what_a_quick_program_says_before_its_start_is_told_is_heard(stage: Stage) -> None:
+    stage.guardian.gate = asyncio.Event()
+    stage.begin(readiness=Readiness.NOTIFY)
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, ready=True, status="quick")))
+    stage.do(stage.guardian.gate.set)
+    assert ready(stage)
+    assert stage.program.run is not None
+    assert "quick" == stage.program.run.status_text
+
+
+def test_ready_ends_the_time_that_a_start_was_given(stage: Stage) -> None:
+    FakeCheck.reason = "sick"
+    stage.begin(health=HEALTH)
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, extend=600.0)), lambda: stage.program.hear(Notice(pid=1001, ready=True)))
+    stage.advance(10.0, parked=2)
+    assert 1 == len(stage.heard.of(HealthCheckFailed))
+
+
+def test_a_program_that_says_it_is_leaving_is_not_ready_any_more(stage: Stage) -> None:
+    stage.begin()
+    stage.do(lambda: stage.program.hear(Notice(pid=1001, stopping=True, status="closing")))
+    assert stage.program.run is not None
+    assert (False, "closing") == (stage.program.run.ready, stage.program.run.status_text)
+
+
+def test_another_plan_is_followed_with_what_is_remembered(stage: Stage) -> None:
+    stage.begin()
+    stage.end(code=1)
+    stage.do(lambda: stage.program.follow(replace(stage.program.plan, backoff=BackoffPolicy(initial=5.0))))
+    stage.advance(1.0)
+    stage.end(code=1)
+    assert [1.0, 10.0] == stage.waits

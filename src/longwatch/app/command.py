@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from longwatch.core.nearest import did_you_mean
 from longwatch.errors import UsageError
 
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
@@ -22,8 +22,13 @@ def program_name(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
 
 
-def check_command(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
-    """Raise UsageError with the cure unless the command names an executable file, by its path or on the PATH."""
+def check_command(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], with_shell: str = "longwatch run -- sh -c '…'"
+) -> None:
+    """Raise UsageError with the cure unless the command names an executable file, by its path or on the PATH.
+
+    `with_shell` is what to write for what a shell does.
+    """
     program = command[0]
     if "/" in program:
         _check_path(cwd / program, program)
@@ -31,7 +36,7 @@ def check_command(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) 
     else:
         found = [path for path in (cwd / folder / program for folder in _search_path(env)) if _runnable(path)]
     if not found:
-        _refuse(program, cwd, env)
+        _refuse(program, cwd, env, with_shell)
     missing = [_missing_interpreter(path, cwd) for path in found]
     if all(missing):
         raise UsageError(f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct its first line")
@@ -43,13 +48,16 @@ def working_directory(asked: str | None) -> Path:
         cwd = Path.cwd() / (asked or "")
     except FileNotFoundError:
         raise UsageError("the current directory no longer exists; change to one that does") from None
-    problem = _reason_against(cwd) or ("" if cwd.is_dir() else "is not a directory")
-    if not problem and not os.access(cwd, os.X_OK):
-        problem = "cannot be entered (permission denied)"
-    if problem:
+    if problem := directory_problem(cwd):
         cure = "correct --cwd, or cwd in the settings" if asked else "choose one with --cwd"
         raise UsageError(f"the working directory {str(cwd)!r} {problem}; {cure}")
     return cwd
+
+
+def directory_problem(path: Path) -> str:
+    """Why nothing can be started in this directory; empty if something can."""
+    problem = _reason_against(path) or ("" if path.is_dir() else "is not a directory")
+    return problem or ("" if os.access(path, os.X_OK) else "cannot be entered (permission denied)")
 
 
 def _reason_against(path: Path) -> str:
@@ -89,7 +97,7 @@ def _missing_interpreter(path: Path, cwd: Path) -> str | None:
     return interpreter if asked and _reason_against(cwd / interpreter) else None
 
 
-def _refuse(program: str, cwd: Path, env: Mapping[str, str]) -> NoReturn:
+def _refuse(program: str, cwd: Path, env: Mapping[str, str], with_shell: str) -> NoReturn:
     """Say which of the ways to miss a command this one was."""
     if not program:
         raise UsageError("the command is empty; write the program first, then its arguments")
@@ -99,10 +107,9 @@ def _refuse(program: str, cwd: Path, env: Mapping[str, str]) -> NoReturn:
     if here.is_file():
         spelled = f"./{program}" if program.isprintable() else repr(f"./{program}")
         raise UsageError(f"{program!r} is not on the PATH; for the file in this directory write {spelled}")
-    near = difflib.get_close_matches(program, _commands(env), n=1, cutoff=0.75)
-    hint = f"did you mean {near[0]!r}?" if near else "check the spelling or give its full path"
+    hint = did_you_mean(program, _commands(env), otherwise="check the spelling or give its full path", likeness=0.75)
     if program in _BUILT_IN or _SHELL_WORDS.search(program):
-        hint = "it runs without a shell; for what a shell does write: longwatch run -- sh -c '…'"
+        hint = f"it runs without a shell; for what a shell does write: {with_shell}"
     raise UsageError(f"command {program!r} was not found on the PATH; {hint}")
 
 

@@ -6,7 +6,6 @@ exit codes.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from longwatch.core.masking import mask_text
+from longwatch.core.nearest import did_you_mean
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
 from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import check_name
@@ -65,8 +65,7 @@ def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
     with existing_store(url) as store:
         names = mailbox_names(store)
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`longwatch mailbox ls` lists them"
+            hint = did_you_mean(name, names, otherwise="`longwatch mailbox ls` lists them")
             raise UsageError(f"there is no mailbox {name!r} in {shown_url(store)}; {hint}")
         yield open_mailbox(store, name)
 

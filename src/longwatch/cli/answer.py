@@ -34,7 +34,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     kept = [list(row) for row in rows]
     lines = [list(head), *([_cell(value) for value in row] for row in kept)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    right = [all(isinstance(row[column], int) for row in kept) and bool(kept) for column in range(len(head))]
+    right = [_are_numbers([row[column] for row in kept]) for column in range(len(head))]
     return ["  ".join(_aligned(*cell) for cell in zip(line, widths, right, strict=True)).rstrip() for line in lines]
 
 
@@ -91,12 +91,19 @@ def _answered(question: str) -> str:
             typer.echo(err=True)
 
 
+def _are_numbers(column: Sequence[object]) -> bool:
+    """Whether there are only whole numbers in it, and places where there is none."""
+    return any(value is not None for value in column) and all(isinstance(value, int | None) for value in column)
+
+
 def _cell(value: object) -> str:
     return "" if value is None else _escaped(str(value))
 
 
 def _escaped(text: str) -> str:
-    from longwatch.observe.render import printable  # noqa: PLC0415 - help must not wait for it
+    if text.isprintable():
+        return text
+    from longwatch.observe.render import printable  # noqa: PLC0415 - hardly anybody needs it, and nobody should wait for it
 
     return printable(text)
 

@@ -7,6 +7,8 @@ held back, it is heard as soon as handlers stand. `longwatch run` lets them thro
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Mapping
 
 HELD_BACK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 
@@ -14,6 +16,22 @@ HELD_BACK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIG
 def main() -> None:
     """Run the command line and exit."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    from longwatch.cli.main import main as run  # noqa: PLC0415 - the moment that this file is about
+    from longwatch.cli.plain import options_of_up  # noqa: PLC0415 - the moment that this file is about
+
+    options = options_of_up(sys.argv[1:])
+    if options is not None:
+        sys.exit(_keep_up(options))
+    from longwatch.cli.main import main as run  # noqa: PLC0415
 
     run()
+
+
+def _keep_up(options: Mapping[str, str]) -> int:
+    from longwatch.cli.plain import keep_up  # noqa: PLC0415
+
+    try:
+        return keep_up(**options)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told where all others are
+        from longwatch.cli.main import failed  # noqa: PLC0415
+
+        return failed(error, sys.argv[1:])

@@ -15,9 +15,12 @@ import typer
 from typer.core import TyperGroup
 
 from longwatch import __version__
-from longwatch.cli import db, mailbox
+from longwatch.cli import db, mailbox, programs
+from longwatch.cli.check import check
 from longwatch.cli.entry import HELD_BACK
+from longwatch.cli.init import init
 from longwatch.cli.run import run
+from longwatch.cli.up import up
 from longwatch.errors import LongwatchError
 
 
@@ -46,6 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
+for command in (up, *programs.COMMANDS, init, check):
+    app.command()(command)
 app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
 
@@ -67,7 +72,7 @@ def root(
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
     del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
-    if context.invoked_subcommand != "run":  # which lets them through when it is ready for them
+    if context.invoked_subcommand not in {"run", "up"}:  # which let them through when they are ready for them
         let_through()
     if context.invoked_subcommand is None:
         _show_help(context)
@@ -84,21 +89,12 @@ def let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
-def _guarded(words: list[str]) -> int:
-    try:
-        return int(app(words, standalone_mode=False) or 0)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except BrokenPipeError:
+def failed(error: BaseException, words: Sequence[str]) -> int:
+    """Tell what went wrong, in one line; the exit code."""
+    if isinstance(error, BrokenPipeError):
         return 1
-    except Exception as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
-        if "--debug" in words[:1]:
-            traceback.print_exc()
-        return _fail(error, words)
-
-
-def _fail(error: Exception, words: Sequence[str]) -> int:
+    if "--debug" in words[:1]:
+        traceback.print_exception(error)
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error, err=True)
         return 2
@@ -107,14 +103,23 @@ def _fail(error: Exception, words: Sequence[str]) -> int:
     return code
 
 
+def _guarded(words: list[str]) -> int:
+    try:
+        return int(app(words, standalone_mode=False) or 0)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
+        return failed(error, words)
+
+
 def _show_help(context: typer.Context) -> None:
     """`longwatch` alone: not what was meant, but a fair question."""
     typer.echo(context.get_help(), err=True)
     raise typer.Exit(2)
 
 
-def _told(error: Exception, words: Sequence[str]) -> tuple[int, str]:
+def _told(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
     """Wrong use knows its own words and code; anything else is our fault."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -44,35 +44,14 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
     fails too often. Exits with the command's own code, 128 + n if signal n ended
     it, 2 for wrong use, 75 to try again, 100 when it failed too often.
     """
+    given = dict(locals())
     from longwatch.app.run import run as supervise  # noqa: PLC0415 - help must not wait for what only running needs
-    from longwatch.config.settings import load_settings  # noqa: PLC0415
+    from longwatch.config.settings import load_settings, setting_path  # noqa: PLC0415
     from longwatch.errors import UsageError  # noqa: PLC0415
 
-    flags: dict[str, object] = {
-        "state_dir": state_dir,
-        "run.name": name,
-        "run.cwd": cwd,
-        "run.restart": restart,
-        "run.stop_signal": stop_signal,
-        "run.stop_grace": stop_grace,
-        "run.stable_after": stable_after,
-        "run.backoff.initial": backoff_initial,
-        "run.backoff.factor": backoff_factor,
-        "run.backoff.cap": backoff_cap,
-        "run.breaker.restarts": breaker_restarts,
-        "run.breaker.window": breaker_window,
-        "run.health.enabled": health,
-        "run.health.port": health_port,
-        "run.health.path": health_path,
-        "run.health.interval": health_interval,
-        "run.health.timeout": health_timeout,
-        "run.health.failures": health_failures,
-        "run.health.start_grace": health_start_grace,
-        "run.log.level": log_level,
-        "run.log.format": log_format,
-    }
+    flags = {setting_path(option): value for option, value in given.items() if option not in {"command", "config"}}
     settings = load_settings(path=config, environ=os.environ, flags=flags)
-    argv = command or settings.run.command
+    argv = command or settings.run.argv
     if not argv:
         raise UsageError("no command to run; write it after `--`, as in: longwatch run -- python app.py")
     return supervise(settings, argv, os.environ)

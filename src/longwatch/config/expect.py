@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from datetime import date, time
-from difflib import get_close_matches
 from typing import Any
 
 from msgspec import inspect as kinds
@@ -39,9 +38,9 @@ def bare(kind: Kind) -> Kind:
 
 
 def members(kind: Kind) -> list[Kind]:
-    """The kinds a value may be of: those of a union, else the kind itself."""
+    """The kinds a value may be of: those of a union and of unions in it, else the kind itself."""
     inner = bare(kind)
-    return list(inner.types) if isinstance(inner, kinds.UnionType) else [kind]
+    return [member for part in inner.types for member in members(part)] if isinstance(inner, kinds.UnionType) else [kind]
 
 
 def accept(kind: Kind, raw: object) -> object:
@@ -89,13 +88,6 @@ def choices(kind: Kind) -> list[str]:
         else:
             found += _extra_choices(member)
     return [choice for choice in found if isinstance(choice, str)]
-
-
-def nearest(word: object, known: Iterable[str]) -> str:
-    """`did you mean …?` with the known name that is most like this one; empty if none is."""
-    by_lower = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), list(by_lower), n=1) if isinstance(word, str) else []
-    return f"did you mean {by_lower[close[0]]}?" if close else ""
 
 
 def shown(value: object, *, name: str) -> str:

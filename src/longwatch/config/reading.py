@@ -3,7 +3,8 @@
 The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags. The struct is walked field by
 field; at each field every layer that says something is checked, also the ones that a stronger layer overrides, and the strongest
 one counts (tables of plain values, such as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what
-no single field shows, `where` being the field's path inside it; it is called once each of its fields is in order.
+no single field shows, `where` being the field's path inside it; it is called once each of its fields is in order. For tables of
+structs there may be a class method `faults_among(table)`, which yields a key and a Fault for what shows only between entries.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect as kinds
 
-from longwatch.config.expect import Kind, RejectedError, accept, bare, choices, describe, from_text, members, nearest, shown
+from longwatch.config.expect import Kind, RejectedError, accept, bare, choices, describe, from_text, members, shown
 from longwatch.config.tomlfile import read_toml
+from longwatch.core.nearest import did_you_mean
 from longwatch.errors import ConfigError, Fault
 from longwatch.observe.render import printable
 
@@ -77,9 +79,14 @@ def read_settings(struct: type[T], *, path: Path | None = None, overrides: Itera
     walk = _Walk(overrides, source=printable(str(path)) if path is not None else "settings")
     settings = walk.struct(cast("kinds.StructType", kinds.type_info(struct)), _Place("", walk.source), table)
     if faults or walk.faults:
-        raise ConfigError(*faults, *walk.faults)
+        raise ConfigError(*dict.fromkeys([*faults, *walk.faults]))
     walk.assert_all_used()
     return cast("T", settings)
+
+
+def spelled(key: str) -> str:
+    """A key as a TOML file has it: in quotes if it needs them."""
+    return key if _BARE_KEY.fullmatch(key) else f'"{printable(key)}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,10 @@ class _Place:
     where: str
 
     def key(self, name: str) -> _Place:
-        spelled = name if _BARE_KEY.fullmatch(name) else f'"{printable(name)}"'
+        key = spelled(name)
         if not self.path:
-            return _Place(spelled, f"{self.where}: {spelled}")
-        return _Place(f"{self.path}.{spelled}", f"{self.where}.{spelled}")
+            return _Place(key, f"{self.where}: {key}")
+        return _Place(f"{self.path}.{key}", f"{self.where}.{key}")
 
     def item(self, index: int) -> _Place:
         return _Place(f"{self.path}[{index}]", f"{self.where}[{index}]")
@@ -194,15 +201,24 @@ class _Walk:
         """A table whose keys are free, as `env`."""
         table = {key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()}
         keys = [self._value(kind.key_type, place.key(key), key) for key in raw]
+        self._judge_among(kind, place, table)
         return _BAD if _BAD in keys or _BAD in table.values() else table
+
+    def _judge_among(self, kind: kinds.DictType, place: _Place, table: dict[str, object]) -> None:
+        """Let the entries be judged side by side, the ones with faults of their own as None."""
+        judge = getattr(getattr(bare(kind.value_type), "cls", None), "faults_among", lambda _: ())
+        for key, fault in judge({key: None if value is _BAD else value for key, value in table.items()}):
+            entry = place.key(key)
+            where = self._origin(entry, fault.where) if fault.where else entry.where
+            self.faults.append(Fault(where, fault.problem, fault.cure))
 
     def _reject(self, kind: Kind, place: _Place, raw: object, *, cure: str = "") -> object:
         problem = f"must be {describe(kind)}, not {shown(raw, name=place.name)}"
-        self.faults.append(Fault(place.where, problem, nearest(raw, choices(kind)) or cure or _quotes(kind, raw)))
+        self.faults.append(Fault(place.where, problem, _meant(raw, kind) or cure or _quotes(kind, raw)))
         return _BAD
 
     def _unknown(self, key: str, place: _Place, known: list[str]) -> None:
-        cure = nearest(key, known) or f"valid here: {', '.join(sorted(known))}"
+        cure = did_you_mean(key, known, otherwise=f"valid here: {', '.join(sorted(known))}")
         self.faults.append(Fault(place.key(key).where, "unknown key", cure))
 
     def _judged(self, struct: msgspec.Struct, place: _Place) -> object:
@@ -225,6 +241,10 @@ def _container_for(kind: Kind, raw: object) -> Kind | None:
     tables, lists = (kinds.StructType, kinds.DictType), (kinds.ListType, kinds.VarTupleType)
     wanted = tables if isinstance(raw, dict) else lists if isinstance(raw, list | tuple) else ()
     return next((inner for inner in map(bare, members(kind)) if isinstance(inner, wanted)), None)
+
+
+def _meant(raw: object, kind: Kind) -> str:
+    return did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
 
 
 def _quotes(kind: Kind, raw: object) -> str:

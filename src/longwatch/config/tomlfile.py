@@ -12,6 +12,7 @@ from longwatch.errors import Fault
 from longwatch.observe.render import printable
 
 MAX_BYTES = 1 << 20
+_TWICE = re.compile(r"Cannot declare \(([^)]*)\) twice")
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 Table = dict[str, object]
@@ -62,7 +63,7 @@ def _parse(data: bytes, shown: str) -> Table:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
-        raise _FileFaultError(f"{shown}:{_position(reason, text)}", _spoken(reason)) from None
+        raise _FileFaultError(f"{shown}:{_position(reason, text)}", *_spoken(reason)) from None
     except (ValueError, RecursionError):
         raise _FileFaultError(shown, "is not valid TOML: a number too long or tables nested too deep to read") from None
 
@@ -89,6 +90,18 @@ def _position(reason: str, text: str) -> str:
     return f"{line}:{column}"
 
 
-def _spoken(reason: str) -> str:
+def _spoken(reason: str) -> tuple[str, str]:
+    """What is wrong in words, and the cure where there is one."""
+    if twice := _TWICE.match(reason):
+        return _declared_twice([key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()])
     bare = printable(_POSITION.sub("", reason))
-    return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}"
+    return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}", ""
+
+
+def _declared_twice(keys: list[str]) -> tuple[str, str]:
+    """The same table a second time; the commonest such slip is a program that was copied and kept its name."""
+    match keys:
+        case ["program", name]:
+            return f"there are two programs of the name {name}", "rename one, or put their keys into one table"
+        case _:
+            return f"the table [{'.'.join(keys)}] is there twice", "put its keys into one"

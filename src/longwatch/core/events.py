@@ -53,7 +53,8 @@ def _snake(name: str) -> str:
 class Events:
     """Fans each event out to every observer, in the order they subscribed.
 
-    `emit` never raises: an observer that does is counted in `failures` and the others still hear the event. Thread-safe.
+    `emit` never raises: an observer that does, be it an exit, is counted in `failures` and the others still hear the event. Only an
+    interrupt of the main thread is not the observer's, and goes on. Thread-safe.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -72,9 +73,11 @@ class Events:
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception:  # noqa: BLE001 - an observer must not harm what it observes
+            except BaseException as error:  # an observer must not harm what it observes
                 with self._lock:
                     self.failures += 1
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
 
     def _unsubscribe(self, observer: Observer) -> None:
         with self._lock:
@@ -126,6 +129,15 @@ class RestartScheduled(Event):
     delay: float
     failures: int
     restarts_in_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramReady(Event):
+    """It does what it is there for: others that wait for that may start."""
+
+    program: str
+    pid: int
+    after: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +202,47 @@ class OutputDropped(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStarted(Event):
     version: str
-    program: str
+    programs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSetAside(Event):
+    """What was remembered of programs could not be read: it is kept under another name, and a new ledger was begun."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    path: str
+    kept_as: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlCommand(Event):
+    """Somebody told the supervisor what to do."""
+
+    command: str
+    programs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReloaded(Event):
+    """The settings were read again; what is in no list was left alone."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    """Started anew."""
+    updated: tuple[str, ...]
+    """Changed as they run."""
+    removed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadRefused(Event):
+    """The settings have faults: everything goes on as it was."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +258,7 @@ class SettingsInEffect(Event):
 class SignalReceived(Event):
     signal: int
     action: str
-    """`stop`, `escalate` or `forward`."""
+    """`stop`, `escalate`, `forward` or `reload`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +293,16 @@ class CallbackFailed(Event):
     loudness: ClassVar[Level] = Level.ERROR
 
     callback: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlFailed(Event):
+    """A command over the control socket raised what it should not have; who asked was told, and the socket lives on."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    command: str
     error: str
 
 

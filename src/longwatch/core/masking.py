@@ -26,7 +26,7 @@ _BARE_USERINFO = re.compile(
     r"(?<![^\s\"'=(<])(?!mailto:)((?:[A-Za-z][\w+.-]{0,31}:(?!//))?)/{0,2}[\w.%+-]{0,128}:(?!//)[^\s\"']\S{0,1024}@(?!sha\d+:)"
 )
 """Without the slashes: `redis:user:password@host`, `user:password@host`; not `image:tag@sha256:…`."""
-_NAMED = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,127})=")
+_NAMED = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,127})=")
 _VALUE = re.compile(_QUOTED_OR_WORD)
 _PARAMETER = re.compile(r"(?:[^\s&]|&(?![A-Za-z_][\w.-]{0,127}=))*")
 _OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w.-]{{0,127}})(\s+)(?!--)({_QUOTED_OR_WORD})")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.deadline import Deadline
@@ -84,11 +85,10 @@ class Guardian(Service):
         return child
 
     def _request(self, spec: ProcessSpec, child: Child) -> None:
-        message = {"op": "spawn", "id": child.number, "mark": child.mark, "argv": list(spec.argv), "env": dict(spec.env)}
-        directory = spec.cwd or _working_directory()
+        message = _spawn_message(spec, child)
         stdio = self._stdio(spec, child)
         try:
-            self.send({**message, "cwd": directory}, stdio)
+            self.send(message, stdio)
         except ValueError:
             raise SpawnError(f"cannot execute it: {os.strerror(errno.E2BIG)}", errno=errno.E2BIG) from None
 
@@ -231,7 +231,7 @@ class Guardian(Service):
         )
         for child in children:
             child.finish_output()
-            child.lose(GuardianLostError(f"the guardian died; {killed} processes were killed"))
+            child.lose(GuardianLostError(f"the guardian died; processes killed: {killed}"))
         self._children.clear()
         self.events.emit(GuardianLost(guardian_pid=self.pid or 0, killed=killed))
         self._on_lost()
@@ -243,19 +243,35 @@ class Guardian(Service):
         taken: list[int] = []
         try:
             taken.append(_duplicate(spec.stdin, os.O_RDONLY))
-            taken.append(self._output(spec.stdout, child))
-            taken.append(self._output(spec.stderr, child))
+            taken.append(self._output(spec, spec.stdout, child))
+            taken.append(os.dup(taken[1]) if spec.one_sink else self._output(spec, spec.stderr, child))
         except OSError as error:
             _close(taken)
             raise SpawnError(f"cannot open its streams: {error.strerror}", errno=error.errno or 0) from None
         return tuple(taken)
 
-    def _output(self, target: Sink | int | None, child: Child) -> int:
+    def _output(self, spec: ProcessSpec, target: Sink | int | None, child: Child) -> int:
         if target is None or isinstance(target, int):
             return _duplicate(target, os.O_WRONLY)
         ours, theirs = os.pipe()
         child.capture(ours, target)
+        if spec.identity is not None and os.geteuid() == 0:
+            os.fchown(theirs, spec.identity.uid, spec.identity.gid)  # else that user cannot open /dev/stdout
         return theirs
+
+
+def _spawn_message(spec: ProcessSpec, child: Child) -> Message:
+    return {
+        "op": "spawn",
+        "id": child.number,
+        "mark": child.mark,
+        "argv": list(spec.argv),
+        "env": dict(spec.env),
+        "cwd": spec.cwd or _working_directory(),
+        "umask": spec.umask,
+        "limits": asdict(spec.limits),
+        "identity": spec.identity and asdict(spec.identity),
+    }
 
 
 def _duplicate(descriptor: int | None, mode: int) -> int:

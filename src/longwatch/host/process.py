@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from longwatch.core.clock import Clock
-from longwatch.core.endcause import EndCause
+from longwatch.core.endcause import EndCause, EndKind
 from longwatch.errors import SpawnError
 from longwatch.host.capture import Capture, Sink
 from longwatch.host.guardian.wire import Message
+from longwatch.host.identity import Identity
 from longwatch.host.patience import settled_within
 
 
@@ -33,11 +34,24 @@ KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a child may use; None: as much as we may."""
+
+    memory: int | None = None
+    """Bytes: of the whole tree together where it has a cgroup with a memory controller, else of data for each of its processes."""
+    open_files: int | None = None
+    nice: int | None = None
+    """From -20 (favoured; for root) to 19."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """What to start. Nothing goes through a shell.
 
-    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is /dev/null. `stdin`: a descriptor or
-    None. `cwd`: None is the host's working directory.
+    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is /dev/null; one Sink for both gets
+    their lines in order. `stdin`: a descriptor or None. `cwd`: None is the host's working directory, `identity` None the host's
+    user, `umask` None the host's. Directory and command are looked for as that user; their variables (`identity_environment`)
+    belong into `env`.
     """
 
     argv: Sequence[str]
@@ -46,6 +60,14 @@ class ProcessSpec:
     stdin: int | None = None
     stdout: Sink | int | None = None
     stderr: Sink | int | None = None
+    limits: Limits = Limits()
+    identity: Identity | None = None
+    umask: int | None = None
+
+    @property
+    def one_sink(self) -> bool:
+        """Whether both outputs go to the same Sink."""
+        return self.stdout is self.stderr and not isinstance(self.stdout, int | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +86,13 @@ class Ending:
     max_rss: int = 0
     detail: str = ""
     """What more there is to say to a person, of a start that failed for one."""
+
+
+@dataclass(slots=True)
+class Grace:
+    """How long one stop waits before it kills: until then on the clock, unless that is extended."""
+
+    until: float
 
 
 class Handler(Protocol):
@@ -85,6 +114,9 @@ class Child:
         self._guardian = guardian
         self._clock = clock
         self._stopping = False
+        self._stop_signal = 0
+        self._out_of_memory = False
+        self._graces: list[Grace] = []
         self._captures: list[Capture] = []
         self._stops: set[asyncio.Task[Ending]] = set()
         loop = asyncio.get_running_loop()
@@ -118,7 +150,7 @@ class Child:
         clear = await asyncio.shield(self._cleared)
         self.finish_output()
         return Ending(
-            cause=EndCause.from_wait_status(end["status"]),
+            cause=EndCause(EndKind.MEMORY) if self._out_of_memory else EndCause.from_wait_status(end["status"]),
             lasted=self._ended_at - self.started_at,
             pid=self.pid,
             killed=clear["killed"],
@@ -133,13 +165,39 @@ class Child:
         if self._cleared.done():
             return await self.wait()
         if policy.signal != signal.SIGKILL:
+            self._stop_signal = policy.signal
             self.signal(policy.signal)
             self.signal(signal.SIGCONT)
-            await settled_within(self._cleared, policy.grace, self._clock)
+            self._signal_rest()
+            await self._give_grace(policy.grace)
         if not self._cleared.done():
             self.kill()
             await self._trust_guardian()
         return await self.wait()
+
+    def extend_stop(self, seconds: float) -> None:
+        """While it is being stopped: its grace lasts at least so long from now. Nothing while it is not."""
+        until = self._clock.monotonic() + seconds
+        for grace in self._graces:
+            grace.until = max(grace.until, until)
+
+    def _signal_rest(self) -> None:
+        """Once its leader has ended, what it has left in other sessions is asked to stop as well, before it has to be killed."""
+        if self._ended.done() and not self._cleared.done() and self._stop_signal:
+            for signum in (self._stop_signal, signal.SIGCONT):
+                self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
+
+    async def _give_grace(self, seconds: float) -> None:
+        """Wait for the tree to end, for so long and however often that is extended meanwhile."""
+        grace = Grace(self._clock.monotonic() + seconds)
+        self._graces.append(grace)
+        waited_until = None
+        try:
+            while not self._cleared.done() and waited_until != grace.until:
+                waited_until = grace.until
+                await settled_within(self._cleared, waited_until - self._clock.monotonic(), self._clock)
+        finally:
+            self._graces.remove(grace)
 
     async def _trust_guardian(self) -> None:
         """For as long as killing may take; one that does not answer (stopped, stuck) is given up, and all it holds dies with it.
@@ -177,7 +235,9 @@ class Child:
                 self.lose(SpawnError(message["error"], errno=message["errno"]))
             case "ended":
                 self._ended_at = self._clock.monotonic()
+                self._out_of_memory = message.get("oom", False) and not self._stopping
                 self._ended.set_result(message)
+                self._signal_rest()
             case "cleared":
                 self._cleared.set_result(message)
 

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from longwatch.errors import UsageError
 
+OWN_LOG = "watchdog"
+"""The name of the supervisor's own log, which no program's may have."""
+
 Notice = Callable[[int], bytes]
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # or a FIFO there would block the open
 

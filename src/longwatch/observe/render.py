@@ -11,14 +11,12 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 
-from longwatch.core.events import Level
-
 LONGEST_RECORD = 64 * 1024
 _STEPS = ((16 * 1024, 512), (1024, 64), (128, 16))
 """Longest text and most items, tried in turn until the record is short enough."""
 
 _HEAD = ("ts", "level", "event", "pid", "managerPid")
-_COLOURS: dict[str, str] = {Level.DEBUG: "2", Level.INFO: "32", Level.WARNING: "33", Level.ERROR: "31", Level.CRITICAL: "1;31"}
+_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
 
 def to_json(record: Mapping[str, object]) -> str:

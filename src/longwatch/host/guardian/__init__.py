@@ -16,6 +16,14 @@ What belongs to whom
 
     Processes that are not below the guardian are never touched.
 
+The way to a program
+    fork · session, cgroup, default signals · open files and nice, while we may · groups, group, user · death signal, which the
+    kernel forgets when the user changes · umask, directory, streams, as that user · data limit · exec. The step that fails is told.
+
+    Memory is limited by the cgroup where the one around all trees is given the memory controller: for the whole tree, which then
+    dies as one. Elsewhere it is data (not address space), for each process; then an end is put down to memory if it is a failure
+    or a crash with four fifths of the limit used.
+
 The life of a tree
     spawning   forked; the exec has neither succeeded nor failed yet
     running    the leader lives

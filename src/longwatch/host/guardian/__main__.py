@@ -3,8 +3,18 @@
 import os
 import sys
 
+
+def lean_packages() -> None:
+    """Stand-ins for the packages around this one: what those load for others would stay in memory here for nothing."""
+    above = os.path.abspath(f"{os.path.dirname(__file__)}/../..")
+    for name, folder in (("longwatch", above), ("longwatch.host", f"{above}/host")):
+        package = type(sys)(name)
+        package.__path__ = [folder]
+        sys.modules[name] = package
+
+
 if __name__ == "__main__":
-    sys.path.append(os.path.abspath(f"{os.path.dirname(__file__)}/../../.."))
+    lean_packages()
     from longwatch.host.guardian.main import main
 
     main(sys.argv[1:])

@@ -57,6 +57,34 @@ class Cgroup:
         with suppress(OSError):
             self._write("cgroup.kill", "1")
 
+    def limit_memory(self, amount: int) -> bool:
+        """At most so many bytes for all of it together, none of them swapped out, and all of it killed for one too many."""
+        try:
+            self._write("memory.max", str(amount))
+        except OSError:
+            return False
+        for name, text in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+            with suppress(OSError):  # a kernel without swap accounting, or before 4.19
+                self._write(name, text)
+        return True
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether anything in it was killed for want of memory."""
+        try:
+            with open(f"{self.path}/memory.events") as file:
+                return any(line.startswith("oom_kill ") and int(line.split()[1]) > 0 for line in file)
+        except OSError:
+            return False
+
+    def share(self, controller: str) -> bool:
+        """Have those made inside it controlled; False where it is not given that controller itself."""
+        try:
+            self._write("cgroup.subtree_control", f"+{controller}")
+        except OSError:
+            return False
+        return True
+
     def remove(self) -> None:
         """Remove it and what was made inside it; what still holds processes stays."""
         for folder, _, _ in os.walk(self.path, topdown=False):
@@ -77,6 +105,8 @@ class Cgroups:
     def __init__(self, whole: Cgroup, lock: int) -> None:
         self.whole = whole
         self._lock = lock
+        self._memory: bool | None = None
+        """Whether memory can be limited; None as long as nobody has asked."""
 
     @classmethod
     def find(cls, name: str) -> Cgroups | None:
@@ -95,6 +125,12 @@ class Cgroups:
     def make(self, name: str) -> Cgroup | None:
         cgroup = Cgroup(f"{self.whole.path}/{name}")
         return cgroup if cgroup.make() else None
+
+    def limit_memory(self, cgroup: Cgroup, amount: int) -> bool:
+        """Limit one of ours; False where the memory controller is not for us."""
+        if self._memory is None:
+            self._memory = self.whole.share("memory")
+        return self._memory and cgroup.limit_memory(amount)
 
     def remove(self) -> None:
         self.whole.remove()

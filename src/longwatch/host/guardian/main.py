@@ -107,8 +107,10 @@ class Guardian:
     def _on_spawn(self, message: Message, stdio: tuple[int, ...]) -> None:
         cgroup = self.cgroups.make(str(message["id"])) if self.cgroups else None
         tree = Tree(message["id"], message["mark"], cgroup)
+        request = Request(message, stdio)
+        self._limit_memory(request, tree)
         try:
-            tree.leader, verdict = spawn(Request(message, stdio), cgroup)
+            tree.leader, verdict = spawn(request, cgroup)
         except OSError as error:
             self._tell("spawn_failed", tree, errno=error.errno, error=f"cannot fork: {os.strerror(error.errno or 0)}")
             self._remove_cgroup(tree)
@@ -120,6 +122,14 @@ class Guardian:
         tree.verdict = verdict
         self._watch(verdict, lambda: self._exec_done(tree, verdict))
 
+    def _limit_memory(self, request: Request, tree: Tree) -> None:
+        """By its cgroup if that can be, else for each of its processes."""
+        if request.memory is None:
+            return
+        if self.cgroups is not None and tree.cgroup is not None:
+            request.caged = self.cgroups.limit_memory(tree.cgroup, request.memory)
+        tree.data_limit = None if request.caged else request.memory
+
     def _on_signal(self, message: Message, _: tuple[int, ...]) -> None:
         """To the leader's process group, or to the leader alone; a number that may be somebody else's by now is not signalled."""
         tree = self.trees.get(message["id"])
@@ -127,6 +137,12 @@ class Guardian:
             return
         with suppress(OSError):  # nobody left to hear it, which the reaping tells soon
             (os.killpg if message["group"] else os.kill)(tree.leader, message["signal"])
+
+    def _on_signal_rest(self, message: Message, _: tuple[int, ...]) -> None:
+        """To what a leader has left behind, wherever it went: sessions of its own heard nothing of what the group was told."""
+        if tree := self.trees.get(message["id"]):
+            for process in self.forest.members(self.trees.values())[tree]:
+                self.forest.table.signal(process, message["signal"])
 
     def _has_group(self, tree: Tree) -> bool:
         """Whether somebody is left in the process group of a leader that has ended."""
@@ -184,7 +200,9 @@ class Guardian:
             return
         if tree.phase is Phase.RUNNING:
             tree.phase = Phase.LINGERING
-        self._tell("ended", tree, status=status, cpu=usage.ru_utime + usage.ru_stime, max_rss=usage.ru_maxrss * 1024)
+        max_rss = usage.ru_maxrss * 1024
+        oom = tree.ran_out_of_memory(status, max_rss)
+        self._tell("ended", tree, status=status, cpu=usage.ru_utime + usage.ru_stime, max_rss=max_rss, oom=oom)
 
     def _look(self) -> None:
         """One scan for all trees that are ending: clear the empty ones, kill the members of those being killed."""

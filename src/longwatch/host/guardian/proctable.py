@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import suppress
 from operator import itemgetter
-from typing import NamedTuple
 
 _KERNEL_THREAD = 0x00200000
 
@@ -19,9 +19,10 @@ _THREADS = 17
 """Where /proc/PID/stat has the number of threads, counted from the state."""
 
 
-class Process(NamedTuple):
+class Process(namedtuple("Process", ("key", "pid", "parent", "group", "session", "start"))):  # noqa: PYI024 - typing is large
     """One process that is not a zombie."""
 
+    __slots__ = ()
     key: int
     pid: int
     parent: int

@@ -1,4 +1,4 @@
-"""From a request to a running child: fork, new session, cgroup, mark, death signal, exec.
+"""From a request to a running child: fork, new session, cgroup, limits, user, death signal, exec.
 
 Between fork and exec runs plain Python, which is safe because the guardian has one thread. How the exec went comes back through a
 pipe that closes itself on success, so the guardian never waits for it.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
-from typing import NoReturn
+import warnings  # noqa: F401 - `os.execvpe` imports it: better once here than in every child
+from functools import cache
 
 from longwatch.host.guardian.cgroups import Cgroup
 from longwatch.host.guardian.kernel import die_with_parent
+from longwatch.host.guardian.limits import limit_data, limit_open_files
 from longwatch.host.guardian.tree import MARK
 from longwatch.host.guardian.wire import Message
 
@@ -21,12 +22,19 @@ _STANDARD = range(3)
 
 
 class Request:
-    """What to start: argv, environment, working directory, owner mark, and the descriptors that become 0, 1 and 2."""
+    """What to start: argv, environment, working directory, owner mark, limits, user, and the descriptors that become 0, 1 and 2."""
 
     def __init__(self, message: Message, stdio: tuple[int, ...]) -> None:
         self.argv: list[str] = message["argv"]
         self.env: dict[str, str] = {**message["env"], MARK: message["mark"]}
         self.cwd: str | None = message["cwd"]
+        self.umask: int | None = message["umask"]
+        self.identity: Message | None = message["identity"]
+        self.memory: int | None = message["limits"]["memory"]
+        self.open_files: int | None = message["limits"]["open_files"]
+        self.nice: int | None = message["limits"]["nice"]
+        self.caged = False
+        """Whether its memory is limited by its cgroup: then it has to be in it, and needs no other limit."""
         self.stdio = stdio
 
 
@@ -34,6 +42,7 @@ def spawn(request: Request, cgroup: Cgroup | None) -> tuple[int, int]:
     """Fork the child; returns its pid and the read end of the pipe that tells how its exec went."""
     verdict, report = os.pipe()
     guardian = os.getpid()
+    _changed_signals()
     try:
         pid = os.fork()
     except OSError:
@@ -41,7 +50,7 @@ def spawn(request: Request, cgroup: Cgroup | None) -> tuple[int, int]:
         os.close(report)
         raise
     if pid == 0:
-        _become(request, cgroup, guardian, report)
+        Becoming(request, cgroup, guardian).run(report)
     os.close(report)
     return pid, verdict
 
@@ -55,37 +64,99 @@ def exec_error(verdict: int) -> tuple[int, str] | None:
     return int(number), what
 
 
-def _become(request: Request, cgroup: Cgroup | None, guardian: int, report: int) -> NoReturn:
-    """In the child: turn into the program, or say why not. Never returns."""
-    doing = "set up"
-    try:
-        os.setsid()
-        if cgroup is not None:
-            with suppress(OSError):
-                cgroup.enter()
-        _default_signals()
-        die_with_parent(signal.SIGKILL)
-        if os.getppid() != guardian:
+class Becoming:
+    """The forked child on its way to its program, step by step; `doing` says what could not be done if the present one fails."""
+
+    def __init__(self, request: Request, cgroup: Cgroup | None, guardian: int) -> None:
+        self.request = request
+        self.cgroup = cgroup
+        self.guardian = guardian
+        self.doing = "set up"
+
+    def run(self, report: int) -> None:
+        """Turn into the program, or say why not. Never returns."""
+        try:
+            self._part_from_guardian()
+            self._take_limits()
+            self._take_identity()
+            self._die_with_guardian()
+            self._take_place()
+            self._execute()
+        except OSError as error:
+            self._report(report, error.errno or 0, error.strerror)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on as a second guardian
+            self._report(report, 0, str(error) or type(error).__name__)
+        finally:
             os._exit(_SPAWN_FAILED)
-        if request.cwd is not None:
-            doing = f"enter {request.cwd!r}"
-            os.chdir(request.cwd)
-        _take_stdio(request.stdio)
-        doing = f"execute {request.argv[0]!r}"
-        os.execvpe(request.argv[0], request.argv, request.env)
-    except OSError as error:
-        os.write(report, f"{error.errno} cannot {doing}: {os.strerror(error.errno or 0)}".encode(errors="replace")[:4096])
-    except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on as a second guardian
-        os.write(report, f"0 cannot {doing}: {error}".encode(errors="replace")[:4096])
-    finally:
-        os._exit(_SPAWN_FAILED)
+
+    def _report(self, report: int, number: int, reason: str | None) -> None:
+        os.write(report, f"{number} cannot {self.doing}: {reason}".encode(errors="replace")[:4096])
+
+    def _part_from_guardian(self) -> None:
+        os.setsid()
+        if self.cgroup is not None:
+            self._enter(self.cgroup)
+        _default_signals()
+
+    def _enter(self, cgroup: Cgroup) -> None:
+        try:
+            cgroup.enter()
+        except OSError:
+            if self.request.caged:
+                self.doing = "enter its cgroup"
+                raise
+
+    def _take_limits(self) -> None:
+        """Those that may need privileges, which the next step may give up."""
+        if (count := self.request.open_files) is not None:
+            self.doing = f"allow it {count} open files"
+            limit_open_files(count)
+        if (nice := self.request.nice) is not None:
+            self.doing = f"set its nice value to {nice}"
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def _take_identity(self) -> None:
+        user = self.request.identity
+        if user is None or os.geteuid() == user["uid"] != 0:
+            return
+        self.doing = f"become user {user['name']!r}"
+        os.setgroups(user["groups"])
+        os.setgid(user["gid"])
+        os.setuid(user["uid"])
+
+    def _die_with_guardian(self) -> None:
+        """Only now: the kernel forgets it when the user changes."""
+        self.doing = "set up"
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != self.guardian:
+            os._exit(_SPAWN_FAILED)
+
+    def _take_place(self) -> None:
+        if self.request.umask is not None:
+            os.umask(self.request.umask)
+        if self.request.cwd is not None:
+            self.doing = f"enter {self.request.cwd!r}"
+            os.chdir(self.request.cwd)
+        _take_stdio(self.request.stdio)
+
+    def _execute(self) -> None:
+        """The limit on data comes last: what runs here may have more of it already."""
+        self.doing = f"execute {self.request.argv[0]!r}"
+        if self.request.memory is not None and not self.request.caged:
+            limit_data(self.request.memory)
+        os.execvpe(self.request.argv[0], self.request.argv, self.request.env)
+
+
+@cache
+def _changed_signals() -> list[int]:
+    """Those that are not at their default here. Found out once: to go through all of them is a third of a child's way to exec."""
+    return [number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_DFL]
 
 
 def _default_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in range(1, signal.NSIG):
-        with suppress(OSError, ValueError):
-            signal.signal(number, signal.SIG_DFL)
+    for number in _changed_signals():
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 from longwatch.host.guardian.cgroups import Cgroup
+from longwatch.host.guardian.limits import ran_out
 from longwatch.host.guardian.proctable import Process, ProcTable, descendants
 
 MARK = "LONGWATCH_OWNER"
@@ -31,28 +31,27 @@ class Phase(StrEnum):
 ENDING = frozenset({Phase.LINGERING, Phase.KILLING})
 
 
-@dataclass(eq=False)
 class Tree:
     """One child and everything that came out of it."""
 
-    id: int
-    mark: str
-    cgroup: Cgroup | None = None
-    leader: int = 0
-    verdict: int | None = None
-    """The pipe that tells how the exec went; None once it has told."""
-    phase: Phase = Phase.SPAWNING
-    leader_alive: bool = True
-    session_over: bool = False
-    met: set[tuple[int, int]] = field(default_factory=set)
-    """Whom SIGKILL was sent to."""
-    killing_since: float | None = None
-    told: bool = False
-    """Whether the host was told that it is cleared, or cannot be."""
-
-    @property
-    def environment_mark(self) -> bytes:
-        return f"{MARK}={self.mark}".encode()
+    def __init__(self, number: int, mark: str, cgroup: Cgroup | None = None, *, leader: int = 0, leader_alive: bool = True) -> None:
+        self.id = number
+        self.mark = f"{MARK}={mark}".encode()
+        """As it stands in the environment."""
+        self.cgroup = cgroup
+        self.leader = leader
+        self.leader_alive = leader_alive
+        self.verdict: int | None = None
+        """The pipe that tells how the exec went; None once it has told."""
+        self.phase = Phase.SPAWNING
+        self.data_limit: int | None = None
+        """How many bytes of data each process may have, where that is how memory is limited."""
+        self.session_over = False
+        self.met: set[tuple[int, int]] = set()
+        """Whom SIGKILL was sent to."""
+        self.killing_since: float | None = None
+        self.told = False
+        """Whether the host was told that it is cleared, or cannot be."""
 
     def note_session(self, members: list[Process]) -> None:
         """Once the leader has ended and its session is empty, its number may be given to somebody else: it says nothing then."""
@@ -67,10 +66,26 @@ class Tree:
         """Whether the kernel says that something of it lives."""
         return self.cgroup is not None and self.cgroup.populated
 
+    def ran_out_of_memory(self, status: int, max_rss: int) -> bool:
+        """Whether its leader, which ended so, ended for want of memory that it may not have."""
+        if self.data_limit is not None:
+            return ran_out(status, max_rss, self.data_limit)
+        return status != 0 and self.cgroup is not None and self.cgroup.out_of_memory
+
     @property
     def stubborn(self) -> bool:
         """Whether it has been killed for so long that its survivors have to be told."""
         return self.killing_since is not None and time.monotonic() - self.killing_since > _STUBBORN_AFTER
+
+
+class Signs:
+    """What tells trees apart, to be looked up: whose leader a pid is, whose session a number, whose mark an environment's entry."""
+
+    def __init__(self, trees: Iterable[Tree]) -> None:
+        self.trees = list(trees)
+        self.leaders = {tree.leader: tree for tree in self.trees if tree.leader_alive}
+        self.sessions = {tree.leader: tree for tree in self.trees if not tree.session_over}
+        self.marks = {tree.mark: tree for tree in self.trees}
 
 
 class Forest:
@@ -83,9 +98,9 @@ class Forest:
 
     def members(self, trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
         """The living processes of every tree, from one scan; the prose of the package says what belongs to whom."""
-        known = list(trees)
-        found: dict[Tree, list[Process]] = {tree: [] for tree in known}
-        caged = {pid: tree for tree in known if tree.cgroup for pid in tree.cgroup.pids()}
+        known = Signs(trees)
+        found: dict[Tree, list[Process]] = {tree: [] for tree in known.trees}
+        caged = {pid: tree for tree in known.trees if tree.cgroup for pid in tree.cgroup.pids()}
         owners: dict[int, Tree | None] = {}
         for process in descendants(self.table.read(), self.table.own_key):
             owner = caged.get(process.pid) or self._owner(process, known, owners.get(process.parent))
@@ -96,22 +111,19 @@ class Forest:
             tree.note_session(processes)
         return found
 
-    def _owner(self, process: Process, known: list[Tree], parents: Tree | None) -> Tree | None:
+    def _owner(self, process: Process, known: Signs, parents: Tree | None) -> Tree | None:
         """By the rules after the first: leader and ancestors, session, mark, the only tree."""
-        if leads := next((tree for tree in known if tree.leader == process.pid and tree.leader_alive), None):
-            return leads
-        if parents is not None:
-            return parents
-        if session := next((tree for tree in known if tree.leader == process.session and not tree.session_over), None):
-            return session
-        return known[0] if len(known) == 1 else self._marked(process, known)
+        owner = known.leaders.get(process.pid) or parents or known.sessions.get(process.session)
+        if owner is not None:
+            return owner
+        return known.trees[0] if len(known.trees) == 1 else self._marked(process, known)
 
-    def _marked(self, process: Process, known: list[Tree]) -> Tree | None:
+    def _marked(self, process: Process, known: Signs) -> Tree | None:
         environment = self.table.environment(process)
         if environment is None:
             self.unclear = True
             return None
-        return next((tree for tree in known if tree.environment_mark in environment), None)
+        return next((known.marks[entry] for entry in environment if entry in known.marks), None)
 
     def kill(self, doomed: list[Tree], trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
         """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then one by one; returns whom it met.
@@ -128,7 +140,7 @@ class Forest:
 
     def hunt(self, doomed: list[Tree], trees: Iterable[Tree]) -> None:
         """Kill orphans of the doomed trees as fast as we can look: for one that has forked and gone whenever a scan comes to it."""
-        known = list(trees)
+        known = Signs(trees)
         until = time.monotonic() + _HUNT_SECONDS
         while time.monotonic() < until:
             for process in self.table.own_children():

@@ -12,9 +12,12 @@ import os
 import socket
 import struct
 from collections import deque
-from typing import Any
 
-Message = dict[str, Any]
+TYPE_CHECKING = False  # to import typing would take half a megabyte of the guardian's six
+if TYPE_CHECKING:
+    from typing import Any
+
+Message = dict[str, "Any"]
 
 _HEADER = struct.Struct("!IB")
 _CHUNK = 1 << 16

@@ -1,0 +1,172 @@
+"""This process while it supervises in the foreground, or as PID 1: its signals, its logs, its exit code.
+
+The first stop signal stops the programs with their grace, the second without. SIGHUP reloads where there is something to reload,
+else it stops. What ends below us that nobody waits for is reaped.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from longwatch import __version__
+from longwatch.app.console import Console
+from longwatch.core.events import (
+    Event,
+    OutputDropped,
+    ProgramEnded,
+    SettingsInEffect,
+    SignalReceived,
+    SupervisorStarted,
+    SupervisorStopped,
+)
+from longwatch.errors import LongwatchError, SpawnError, TryAgainError, UsageError
+from longwatch.host.errand import Errand
+from longwatch.host.process import KILL_NOW, StopPolicy
+from longwatch.host.reaping import reap_strangers
+from longwatch.host.shutdown import ShutdownCoordinator
+from longwatch.host.signals import SignalStream, catching
+from longwatch.supervisor.supervisor import Supervisor
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+_HELD = {*STOPPING, *FORWARDED, signal.SIGHUP, signal.SIGCHLD}
+INSIST_AFTER = 0.5
+"""Seconds between two signals that make the second one insist."""
+_FOR_NOW = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Reasons not to start that may be gone the next time."""
+
+StopBy = Callable[[int | None], StopPolicy | None]
+
+
+def hold_signals() -> None:
+    """Until we are ready, and in every thread that is started meanwhile, for good: signals are the main thread's business."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+
+
+def let_signals_through() -> None:
+    """Whatever whoever started us had blocked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+
+
+class Foreground:
+    """Runs a supervisor to its end.
+
+    `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards` passes other signals on to the
+    programs; `reloads` makes SIGHUP a wish to reload; `started` is called once everything runs.
+    """
+
+    def __init__(  # noqa: PLR0913 - what `run` and `up` do differently, each by name
+        self,
+        supervisor: Supervisor,
+        console: Console,
+        *,
+        stop_by: StopBy = lambda _: None,
+        forwards: bool = False,
+        reloads: bool = False,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.supervisor = supervisor
+        self.console = console
+        self.events = supervisor.events
+        self.events.subscribe(self._after_each_run)
+        self._stop_by = stop_by
+        self._forwards = forwards
+        self._reloads = reloads
+        self._started = started
+        self._told_dropped = 0
+
+    def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
+        """Signals first, so that none finds us half-way; then the programs, to the end."""
+        began = time.monotonic()
+        self.events.emit(SupervisorStarted(version=__version__, programs=tuple(programs)))
+        self.events.emit(SettingsInEffect(settings=settings))
+        code = 1
+        hold_signals()
+        try:
+            with self._stop_on_signal(), self._hearing_others():
+                code = self._supervise()
+        except LongwatchError as error:
+            code = error.exit_code
+            raise
+        finally:
+            self.console.flush()
+            self._tell_dropped("")
+            self.events.emit(SupervisorStopped(exit_code=code, lasted=time.monotonic() - began))
+        return code
+
+    def _supervise(self) -> int:
+        try:
+            self.supervisor.start()
+            self._started()
+            let_signals_through()
+            return self.supervisor.wait() or 0
+        except SpawnError as error:
+            raise _refusal(error) from None
+        finally:
+            self.supervisor.stop()
+
+    @contextmanager
+    def _stop_on_signal(self) -> Iterator[None]:
+        """What was ignored (nohup, `&`) stays ignored."""
+        stopping = STOPPING if self._reloads else (*STOPPING, signal.SIGHUP)
+        heard = [signum for signum in stopping if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN]
+        coordinator = ShutdownCoordinator.install(signals=heard, events=self.events, insist_after=INSIST_AFTER)
+        coordinator.register(lambda: self._stop(coordinator.signal))
+        coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
+        try:
+            yield
+        finally:
+            ShutdownCoordinator.reset()
+
+    def _stop(self, received: int | None) -> None:
+        self.events.emit(SignalReceived(signal=received or signal.SIGTERM, action="stop"))
+        self.supervisor.shut_down(self._stop_by(received))
+
+    def _kill(self, received: int | None) -> None:
+        self.events.emit(SignalReceived(signal=received or KILL_NOW.signal, action="escalate"))
+        self.supervisor.kill()
+
+    @contextmanager
+    def _hearing_others(self) -> Iterator[None]:
+        forwarded = FORWARDED if self._forwards else ()
+        reload = (signal.SIGHUP,) if self._reloads else ()
+        with catching((*forwarded, *reload, signal.SIGCHLD)) as stream:
+            Errand(lambda: self._hear(stream), name="longwatch-forward").start()
+            yield
+
+    def _hear(self, stream: SignalStream) -> None:
+        for signum in stream:
+            if signum == signal.SIGCHLD:
+                reap_strangers({self.supervisor.guardian.pid or 0})
+            elif signum == signal.SIGHUP:
+                self.events.emit(SignalReceived(signal=signum, action="reload"))
+                self.supervisor.reload_source()
+            else:
+                self.events.emit(SignalReceived(signal=signum, action="forward"))
+                self.supervisor.signal(signum)
+
+    def _after_each_run(self, event: Event) -> None:
+        if isinstance(event, ProgramEnded):
+            self._tell_dropped(event.program)
+
+    def _tell_dropped(self, program: str) -> None:
+        """Say how many lines nobody took since this was last said; of several programs it cannot be said whose they were."""
+        lines = self.console.dropped - self._told_dropped
+        if lines:
+            self._told_dropped += lines
+            self.events.emit(OutputDropped(program=program, lines=lines))
+
+
+def _refusal(error: SpawnError) -> LongwatchError:
+    """The very first start failed: the command is wrong, or the machine is short of something just now."""
+    if error.errno in _FOR_NOW:
+        return TryAgainError(f"{error}; the machine is short of it, try again")
+    return UsageError(f"{error}; {_cure(error)}")
+
+
+def _cure(error: SpawnError) -> str:
+    return "give it a #! line, or run it through its interpreter" if error.errno == errno.ENOEXEC else "correct the command"

@@ -1,0 +1,192 @@
+"""The settings as what the supervisor works with, and whether this machine has what they ask for.
+
+Every program's user, directory, commands and limits are looked at before anything is started, and all faults are told at once.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from longwatch.app.command import check_command, directory_problem
+from longwatch.config.discovery import FILE_NAME
+from longwatch.config.programs import KeptSettings, ProgramSettings
+from longwatch.config.reading import spelled
+from longwatch.config.settings import Settings
+from longwatch.config.tables import HealthSettings, LimitsSettings
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.breaker import BreakerPolicy
+from longwatch.errors import ConfigError, Fault, UsageError
+from longwatch.host.identity import identity_environment, identity_of
+from longwatch.host.process import Limits, ProcessSpec, StopPolicy
+from longwatch.supervisor.conditions import Readiness
+from longwatch.supervisor.environment import child_environment
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, HttpProbe, Probe, TcpProbe
+
+WITH_SHELL = '["sh", "-c", "…"]'
+
+
+def plans(settings: Settings, *, base: Path, environ: Mapping[str, str], source: str = FILE_NAME) -> dict[str, ProgramPlan]:
+    """The programs of the file, by name; ConfigError with everything this machine does not have, and if there are none.
+
+    Relative directories begin at `base`; `source` is what messages call the file.
+    """
+    if not settings.program:
+        raise ConfigError(Fault(source, "declares no program", 'add one: [program.NAME], and below it command = ["…"]'))
+    planning = _Planning(settings, base, environ, source)
+    made = {name: planning.program(name, program) for name, program in settings.program.items()}
+    if planning.faults:
+        raise ConfigError(*planning.faults)
+    return made
+
+
+def plan(name: str, kept: KeptSettings, process: ProcessSpec, health: HealthPolicy | None) -> ProgramPlan:
+    """What `[run]` and programs have in common."""
+    backoff, breaker = kept.backoff, kept.breaker
+    return ProgramPlan(
+        name=name,
+        process=process,
+        restart=kept.restart_policy,
+        backoff=BackoffPolicy(
+            initial=backoff.initial,
+            factor=backoff.factor,
+            cap=backoff.cap,
+            jitter=backoff.jitter,
+            stable_after=kept.stable_after,
+        ),
+        breaker=BreakerPolicy(
+            tolerated=breaker.restarts,
+            window=breaker.window,
+            cooldown=_unless_off(breaker.cooldown),
+        ),
+        stop=StopPolicy(signal=kept.stop_signal_number, grace=kept.stop_grace),
+        health=health,
+    )
+
+
+def process(kept: KeptSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> ProcessSpec:
+    """What is started, without its streams; UsageError for a user that it cannot run as."""
+    identity = None if kept.user is None else identity_of(kept.user)
+    theirs = {} if identity is None else identity_environment(identity)
+    return ProcessSpec(
+        argv=tuple(argv),
+        env=child_environment(environ, {**theirs, **kept.env}),
+        cwd=str(cwd),
+        limits=Limits(memory=kept.limits.memory_bytes, open_files=kept.limits.open_files, nice=kept.limits.nice),
+        identity=identity,
+        umask=kept.umask_number,
+    )
+
+
+def health_policy(health: HealthSettings, *, port: int) -> HealthPolicy:
+    """How a program is asked for its health; `port` is where, for those that are asked on one."""
+    return HealthPolicy(
+        probe=_probe(health, port),
+        interval=health.interval,
+        timeout=health.timeout,
+        failures=health.failures,
+        start_grace=health.start_grace,
+        startup=_unless_off(health.startup),
+        startup_interval=health.startup_interval,
+    )
+
+
+def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
+    """What only root may grant."""
+    if os.geteuid() == 0:
+        return
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limits.open_files is not None and most != resource.RLIM_INFINITY and limits.open_files > most:
+        yield Fault("limits.open_files", f"must not be more than {most}, our own hard limit", "lower it, or start as root")
+    best = min(os.getpriority(os.PRIO_PROCESS, 0), 20 - resource.getrlimit(resource.RLIMIT_NICE)[0])
+    if limits.nice is not None and limits.nice < best:
+        yield Fault("limits.nice", f"must not be less than {best}, which is all that we may", "raise it, or start as root")
+
+
+def _probe(health: HealthSettings, port: int) -> Probe:
+    match health.effective_kind:
+        case "http":
+            return HttpProbe(port=port, path=health.path)
+        case "tcp":
+            return TcpProbe(port=port)
+        case "exec":
+            return ExecProbe(command=tuple(health.argv))
+        case "heartbeat":
+            return HeartbeatProbe()
+
+
+def _unless_off(seconds: float | str) -> float | None:
+    return None if isinstance(seconds, str) else seconds
+
+
+class _Planning:
+    """One pass over all programs, which collects what is wrong with them."""
+
+    def __init__(self, settings: Settings, base: Path, environ: Mapping[str, str], source: str) -> None:
+        self.settings = settings
+        self.base = base
+        self.environ = environ
+        self.source = source
+        self.faults: list[Fault] = []
+
+    def program(self, name: str, program: ProgramSettings) -> ProgramPlan:
+        cwd = self.base / (program.cwd or "")
+        health = self._health(name)
+        made = plan(name, program, self._process(name, program, cwd), health)
+        self._look(name, program, made.process.env, cwd)
+        return replace(
+            made,
+            readiness=None if health is None and program.ready is Readiness.HEALTHY else program.ready,
+            ready_timeout=_unless_off(program.ready_timeout),
+            depends_on=program.dependencies,
+            critical=program.critical,
+            autostart=program.autostart,
+        )
+
+    def _process(self, name: str, program: ProgramSettings, cwd: Path) -> ProcessSpec:
+        """As its user, or, so that the rest can be looked at, as ours if there is no such user."""
+        with self._told(name, "user") as refused:
+            made = process(program, program.argv, cwd=cwd, environ=self.environ)
+        if refused:
+            made = ProcessSpec(argv=program.argv, env=child_environment(self.environ, program.env))
+        return made
+
+    def _health(self, name: str) -> HealthPolicy | None:
+        health = self.settings.asked(name)
+        return None if health is None else health_policy(health, port=self.settings.health_port(name) or 0)
+
+    def _look(self, name: str, program: ProgramSettings, env: Mapping[str, str], cwd: Path) -> None:
+        """At the machine: can it be started there, by these names, within these limits?"""
+        problem = directory_problem(cwd)
+        if problem:
+            self._add(name, "cwd", f"the working directory {str(cwd)!r} {problem}", "make it, or correct cwd")
+        commands = {"command": program.argv, "health.command": program.health.argv if program.health else []}
+        for key, argv in commands.items():
+            if argv and not (problem and _relative(argv[0])):
+                with self._told(name, key):
+                    check_command(argv, cwd=cwd, env=env, with_shell=WITH_SHELL)
+        for fault in check_limits(program.limits):
+            self._add(name, fault.where, fault.problem, fault.cure)
+
+    @contextmanager
+    def _told(self, name: str, key: str) -> Iterator[list[UsageError]]:
+        """What is refused inside is a fault of this key, and no reason to stop; the list has it afterwards."""
+        refused: list[UsageError] = []
+        try:
+            yield refused
+        except UsageError as error:
+            refused.append(error)
+            self._add(name, key, str(error))
+
+    def _add(self, name: str, key: str, problem: str, cure: str = "") -> None:
+        self.faults.append(Fault(f"{self.source}: program.{spelled(name)}.{key}", problem, cure))
+
+
+def _relative(program: str) -> bool:
+    """Whether where it is depends on the directory it is started in."""
+    return "/" in program and not program.startswith("/")

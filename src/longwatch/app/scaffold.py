@@ -1,0 +1,46 @@
+"""`longwatch init`: a first `longwatch.toml`, with a program that runs and every other setting as a comment."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from longwatch.errors import UsageError
+
+
+def example() -> str:
+    """The file that `init` writes; a line that begins with `#` and no space is a setting with its default."""
+    return (files("longwatch.app") / "example.toml").read_text(encoding="utf-8")
+
+
+def write_example(path: Path, *, force: bool) -> None:
+    """Write it where nothing is yet, or, with `force`, in place of what is there; UsageError if it cannot be."""
+    try:
+        (_replace if force else _create)(path)
+    except FileExistsError:
+        raise UsageError(f"{str(path)!r} is there already; keep it, or write over it with --force") from None
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise UsageError(f"cannot write {str(path)!r} ({reason}); choose another place with --config") from None
+
+
+def _create(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(example())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _replace(path: Path) -> None:
+    """Through a link to what it names, and never half: a new file takes the place of the old one."""
+    target = Path(os.path.realpath(path))
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _create(fresh)
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,29 @@
+"""`longwatch init`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longwatch.cli import answer
+
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", readable=False, help="The file to write. [longwatch.toml]")
+]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+
+
+def init(*, config: Config = None, force: Force = False) -> None:
+    """Write a first longwatch.toml: one program that runs, and every setting with its default."""
+    from longwatch.app.scaffold import write_example  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.config.discovery import FILE_NAME  # noqa: PLC0415
+
+    path = config or Path(os.environ.get("LONGWATCH_CONFIG") or FILE_NAME)
+    write_example(path, force=force)
+    option = "" if config is None else f" --config {shlex.quote(str(config))}"
+    told = f"{path} is written: one program to begin with, and every setting with its default. Next:"
+    answer.tell([told, *(f"  longwatch {command}{option}" for command in ("check", "up", "status"))], None, as_json=False)

@@ -1,0 +1,49 @@
+"""As whom a child runs: a user of this machine, with everything that takes to become them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+
+from longwatch.core.nearest import did_you_mean
+from longwatch.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A user: `groups` are all they belong to, `gid` included. Made by `identity_of`."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    home: str = "/"
+
+
+def identity_of(user: str) -> Identity:
+    """Who that is, by name or number; UsageError for one nobody knows, and for somebody else when we are not root."""
+    entry = _entry(user)
+    if os.geteuid() not in (0, entry.pw_uid):
+        raise UsageError(f"only root can run programs as another user: start as root, or as {entry.pw_name!r}")
+    return Identity(
+        name=entry.pw_name,
+        uid=entry.pw_uid,
+        gid=entry.pw_gid,
+        groups=tuple(sorted(os.getgrouplist(entry.pw_name, entry.pw_gid))),
+        home=entry.pw_dir,
+    )
+
+
+def identity_environment(identity: Identity) -> dict[str, str]:
+    """What a login would set for them, for a child that is not told otherwise."""
+    return {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
+
+
+def _entry(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(int(user)) if user.isascii() and user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, ValueError, OverflowError):
+        known = (entry.pw_name for entry in pwd.getpwall())
+        hint = did_you_mean(user, known, otherwise="name one of this machine, or make it")
+        raise UsageError(f"there is no user {user!r}; {hint}") from None

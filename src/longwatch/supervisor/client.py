@@ -1,0 +1,87 @@
+"""Asking a supervisor over its control socket: one line of JSON there, one line back. Plain blocking sockets, quick to import."""
+
+from __future__ import annotations
+
+import json
+import socket as sockets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.errors import DeadlineExceededError, LongwatchError, TryAgainError, UsageError
+
+Answer = dict[str, Any]
+_CHUNK = 64 * 1024
+_BETWEEN_TRIES = 0.01
+
+
+def ask(socket: Path, request: Mapping[str, object], *, timeout: float) -> Answer:
+    """What the supervisor answers to a request, also when that is a no; TryAgainError if it does not answer at all."""
+    deadline = Deadline.after(timeout, SystemClock())
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
+        try:
+            _send(connection, socket, json.dumps(request).encode() + b"\n", deadline)
+            return _answer(_line(connection, deadline))
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"the supervisor has not answered within {timeout:g} s; what it was told it may still do, `longwatch status` shows"
+            ) from None
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise TryAgainError(f"nobody answers at {socket}: the supervisor is just ending, or its socket was removed") from None
+        except PermissionError:
+            raise UsageError(f"{socket} belongs to another user; ask as the user who started the supervisor") from None
+        except ConnectionError:
+            raise _ended() from None
+
+
+def _send(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadline) -> None:
+    """A refusal may come before everything was sent; then it is there to be read."""
+    while not _connected(connection, socket, deadline):
+        deadline.clock.wait(Wakeup(), _BETWEEN_TRIES)
+    with suppress(BrokenPipeError):
+        connection.settimeout(_left(deadline))
+        connection.sendall(line)
+
+
+def _connected(connection: sockets.socket, socket: Path, deadline: Deadline) -> bool:
+    """Whether we got through; a unix socket with a timeout does not wait until there is room in the queue."""
+    connection.settimeout(_left(deadline))
+    try:
+        connection.connect(str(socket))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _line(connection: sockets.socket, deadline: Deadline) -> bytes:
+    pieces: list[bytes] = []
+    while not pieces or not pieces[-1].endswith(b"\n"):
+        connection.settimeout(_left(deadline))
+        piece = connection.recv(_CHUNK)
+        if not piece:
+            raise _ended()
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _left(deadline: Deadline) -> float | None:
+    """For `settimeout`, to which 0 would mean not to wait but to fail in another way."""
+    left = deadline.remaining()
+    if left == 0:
+        raise TimeoutError
+    return left
+
+
+def _answer(line: bytes) -> Answer:
+    with suppress(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    raise LongwatchError("the supervisor's answer cannot be read; is it of another version?")
+
+
+def _ended() -> TryAgainError:
+    return TryAgainError("the supervisor ended, or hung up, before it answered; look with `longwatch status`")

@@ -1,0 +1,75 @@
+"""What is to be kept up, and how: plain values that can be compared, so that a reload touches only what changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.breaker import BreakerPolicy
+from longwatch.host.identity import identity_environment, identity_of
+from longwatch.host.process import Limits, ProcessSpec, StopPolicy
+from longwatch.supervisor.conditions import Condition, Readiness
+from longwatch.supervisor.decision import RestartPolicy
+from longwatch.supervisor.environment import child_environment
+from longwatch.supervisor.probes import HealthPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPlan:
+    """One program.
+
+    `process` has no streams of its own: whoever runs the plan says where output goes. `ready_timeout` ends a run that is not ready
+    by then, as one that failed its health checks; None: it may take for ever. A `critical` program takes everything down with it
+    when its breaker trips, or it fails in a way that nothing is done about.
+    """
+
+    name: str
+    process: ProcessSpec
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    stop: StopPolicy = field(default_factory=StopPolicy)
+    health: HealthPolicy | None = None
+    """None: it is not asked."""
+    readiness: Readiness | None = None
+    """None: healthy if it is asked for its health, else up."""
+    ready_timeout: float | None = None
+    depends_on: Mapping[str, Condition] = field(default_factory=dict)
+    critical: bool = False
+    autostart: bool = True
+    """Whether it is wanted up when nobody has said otherwise yet."""
+
+    @classmethod
+    def of(  # noqa: PLR0913 - what makes a command a process, each by name; the rest are the plan's own fields
+        cls,
+        name: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        user: str | None = None,
+        **policies: Any,
+    ) -> Self:
+        """A plan for a command: run without a shell, in our environment with `env` added. `policies` are the fields above."""
+        identity = None if user is None else identity_of(user)
+        theirs = {} if identity is None else identity_environment(identity)
+        process = ProcessSpec(
+            argv=tuple(argv),
+            env=child_environment(os.environ, {**theirs, **(env or {})}),
+            cwd=None if cwd is None else os.path.abspath(cwd),  # noqa: PTH100 - plain text for the wire
+            limits=limits or Limits(),
+            identity=identity,
+        )
+        return cls(name=name, process=process, **policies)
+
+    @property
+    def ready_when(self) -> Readiness:
+        return self.readiness or (Readiness.UP if self.health is None else Readiness.HEALTHY)
+
+    def needs_restart(self, other: ProgramPlan) -> bool:
+        """Whether a running program must be started anew to follow the other plan; everything else is taken over as it runs."""
+        return (self.process, self.health, self.ready_when) != (other.process, other.health, other.ready_when)

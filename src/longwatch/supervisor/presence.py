@@ -1,0 +1,154 @@
+"""Who supervises here: one lock in the state directory, held for as long as the supervisor lives.
+
+`supervisor.lock` says two things. Its lock says whether a supervisor lives; the kernel lets go of it when the process ends,
+however it ends, and no pid that somebody else has got meanwhile can be taken for it. Its first line says where to reach it:
+
+    locked, with a socket       a supervisor that can be asked
+    locked, without one         it has just been started
+    not locked, with a line     it was killed
+    not locked, empty or gone   there is none
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakMethod
+
+from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.errors import TryAgainError, UsageError
+
+LOCK_FILE = "supervisor.lock"
+_LONGEST_LINE = 4096
+_TRIES = 5
+_BETWEEN_TRIES = 0.02
+"""Seconds; a client that looks holds the lock for a moment, too, and is not to be taken for a supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A supervisor that lives, and where to ask it."""
+
+    pid: int
+    socket: Path
+
+
+class Presence:
+    """This process as the one supervisor of a state directory. Children do not inherit it."""
+
+    def __init__(self, descriptor: int, *, clock: Clock) -> None:
+        self._descriptor = descriptor
+        self._clock = clock
+        self._note({"pid": os.getpid()})
+        inherited = WeakMethod(self._leave_behind)
+        os.register_at_fork(after_in_child=lambda: (forget := inherited()) and forget())
+
+    @classmethod
+    def claim(cls, state: Path, *, clock: Clock | None = None) -> Self:
+        """Be the supervisor here; TryAgainError if another one is, UsageError if the directory cannot be used."""
+        path = state / LOCK_FILE
+        clock = clock or SystemClock()
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise UsageError(f"cannot write {path} ({_reason(error)}); choose another state directory (--state-dir)") from None
+        try:
+            _lock(descriptor, state, clock)
+            return cls(descriptor, clock=clock)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def announce(self, socket: Path) -> None:
+        """Tell clients where to ask."""
+        self._note({"pid": os.getpid(), "socket": str(socket), "started_at": self._clock.wall()})
+
+    def release(self) -> None:
+        """Be no supervisor any more; idempotent."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            self._leave_behind()
+
+    def _note(self, facts: dict[str, object]) -> None:
+        """One write, then the rest of a longer line before it cut off: whoever reads a line reads a whole one."""
+        line = json.dumps(facts).encode() + b"\n"
+        try:
+            os.pwrite(self._descriptor, line, 0)
+            os.ftruncate(self._descriptor, len(line))
+        except OSError as error:
+            raise TryAgainError(f"cannot write {LOCK_FILE} in the state directory: {_reason(error)}") from None
+
+    def _leave_behind(self) -> None:
+        """Close our end; in a forked child that leaves the lock with its parent."""
+        self._descriptor, closing = -1, self._descriptor
+        if closing >= 0:
+            os.close(closing)
+
+
+def find(state: Path) -> Found:
+    """The supervisor of a state directory, for those who want to ask it; TryAgainError, with what to do, if there is none."""
+    try:
+        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _nobody(state) from None
+    except OSError as error:
+        problem = f"cannot look for the supervisor of {state} ({_reason(error)})"
+        raise UsageError(f"{problem}; ask as the user who started it, or give --state-dir") from None
+    try:
+        held, noted = not _locked(descriptor, fcntl.LOCK_SH), _noted(descriptor)
+    finally:
+        os.close(descriptor)
+    return _found(state, noted) if held else _not_found(state, noted)
+
+
+def _found(state: Path, noted: dict[str, Any]) -> Found:
+    if "socket" not in noted:
+        raise TryAgainError(f"the supervisor of {state} is just starting; try again")
+    return Found(noted["pid"], Path(noted["socket"]))
+
+
+def _not_found(state: Path, noted: dict[str, Any]) -> Found:
+    if "pid" in noted:
+        raise TryAgainError(f"the supervisor of {state} (pid {noted['pid']}) was killed; start it again with `longwatch up`")
+    raise _nobody(state)
+
+
+def _nobody(state: Path) -> TryAgainError:
+    return TryAgainError(f"no supervisor runs on {state}; start one with `longwatch up`, or give --state-dir")
+
+
+def _lock(descriptor: int, state: Path, clock: Clock) -> None:
+    for _ in range(_TRIES):
+        if _locked(descriptor, fcntl.LOCK_EX):
+            return
+        clock.wait(Wakeup(), _BETWEEN_TRIES)
+    who = f"pid {noted['pid']}" if "pid" in (noted := _noted(descriptor)) else "another process"
+    raise TryAgainError(f"{who} is supervising on {state} already; use `longwatch status`, or give another --state-dir")
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _noted(descriptor: int) -> dict[str, Any]:
+    """What the file says; nothing if that is no line of ours."""
+    line, ended, _ = os.pread(descriptor, _LONGEST_LINE, 0).partition(b"\n")
+    with suppress(ValueError):
+        noted = json.loads(line)
+        if ended and isinstance(noted, dict) and isinstance(noted.get("pid"), int):
+            return noted
+    return {}
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

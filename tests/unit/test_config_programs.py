@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import inspect as kinds
+
+from longwatch.config.expect import Kind, bare, members
+from longwatch.config.programs import ProgramSettings
+from longwatch.config.settings import Settings, SupervisorSettings, load_settings
+from longwatch.config.tables import BackoffSettings, HealthSettings, LimitsSettings, OutputSettings
+from longwatch.errors import ConfigError
+from longwatch.supervisor.conditions import Condition, Readiness
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str, **environ: str) -> Settings:
+    path = Path("longwatch.toml")
+    path.write_text(text)
+    return load_settings(path=path, environ=environ, flags={})
+
+
+def faults_of(text: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text, **environ)
+    return [str(fault).removeprefix("longwatch.toml: ") for fault in caught.value.faults]
+
+
+def fault_of(text: str, **environ: str) -> str:
+    [fault] = faults_of(text, **environ)
+    return fault
+
+
+def programs(**tables: str) -> str:
+    """The text of a file with these programs, each with a command."""
+    return "".join(f"[program.{name}]\ncommand = ['true']\n{text}\n" for name, text in tables.items())
+
+
+def test_a_program_needs_no_more_than_a_command() -> None:
+    [program] = load("[program.web]\ncommand = 'serve --fast'").program.values()
+
+    assert ["serve", "--fast"] == program.argv
+    assert (signal.SIGTERM, 15.0, {}, True, False) == (
+        program.stop_signal_number, program.stop_grace, program.dependencies, program.autostart, program.critical
+    )  # fmt: skip
+    assert program.asked is None
+
+
+def test_a_whole_program_is_read() -> None:
+    settings = load("""
+        [supervisor]
+        keep_days = "off"
+        shutdown_timeout = 40
+        [program.db]
+        command = ["postgres"]
+        [program.web]
+        command = ["serve"]
+        cwd = "app"
+        env.A = "1"
+        user = "www-data"
+        umask = "027"
+        restart = "always"
+        backoff.initial = 0
+        health = {command = "probe it", startup = 60}
+        limits = {memory = "1GiB", open_files = 100, nice = 5}
+        ready = "notify"
+        ready_timeout = 90
+        critical = true
+        autostart = false
+        depends_on = {db = "started"}
+        log = {console = false, keep = 1}
+    """)
+
+    assert SupervisorSettings(keep_days="off", shutdown_timeout=40.0) == settings.supervisor
+    assert ProgramSettings(
+        command=["serve"], cwd="app", env={"A": "1"}, user="www-data", umask="027", restart="always",
+        backoff=BackoffSettings(initial=0.0), health=HealthSettings(command="probe it", startup=60.0),
+        limits=LimitsSettings(memory="1GiB", open_files=100, nice=5), ready=Readiness.NOTIFY, ready_timeout=90.0, critical=True,
+        autostart=False, depends_on={"db": Condition.STARTED}, log=OutputSettings(console=False, keep=1),
+    ) == settings.program["web"]  # fmt: skip
+
+
+def test_a_list_of_dependencies_waits_for_each_to_be_ready() -> None:
+    settings = load(programs(a="", b="", c="depends_on = ['a', 'b']", d="depends_on = {a = 'completed', b = 'started'}"))
+
+    assert {"a": Condition.READY, "b": Condition.READY} == settings.program["c"].dependencies
+    assert {"a": Condition.COMPLETED, "b": Condition.STARTED} == settings.program["d"].dependencies
+
+
+@pytest.mark.parametrize(
+    ("health", "kind"),
+    [("{}", "http"), ("{command = 'true'}", "exec"), ("{kind = 'tcp'}", "tcp"), ("{kind = 'heartbeat', startup = 5}", "heartbeat")],
+)
+def test_the_kind_of_check_is_http_unless_there_is_a_command_or_a_kind(health: str, kind: str) -> None:
+    asked = load(programs(web=f"health = {health}")).asked("web")
+
+    assert asked is not None
+    assert kind == asked.effective_kind
+
+
+@pytest.mark.parametrize(
+    ("health", "environ", "port"),
+    [
+        ("{}", {}, 8080),
+        ("{}", {"PORT": "3000"}, 3000),
+        ("{kind = 'tcp', port = 9000}", {"PORT": "3000"}, 9000),
+        ("{command = 'true'}", {"PORT": "3000"}, None),
+        ("{kind = 'heartbeat'}", {}, None),
+        ("{enabled = false}", {}, None),
+        ("{port = 9000}", {"HEALTH_CHECK_ENABLED": "no"}, None),
+        ("{port = 9000}", {"HEALTH_CHECK_ENABLED": "yes"}, 9000),
+    ],
+)
+def test_a_program_is_asked_on_its_own_port_else_on_port_of_the_environment(
+    health: str, environ: dict[str, str], port: int | None
+) -> None:
+    assert port == load(programs(web=f"health = {health}"), **environ).health_port("web")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "[program.web]",
+            'program.web.command: is missing; set it to a list such as ["python3", "worker.py"], or a text that is split',
+        ),
+        (programs(web="comand = 'x'"), "program.web.comand: unknown key; did you mean command?"),
+        ("programs.web.command = 'x'", "programs: unknown key; did you mean program?"),
+        ("program.command = 'x'", 'program.command: must be a table, not "x"'),
+        (
+            "program.'a b'.command = 'x'",
+            "program.\"a b\": must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a b\"",
+        ),
+        (programs(watchdog=""), "program.watchdog: is the name of our own log; choose another"),
+        (
+            programs(web="ready = 'healthy'"),
+            'program.web.ready: is "healthy", and nothing says how to ask for its health; add a health table, or say "up"',
+        ),
+        (
+            programs(web="ready = 'heathy'"),
+            'program.web.ready: must be "up", "healthy" or "notify", not "heathy"; did you mean healthy?',
+        ),
+        (
+            programs(web="health.kind = 'exec'"),
+            'program.web.health.command: is missing, and kind is "exec"; write the command that checks, or choose another kind',
+        ),
+        (
+            programs(web="health = {kind = 'tcp', command = 'true'}"),
+            'program.web.health.command: is for kind "exec", and kind is "tcp"; take one of the two out',
+        ),
+        (
+            programs(web="health.command = []"),
+            "program.web.health.command: names no program; write the program first, then its arguments",
+        ),
+        (
+            programs(database="", web="depends_on = ['databse']"),
+            "program.web.depends_on: waits for 'databse', which is no program; did you mean database?",
+        ),
+        (
+            programs(a="depends_on = ['b']", b="depends_on = {c = 'started'}", c="depends_on = ['a']"),
+            "program.a.depends_on: waits for itself: a → b → c → a; take one of them out",
+        ),
+        (programs(a="depends_on = ['a']"), "program.a.depends_on: waits for itself: a → a; take one of them out"),
+        (
+            programs(db="", web="depends_on = {db = 'redy'}"),
+            'program.web.depends_on.db: must be "started", "ready" or "completed", not "redy"; did you mean ready?',
+        ),
+        (
+            programs(db="restart = 'always'", web="depends_on = {db = 'completed'}"),
+            (
+                "program.web.depends_on: waits until 'db' is completed, which is started again even after it ended well;"
+                ' wait for "ready", or let db have restart = "on-failure"'
+            ),
+        ),
+        (
+            programs(a="health = {}", b="health.kind = 'tcp'"),
+            "program.b.health.port: is 8080, on which a is asked for its health too; give each its own",
+        ),
+    ],
+)
+def test_a_wrong_program_is_told_with_its_place_and_the_cure(text: str, fault: str) -> None:
+    assert fault == fault_of(text)
+
+
+def test_a_program_that_is_always_restarted_but_not_after_0_can_be_completed() -> None:
+    text = programs(db="restart = 'always'\nno_restart_codes = [0]", web="depends_on = {db = 'completed'}")
+
+    assert 2 == len(load(text).program)
+
+
+def test_a_program_that_is_always_restarted_can_be_waited_for_until_it_is_ready() -> None:
+    assert 2 == len(load(programs(db="restart = 'always'", web="depends_on = {db = 'ready'}")).program)
+
+
+def test_one_port_is_enough_for_programs_of_which_only_one_starts_by_itself() -> None:
+    assert 2 == len(load(programs(a="health = {}", b="health = {}\nautostart = false")).program)
+
+
+def test_checks_that_are_off_need_no_port() -> None:
+    assert 2 == len(load(programs(a="health = {}", b="health = {}"), HEALTH_CHECK_ENABLED="0").program)
+
+
+def test_faults_of_programs_and_between_them_are_told_at_once() -> None:
+    text = programs(a="umask = 'x'", b="depends_on = ['a', 'c']", d="depends_on = ['d']")
+    faults = faults_of(f"{text}[run]\nname = 5", PORT="x")
+
+    places = {"environment variable PORT", "run.name", "program.a.umask", "program.b.depends_on", "program.d.depends_on"}
+    assert (5, places) == (len(faults), {fault.partition(":")[0] for fault in faults})
+
+
+def unions(kind: Kind) -> Iterator[list[Kind]]:
+    """The members of every kind that is in the settings."""
+    yield list(map(bare, members(kind)))
+    for member in map(bare, members(kind)):
+        match member:
+            case kinds.StructType():
+                for field in member.fields:
+                    yield from unions(field.type)
+            case kinds.DictType():
+                yield from unions(member.value_type)
+            case kinds.ListType():
+                yield from unions(member.item_type)
+
+
+def test_no_setting_is_a_list_or_table_or_else_a_text_with_a_pattern_which_msgspec_does_not_survive() -> None:
+    containers = (kinds.ListType, kinds.DictType, kinds.StructType)
+    mixed = [union for union in unions(kinds.type_info(ProgramSettings)) if any(isinstance(kind, containers) for kind in union)]
+
+    assert mixed
+    assert [] == [kind for union in mixed for kind in union if isinstance(kind, kinds.StrType) and kind.pattern]
