@@ -20,6 +20,8 @@ EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
 PYTHON = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("python",) and "no-run" not in block.info]
 WITH_PYTHON = [page for page in EXAMPLES if any(block.path == page.path for block in PYTHON)]
 SHELL = [block for page in EXAMPLES for block in page.blocks if block.info[:1] in {("console",), ("sh",)}]
+TOML = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("toml",)]
+LOADS = "import sys, pathlib, longwatch.config.settings as s; s.load_settings(path=pathlib.Path(sys.argv[1]), environ={}, flags={})"
 COMMAND_LINES = [
     (block.where, line)
     for block in SHELL
@@ -89,6 +91,14 @@ def test_a_page_read_from_top_to_bottom_runs_in_one_directory_and_a_second_time(
 def test_every_command_line_in_the_docs_parses(wheel_python: Path) -> None:
     faults = cli_tree(wheel_python, *(json.dumps(arguments(line)) for _, line in COMMAND_LINES)) if COMMAND_LINES else []
     assert [] == [(*told, fault) for told, fault in zip(COMMAND_LINES, faults, strict=True) if fault is not None]
+
+
+@pytest.mark.parametrize("block", TOML, ids=lambda block: block.where)
+def test_a_file_of_settings_in_the_docs_has_no_faults(block: Block, wheel_python: Path, tmp_path: Path) -> None:
+    file = tmp_path / "longwatch.toml"
+    file.write_text(block.text, encoding="utf-8")
+    done = subprocess.run([wheel_python, "-c", LOADS, file], check=False, capture_output=True, text=True, timeout=TIME_LIMIT)
+    assert 0 == done.returncode, block.where + "\n" + done.stderr
 
 
 def test_every_command_is_documented(commands: list[dict[str, Any]]) -> None:

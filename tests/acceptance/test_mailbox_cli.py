@@ -133,7 +133,7 @@ def test_a_database_without_mailboxes_is_left_as_it_is(shell: Shell, words: tupl
 @pytest.mark.parametrize("words", [*LOOKING[1:-1], *CHANGING], ids=line)
 def test_a_mailbox_that_is_not_there_is_not_made_and_the_nearest_is_named(shell: Shell, words: tuple[str, ...]) -> None:
     shell.says("mailbox", "send", "job", "1")
-    expected = "there is no mailbox 'jobs' in sqlite:///longwatch.db; did you mean 'job'?"
+    expected = "there is no mailbox 'jobs' in sqlite:///longwatch.db; did you mean job?"
     assert expected == shell.refuses(*words)
     assert ["job"] == [each["mailbox"] for each in shell.facts("mailbox", "ls")]
 

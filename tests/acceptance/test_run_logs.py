@@ -295,6 +295,7 @@ def test_the_program_gets_our_environment_but_for_what_is_ours(longwatch_bin: Pa
         assert 0 == run.end()
     got = dict(line.split("=", 1) for line in run.out.text.decode().splitlines())
     got.pop("LONGWATCH_OWNER")
+    assert "/run/notify" != got.pop("NOTIFY_SOCKET")
     expected = {"PORT": "1", "HEALTH_CHECK_ENABLED": "false", "DEBUG": "app:*", "EXTRA": "more", "MANAGED_BY": "longwatch"}
     assert clean_environment(expected) == got
     assert (tmp_path / "state" / "logs" / "env.log").exists()

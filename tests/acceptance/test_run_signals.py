@@ -13,12 +13,12 @@ from supervised import PYTHON, QUICK, Supervised, eventually, supervise
 LISTENS = """
 import os, signal, sys
 def heard(number, frame):
-    print("heard", signal.Signals(number).name, flush=True)
+    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())  # one write: a handler may interrupt another
     if number not in (signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
         os._exit(3)  # an interpreter that is ending hears nothing: the next signal would kill it
 for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
     signal.signal(number, heard)
-print("ready")
+print("ready", flush=True)
 while True:
     signal.pause()
 """

@@ -22,6 +22,8 @@ from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import process
 from longwatch.host.guardian import spawn as spawning
 from longwatch.host.guardian.cgroups import Cgroup, Cgroups
+from longwatch.host.guardian.proctable import Process, ProcTable
+from longwatch.host.guardian.tree import kill_marked, strike
 from longwatch.host.guardian.wire import Message
 from longwatch.host.process import KILL_NOW, ProcessSpec
 from snippet import Snippet, running
@@ -468,3 +470,23 @@ def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(proc: str,
     assert (1, proc == "own") == (told["pid"], told["seen"] == "1")
     assert ([2, 2], 2, [0, 2], [], 0) == tuple(told[word] for word in ("before", "killed", "after", "hopping", "end"))
     assert alive
+
+
+# --- numbers that are somebody else's by now ------------------------------------------------------------------------------------
+
+
+def test_a_group_whose_number_a_younger_process_bears_is_spared() -> None:
+    """Where much is forked, pids come round: what was a leader's group when we looked may be anybody's when we strike."""
+    innocent = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    try:
+        table = ProcTable()
+        began = table.start_of(innocent.pid)
+        kill_marked([], leaders=[(innocent.pid, began - 1)])
+        ghost = Process(innocent.pid, innocent.pid, 1, innocent.pid, innocent.pid, began - 1)
+        strike(table, [ghost])
+        assert innocent.poll() is None
+        kill_marked([], leaders=[(innocent.pid, began)])
+        assert -signal.SIGKILL == innocent.wait(PATIENCE)
+    finally:
+        innocent.kill()
+        innocent.wait()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,14 +110,48 @@ def test_a_damaged_ledger_is_kept_aside_and_begun_anew(books: Books, content: by
     assert {"web": KNOWN} == books.read("web")
 
 
-def test_rows_that_no_ledger_wrote_are_kept_aside_too(books: Books) -> None:
+@pytest.mark.parametrize(
+    "memory",
+    [
+        "[1",
+        "null",
+        '"text"',
+        "[" * 100_000,
+        '{"breaker": {}}',
+        '{"breaker": []}',
+        '{"breaker": {"events": "x", "opened_at": null, "reason": "", "trial": true}}',
+        '{"breaker": {"events": [], "opened_at": "now", "reason": "", "trial": true}}',
+        '{"starts": null}',
+        '{"starts": "7"}',
+        '{"failures": true}',
+        '{"failures": -1}',
+        '{"hangs": 1e400}',
+        '{"last_start": NaN}',
+        '{"last_start": 1e400}',
+        '{"history": 5}',
+        '{"history": [NaN]}',
+        '{"desired": "stopped"}',
+        '{"last_end": ["exit 1"]}',
+    ],
+)
+def test_rows_that_no_ledger_wrote_are_kept_aside_too(books: Books, memory: str) -> None:
     with books.open() as ledger:
         books.note(ledger, "web", KNOWN)
     database = SqliteDatabase(books.path)
-    database.write(lambda transaction: transaction.execute("UPDATE longwatch_programs SET memory = '[1'"))
+    database.write(lambda transaction: transaction.execute("UPDATE longwatch_programs SET memory = :memory", {"memory": memory}))
     database.close()
     assert {} == books.read("web")
     assert 1 == len(books.heard.of(LedgerSetAside))
+
+
+def test_keys_of_a_newer_version_are_passed_over(books: Books) -> None:
+    with books.open() as ledger:
+        books.note(ledger, "web", KNOWN)
+    database = SqliteDatabase(books.path)
+    newer = json.dumps({**KNOWN.to_dict(), "mood": "good"})
+    database.write(lambda transaction: transaction.execute("UPDATE longwatch_programs SET memory = :memory", {"memory": newer}))
+    database.close()
+    assert {"web": KNOWN} == books.read("web")
 
 
 def test_a_full_disk_holds_nobody_up_and_the_notes_are_written_once_there_is_room(
@@ -128,7 +163,8 @@ def test_a_full_disk_holds_nobody_up_and_the_notes_are_written_once_there_is_roo
     with books.open() as ledger:
         with monkeypatch.context() as patch:
             patch.setattr(ledger._database, "write", full)
-            books.note(ledger, "web", KNOWN)
+            with pytest.raises(StoreFullError):
+                books.note(ledger, "web", KNOWN)
         books.note(ledger, "api", KNOWN)
     assert ["periodic_failed"] == books.heard.names()
     assert {"web": KNOWN, "api": KNOWN} == books.read("web", "api")

@@ -13,7 +13,8 @@ import pytest
 from den import eventually
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import CircuitBreakerTripped, Events, PlanReloaded, ProgramStarted
-from longwatch.errors import GuardianLostError, ServiceStateError, TryAgainError, UsageError
+from longwatch.errors import GuardianLostError, ServiceStateError, StoreFullError, TryAgainError, UsageError
+from longwatch.store.sqlite import SqliteDatabase
 from longwatch.supervisor import BreakerPolicy, Condition, ProgramPlan, Readiness, StopPolicy, Streams, Supervisor
 from longwatch.testing import RecordingObserver
 
@@ -189,6 +190,29 @@ def test_an_open_breaker_survives_the_supervisor_and_a_reset_closes_it(keep: Kee
     assert eventually(lambda: keep.starts("a") > starts)
 
 
+def test_a_broken_program_that_was_stopped_starts_at_once_when_it_is_told_to(keep: Keeper) -> None:
+    fragile = BreakerPolicy(tolerated=0, cooldown=None)
+    supervisor = keep(ProgramPlan.of("a", ["false"], backoff=AT_ONCE, breaker=fragile))
+    until(supervisor, "a", state="broken")
+    supervisor.stop_programs("a")
+    with suppress(TryAgainError):  # it fails again, of course
+        supervisor.start_programs("a", timeout=10.0)
+    assert 2 == keep.starts("a")
+
+
+def test_a_stop_that_cannot_be_remembered_is_told(keep: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreFullError("the disk is full")
+
+    supervisor = keep(ProgramPlan.of("a", SLEEPER))
+    until(supervisor, "a", up=True)
+    monkeypatch.setattr(SqliteDatabase, "write", full)
+    with pytest.raises(TryAgainError, match=r"done, but not remembered .*: the disk is full"):
+        supervisor.stop_programs("a")
+    assert "stopped" == facts(supervisor, "a")["state"]
+    monkeypatch.undo()
+
+
 def test_a_supervisor_can_be_stopped_and_started_again(keep: Keeper) -> None:
     supervisor = keep(ProgramPlan.of("a", SLEEPER))
     supervisor.stop()
@@ -352,6 +376,38 @@ def test_a_reload_does_not_start_what_an_operator_has_stopped(keep: Keeper) -> N
     supervisor.reload([ProgramPlan.of("a", ["sleep", "1001"])])
     assert "stopped" == facts(supervisor, "a")["state"]
     assert "up" == supervisor.start_programs("a")[0]["state"]
+
+
+def test_a_stop_is_remembered_while_a_program_is_in_no_plan(keep: Keeper) -> None:
+    supervisor = keep(ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER))
+    supervisor.stop_programs("a")
+    supervisor.reload([ProgramPlan.of("b", SLEEPER)])
+    supervisor.reload([ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER)])
+    assert ("stopped", "stopped") == (facts(supervisor, "a")["state"], facts(supervisor, "a")["desired"])
+
+
+def test_a_stop_is_remembered_by_a_supervisor_that_hears_of_the_program_later(keep: Keeper) -> None:
+    first = keep(ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER))
+    first.stop_programs("a")
+    first.stop()
+    second = keep(ProgramPlan.of("b", SLEEPER))
+    second.reload([ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER)])
+    assert "stopped" == facts(second, "a")["desired"]
+
+
+def test_a_reload_whose_output_has_nowhere_to_go_changes_nothing(keep: Keeper) -> None:
+    def streams(plan: ProgramPlan) -> Streams:
+        if plan.name == "new":
+            raise UsageError("its log is a directory")
+        return SILENT
+
+    supervisor = keep(ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER), streams=streams)
+    pid = until(supervisor, "a", up=True)["pid"]
+    with pytest.raises(UsageError, match="its log is a directory"):
+        supervisor.reload([ProgramPlan.of("b", ["sleep", "1001"]), ProgramPlan.of("new", SLEEPER)])
+    assert [("a", pid), ("b", facts(supervisor, "b")["pid"])] == [(found["name"], found["pid"]) for found in supervisor.status()]
+    supervisor.shut_down()
+    assert 0 == supervisor.wait(30.0)
 
 
 def test_a_reload_with_faults_changes_nothing(keep: Keeper) -> None:

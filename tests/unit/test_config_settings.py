@@ -178,7 +178,7 @@ def test_nothing_is_read_from_the_real_environment(monkeypatch: pytest.MonkeyPat
         ("run.health.interval = 0", "run.health.interval: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.health.timeout = 0", "run.health.timeout: must be a number of seconds (more than 0, a year at most), not 0"),
         ("run.breaker.window = 0", "run.breaker.window: must be a number of seconds (more than 0, a year at most), not 0"),
-        ("run.breaker.restarts = 0", "run.breaker.restarts: must be a whole number from 1 to 1000000, not 0"),
+        ("run.breaker.restarts = 0", "run.breaker.restarts: must be a whole number from 1 to 1000, not 0"),
         (
             "run.breaker.cooldown = 'no'",
             'run.breaker.cooldown: must be a number of seconds (more than 0, a year at most) or "off", not "no"',

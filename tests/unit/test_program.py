@@ -576,6 +576,32 @@ def test_a_stop_while_it_is_broken_ends_its_life(stage: Stage) -> None:
     assert State.STOPPED == stage.state()
 
 
+def test_a_stop_in_the_moment_of_the_trial_leaves_the_trial_to_the_next_life(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=1)
+
+    def stop_when_it_is_granted() -> None:
+        if stage.program.next_start == stage.clock.wall():
+            stage.program.stop()
+
+    stage.program._changed = stop_when_it_is_granted
+    stage.advance(300.0, parked=0)
+    assert 1 == stage.code()
+    stage.program._changed = lambda: None
+    stage.outcome = stage.loop.spawn(stage.program.live())
+    stage.settle()
+    assert State.UP == stage.state()
+
+
+def test_a_trial_that_fails_after_its_cool_down_was_taken_away_breaks_it_all_the_same(stage: Stage) -> None:
+    stage.begin(critical=False, breaker=FRAGILE)
+    stage.end(code=1)
+    stage.advance(300.0)
+    stage.do(lambda: stage.program.follow(replace(stage.program.plan, breaker=replace(FRAGILE, cooldown=None))))
+    stage.end(code=1)
+    assert State.BROKEN == stage.state()
+
+
 def test_a_reset_ends_a_wait_for_the_next_start(stage: Stage) -> None:
     stage.begin()
     stage.end(code=1)

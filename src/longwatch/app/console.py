@@ -9,7 +9,7 @@ from pathlib import Path
 
 from longwatch.app.output import Tee
 from longwatch.config.settings import LogSettings
-from longwatch.config.tables import LogFileSettings, OutputSettings
+from longwatch.config.tables import LogFileSettings
 from longwatch.core.clock import Clock
 from longwatch.core.events import Level
 from longwatch.errors import UsageError
@@ -17,6 +17,7 @@ from longwatch.observe.logfile import OWN_LOG, LogFile, Notice
 from longwatch.observe.logs import EventLog, Form, Sink, dropped_notice
 from longwatch.observe.outlet import Outlet
 from longwatch.observe.render import to_json, to_pretty, wants_colour
+from longwatch.supervisor.plan import Output
 from longwatch.supervisor.program import Streams
 
 _PATIENCE = 5.0
@@ -44,12 +45,12 @@ class Console:
 
     def alone(self, name: str, log: LogFileSettings) -> Streams:
         """Streams of the only program: our own input, and its output as if it were ours."""
-        file = self._file(name, log)
+        file = self._file(name, Output(max_bytes=log.max_bytes, keep=log.keep))
         return Streams(0, Tee(file, self.out), Tee(file, self.err))
 
-    def among_others(self, name: str, log: OutputSettings, *, tag: str) -> Streams:
+    def among_others(self, name: str, output: Output, *, tag: str) -> Streams:
         """Streams of one program among several: no input, and one way out for all it says, in its order."""
-        tee = Tee(self._file(name, log), self.out if log.console else None, tag=tag)
+        tee = Tee(self._file(name, output), self.out if output.console else None, tag=tag)
         return Streams(None, tee, tee)
 
     @property
@@ -70,11 +71,11 @@ class Console:
             if file is not None:
                 file.close()
 
-    def _file(self, name: str, log: LogFileSettings) -> LogFile | None:
-        """The program's log file; a later call has it follow other settings."""
-        known = self._programs.get(name) or _log_file(log, self._state, name)
+    def _file(self, name: str, output: Output) -> LogFile | None:
+        """The program's log file; a later call has it follow other wishes."""
+        known = self._programs.get(name) or _log_file(output, self._state, name)
         if known is not None:
-            known.max_bytes, known.keep = log.max_bytes, log.keep
+            known.max_bytes, known.keep = output.max_bytes, output.keep
             self._programs[name] = known
         return known
 
@@ -102,7 +103,7 @@ def make_state_directory(state: Path) -> None:
         ) from None
 
 
-def _log_file(log: LogFileSettings, state: Path | None, name: str, notice: Notice | None = None) -> LogFile | None:
+def _log_file(log: LogFileSettings | Output, state: Path | None, name: str, notice: Notice | None = None) -> LogFile | None:
     if state is None:
         return None
     return LogFile(state / "logs" / f"{name}.log", max_bytes=log.max_bytes, keep=log.keep, notice=notice)

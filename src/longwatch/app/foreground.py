@@ -56,10 +56,10 @@ class Foreground:
     """Runs a supervisor to its end.
 
     `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards` passes other signals on to the
-    programs; `reloads` makes SIGHUP a wish to reload; `started` is called once everything runs.
+    programs, which else come to nothing; `reloads` makes SIGHUP a wish to reload.
     """
 
-    def __init__(  # noqa: PLR0913 - what `run` and `up` do differently, each by name
+    def __init__(
         self,
         supervisor: Supervisor,
         console: Console,
@@ -67,7 +67,6 @@ class Foreground:
         stop_by: StopBy = lambda _: None,
         forwards: bool = False,
         reloads: bool = False,
-        started: Callable[[], None] = lambda: None,
     ) -> None:
         self.supervisor = supervisor
         self.console = console
@@ -76,7 +75,6 @@ class Foreground:
         self._stop_by = stop_by
         self._forwards = forwards
         self._reloads = reloads
-        self._started = started
         self._told_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
@@ -101,7 +99,6 @@ class Foreground:
     def _supervise(self) -> int:
         try:
             self.supervisor.start()
-            self._started()
             let_signals_through()
             return self.supervisor.wait() or 0
         except SpawnError as error:
@@ -132,9 +129,8 @@ class Foreground:
 
     @contextmanager
     def _hearing_others(self) -> Iterator[None]:
-        forwarded = FORWARDED if self._forwards else ()
         reload = (signal.SIGHUP,) if self._reloads else ()
-        with catching((*forwarded, *reload, signal.SIGCHLD)) as stream:
+        with catching((*FORWARDED, *reload, signal.SIGCHLD)) as stream:
             Errand(lambda: self._hear(stream), name="longwatch-forward").start()
             yield
 
@@ -145,9 +141,11 @@ class Foreground:
             elif signum == signal.SIGHUP:
                 self.events.emit(SignalReceived(signal=signum, action="reload"))
                 self.supervisor.reload_source()
-            else:
+            elif self._forwards:
                 self.events.emit(SignalReceived(signal=signum, action="forward"))
                 self.supervisor.signal(signum)
+            else:
+                self.events.emit(SignalReceived(signal=signum, action="ignore"))
 
     def _after_each_run(self, event: Event) -> None:
         if isinstance(event, ProgramEnded):

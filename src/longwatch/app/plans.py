@@ -25,7 +25,7 @@ from longwatch.host.identity import identity_environment, identity_of
 from longwatch.host.process import Limits, ProcessSpec, StopPolicy
 from longwatch.supervisor.conditions import Readiness
 from longwatch.supervisor.environment import child_environment
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import Output, ProgramPlan
 from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, HttpProbe, Probe, TcpProbe
 
 WITH_SHELL = '["sh", "-c", "…"]'
@@ -145,6 +145,7 @@ class _Planning:
             ready_timeout=_unless_off(program.ready_timeout),
             depends_on=program.dependencies,
             critical=program.critical,
+            output=Output(console=program.log.console, max_bytes=program.log.max_bytes, keep=program.log.keep),
             autostart=program.autostart,
         )
 

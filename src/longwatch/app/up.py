@@ -20,7 +20,7 @@ from longwatch.config.discovery import Loaded, load_config
 from longwatch.config.settings import shown_settings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events import Events
-from longwatch.errors import ConfigError
+from longwatch.errors import ConfigError, Fault
 from longwatch.observe.logfile import OWN_LOG
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.presence import Presence
@@ -46,9 +46,9 @@ def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object
     with closing(Console(loaded.settings.supervisor.log, state=loaded.state, clock=clock, environ=environ)) as console:
         source = _Source(loaded, console, lambda: load_config(path, environ, flags), environ)
         supervisor = _supervisor(planned.values(), source, clock)
+        source.reread = lambda: supervisor.limit_shutdown(_shutdown_timeout(source.loaded))
         _forget_logs(loaded, planned)
-        foreground = Foreground(supervisor, console, reloads=True, started=allow_many_files)
-        return foreground.run(planned, shown_settings(loaded.settings))
+        return Foreground(supervisor, console, reloads=True).run(planned, shown_settings(loaded.settings))
 
 
 def _supervisor(planned: Iterable[ProgramPlan], source: _Source, clock: SystemClock) -> Supervisor:
@@ -60,11 +60,17 @@ def _supervisor(planned: Iterable[ProgramPlan], source: _Source, clock: SystemCl
         events=Events(source.console.log),
         clock=clock,
         source=source.read_again,
-        shutdown_timeout=None if asked.shutdown_timeout == "off" else asked.shutdown_timeout,
+        shutdown_timeout=_shutdown_timeout(source.loaded),
         forget_after=FOR_EVER if asked.keep_days == "off" else asked.keep_days * DAY,
         about={"version": __version__},
+        guarded=allow_many_files,
         adopt=True,
     )
+
+
+def _shutdown_timeout(loaded: Loaded) -> float | None:
+    asked = loaded.settings.supervisor.shutdown_timeout
+    return None if asked == "off" else asked
 
 
 class _Source:
@@ -72,6 +78,8 @@ class _Source:
 
     def __init__(self, loaded: Loaded, console: Console, load: Callable[[], Loaded], environ: Mapping[str, str]) -> None:
         self.loaded = loaded
+        self.reread: Callable[[], None] = lambda: None
+        """Called once it was read again and found in order."""
         self.console = console
         self._load = load
         self._environ = environ
@@ -79,15 +87,22 @@ class _Source:
     def read_again(self) -> Iterable[ProgramPlan]:
         """The plans that stand in it now; ConfigError, and nothing is changed."""
         loaded = self._load()
+        if loaded.state != self.loaded.state:
+            fault = Fault(
+                f"{loaded.source}: state_dir",
+                "cannot change while we run",
+                "put it back, or stop `longwatch up` and start it again",
+            )
+            raise ConfigError(fault)
         planned = plans(loaded.settings, base=loaded.base, environ=self._environ, source=loaded.source)
         self.loaded = loaded
+        self.reread()
         return planned.values()
 
     def streams(self, plan: ProgramPlan) -> Streams:
         """Where a program's output goes."""
-        programs = self.loaded.settings.program
-        widest = min(max(map(len, programs)), _WIDEST_TAG)
-        return self.console.among_others(plan.name, programs[plan.name].log, tag=f"{plan.name:<{widest}} | ")
+        widest = min(max(map(len, self.loaded.settings.program)), _WIDEST_TAG)
+        return self.console.among_others(plan.name, plan.output, tag=f"{plan.name:<{widest}} | ")
 
 
 def allow_many_files() -> None:

@@ -36,7 +36,7 @@ class BackoffSettings(Table, frozen=True, kw_only=True):
 class BreakerSettings(Table, frozen=True, kw_only=True):
     """`breaker`: when to stop restarting."""
 
-    restarts: Count = 5
+    restarts: Annotated[int, Meta(ge=1, le=1000)] = 5
     """So many restarts are allowed within the window; the failure that would need one more trips the breaker."""
     window: Period = 60.0
     """The time in which restarts are counted."""

@@ -258,7 +258,7 @@ class SettingsInEffect(Event):
 class SignalReceived(Event):
     signal: int
     action: str
-    """`stop`, `escalate`, `forward` or `reload`."""
+    """`stop`, `escalate`, `forward`, `reload` or `ignore`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

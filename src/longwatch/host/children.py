@@ -225,7 +225,7 @@ class Guardian(Service):
         children = list(self._children.values())
         killed = kill_marked(
             [child.mark for child in children],
-            leaders=[child.pid for child in children if child.leads],
+            leaders=[(child.pid, child.start) for child in children if child.leads],
             cage=Cgroup.named(self._cage) if self._cgroups else None,
             below=self._adopt,
         )

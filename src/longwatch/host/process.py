@@ -110,6 +110,8 @@ class Child:
         self.number = number
         self.mark = mark
         self.pid = 0
+        self.start = 0
+        """When its leader began, in clock ticks since boot: with the pid it names a process for good. 0: nobody can tell."""
         self.started_at = self._ended_at = clock.monotonic()
         self._guardian = guardian
         self._clock = clock
@@ -228,7 +230,7 @@ class Child:
     def tell(self, message: Message) -> None:
         match message["event"]:
             case "spawned":
-                self.pid = message["pid"]
+                self.pid, self.start = message["pid"], message.get("start", 0)
                 self.started_at = self._clock.monotonic()
                 self.spawned.set_result(self.pid)
             case "spawn_failed":

@@ -11,7 +11,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.host.patience import settled_within
 from longwatch.host.process import StopPolicy
 from longwatch.supervisor.bulletin import Bulletin
-from longwatch.supervisor.dependencies import waves
+from longwatch.supervisor.dependencies import problems, waves
 from longwatch.supervisor.post import Post
 
 
@@ -20,14 +20,19 @@ async def close(
 ) -> None:
     """Stop everything, wave by wave; with a policy by that one, else each by its own. What is there after `within` is killed."""
     deadline = Deadline.after(within, clock)
-    wishes = {name: post.plan.depends_on for name, post in posts.items()}
-    for wave in reversed(waves(wishes)):
+    for wave in reversed(_waves(posts)):
         leaving = [posts[name] for name in wave if name in posts]
         for post in leaving:
             post.wished = False
             if post.living:
                 post.program.stop(_capped(policy or post.plan.stop, deadline))
         await _at_rest(leaving, bulletin, deadline)
+
+
+def _waves(posts: Mapping[str, Post]) -> list[list[str]]:
+    """All at once where a reload that did not come to its end has left them waiting for each other."""
+    wishes = {name: post.plan.depends_on for name, post in posts.items()}
+    return [list(posts)] if problems(wishes) else waves(wishes)
 
 
 async def _at_rest(posts: list[Post], bulletin: Bulletin, deadline: Deadline) -> None:

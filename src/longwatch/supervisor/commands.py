@@ -9,7 +9,7 @@ from functools import partial
 from longwatch.core.clock import Clock
 from longwatch.core.events import ControlCommand, Events
 from longwatch.core.nearest import did_you_mean
-from longwatch.errors import TryAgainError, UsageError
+from longwatch.errors import StoreError, TryAgainError, UsageError
 from longwatch.host.patience import settled_within
 from longwatch.supervisor.lifecycle import State
 from longwatch.supervisor.post import Facts, Post
@@ -53,6 +53,8 @@ class Commands:
         before = {post: 0 if post.up or post.state is State.STARTING else post.program.memory.starts for post in posts}
         for post in posts:
             post.program.memory.desired = True
+            if not post.up:
+                post.program.reset()
             post.wish()
         return await self._come_up(before, ready=ready, within=within)
 
@@ -63,9 +65,9 @@ class Commands:
         for post in posts:
             post.program.memory.desired = False
             post.end_life()
-        await self._save(posts)
+        doubt = await self._save(posts)
         await self._bulletin.until(lambda: all(post.at_rest or post.lives > lives[post] for post in posts))
-        return [post.facts() for post in posts]
+        return _sure([post.facts() for post in posts], doubt)
 
     async def restart(self, *names: str, ready: bool = False, within: float = START_TIMEOUT) -> list[Facts]:
         """Stop and start them, of all only those that are wanted; returns when they are up again."""
@@ -82,14 +84,13 @@ class Commands:
         posts = self._told("reset", names)
         for post in posts:
             post.program.reset()
-        await self._save(posts)
-        return [post.facts() for post in posts]
+        return _sure([post.facts() for post in posts], await self._save(posts))
 
     # --- small words ---
 
     def _named(self, names: Sequence[str]) -> list[Post]:
         for name in names:
-            if name not in self._posts:
+            if name not in self._posts or self._posts[name].retired:
                 raise UsageError(_unknown(name, self._posts))
         return [self._posts[name] for name in dict.fromkeys(names or self._posts)]
 
@@ -100,19 +101,30 @@ class Commands:
         self._events.emit(ControlCommand(command=command, programs=tuple(post.plan.name for post in posts)))
         return posts
 
-    async def _save(self, posts: Iterable[Post]) -> None:
+    async def _save(self, posts: Iterable[Post]) -> str:
+        """Have it on disk; why it is not, if it is not."""
         for post in posts:
             self._roster.changed(post.plan.name)
-        await self._saved()
+        try:
+            await self._saved()
+        except StoreError as error:
+            return str(error)
+        return ""
 
     async def _come_up(self, before: Mapping[Post, int], *, ready: bool, within: float) -> list[Facts]:
         """Wait until each is up after more starts than it had, or has failed to be."""
-        await self._save(before)
+        doubt = await self._save(before)
         holds = partial(_all_settled, before, ready=ready)
         waiting = asyncio.ensure_future(self._bulletin.until(holds))
         await settled_within(waiting, within, self._clock)
         waiting.cancel()
-        return _all_up(before, ready=ready)
+        return _sure(_all_up(before, ready=ready), doubt)
+
+
+def _sure(facts: list[Facts], doubt: str) -> list[Facts]:
+    if doubt:
+        raise TryAgainError(f"it is done, but not remembered for the next start of the supervisor: {doubt}")
+    return facts
 
 
 def _is_over(post: Post, starts: int) -> bool:

@@ -30,6 +30,8 @@ AGAIN_AFTER = 30.0
 """How long after a failed write the next is tried, in seconds."""
 _BESIDE = ("", "-wal", "-shm")
 
+Waiting = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
+
 
 class Ledger(Service):
     """Remembers programs in one file. `read` before `start`; `note` and `settled` are called on the loop."""
@@ -42,7 +44,7 @@ class Ledger(Service):
         self._lock = threading.Lock()
         self._unwritten: dict[str, str] = {}
         self._noted: dict[str, str] = {}
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiting: Waiting = []
         self._sql = load_queries("longwatch.supervisor", "queries", "sqlite")
         self._database = SqliteDatabase(path)
         self._writer = Periodic(
@@ -59,7 +61,7 @@ class Ledger(Service):
             return self._read(forget_after, known)
         except StoreCorruptError as error:
             self._begin_anew(str(error))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             self._begin_anew(f"it holds what no ledger does ({type(error).__name__})")
         return self._read(forget_after, known)
 
@@ -74,7 +76,7 @@ class Ledger(Service):
         self._writer.wake()
 
     async def settled(self) -> None:
-        """Wait until everything that was noted so far is on disk, or could not be written just now."""
+        """Wait until everything that was noted so far is on disk; StoreError if it could not be written just now."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -97,7 +99,7 @@ class Ledger(Service):
 
     def _read(self, forget_after: float, known: Collection[str]) -> dict[str, Memory]:
         rows = self._database.write(lambda transaction: self._pruned(transaction, forget_after, known))
-        return {name: Memory.from_dict(json.loads(memory)) for name, memory in rows}
+        return {name: Memory.from_dict(json.loads(memory)) for name, memory in rows}  # NaN and its like are refused there
 
     def _pruned(self, transaction: Transaction, age: float, known: Collection[str]) -> list[tuple[str, str]]:
         for name, _ in transaction.rows(self._sql["all"]):
@@ -113,14 +115,12 @@ class Ledger(Service):
         try:
             if taken:
                 self._database.write(lambda transaction: self._keep(transaction, taken))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._unwritten = {**taken, **self._unwritten}
+            _tell(waiting, error if isinstance(error, StoreError) else StoreError(f"the ledger failed: {error}"))
             raise
-        finally:
-            for loop, future in waiting:
-                with suppress(RuntimeError):  # the loop is closed, and nobody waits on it any more
-                    loop.call_soon_threadsafe(_resolve, future)
+        _tell(waiting, None)
 
     def _keep(self, transaction: Transaction, notes: dict[str, str]) -> None:
         for name, memory in notes.items():
@@ -137,6 +137,16 @@ class Ledger(Service):
         self._events.emit(LedgerSetAside(path=str(self.path), kept_as=str(aside), reason=reason))
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
+def _tell(waiting: Waiting, error: StoreError | None) -> None:
+    for loop, future in waiting:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits on it any more
+            loop.call_soon_threadsafe(_resolve, future, error)
+
+
+def _resolve(future: asyncio.Future[None], error: StoreError | None) -> None:
+    if future.done():
+        return
+    if error is None:
         future.set_result(None)
+    else:
+        future.set_exception(error)

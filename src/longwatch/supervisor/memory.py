@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
 
 HISTORY = 20
 """How many of the latest restarts are remembered."""
+_MOST = 1 << 53
 
 
 class LastEnd(NamedTuple):
@@ -40,11 +44,72 @@ class Memory:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The reverse of `to_dict`; TypeError and ValueError for what is no such thing."""
-        end = data.pop("last_end", None)
-        return cls(**data, last_end=None if end is None else LastEnd(*end))
+    def from_dict(cls, data: object) -> Self:
+        """The reverse of `to_dict`; ValueError for what is no such thing. Keys that a newer version may have added are left out."""
+        table = _table(data)
+        checked = {name: check(table[name]) for name, check in _CHECKS.items() if name in table}
+        return cls(**checked)
 
     def note_restart(self, now: float) -> None:
         self.restarts += 1
         self.history = [*self.history, now][-HISTORY:]
+
+
+def _table(value: object) -> dict[str, Any]:
+    return _of(value, dict)
+
+
+def _of(value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{kind.__name__} expected, not {type(value).__name__}")
+    return value
+
+
+def _count(value: object) -> int:
+    number = _of(value, int)
+    if not 0 <= number <= _MOST:
+        raise ValueError("a count out of bounds")
+    return number
+
+
+def _moment(value: object) -> float:
+    number = float(value) if isinstance(value, int) and not isinstance(value, bool) else _of(value, float)
+    if not -_MOST <= number <= _MOST:
+        raise ValueError("a moment out of bounds")
+    return number
+
+
+def _moments(value: object) -> list[float]:
+    return [_moment(item) for item in _of(value, list)]
+
+
+def _perhaps(check: Callable[[object], T]) -> Callable[[object], T | None]:
+    return lambda value: None if value is None else check(value)
+
+
+def _end(value: object) -> LastEnd:
+    cause, verdict, at, lasted = _of(list(value) if isinstance(value, LastEnd) else value, list)
+    return LastEnd(_of(cause, str), _of(verdict, str), _moment(at), _moment(lasted))
+
+
+def _breaker(value: object) -> dict[str, Any]:
+    table = _table(value)
+    return {
+        "events": _moments(table.get("events")),
+        "opened_at": _perhaps(_moment)(table.get("opened_at")),
+        "reason": _of(table.get("reason"), str),
+        "trial": _of(table.get("trial"), bool),
+    }
+
+
+_CHECKS: dict[str, Callable[[object], Any]] = {
+    "desired": _perhaps(lambda value: _of(value, bool)),
+    "starts": _count,
+    "restarts": _count,
+    "failures": _count,
+    "hangs": _count,
+    "history": _moments,
+    "last_start": _perhaps(_moment),
+    "last_end": _perhaps(_end),
+    "breaker": _perhaps(_breaker),
+}

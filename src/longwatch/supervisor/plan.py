@@ -18,6 +18,15 @@ from longwatch.supervisor.probes import HealthPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What becomes of a program's lines beside its log file, and how large that gets; for whoever makes its streams."""
+
+    console: bool = True
+    max_bytes: int = 10 << 20
+    keep: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan:
     """One program.
 
@@ -39,6 +48,7 @@ class ProgramPlan:
     ready_timeout: float | None = None
     depends_on: Mapping[str, Condition] = field(default_factory=dict)
     critical: bool = False
+    output: Output = Output()
     autostart: bool = True
     """Whether it is wanted up when nobody has said otherwise yet."""
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from longwatch.core.backoff import Backoff
-from longwatch.core.breaker import Breaker
+from longwatch.core.breaker import Breaker, Phase
 from longwatch.core.clock import Clock
 from longwatch.core.endcause import EndCause, EndKind
 from longwatch.core.events import CircuitBreakerTripped, Event, Events, ProgramEnded, ProgramStarted, RestartScheduled
@@ -267,7 +267,7 @@ class Program:
         """Record the failure with the breaker; True when that was one too many, or too many hangs in a row."""
         now = self._clock.wall()
         self.memory.hangs = self.memory.hangs + 1 if self._sick else self.memory.hangs
-        too_many = self.breaker.failed(now)
+        too_many = self.breaker.failed(now) or self.breaker.phase(now) is Phase.OPEN
         if self.memory.hangs >= max(self.plan.breaker.tolerated, 1):
             self.breaker.trip(now, f"{self.memory.hangs} runs in a row ended by failed health checks")
             return True
@@ -319,7 +319,10 @@ class Program:
         while not self.breaker.admits(self._clock.wall()):
             if not await self._pause(self.breaker.cooldown_left(self._clock.wall())):
                 return False
-        return await self._next_start_in(0.0)
+        started = await self._next_start_in(0.0)
+        if not started:
+            self.breaker.undecided()
+        return started
 
     async def _next_start_in(self, delay: float) -> bool:
         if not await self._pause(delay):

@@ -12,18 +12,20 @@ from longwatch.supervisor.roster import Roster
 async def reload(roster: Roster, plans: Mapping[str, ProgramPlan], *, go_on: Callable[[], None]) -> PlanReloaded:
     """Stop what is in no plan any more, start anew what has to be, change the rest as it runs, then start what is new.
 
+    What the new plans need of the machine is made first: if it cannot be had, nothing is changed.
     `go_on` is asked once what leaves has left, which may take its time; it raises when nothing is to be started any more.
     """
     told = difference({name: post.plan for name, post in roster.posts.items() if not post.retired}, plans)
+    prepared = {name: roster.prepare(plans[name]) for name in (*told.changed, *told.updated, *told.added)}
     await roster.retire(told.removed)
     go_on()
     for name in (*told.changed, *told.updated):
         post = roster.posts[name]
-        roster.take_over(post, plans[name])
+        roster.take_over(post, prepared[name])
         if name in told.changed and post.desired:
             post.begin_anew()
     for name in told.added:
-        roster.add(plans[name]).follow_desire()
+        roster.add(prepared[name]).follow_desire()
     return told
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from longwatch.core.clock import Clock
 from longwatch.core.events import Events
@@ -19,6 +20,14 @@ from longwatch.supervisor.program import Program, Streams
 
 Address = Callable[[str, int | None], Path]
 """Where a socket of that name may be, for a process of that user."""
+
+
+class Prepared(NamedTuple):
+    """A plan, and what it takes to follow it."""
+
+    plan: ProgramPlan
+    streams: Streams
+    address: Path
 
 
 class Roster:
@@ -38,6 +47,8 @@ class Roster:
         failed: Callable[[BaseException], None],
     ) -> None:
         self.posts: dict[str, Post] = {}
+        self.memories: dict[str, Memory] = {}
+        """What is remembered of programs that are not here now, and may come."""
         self.bulletin = Bulletin()
         self.address: Address = lambda name, _: Path(name)
         self._guardian = guardian
@@ -51,16 +62,17 @@ class Roster:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._number = 0
 
-    def add(self, plan: ProgramPlan, memory: Memory | None = None, *, strict: bool = False) -> Post:
-        """Give a program its place, and have it up if it is desired."""
+    def add(self, prepared: Prepared, *, strict: bool = False) -> Post:
+        """Give a program its place."""
+        plan = prepared.plan
         program = Program(
             plan,
             guardian=self._guardian,
             clock=self._clock,
             events=self._events,
-            streams=self._streams(plan),
-            memory=memory,
-            notify=self._socket(plan),
+            streams=prepared.streams,
+            memory=self.memories.pop(plan.name, None),
+            notify=self._listen(plan, prepared.address),
             changed=partial(self.changed, plan.name),
             strict=strict,
         )
@@ -70,13 +82,20 @@ class Roster:
         task.add_done_callback(partial(self._kept, plan.name))
         return post
 
-    def take_over(self, post: Post, plan: ProgramPlan) -> None:
+    def prepare(self, plan: ProgramPlan) -> Prepared:
+        """Make what a plan needs of the machine, and change nothing yet: what cannot be had is told before anybody is touched."""
+        self._number += 1
+        uid = plan.process.identity.uid if plan.process.identity else None
+        return Prepared(plan, self._streams(plan), self.address(f"n{self._number}", uid))
+
+    def take_over(self, post: Post, prepared: Prepared) -> None:
         """Have a program follow another plan."""
+        plan = prepared.plan
         if post.plan.process.identity != plan.process.identity:
             self._sockets.pop(plan.name).close()
-            post.program.notify = self._socket(plan)
+            post.program.notify = self._listen(plan, prepared.address)
         post.program.follow(plan)
-        post.program.streams = self._streams(plan)
+        post.program.streams = prepared.streams
         self.bulletin.post()
 
     async def retire(self, names: Iterable[str]) -> None:
@@ -108,10 +127,9 @@ class Roster:
         self._tasks.clear()
         self._sockets.clear()
 
-    def _socket(self, plan: ProgramPlan) -> NotifySocket:
-        self._number += 1
+    def _listen(self, plan: ProgramPlan, address: Path) -> NotifySocket:
         uid = plan.process.identity.uid if plan.process.identity else None
-        socket = NotifySocket(self.address(f"n{self._number}", uid), partial(self._hear, plan.name), uid=uid)
+        socket = NotifySocket(address, partial(self._hear, plan.name), uid=uid)
         socket.open()
         self._sockets[plan.name] = socket
         return socket
@@ -130,7 +148,7 @@ class Roster:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
-        self.posts.pop(name)
+        self.memories[name] = self.posts.pop(name).program.memory
         self._tasks.pop(name)
         self._sockets.pop(name).close()
         self.bulletin.post()

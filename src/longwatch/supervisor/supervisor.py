@@ -59,6 +59,7 @@ class Supervisor(Service):
     With a `state` directory, what is remembered of programs survives this process, and `longwatch status` and its like can reach
     it; one supervisor a directory. `source` gives the plans anew when somebody asks for a reload, and `about` is what more
     `longwatch status --json` says of the supervisor. `adopt` makes this process inherit orphans: for processes of our own.
+    `guarded` is called once the guardian runs, before anything else is opened: what is changed there is not inherited by programs.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -74,6 +75,7 @@ class Supervisor(Service):
         shutdown_timeout: float | None = None,
         forget_after: float = MONTH,
         about: Mapping[str, str] | None = None,
+        guarded: Callable[[], None] = lambda: None,
         adopt: bool = False,
         cgroups: bool = True,
     ) -> None:
@@ -90,6 +92,7 @@ class Supervisor(Service):
         self._shutdown_timeout = shutdown_timeout
         self._forget_after = forget_after
         self._about = about or {}
+        self._guarded = guarded
         self._files: StateFiles | None = None
         self._rendezvous: Rendezvous | None = None
         self._roster = Roster(
@@ -161,6 +164,10 @@ class Supervisor(Service):
         """Kill everything, now."""
         self._soon(lambda: self._end(policy=KILL_NOW, again=True))
 
+    def limit_shutdown(self, seconds: float | None) -> None:
+        """How long a shutdown may take from now on; None: every program has its own grace."""
+        self._shutdown_timeout = seconds
+
     def signal(self, signum: int) -> None:
         """Pass a signal on to every program's process group."""
         self._soon(lambda: self._roster.signal(signum))
@@ -188,6 +195,7 @@ class Supervisor(Service):
             undo.callback(self.loop.stop)
             self.guardian.start()
             undo.callback(self.guardian.stop)
+            self._guarded()
             self.loop.call(self._begin(memories), timeout=START_TIMEOUT)
             undo.pop_all()
 
@@ -218,9 +226,10 @@ class Supervisor(Service):
     async def _begin(self, memories: Mapping[str, Memory]) -> None:
         assert self._rendezvous is not None
         self._roster.posts.clear()
+        self._roster.memories = dict(memories)
         self._roster.address = self._rendezvous.address
         for plan in self._plans.values():
-            self._roster.add(plan, memories.get(plan.name), strict=plan.name == self._leader)
+            self._roster.add(self._roster.prepare(plan), strict=plan.name == self._leader)
         if self._files is not None:
             state = self._files.state.absolute()
             requests = Requests(self.commands, self._reload_from_source, state, self.guardian, clock=self.clock, about=self._about)
@@ -251,7 +260,10 @@ class Supervisor(Service):
         self._ending = asyncio.ensure_future(self._close_programs(policy, self._shutdown_timeout if within is None else within))
 
     async def _close_programs(self, policy: StopPolicy | None, within: float | None) -> None:
-        await close(self._roster.posts, self._roster.bulletin, policy=policy, within=within, clock=self.clock)
+        try:
+            await close(self._roster.posts, self._roster.bulletin, policy=policy, within=within, clock=self.clock)
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the end must hear of it
+            self._fail(error)
         if self._exit_code is None and self._leader is not None:
             self._exit_code = self._code_of_leader(policy)
         self._over.set()
@@ -289,21 +301,18 @@ class Supervisor(Service):
             await self._files.saved()
 
     async def _reload_or_tell(self) -> None:
-        with suppress(LongwatchError):
+        with suppress(LongwatchError, OSError):
             await self._reload_from_source()
 
     async def _reload_from_source(self) -> PlanReloaded:
         if self._source is None:
             raise UsageError("this supervisor was given its programs by code; there is no file to read again")
         async with self._reloading:
-            return await self._follow(self._read(self._source))
-
-    def _read(self, source: Callable[[], Plans]) -> dict[str, ProgramPlan]:
-        try:
-            return checked(source())
-        except LongwatchError as error:
-            self.events.emit(ReloadRefused(reason=str(error)))
-            raise
+            try:
+                return await self._follow(checked(self._source()))
+            except (LongwatchError, OSError) as error:
+                self.events.emit(ReloadRefused(reason=str(error)))
+                raise
 
     async def _reload(self, plans: dict[str, ProgramPlan]) -> PlanReloaded:
         async with self._reloading:
@@ -312,8 +321,8 @@ class Supervisor(Service):
     async def _follow(self, plans: dict[str, ProgramPlan]) -> PlanReloaded:
         """One at a time: two at once would give a program that leaves and comes back two posts."""
         self._check_not_ending()
-        self._plans = plans
         told = await reload(self._roster, plans, go_on=self._check_not_ending)
+        self._plans = plans
         self.events.emit(told)
         return told
 

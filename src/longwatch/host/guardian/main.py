@@ -166,7 +166,7 @@ class Guardian:
             return
         if tree.phase is Phase.SPAWNING:
             tree.phase = Phase.RUNNING
-        self._tell("spawned", tree, pid=tree.leader)
+        self._tell("spawned", tree, pid=tree.leader, start=self.forest.table.start_of(tree.leader))
 
     def _reap(self) -> None:
         os.read(self.signals, 4096)

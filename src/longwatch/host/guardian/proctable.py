@@ -66,6 +66,15 @@ class ProcTable:
         except (OSError, IndexError):
             return None
 
+    def start_of(self, pid: int) -> int:
+        """When the process that bears this number here began; 0 if none does, or nobody can tell."""
+        bearer = self.one(pid) if self._depth is None else None
+        return bearer.start if bearer else 0
+
+    def is_younger(self, pid: int, start: int) -> bool:
+        """Whether the process that bears this number began after that time, as far as anybody can tell."""
+        return 0 < start < self.start_of(pid)
+
     def own_children(self) -> list[Process]:
         """Our direct children, read so fast that even one that forks and exits without end is met sooner or later."""
         try:

@@ -158,27 +158,30 @@ class Forest:
             self.table.signal(process, signal.SIGKILL)
 
 
-def kill_marked(marks: Iterable[str], *, leaders: Iterable[int] = (), cage: Cgroup | None = None, below: bool = False) -> int:
+def kill_marked(
+    marks: Iterable[str], *, leaders: Iterable[tuple[int, int]] = (), cage: Cgroup | None = None, below: bool = False
+) -> int:
     """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian.
 
-    With `leaders`, first the process groups of those that lived just now; with `cage`, also what is in this cgroup, which is
-    removed; with `below`, also whatever hangs below this process. How many were met, those that died by themselves included.
+    With `leaders`, pids and start times, first the process groups of those that lived just now; with `cage`, also what is in
+    this cgroup, which is removed; with `below`, also whatever hangs below this process. How many were met, those that died by
+    themselves included.
     """
     table = ProcTable()
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
     met: set[tuple[int, int]] = set()
-    groups = list(leaders)
+    groups = dict(leaders)
     until = time.monotonic() + _STUBBORN_AFTER
     while time.monotonic() < until:
         found, unclear = _marked(table, wanted, cage, below=below)
         if not (found or unclear or groups or (cage is not None and cage.populated)):
             break
-        _strike_groups(groups)
+        _strike_groups(table, groups)
         if cage is not None:
             cage.kill()
         strike(table, found)
         met |= {(process.pid, process.start) for process in found}
-        groups = []
+        groups = {}
         time.sleep(_AGAIN)
     if cage is not None:
         cage.remove()
@@ -202,13 +205,19 @@ def strike(table: ProcTable, prey: Iterable[Process]) -> None:
     The group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree.
     """
     prey = list(prey)
-    _strike_groups({process.group for process in prey} - {os.getpgrp()})
+    by_age = sorted(prey, key=lambda process: process.start)
+    _strike_groups(table, {process.group: process.start for process in by_age if process.group != os.getpgrp()})
     for process in prey:
         table.signal(process, signal.SIGKILL)
 
 
-def _strike_groups(groups: Iterable[int]) -> None:
-    for group in groups:
-        if group > 1:
+def _strike_groups(table: ProcTable, groups: dict[int, int]) -> None:
+    """SIGKILL to process groups, each given with the start time of somebody who was seen in it.
+
+    The number may be somebody else's by now, if we were held up: numbers come round within seconds where much is forked. Then a
+    process bears it that is younger than the one that was seen.
+    """
+    for group, seen in groups.items():
+        if group > 1 and not table.is_younger(group, seen):
             with suppress(OSError):
                 os.killpg(group, signal.SIGKILL)

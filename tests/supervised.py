@@ -144,28 +144,38 @@ def supervise(  # noqa: PLR0913 - each has its meaning and most have a default
 
     `within` is the command it is started by (`unshare …`); `stdout` and `stderr` are descriptors to use instead of pipes.
     """
+    words = [*within, longwatch, "run", *options, "--", *command]
+    with launched(words, cwd, env=env, stdout=stdout, stderr=stderr) as (process, out, err):
+        yield Supervised(process, out, err, cwd / ".longwatch" / "logs")
+
+
+@contextmanager
+def launched(
+    words: Sequence[str | Path],
+    cwd: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], Lines, Lines]]:
+    """A process with the lines of its stdout and its stderr, killed at the end of the block if it still runs."""
     out, theirs_out = os.pipe() if stdout is None else (-1, stdout)
     err, theirs_err = os.pipe() if stderr is None else (-1, stderr)
     process = subprocess.Popen(
-        [*within, longwatch, "run", *options, "--", *command],
-        cwd=cwd,
-        env=clean_environment(env),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs_out,
-        stderr=theirs_err,
+        words, cwd=cwd, env=clean_environment(env), stdin=subprocess.DEVNULL, stdout=theirs_out, stderr=theirs_err
     )
     for descriptor, given in ((theirs_out, stdout), (theirs_err, stderr)):
         if given is None:
             os.close(descriptor)
-    run = Supervised(process, Lines(out), Lines(err), cwd / ".longwatch" / "logs")
+    ours = Lines(out), Lines(err)
     try:
-        yield run
+        yield process, *ours
     finally:
         if process.poll() is None:
             process.kill()
             process.wait(PATIENCE)
-        run.out.close()
-        run.err.close()
+        for lines in ours:
+            lines.close()
 
 
 def longwatch_says(

@@ -1,0 +1,216 @@
+"""kill -9 of the supervisor and of its guardian, at every transition of a program; and programs that fork faster than they die."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from den import Lines, require_cgroups
+from longwatch.core.events import Events, ProgramEnded
+from longwatch.errors import TryAgainError
+from longwatch.host.process import StopPolicy
+from longwatch.supervisor import ProgramPlan, Streams, Supervisor
+from longwatch.testing import RecordingObserver
+from supervised import PATIENCE, eventually, kill_all, wait_for_end
+from upheld import AT_ONCE, DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, py, sh, upheld, write_config
+
+TREE = "setsid sh -c 'setsid sleep 1000 & exec sleep 1000' & sleep 1000 & echo planted; wait"
+"""Orphans in sessions of their own, and a child."""
+FORKS = """
+import os, signal, sys, time
+end = time.monotonic() + 20
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(20):
+    if os.fork() == 0:
+        while time.monotonic() < end:
+            if sys.argv[1] == "setsid":
+                os.setsid()
+            if os.fork():
+                os._exit(0)
+        open("by-itself", "w")
+        os._exit(0)
+print("forking", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+"""Twenty processes, each of which is another one all the time: they fork and exit, for twenty seconds and never more at a time."""
+
+
+@pytest.fixture
+def token() -> Iterator[str]:
+    """A word for the environment of all that a test starts; whoever bears it after the test is killed."""
+    word = f"token-{secrets.token_hex(8)}"
+    yield word
+    kill_all([pid for pids in marked(word).values() for pid in pids])
+
+
+def marked_programs(programs: Mapping[str, Facts], token: str) -> dict[str, Facts]:
+    return {name: {**settings, "env": {"MARK": f"{token}-{name}"}} for name, settings in programs.items()}
+
+
+Comes = Callable[[Upheld, str], object]
+"""Brings a moment about, with the token, and returns when it has come."""
+
+
+class Moment(NamedTuple):
+    """A point in the life of programs at which somebody is killed."""
+
+    programs: Mapping[str, Facts]
+    comes: Comes
+    after: Mapping[str, tuple[str, ...]] = {}
+    """The states in which a new supervisor may have programs; those that are not named are up."""
+
+
+def ask_soon(run: Upheld, do: str, *programs: str) -> None:
+    """Without waiting for the answer, which will not come."""
+
+    def asked() -> None:
+        with suppress(Exception):  # the supervisor is killed meanwhile, and whatever comes of that is right
+            run.ask(do, *programs)
+
+    threading.Thread(target=asked, daemon=True).start()
+
+
+OTHERS = {"tree": sh(TREE), "other": SLEEPER}
+MANY = {f"p{number}": SLEEPER for number in range(12)}
+DEAF_ONE = {"deaf": sh(DEAF, stop_grace=1000), **OTHERS}
+SICK = {"command": ["sh", "-c", "! test -e bad"], "interval": 0.05, "start_grace": 0, "failures": 1}
+CRASHING = {"crash": sh("exit 1", **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}), **OTHERS}
+
+
+def hears(event: str, **facts: object) -> Comes:
+    """An event, after all that stay up are up."""
+
+    def comes(run: Upheld, _: str) -> None:
+        for name in OTHERS:
+            run.heard("program_started", program=name)
+        run.heard(event, **facts)  # type: ignore[arg-type]
+
+    return comes
+
+
+def grown(run: Upheld, _: str) -> None:
+    run.says("tree  | planted")
+    run.heard("program_started", program="other")
+
+
+def stopping(act: Callable[[Upheld, str], object]) -> Comes:
+    """The one that does not hear is being stopped, because of this."""
+
+    def comes(run: Upheld, token: str) -> None:
+        run.says("deaf  | ready")
+        act(run, token)
+        run.heard("program_stopping", program="deaf")
+
+    return comes
+
+
+def reload_without_it(run: Upheld, token: str) -> None:
+    write_config(run.cwd, marked_programs(OTHERS, token))
+    run.signal(signal.SIGHUP)
+
+
+MOMENTS = {
+    "nothing is started": Moment(MANY, lambda run, _: run.heard("supervisor_started")),
+    "some are starting": Moment(MANY, lambda run, _: run.heard("program_started")),
+    "all are up": Moment(OTHERS, grown),
+    "one waits for another": Moment(
+        {"never": sh("sleep 1000", ready="notify"), "front": {**SLEEPER, "depends_on": ["never"]}},
+        lambda run, _: run.until("front", state="pending"),
+        {"front": ("pending",)},
+    ),
+    "one waits for its next start": Moment(
+        {"crash": sh("exit 1", backoff={"initial": 1000, "cap": 1000}), **OTHERS},
+        hears("restart_scheduled"),
+        {"crash": ("waiting",)},
+    ),
+    "one starts again": Moment(CRASHING, hears("program_started", program="crash", times=2), {"crash": ("broken",)}),
+    "one is broken": Moment(CRASHING, hears("circuit_breaker_tripped"), {"crash": ("broken",)}),
+    "an operator stops one": Moment(DEAF_ONE, stopping(lambda run, _: ask_soon(run, "stop", "deaf")), {"deaf": ("stopped", "up")}),
+    "an operator restarts one": Moment(DEAF_ONE, stopping(lambda run, _: ask_soon(run, "restart", "deaf"))),
+    "one is stopped for its health": Moment(
+        {**DEAF_ONE, "deaf": {**DEAF_ONE["deaf"], "health": SICK}}, stopping(lambda run, _: (run.cwd / "bad").touch())
+    ),
+    "one is retired by a reload": Moment(DEAF_ONE, stopping(reload_without_it), {"deaf": ("gone",)}),
+    "everything is stopped": Moment(DEAF_ONE, stopping(lambda run, _: run.signal(signal.SIGTERM))),
+    "one forks all the time": Moment({"forks": py(FORKS, "setsid"), **OTHERS}, lambda run, _: run.says("forks | forking")),
+}
+
+
+def kill_the_supervisor(run: Upheld) -> None:
+    guardians = children_of(run.pid)
+    run.signal(signal.SIGKILL)
+    assert -signal.SIGKILL == run.process.wait(PATIENCE)
+    for guardian in guardians:
+        assert wait_for_end(guardian, time.monotonic() + PATIENCE)
+
+
+def kill_the_guardian(run: Upheld) -> None:
+    assert eventually(lambda: children_of(run.pid) != [])
+    os.kill(children_of(run.pid)[0], signal.SIGKILL)
+    assert 75 == run.end()
+
+
+def children_of(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children()]
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "guardian"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment_it_leaves_no_process_and_the_next_one_has_things_as_they_are_wanted(
+    tmp_path: Path, token: str, moment: str, victim: str
+) -> None:
+    programs, comes, after = MOMENTS[moment]
+    with upheld(cwd=tmp_path, programs=marked_programs(programs, token), **FROM_SOURCE) as run:
+        comes(run, token)
+        if victim == "supervisor":
+            kill_the_supervisor(run)
+        else:
+            kill_the_guardian(run)
+        assert eventually(lambda: marked(token) == {}), marked(token)
+    assert not (tmp_path / "by-itself").exists()
+    (tmp_path / "bad").unlink(missing_ok=True)
+    with upheld(cwd=tmp_path, **FROM_SOURCE) as run:
+        for name in programs:
+            wanted = after.get(name, ("up",))
+            assert eventually(lambda: state_of(run, name) in wanted), f"{name} is {state_of(run, name)}"  # noqa: B023
+        kill_the_supervisor(run)
+        assert eventually(lambda: marked(token) == {}), marked(token)
+
+
+def state_of(run: Upheld, name: str) -> str:
+    with suppress(TryAgainError):  # it is just starting
+        answer = run.ask("status", name)
+        return str(answer["programs"][0]["state"]) if answer["ok"] else "gone"
+    return "starting"
+
+
+@pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "marks"])
+@pytest.mark.parametrize("sessions", ["one session", "setsid"])
+def test_a_program_that_forks_faster_than_it_is_killed_is_cleared(
+    tmp_path: Path, token: str, sessions: str, *, cgroups: bool
+) -> None:
+    if cgroups:
+        require_cgroups()
+    heard, said = RecordingObserver(), Lines()
+    command = [sys.executable, "-I", "-S", "-c", FORKS, sessions]
+    plan = ProgramPlan.of("forks", command, cwd=tmp_path, env={"MARK": f"{token}-forks"}, stop=StopPolicy(grace=0.1))
+    supervisor = Supervisor([plan], streams=lambda _: Streams(None, said, said), events=Events(heard), cgroups=cgroups)
+    with supervisor:
+        said.await_text("forking")
+        [facts] = supervisor.stop_programs("forks")
+        assert [] == [pids for _ in range(5) for pids in marked(token).values()]
+    [ended] = heard.of(ProgramEnded)
+    assert ("stopped", 0) == (facts["state"], ended.survivors)
+    assert not (tmp_path / "by-itself").exists()
