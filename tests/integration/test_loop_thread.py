@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import inspect
 import threading
 from contextlib import suppress
@@ -147,6 +148,23 @@ def test_cleaning_up_that_asks_for_more_work_is_refused_at_once() -> None:
     loop.call(answer(), timeout=10)
     assert loop.stop()
     assert ["longwatch-loop is stopping and takes no more work; start() it again first"] == refused
+
+
+def test_work_that_nobody_else_knows_is_not_collected() -> None:
+    with LoopThread() as loop:
+        over = threading.Event()
+
+        async def work() -> None:
+            try:
+                await for_ever()
+            finally:
+                over.set()
+
+        loop.spawn(work())
+        loop.call(answer(), timeout=10)
+        gc.collect()
+        assert not over.is_set()
+    assert over.is_set()
 
 
 def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:

@@ -294,6 +294,8 @@ def test_a_quiet_tree_ends_while_another_forks_and_goes(home: Den) -> None:
     restless.out.await_text("ready")
     quiet = home.spawn("orphan(lambda: (say('orphan'), rest())); rest()")
     quiet.out.await_text("orphan")
-    assert ("signal 9", 2, 0) == summary(quiet.kill())
+    ending = quiet.kill()
+    assert ("signal 9", 0) == (str(ending.cause), ending.survivors)
+    assert ending.killed in {2, 3}  # the orphan may speak before the one in between is gone
     assert [] == quiet.survivors()
     assert eventually(lambda: len(restless.survivors()) > 1)

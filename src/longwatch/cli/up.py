@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from longwatch.cli.plain import keep_up
 
 
 def up(
@@ -21,7 +22,4 @@ def up(
     file again. Exits with 0, 1 if something had to be killed, 2 for wrong use, 75
     to try again, 100 when a critical program failed too often.
     """
-    from longwatch.app.up import up as supervise  # noqa: PLC0415 - help must not wait for what only running needs
-
-    flags = {"state_dir": state_dir, "supervisor.log.level": log_level, "supervisor.log.format": log_format}
-    return supervise(config, os.environ, flags)
+    return keep_up(config=config, state_dir=state_dir, log_level=log_level, log_format=log_format)

@@ -91,6 +91,8 @@ class _Turning:
         self._lock = threading.Lock()
         self._ending = False
         self._ended = False
+        self._held: set[concurrent.futures.Future[Any]] = set()
+        """What runs: a loop knows its tasks only weakly, and one that nobody else knows would be collected in the middle of it."""
 
     @property
     def inside(self) -> bool:
@@ -108,7 +110,10 @@ class _Turning:
         with self._lock:
             if self._ending or self.loop.is_closed():
                 raise ServiceStateError(f"{self._name} is stopping and takes no more work; start() it again first")
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
+            self._held.add(future)
+        future.add_done_callback(self._held.discard)
+        return future
 
     def end(self, clock: Clock, deadline: Deadline) -> bool:
         """Tell the loop to end, once, and wait for its thread."""

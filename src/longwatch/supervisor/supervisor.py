@@ -174,7 +174,8 @@ class Supervisor(Service):
 
     def reload_source(self) -> None:
         """Read the source of plans again and follow it; what is wrong with it is told as an event."""
-        self._soon(lambda: asyncio.ensure_future(self._reload_or_tell()))
+        if self.loop.started:
+            self.loop.spawn(self._reload_or_tell())
 
     # --- the service contract ---
 

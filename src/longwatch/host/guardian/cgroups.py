@@ -6,7 +6,10 @@ import fcntl
 import os
 from contextlib import suppress
 
+from longwatch.host.guardian.kernel import fork_into
+
 _PREFIX = "longwatch-"
+_LINKS_OF_AN_EMPTY_ONE = 2
 
 
 class Cgroup:
@@ -31,6 +34,16 @@ class Cgroup:
             return False
         return True
 
+    def fork(self) -> int | None:
+        """Fork a child inside it; None where that cannot be, by an old kernel or because a filter of system calls forbids it."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return fork_into(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
     def enter(self) -> None:
         """Move the calling process in (between fork and exec)."""
         self._write("cgroup.procs", "0")
@@ -38,10 +51,17 @@ class Cgroup:
     def pids(self) -> set[int]:
         """The processes in it, zombies included, those of cgroups made inside it too."""
         found: set[int] = set()
-        for folder, _, _ in os.walk(self.path):
-            with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
-                found.update(int(line) for line in file)
+        for folder in self._folders():
+            with suppress(OSError), open(f"{folder}/cgroup.procs", "rb") as file:
+                found.update(map(int, file.read().split()))
         return found - {0}
+
+    def _folders(self) -> list[str]:
+        """Where it is, and where those made inside it are; there are some if more than itself and its parent link to it."""
+        with suppress(OSError):
+            if os.stat(self.path).st_nlink > _LINKS_OF_AN_EMPTY_ONE:
+                return [folder for folder, _, _ in os.walk(self.path)]
+        return [self.path]
 
     @property
     def populated(self) -> bool:

@@ -42,6 +42,7 @@ class Guardian:
         self.readers: dict[int, Callable[[], None]] = {}
         self.host_gone = False
         self.next_look = 0.0
+        self.members: dict[Tree, list[Process]] = {}
         self.signals = -1
         self.childless = False
         self.orphans_reaped = 0
@@ -63,6 +64,7 @@ class Guardian:
         for descriptor, _ in self.poll.poll(self._timeout()):
             if descriptor in self.readers:
                 self.readers[descriptor]()
+        self.members = {}
         if time.monotonic() >= self.next_look:
             self._look()
         self._speak()
@@ -141,12 +143,18 @@ class Guardian:
     def _on_signal_rest(self, message: Message, _: tuple[int, ...]) -> None:
         """To what a leader has left behind, wherever it went: sessions of its own heard nothing of what the group was told."""
         if tree := self.trees.get(message["id"]):
-            for process in self.forest.members(self.trees.values())[tree]:
+            for process in self._members(tree):
                 self.forest.table.signal(process, message["signal"])
 
     def _has_group(self, tree: Tree) -> bool:
         """Whether somebody is left in the process group of a leader that has ended."""
-        return any(process.group == tree.leader for process in self.forest.members(self.trees.values())[tree])
+        return any(process.group == tree.leader for process in self._members(tree))
+
+    def _members(self, tree: Tree) -> list[Process]:
+        """As they were at the first question of this turn: a host that stops many at once asks for many."""
+        if tree not in self.members:
+            self.members = self.forest.members(self.trees.values())
+        return self.members[tree]
 
     def _on_kill(self, message: Message, _: tuple[int, ...]) -> None:
         if tree := self.trees.get(message["id"]):

@@ -15,6 +15,7 @@ from operator import itemgetter
 
 _KERNEL_THREAD = 0x00200000
 
+_LONGEST_STAT = 4096
 _THREADS = 17
 """Where /proc/PID/stat has the number of threads, counted from the state."""
 
@@ -127,9 +128,12 @@ class ProcTable:
         return gone or (memory != 0 and code != 0 and begin == end)
 
     def _stat(self, key: int) -> list[bytes]:
-        """The fields of its `stat` that come after the name."""
-        with open(f"{self.root}/{key}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+        """The fields of its `stat` that come after the name. Read without a file object: a look at all processes is mostly this."""
+        descriptor = os.open(f"{self.root}/{key}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, _LONGEST_STAT).rpartition(b")")[2].split()
+        finally:
+            os.close(descriptor)
 
     def _own_depth(self) -> int | None:
         """Which of the numbers in NSpid are ours; None when /proc shows ours anyway."""

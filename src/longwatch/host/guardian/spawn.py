@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings  # noqa: F401 - `os.execvpe` imports it: better once here than in every child
+from contextlib import suppress
 from functools import cache
 
 from longwatch.host.guardian.cgroups import Cgroup
@@ -44,15 +45,25 @@ def spawn(request: Request, cgroup: Cgroup | None) -> tuple[int, int]:
     guardian = os.getpid()
     _changed_signals()
     try:
-        pid = os.fork()
+        pid, inside = _fork(cgroup)
     except OSError:
         os.close(verdict)
         os.close(report)
         raise
     if pid == 0:
-        Becoming(request, cgroup, guardian).run(report)
+        Becoming(request, None if inside else cgroup, guardian).run(report)
     os.close(report)
     return pid, verdict
+
+
+def _fork(cgroup: Cgroup | None) -> tuple[int, bool]:
+    """Fork, and whether the child is in the cgroup already."""
+    if cgroup is not None:
+        with suppress(OSError):
+            pid = cgroup.fork()
+            if pid is not None:
+                return pid, True
+    return os.fork(), False
 
 
 def exec_error(verdict: int) -> tuple[int, str] | None:
