@@ -41,6 +41,7 @@ Plans = Iterable[ProgramPlan]
 HASTY_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
 MONTH = 30 * 86_400.0
+_A_FEW = 10
 
 
 def inherited(_: ProgramPlan) -> Streams:
@@ -229,14 +230,14 @@ class Supervisor(Service):
         self._roster.posts.clear()
         self._roster.memories = dict(memories)
         self._roster.address = self._rendezvous.address
-        for plan in self._plans.values():
-            self._roster.add(self._roster.prepare(plan), strict=plan.name == self._leader)
         if self._files is not None:
             state = self._files.state.absolute()
             requests = Requests(self.commands, self._reload_from_source, state, self.guardian, clock=self.clock, about=self._about)
             await self._files.listen(self._rendezvous.path / "control", requests.answer)
-        for post in self._roster.posts.values():
-            post.follow_desire()
+        for number, plan in enumerate(self._plans.values(), 1):
+            self._roster.add(self._roster.prepare(plan), strict=plan.name == self._leader).follow_desire()
+            if not number % _A_FEW:
+                await asyncio.sleep(0)  # the guardian starts these while we get the next ones ready
 
     def _after_life(self, post: Post, code: int) -> None:
         if post.plan.name == self._leader:
