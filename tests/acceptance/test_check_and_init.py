@@ -57,7 +57,7 @@ def call(longwatch_bin: Path, tmp_path: Path) -> Calls:
 def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Calls) -> None:
     said = call.ok("init").splitlines()
     assert "longwatch.toml is written: one program to begin with, and every setting with its default. Next:" == said[0]
-    assert ["  longwatch check", "  longwatch up", "  longwatch status"] == said[1:]
+    assert ["  longwatch check", "  longwatch up", "  longwatch status    (in another terminal)"] == said[1:]
     assert 0o644 == (call.cwd / "longwatch.toml").stat().st_mode & 0o7777
     assert "longwatch.toml is in order: 1 program" == call.ok("check", HEALTH_CHECK_ENABLED="no").splitlines()[0]
 

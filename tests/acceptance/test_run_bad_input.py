@@ -218,7 +218,7 @@ def test_a_file_without_permission_is_told_so(unprivileged: Refusal) -> None:
 
 def test_invalid_toml_gets_file_line_and_column(refusal: Refusal) -> None:
     line = refusal.of_file('state_dir = ".state"\n[run]\nname = \n')
-    assert "longwatch.toml:3:8: is not valid TOML: invalid value" == line
+    assert "longwatch.toml:3:8: is not valid TOML: invalid value; text needs quotes" == line
 
 
 def test_a_file_that_is_not_utf8_gets_the_place_of_the_byte(refusal: Refusal) -> None:

@@ -144,7 +144,7 @@ def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_o
         pid = run.heard("program_started")["pid"]
         said = one_line(run.command("up"), code=75)
         assert f"pid {run.pid} is supervising on" in said
-        assert "use `longwatch status`, or give another --state-dir" in said
+        assert "use `longwatch status`, end it with `kill " in said
         assert pid == run.status("a")["pid"]
         with upheld(longwatch_bin, tmp_path, options=("--state-dir", "elsewhere")) as other:
             assert pid != other.heard("program_started")["pid"]

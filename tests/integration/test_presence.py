@@ -81,7 +81,8 @@ def test_one_state_directory_has_one_supervisor_and_the_second_is_told_which(tmp
         pid = first.line()
         with pytest.raises(TryAgainError) as caught:
             Presence.claim(tmp_path, clock=Looker(Wakeup()))
-        expected = f"pid {pid} is supervising on {tmp_path} already; use `longwatch status`, or give another --state-dir"
+        cures = f"use `longwatch status`, end it with `kill {pid}`, or give another --state-dir"
+        expected = f"pid {pid} is supervising on {tmp_path} already; {cures}"
         assert expected == str(caught.value)
         assert int(pid) == find(tmp_path).pid
 

@@ -277,8 +277,8 @@ def test_an_override_for_a_setting_that_does_not_exist_is_a_mistake_of_ours() ->
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"a = 1\nb = 2\nname == 3", "longwatch.toml:3:7: is not valid TOML: invalid value"),
-        (b"name = ", "longwatch.toml:1:8: is not valid TOML: invalid value"),
+        (b"a = 1\nb = 2\nname == 3", "longwatch.toml:3:7: is not valid TOML: invalid value; text needs quotes"),
+        (b"name = ", "longwatch.toml:1:8: is not valid TOML: invalid value; text needs quotes"),
         (b"name = 'x", 'longwatch.toml:1:10: is not valid TOML: expected "\'"'),
         (b"[run\n", "longwatch.toml:1:5: is not valid TOML: expected ']' at the end of a table declaration"),
         (b"name = 1\nname = 2", "longwatch.toml:2:9: is not valid TOML: cannot overwrite a value"),

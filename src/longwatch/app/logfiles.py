@@ -103,6 +103,8 @@ class ProgramLogs:
         self._state = state
         self._all = not names
         self._tails = {name: Tail(path) for name, path in _chosen(state, names).items()}
+        if not self._tails:
+            raise UsageError(f"no logs are kept in {state}; start something with `longwatch up`, or give --state-dir")
 
     @property
     def names(self) -> list[str]:

@@ -26,4 +26,5 @@ def init(*, config: Config = None, force: Force = False) -> None:
     write_example(path, force=force)
     option = "" if config is None else f" --config {shlex.quote(str(config))}"
     told = f"{path} is written: one program to begin with, and every setting with its default. Next:"
-    answer.tell([told, *(f"  longwatch {command}{option}" for command in ("check", "up", "status"))], None, as_json=False)
+    steps = [f"  longwatch check{option}", f"  longwatch up{option}", f"  longwatch status{option}    (in another terminal)"]
+    answer.tell([told, *steps], None, as_json=False)

@@ -95,7 +95,8 @@ def _spoken(reason: str) -> tuple[str, str]:
     if twice := _TWICE.match(reason):
         return _declared_twice([key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()])
     bare = printable(_POSITION.sub("", reason))
-    return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}", ""
+    cure = "text needs quotes" if bare == "Invalid value" else ""
+    return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}", cure
 
 
 def _declared_twice(keys: list[str]) -> tuple[str, str]:

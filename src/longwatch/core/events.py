@@ -217,6 +217,15 @@ class LedgerSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopsRemembered(Event):
+    """These programs are not started: somebody has stopped them, and nobody has started them since."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    programs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommand(Event):
     """Somebody told the supervisor what to do."""
 

@@ -25,6 +25,7 @@ _READ_ONLY: Meaning = (StoreReadOnlyError, READ_ONLY)
 _MEANINGS: dict[int, Meaning] = {
     sqlite3.SQLITE_BUSY: (StoreBusyError, "is locked by another program; nothing was written, end that one, or try again"),
     sqlite3.SQLITE_LOCKED: (StoreBusyError, "is locked by another connection; nothing was written, try again"),
+    sqlite3.SQLITE_PROTOCOL: (StoreBusyError, "is being recovered by another program; nothing was written, try again"),
     sqlite3.SQLITE_FULL: _FULL,
     sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
     sqlite3.SQLITE_READONLY: _READ_ONLY,

@@ -16,6 +16,8 @@ from longwatch.supervisor.post import Facts, Post
 from longwatch.supervisor.roster import Roster
 
 START_TIMEOUT = 30.0
+A_MOMENT = 0.3
+"""Seconds that a program has to be up before we say that it is: many fail at once."""
 _FAILED_TO_START = frozenset({State.WAITING, State.BROKEN, State.ENDED})
 """Where a start may lead that was no good."""
 
@@ -118,6 +120,7 @@ class Commands:
         waiting = asyncio.ensure_future(self._bulletin.until(holds))
         await settled_within(waiting, within, self._clock)
         waiting.cancel()
+        await self._clock.sleep(A_MOMENT)
         return _sure(_all_up(before, ready=ready), doubt)
 
 

@@ -128,8 +128,9 @@ def _lock(descriptor: int, state: Path, clock: Clock) -> None:
         if _locked(descriptor, fcntl.LOCK_EX):
             return
         clock.wait(Wakeup(), _BETWEEN_TRIES)
-    who = f"pid {noted['pid']}" if "pid" in (noted := _noted(descriptor)) else "another process"
-    raise TryAgainError(f"{who} is supervising on {state} already; use `longwatch status`, or give another --state-dir")
+    noted = _noted(descriptor)
+    who, end = (f"pid {noted['pid']}", f", end it with `kill {noted['pid']}`") if "pid" in noted else ("another process", "")
+    raise TryAgainError(f"{who} is supervising on {state} already; use `longwatch status`{end}, or give another --state-dir")
 
 
 def _locked(descriptor: int, kind: int) -> bool:

@@ -300,7 +300,8 @@ class Program:
         """The breaker has tripped; True if that is the end."""
         self._move(Move.TRIPPED)
         window, reason = self.plan.breaker.window, self.breaker.reason
-        self._tell(CircuitBreakerTripped(program=self.plan.name, restarts=self.memory.restarts, window=window, reason=reason))
+        restarts = max(len(self.breaker.events) - 1, 0)
+        self._tell(CircuitBreakerTripped(program=self.plan.name, restarts=restarts, window=window, reason=reason))
         self._remember()
         return self.plan.critical
 

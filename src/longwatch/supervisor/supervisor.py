@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.endcause import EndCause
-from longwatch.core.events import Event, Events, PlanReloaded, ProgramEnded, ReloadRefused
+from longwatch.core.events import Event, Events, PlanReloaded, ProgramEnded, ReloadRefused, StopsRemembered
 from longwatch.errors import LongwatchError, ServiceStateError, UsageError
 from longwatch.host.children import Guardian
 from longwatch.host.loop import LoopThread
@@ -238,6 +238,8 @@ class Supervisor(Service):
             self._roster.add(self._roster.prepare(plan), strict=plan.name == self._leader).follow_desire()
             if not number % _A_FEW:
                 await asyncio.sleep(0)  # the guardian starts these while we get the next ones ready
+        if stopped := tuple(name for name, post in self._roster.posts.items() if post.program.memory.desired is False):
+            self.events.emit(StopsRemembered(programs=stopped))
 
     def _after_life(self, post: Post, code: int) -> None:
         if post.plan.name == self._leader:
