@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from typing import Any
 
 import psycopg
@@ -590,3 +591,26 @@ def test_the_locks_of_a_killed_parent_end_though_its_child_lives(
         database.write(lambda tx: tx.execute("DELETE FROM things"))
         parent.say()
     assert [] == names(database)
+
+
+class MadeUpWire:
+    """A connection that nothing is behind."""
+
+    is_quiet = True
+
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self, reason: str = "") -> None:
+        self.is_quiet = False
+
+
+def test_connections_that_were_lent_when_another_failed_are_not_used_again() -> None:
+    """They were made in the same time: to a server that was demoted since, say."""
+    pool = Pool(lambda _: MadeUpWire())  # type: ignore[arg-type, return-value]
+    with pool.one(inf) as lent, pool.one(inf) as failing:
+        failing.close("it is read-only")
+    with pool.one(inf) as later:
+        assert later is not lent
+    with pool.one(inf) as again:
+        assert again is later

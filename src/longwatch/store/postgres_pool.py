@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from longwatch.errors import StoreBusyError, StoreClosedError
 from longwatch.store.postgres_wire import Wire
@@ -34,6 +34,9 @@ class Pool:
         self._connect = connect
         self._size = size
         self._every: WeakSet[Wire] = WeakSet()
+        self._ages: WeakKeyDictionary[Wire, int] = WeakKeyDictionary()
+        self._age = 0
+        """Raised whenever one could not be used to the end: those that were made before are not used again."""
         self._free: list[Wire] = []
         self._loans: WeakSet[_Loan] = WeakSet()  # one that an interrupt tore out of our hands ends with whoever had it
         self._changed = threading.Condition()
@@ -46,7 +49,9 @@ class Pool:
         try:
             self._take(loan, deadline)
             if loan.wire is None:
+                age = self._age
                 loan.wire = self._connect(deadline)
+                self._ages[loan.wire] = age
                 self._every.add(loan.wire)
             yield loan.wire
         finally:
@@ -87,15 +92,18 @@ class Pool:
         return None
 
     def _give_back(self, loan: _Loan) -> None:
-        """If one could not be used to the end, those that lie idle are not trusted either: on a dead network all look alive."""
+        """If one could not be used to the end, no other of its time is trusted: on a dead network all look alive, and those to a
+        server that was demoted stay read-only.
+        """
         dropped: list[Wire] = []
         wire = loan.wire
         with self._changed:
             self._loans.discard(loan)
             if wire is not None and wire.is_quiet and not self._closed:
-                self._free.append(wire)
+                (self._free if self._ages[wire] == self._age else dropped).append(wire)
             elif wire is not None:
                 dropped, self._free = [wire, *self._free], []
+                self._age += 1
             self._changed.notify()
         for each in dropped:
             self._drop(each)
