@@ -64,6 +64,7 @@ def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(longwatch_b
 def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(longwatch_bin: Path, tmp_path: Path) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": sh(COUNTS), "b": sh("exit 1", **AT_ONCE, breaker={"restarts": 2})}) as run:
         run.says("a | line 1")
+        run.until("a", up=True)
         run.out.close()
         run.err.close()
         before = run.status("a")["pid"]
