@@ -91,7 +91,7 @@ def restart(  # noqa: PLR0913 - one argument an option
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Stop programs and start them again, whatever they were."""
+    """Stop and start programs; --all leaves alone what was stopped."""
     options = {"ready": ready, "timeout": timeout}
     _do("restart", _chosen(names, everything=everything), config, state_dir, as_json=json, **options)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -62,15 +61,12 @@ class SqliteDatabase(Database):
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return _result(self._open().writer.submit(work), timeout)
 
-    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
-        """Readers wait for nobody, but for one that recovers the file after a crash; SQLite gives that up after some seconds."""
-        until = time.monotonic() + timeout
-        while True:
-            try:
-                return self._open().read(work)
-            except StoreBusyError:
-                if time.monotonic() >= until:
-                    raise
+    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for nobody
+        """But for one that recovers the file after a crash: SQLite gives that up after some seconds, and we once more."""
+        try:
+            return self._open().read(work)
+        except StoreBusyError:
+            return self._open().read(work)
 
     def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
         return self._open().wakeups.listen(channel, wakeup)

@@ -57,8 +57,8 @@ async def _open_gate() -> None:
 class Program:
     """Keeps one program up: starts it, judges its ends, waits, gives up when the breaker trips.
 
-    `live` is one story, on the loop; when it is over it may be told again. `stop`, `kill`, `reset` and `hasten` may be called on
-    the loop at any time; `signal` passes a signal on. What it does is told as events, and `changed` is called after every move. A
+    `live` is one story, on the loop; when it is over it may be told again. `stop`, `kill` and `reset` may be called on the
+    loop at any time; `signal` passes a signal on. What it does is told as events, and `changed` is called after every move. A
     run is *stable* once it was up for `backoff.stable_after` seconds and, if it is health-checked, was found healthy after that;
     backoff, breaker and hang counter then start anew. With `strict`, the very first start must work: SpawnError if it does not.
     """
@@ -163,10 +163,6 @@ class Program:
         self.backoff.succeeded()
         self.memory.hangs = 0
         self._remember()
-        self.hasten()
-
-    def hasten(self) -> None:
-        """End a wait for the next start now."""
         if self.state in (State.WAITING, State.BROKEN):
             self._call()
 
@@ -275,7 +271,7 @@ class Program:
 
     def _conclude(self, ending: Ending, decision: Decision, *, restart: bool) -> None:
         """Tell and remember how a run ended, and move on."""
-        if decision.verdict in FINAL or not decision.restart:
+        if not decision.restart:
             self.breaker.undecided()
         now = self._clock.wall()
         self.memory.last_end = LastEnd(str(ending.cause), decision.verdict.value, now, ending.lasted)

@@ -54,8 +54,8 @@ class Supervisor(Service):
 
     `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by itself: because a critical
     program is broken or has failed for good (100), the `leader` has ended (its code), or the guardian was lost
-    (GuardianLostError). In between `status`,
-    `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload` may be called from any thread.
+    (GuardianLostError). In between `status`, `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload`
+    may be called from any thread.
 
     With a `state` directory, what is remembered of programs survives this process, and `longwatch status` and its like can reach
     it; one supervisor a directory. `source` gives the plans anew when somebody asks for a reload, and `about` is what more
