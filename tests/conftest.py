@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 import wheel_env
 from chaos_plan import ChaosPlan
+from den import Den, den, require_cgroups
 from leaks import Running
 
 # A slow machine is no fault of the code under test.
@@ -26,6 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def chaos(request: pytest.FixtureRequest) -> ChaosPlan:
     """Seed and length of a chaos test."""
     return ChaosPlan(request.config.getoption("--chaos-seed"), request.config.getoption("--chaos-seconds"))
+
+
+@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
+def home(request: pytest.FixtureRequest) -> Iterator[Den]:
+    """A guardian and a loop, with each way to know one's children."""
+    if request.param:
+        require_cgroups()
+    with den(cgroups=request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def marks() -> Iterator[Den]:
+    """A guardian that knows its children by their marks only."""
+    with den(cgroups=False) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

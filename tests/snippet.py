@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ PATIENCE = 30.0
 
 
 def open_descriptors() -> int:
-    """How many descriptors this process has open, the one that counts included."""
+    """How many descriptors this process has open: the one that counts included, those that only wait to be collected not."""
+    gc.collect()
     return len(list(Path("/dev/fd").iterdir()))
 
 

@@ -437,7 +437,7 @@ def test_nothing_is_left_open_after_a_thousand_connections(path: Path) -> None:
         before = open_descriptors()
         for _ in range(1000):
             supervisor.ask(do="status")
-        assert eventually(lambda: before == open_descriptors())
+        assert eventually(lambda: open_descriptors() <= before)  # the first one may not have been closed yet
         assert eventually(lambda: not supervisor.server._tasks)
 
 

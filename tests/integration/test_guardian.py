@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from den import PATIENCE, Den, Lines, den, require_cgroups
+from den import PATIENCE, Den, Lines, den
 from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import guardian as program
 from longwatch.host.children import Guardian
@@ -21,20 +21,6 @@ from longwatch.host.loop import LoopThread
 from longwatch.host.process import KILL_NOW, Ending, ProcessSpec
 from longwatch.host.service import Service
 from longwatch.testing import check_service
-
-
-@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
-def home(request: pytest.FixtureRequest) -> Iterator[Den]:
-    if request.param:
-        require_cgroups()
-    with den(cgroups=request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-def marks() -> Iterator[Den]:
-    with den(cgroups=False) as opened:
-        yield opened
 
 
 def descriptors() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from den import Den, Kid, bearers, den, eventually, gone, require_cgroups, state
+from den import Den, Kid, bearers, eventually, gone, require_cgroups, state
 from longwatch.errors import SpawnError, UsageError
 from longwatch.host.identity import Identity, identity_environment, identity_of
 from longwatch.host.process import Limits
@@ -28,20 +28,6 @@ FAMILY = """
     while :; do sleep 1; done
 """
 """A leader and an orphan in a session of its own; both bear the token and hear no SIGTERM."""
-
-
-@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
-def home(request: pytest.FixtureRequest) -> Iterator[Den]:
-    if request.param:
-        require_cgroups()
-    with den(cgroups=request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-def marks() -> Iterator[Den]:
-    with den(cgroups=False) as opened:
-        yield opened
 
 
 @pytest.fixture

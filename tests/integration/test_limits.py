@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from den import Den, Lines, den, eventually, require_cgroups
+from den import Den, Lines, den, eventually
 from longwatch.errors import SpawnError
 from longwatch.host.process import KILL_NOW, Ending, Limits, ProcessSpec, StopPolicy
 from longwatch.testing import FakeClock
@@ -27,20 +27,6 @@ def eat(most):
         eaten.append(b'x' * (1 << 20))
     return eaten
 """
-
-
-@pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
-def home(request: pytest.FixtureRequest) -> Iterator[Den]:
-    if request.param:
-        require_cgroups()
-    with den(cgroups=request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-def marks() -> Iterator[Den]:
-    with den(cgroups=False) as opened:
-        yield opened
 
 
 def end_of(home: Den, code: str, *, memory: int = LIMIT) -> str:

@@ -70,6 +70,7 @@ class OpenedServer:
 
     def write(self, work: Callable[[Any], T], deadline: float, *, begin: Sequence[bytes] = READ_WRITE) -> T:
         """Run work and commit it; UnsureError when the answer to the commit was lost."""
+        began = time.monotonic()
         with self._pool.one(deadline) as wire:
             transaction = self._transaction(wire, deadline, begin)
             try:
@@ -77,7 +78,7 @@ class OpenedServer:
                 self._commit(transaction, wire, result)
             except BaseException as error:
                 transaction.roll_back()
-                _give_up_if_read_only(wire, error)
+                _give_up_if_read_only(wire, error, since=began)
                 raise
             finally:
                 transaction.end()
@@ -195,10 +196,15 @@ class OpenedServer:
         self._pool.leave_behind()
 
 
-def _give_up_if_read_only(wire: Wire, error: BaseException) -> None:
-    """The server may have been demoted: then its address leads to another one, but only for a new connection."""
+def _give_up_if_read_only(wire: Wire, error: BaseException, *, since: float) -> None:
+    """The server may have been demoted: then its address leads to another one, but only for a new connection.
+
+    What an older connection says proves nothing about the server of today; a new one is asked.
+    """
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         wire.close("it is read-only")
+        if wire.made_at < since:
+            raise ConnectionLostError("it has become read-only") from error
 
 
 def schema_version(transaction: Transaction) -> int:

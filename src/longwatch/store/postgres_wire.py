@@ -53,6 +53,7 @@ class Wire:
 
     def __init__(self, pgconn: PGconn) -> None:
         self.fileno = pgconn.socket
+        self.made_at = time.monotonic()
         self.trouble = ""
         self._pgconn = pgconn
         self._transformer = Transformer()

@@ -27,7 +27,8 @@ class Prepared(NamedTuple):
 
     plan: ProgramPlan
     streams: Streams
-    address: Path
+    address: Path | None
+    """Where it may speak to us; None: where it does already."""
 
 
 class Roster:
@@ -65,6 +66,7 @@ class Roster:
     def add(self, prepared: Prepared, *, strict: bool = False) -> Post:
         """Give a program its place."""
         plan = prepared.plan
+        assert prepared.address is not None
         program = Program(
             plan,
             guardian=self._guardian,
@@ -84,14 +86,20 @@ class Roster:
 
     def prepare(self, plan: ProgramPlan) -> Prepared:
         """Make what a plan needs of the machine, and change nothing yet: what cannot be had is told before anybody is touched."""
+        return Prepared(plan, self._streams(plan), self._address_for(plan))
+
+    def _address_for(self, plan: ProgramPlan) -> Path | None:
+        """A new one; None for a program that can keep the one it has."""
+        present = self.posts.get(plan.name)
+        if present is not None and not present.retired and present.plan.process.identity == plan.process.identity:
+            return None
         self._number += 1
-        uid = plan.process.identity.uid if plan.process.identity else None
-        return Prepared(plan, self._streams(plan), self.address(f"n{self._number}", uid))
+        return self.address(f"n{self._number}", plan.process.identity.uid if plan.process.identity else None)
 
     def take_over(self, post: Post, prepared: Prepared) -> None:
         """Have a program follow another plan."""
         plan = prepared.plan
-        if post.plan.process.identity != plan.process.identity:
+        if prepared.address is not None:
             self._sockets.pop(plan.name).close()
             post.program.notify = self._listen(plan, prepared.address)
         post.program.follow(plan)
