@@ -5,15 +5,16 @@ A Backoff decides; it never sleeps. Whoever tries tells it how each try ended, i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 
+from longwatch.core.chance import fraction
+
 
 def random_spread() -> float:
     """A place inside the jitter, drawn anew each time: a number in -1…1."""
-    return random.uniform(-1.0, 1.0)  # noqa: S311 - it spreads load, it keeps no secret
+    return 2 * fraction() - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,11 @@ class Events:
             self._observers = (*self._observers, observer)
         return lambda: self._unsubscribe(observer)
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens: what is costly to tell is told only then."""
+        return bool(self._observers)
+
     def emit(self, event: Event) -> None:
         """Tell every observer."""
         for observer in self._observers:
@@ -386,3 +391,151 @@ class WorkGivenUp(Event):
 
     engine: str
     rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsClaimed(Event):
+    """Rows were leased, in one exchange."""
+
+    loudness: ClassVar[Level] = Level.DEBUG
+
+    engine: str
+    rows: int
+    held: int
+    """How many it has now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsSettled(Event):
+    """Rows were settled, in one exchange."""
+
+    loudness: ClassVar[Level] = Level.DEBUG
+
+    engine: str
+    done: int
+    failed: int
+    back: int
+    dead: int
+    refused: int
+    """How many of all these were not the engine's any more."""
+    lasted: tuple[float, ...]
+    """How long the work on each took, of those that were begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesRenewed(Event):
+    loudness: ClassVar[Level] = Level.DEBUG
+
+    engine: str
+    rows: int
+
+
+# --- the life of loops -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStarted(Event):
+    loop: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopEnded(Event):
+    """Its run is over: it was told to stop, its mailbox was closed, or it has made its iterations."""
+
+    loop: str
+    lasted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopCrashed(Event):
+    """Its run raised; the others of its group are stopped."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    loop: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopDegraded(Event):
+    """It has given no beat for so long that nothing more should be sent its way; the watchdog may end the process soon."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    loop: str
+    elapsed: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRecovered(Event):
+    """It beats again."""
+
+    loop: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStalled(Event):
+    """It has given no beat for the threshold: the process is ended."""
+
+    loudness: ClassVar[Level] = Level.CRITICAL
+
+    loop: str
+    elapsed: float
+    threshold: float
+    stacks: str
+    """Where every thread's stack was written; empty if nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSkipped(Event):
+    """The watchdog woke up so late that the process must have been stopped or the machine paused: it looks again next time."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    late: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFailed(Event):
+    """The answer to a message could not be sent: the message comes back, and its work is done once more."""
+
+    loudness: ClassVar[Level] = Level.ERROR
+
+    loop: str
+    request_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStarted(Event):
+    loops: tuple[str, ...]
+    health: str
+    """Where health is answered for; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDraining(Event):
+    """Nothing more is taken; what runs goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResumed(Event):
+    """Messages are taken again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStopping(Event):
+    reason: str
+    """`asked`, `crashed`, or the name of a signal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStopped(Event):
+    lasted: float
+    overdue: tuple[str, ...]
+    """The loops that did not stop in their time."""
+
+    @property
+    def level(self) -> Level:
+        return Level.ERROR if self.overdue else Level.INFO

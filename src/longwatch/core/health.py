@@ -46,13 +46,15 @@ class Check:
     """A probe with a name, the aspects it speaks for, and the seconds it may take.
 
     The probe says ok with True, None or `Reason.OK`, and no with False or any other reason. It is called in the thread of
-    whoever asks for a report, never twice at a time.
+    whoever asks for a report, never twice at a time. A `quick` one only looks at what is in memory: it may be asked by a thread
+    that others wait for.
     """
 
     name: str
     probe: Probe
     aspects: frozenset[Aspect]
     deadline: float = 2.0
+    quick: bool = False
 
     def __post_init__(self) -> None:
         if not (self.name and self.aspects and self.deadline > 0):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
+from longwatch.core.chance import fraction
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events import Events, PeriodicFailed
@@ -88,7 +88,7 @@ class Periodic(Service):
         name: str,
         clock: Clock | None = None,
         events: Events | None = None,
-        spread: Spread = random.random,
+        spread: Spread = fraction,
     ) -> None:
         super().__init__(name=name, clock=clock)
         self._work = work
@@ -144,7 +144,7 @@ async def every(  # noqa: PLR0913 - as for Periodic
     name: str,
     clock: Clock | None = None,
     events: Events | None = None,
-    spread: Spread = random.random,
+    spread: Spread = fraction,
 ) -> None:
     """The same on the event loop: awaits `work()` every interval until it returns False, or its task is cancelled at any time."""
     clock = clock or SystemClock()
