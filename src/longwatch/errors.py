@@ -5,6 +5,7 @@ LongwatchError                      exit code 1    something went wrong
 │   └── ConfigError                                settings with faults, all of them listed
 ├── TryAgainError                   exit code 75   the same call may work later
 │   ├── DeadlineExceededError                      it was not done in its time
+│   │   └── ShutdownTimeoutError                   loops were told to stop and did not, in their time
 │   ├── GuardianLostError                          the guardian died; its children were killed
 │   └── ServiceStateError                          a service was asked for what its state does not allow
 │   └── StoreError                                 the store did not do it; nothing was written unless it says unknown
@@ -82,6 +83,10 @@ class TryAgainError(LongwatchError):
 
 class DeadlineExceededError(TryAgainError):
     """Something was not done within its deadline."""
+
+
+class ShutdownTimeoutError(DeadlineExceededError):
+    """Loops were told to stop and were still busy when their time was over; their threads are left behind."""
 
 
 class GuardianLostError(TryAgainError):

@@ -116,6 +116,9 @@ class FakeSource:
         with self._called("sweep"):
             return 0
 
+    def whereabouts(self) -> dict[str, str] | None:
+        return None
+
     def next_due(self) -> float | None:
         with self._called("next_due"):
             return self.due

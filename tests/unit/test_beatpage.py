@@ -27,7 +27,7 @@ def reading(page: BeatPage) -> BeatReading:
 
 
 def test_a_new_page_says_that_nothing_is_done(page: BeatPage) -> None:
-    assert BeatReading(0.0, False, (SlotState(0.0, 0, 0.0),) * 3) == reading(page)
+    assert BeatReading(0.0, False, 0.0, (SlotState(0.0, 0, 0.0),) * 3) == reading(page)
 
 
 def test_it_is_for_its_owner_alone(page: BeatPage) -> None:

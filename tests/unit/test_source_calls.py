@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from longwatch.core.events import Events, SourceFailed, SourceRecovered
 from longwatch.core.fake_clock import FakeClock
+from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import StoreError
 from longwatch.testing import RecordingObserver
 from longwatch.work.calls import SourceCall
@@ -17,7 +18,7 @@ class Engine:
         self.observer = RecordingObserver()
         events = Events()
         events.subscribe(self.observer)
-        self.around = Surroundings("engine", EnginePolicy(), FakeClock(), events)
+        self.around = Surroundings("engine", EnginePolicy(), FakeClock(), events, Heartbeat(FakeClock()))
 
     def told(self) -> list[str]:
         return [event.call for event in self.observer.of(SourceFailed)]

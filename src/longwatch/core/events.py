@@ -508,6 +508,24 @@ class ReplyFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutsQuestioned(Event):
+    """Two timeouts do not go together: it works, and not as it is meant."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    setting: str
+    """The one to change."""
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalsNotHeard(Event):
+    """A group was run off the main thread, where no signal handlers can be installed: nobody but code stops it."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStarted(Event):
     loops: tuple[str, ...]
     health: str

@@ -1,10 +1,12 @@
 """The beat page: what a worker process is doing, readable from outside even while it holds the GIL, hangs or is dead.
 
-One small file a process, mapped into memory. A header says until when its leases are trusted and whether it is draining; then one
-entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot, with the row number last when it
-begins and first when it ends, so a reader never sees a row that is not started.
+One small file an engine, mapped into memory. A header says until when its leases are trusted, whether it is draining, and when the
+engine itself last beat; then one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot,
+with the row number last when it begins and first when it ends, so a reader never sees a row that is not started. A parent that
+renews the leases writes until when they are trusted, and, of a child that it has killed, which rows are to blame.
 
-    offset  0  magic (8)   8  slots   16  trusted until   24  draining   32 …  per slot: beat, row, started (8 bytes each)
+    offset  0  magic (8)   8  slots   16  trusted until   24  draining   32  beat of the engine
+           40 …  per slot: beat, row, started (8 bytes each)
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_MAGIC = b"LWBEAT01"
-_HEADER = 32
+_MAGIC = b"LWBEAT02"
+_HEADER = 40
+_TRUSTED, _DRAINING, _ENGINE = 16, 24, 32
 _SLOT = 24
 _NUMBER = struct.Struct("@q")  # native, so that each is one store: a process killed in the middle leaves no half number
 _TIME = struct.Struct("@d")
@@ -55,16 +59,26 @@ class BeatPage:
         """The slot has settled its row, or given it up."""
         _NUMBER.pack_into(self._map, _HEADER + slot * _SLOT + 8, 0)
 
+    def beat_engine(self, now: float) -> None:
+        """The engine itself turns, whatever its slots do."""
+        _TIME.pack_into(self._map, _ENGINE, now)
+
+    @property
+    def trusted_until(self) -> float:
+        """What was written last, here or by a parent that renews for us."""
+        moment: float = _TIME.unpack_from(self._map, _TRUSTED)[0]
+        return moment
+
     def trust_until(self, moment: float) -> None:
-        _TIME.pack_into(self._map, 16, moment)
+        _TIME.pack_into(self._map, _TRUSTED, moment)
 
     def start_draining(self) -> None:
         """From here on the end of this process is nobody's fault."""
-        _NUMBER.pack_into(self._map, 24, 1)
+        _NUMBER.pack_into(self._map, _DRAINING, 1)
 
     def end_draining(self) -> None:
         """It takes work again, and is to blame again."""
-        _NUMBER.pack_into(self._map, 24, 0)
+        _NUMBER.pack_into(self._map, _DRAINING, 0)
 
     def close(self) -> None:
         """Remove the page; a process that ended well leaves none."""
@@ -91,6 +105,8 @@ class BeatReading(NamedTuple):
 
     trusted_until: float
     draining: bool
+    beat: float
+    """When the engine itself last beat; 0.0 if it has not yet."""
     slots: tuple[SlotState, ...]
 
     @property
@@ -98,19 +114,64 @@ class BeatReading(NamedTuple):
         """The rows that were being worked on."""
         return frozenset(slot.row for slot in self.slots if slot.row)
 
+    def silent(self, now: float, *, after: float) -> dict[int, float]:
+        """The rows whose slot has given no beat for so long, and for how long; 0 stands for the engine itself."""
+        ages = {slot.row: now - slot.beat for slot in self.slots if slot.row} | ({0: now - self.beat} if self.beat else {})
+        return {row: age for row, age in ages.items() if age > after}
+
 
 def read_page(path: str) -> BeatReading | None:
     """The page at this path; None if there is none, or it is not one of ours."""
     data = b""
     with suppress(OSError):
         data = Path(path).read_bytes()
+    return _reading(data)
+
+
+class ForeignPage:
+    """The page of another process, for a parent that keeps its leases."""
+
+    def __init__(self, path: str) -> None:
+        """OSError or ValueError if there is no page at the path."""
+        self.path = path
+        with Path(path).open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        if _reading(self._map[:]) is None:
+            self._map.close()
+            raise ValueError(f"{path} is no beat page")
+
+    def read(self) -> BeatReading:
+        reading = _reading(self._map[:])
+        assert reading is not None
+        return reading
+
+    def trust_until(self, moment: float) -> None:
+        """Its leases were renewed; a moment that is earlier than what it knows changes nothing."""
+        if moment > _TIME.unpack_from(self._map, _TRUSTED)[0]:
+            _TIME.pack_into(self._map, _TRUSTED, moment)
+
+    def blame_only(self, rows: Collection[int]) -> None:
+        """Of a process that is gone: no other row is to blame for that. A drain excuses everybody, but not these."""
+        reading = self.read()
+        if rows and reading.draining:
+            _NUMBER.pack_into(self._map, _DRAINING, 0)
+        for number, slot in enumerate(reading.slots):
+            if slot.row not in rows:
+                _NUMBER.pack_into(self._map, _HEADER + number * _SLOT + 8, 0)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def _reading(data: bytes) -> BeatReading | None:
     if len(data) < _HEADER or data[:8] != _MAGIC:
         return None
     [count] = _NUMBER.unpack_from(data, 8)
     if not 0 <= count <= (len(data) - _HEADER) // _SLOT:
         return None
     slots = tuple(_slot(data, _HEADER + number * _SLOT) for number in range(count))
-    return BeatReading(_TIME.unpack_from(data, 16)[0], bool(_NUMBER.unpack_from(data, 24)[0]), slots)
+    trusted, beat = _TIME.unpack_from(data, _TRUSTED)[0], _TIME.unpack_from(data, _ENGINE)[0]
+    return BeatReading(trusted, bool(_NUMBER.unpack_from(data, _DRAINING)[0]), beat, slots)
 
 
 def remove_page(path: str) -> None:

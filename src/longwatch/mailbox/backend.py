@@ -16,6 +16,8 @@ from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.store.claims import Claim
 from longwatch.work.source import Settlement, Source
 
+KIND = "mailbox"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -41,6 +43,8 @@ class Limits:
 
 class Backend(Source, Protocol):
     """One lane. Every method may be called from any thread; closing is the mailbox's business."""
+
+    limits: Limits
 
     @property
     def home(self) -> object:
@@ -85,6 +89,11 @@ class Backend(Source, Protocol):
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         """Remove dead letters for good; for each whether it was there."""
+
+
+def whereabouts(url: str, name: str) -> dict[str, str]:
+    """How another process finds a mailbox: `opening.found_source` makes a source of it."""
+    return {"kind": KIND, "url": url, "name": name}
 
 
 @contextmanager

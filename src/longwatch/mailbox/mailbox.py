@@ -176,6 +176,10 @@ class Mailbox(Generic[BodyT]):
     def closed(self) -> bool:
         return self._closed.is_set()
 
+    def on_close(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Have something called when it is closed, at once if it is; returns what takes that off again."""
+        return self._closed.listen(listener)
+
     def close(self) -> None:
         """Wake those who wait here and take no more; the messages stay. Idempotent.
 

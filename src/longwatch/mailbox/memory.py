@@ -175,6 +175,10 @@ class MemoryBackend:
             moment = contents.lane(self.name).next_due()
         return None if moment is None else max(moment - self.store.wall_now(), 0.0)
 
+    def whereabouts(self) -> dict[str, str] | None:
+        """It is in this process alone."""
+        return None
+
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         contents = self.store.contents()
         with contents.lock:

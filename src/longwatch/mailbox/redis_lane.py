@@ -14,7 +14,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import redis_rows as rows
-from longwatch.mailbox.backend import Limits
+from longwatch.mailbox.backend import Limits, whereabouts
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.mailbox.redis_calls import Again, packed
 from longwatch.mailbox.redis_sweep import sweep
@@ -89,6 +89,9 @@ class RedisBackend:
     def next_due(self) -> float | None:
         due = self.run("next_due")
         return None if due is None else float(due)
+
+    def whereabouts(self) -> dict[str, str] | None:
+        return whereabouts(self.store.url, self.name)
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         return self.store.opened().wakeups.listen(self.key, wakeup)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from longwatch.errors import SerializationError
@@ -11,6 +11,7 @@ from longwatch.mailbox.letters import Delivery
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message
 from longwatch.work.context import WorkContext
+from longwatch.work.pending import Pending
 from longwatch.work.source import Leased, Outcome, Settlement
 
 BodyT = TypeVar("BodyT")
@@ -41,56 +42,35 @@ class MessageRunner:
     """
 
     def __init__(self, mailbox: Mailbox[BodyT], handle: Callable[[Message[BodyT], WorkContext], Any]) -> None:
-        _require_no_generator_function(handle)
+        require_no_generator_function(handle)
         self._mailbox = mailbox
         self._handle = handle
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Awaitable[Settlement | None] | Settlement | None:
+    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Settlement | None:
         try:
             body = self._mailbox.decode(leased.item)
         except SerializationError as error:
             return Settlement(leased.claim, Outcome.DEAD, reason="undecodable", error=str(error))
         result = self._handle(WorkedMessage(self._mailbox, leased.item, body, context), context)
-        if result is not None:
-            if inspect.isawaitable(result):
-                return _Awaited(result, context)
-            _require_no_generator(result)
-        return _settlement(context)
+        if inspect.isawaitable(result):
+            return Pending(result, lambda awaited: _settlement(context, awaited))
+        return _settlement(context, result)
 
 
-class _Awaited(Awaitable["Settlement | None"]):
-    """What a handler returned to be awaited, and then its message settled."""
-
-    def __init__(self, work: Awaitable[Any], context: WorkContext) -> None:
-        self._work = work
-        self._context = context
-
-    def __await__(self) -> Generator[Any, Any, Settlement | None]:
-        return self._settled().__await__()
-
-    def close(self) -> None:
-        """It will not be awaited."""
-        if inspect.iscoroutine(self._work):
-            self._work.close()
-
-    async def _settled(self) -> Settlement | None:
-        result: Any = self._work
-        while inspect.isawaitable(result):
-            result = await result
-        _require_no_generator(result)
-        return _settlement(self._context)
-
-
-def _require_no_generator_function(handle: Callable[..., Any]) -> None:
+def require_no_generator_function(handle: Callable[..., Any]) -> None:
+    """Refuse one before anything is given to it, if that can be known."""
     for code in (handle, getattr(handle, "__call__", None)):  # noqa: B004 - the code behind the call, not whether there is one
         if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
             raise TypeError(_GENERATOR.format(handle))
 
 
-def _require_no_generator(result: object) -> None:
+def require_no_generator(result: object) -> None:
+    """What a generator would have done, nobody has."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError(_GENERATOR.format(result))
 
 
-def _settlement(context: WorkContext) -> Settlement | None:
+def _settlement(context: WorkContext, result: object) -> Settlement | None:
+    if result is not None:
+        require_no_generator(result)
     return None if context.settled else Settlement(context.leased.claim, Outcome.DONE)

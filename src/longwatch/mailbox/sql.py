@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Wakeup
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.backend import Limits
+from longwatch.mailbox.backend import Limits, whereabouts
 from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Database, Row, Transaction, VanishedError
@@ -93,6 +93,9 @@ class SqlBackend:
     def next_due(self) -> float | None:
         lane = self._lane()
         return self.database.read(lambda tx: self._claims.next_due(tx, lane=lane))
+
+    def whereabouts(self) -> dict[str, str] | None:
+        return whereabouts(self.database.address, self.name)
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         return self.database.listen(self.name, wakeup)

@@ -100,6 +100,11 @@ class Database(ABC):
         """Equal for two that are the same store, however each was named."""
         return self.url
 
+    @property
+    def address(self) -> str:
+        """The URL by which any process of this machine can open it; it may have a password in it."""
+        return self.url
+
     @abstractmethod
     def write(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
         """Run work in a transaction of its own; when this returns, it is on disk.

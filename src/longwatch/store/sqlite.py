@@ -58,6 +58,10 @@ class SqliteDatabase(Database):
     def identity(self) -> object:
         return identity(self.path)
 
+    @property
+    def address(self) -> str:
+        return f"sqlite:///{quote(str(self.path))}"
+
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return _result(self._open().writer.submit(work), timeout)
 

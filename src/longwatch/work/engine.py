@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from longwatch.core.clock import Clock
+from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events import Events
 from longwatch.core.heartbeat import Heartbeat
+from longwatch.host.parent import ParentLine
 from longwatch.host.service import Service
 from longwatch.work.drain import Drain, Told
 from longwatch.work.policy import EnginePolicy, Surroundings
@@ -38,13 +40,17 @@ class Engine(Service):
         clock: Clock | None = None,
         events: Events | None = None,
         solitude: Solitude | None = None,
+        parent: ParentLine | None = None,
     ) -> None:
         super().__init__(name=name, clock=clock)
         self.source = source
         self.policy = policy or EnginePolicy()
         self.events = events or Events()
         self._runner = runner
+        self.heartbeat = Heartbeat(clock)
+        """Its own: it turns, whatever its slots do."""
         self._solitude = solitude or Solitude()
+        self._parent = parent
         self._shifts: dict[int, Shift] = {}
 
     @property
@@ -69,6 +75,22 @@ class Engine(Service):
         shift = self._shift
         return [] if shift is None else [slot.pulse.heartbeat for slot in shift.crew.slots if slot.context is not None]
 
+    def freshness(self) -> float:
+        """Seconds since the stalest of them, and of its own, has beaten."""
+        return max(beat.elapsed() for beat in (self.heartbeat, *self.heartbeats()))
+
+    def excuse_the_fresh(self, after: float) -> None:
+        """Before the process is ended because of silence: rows whose slot has beaten within so long are not to blame for it."""
+        shift = self._shift
+        if shift is not None:
+            shift.excuse_the_fresh(after)
+
+    def wait_exhausted(self, wakeup: Wakeup) -> Callable[[], None]:
+        """Have the wakeup set when it has made its `polls` and settled what came of them; returns what ends that."""
+        shift = self._shift
+        assert shift is not None
+        return shift.feeder.exhausted.listen(wakeup.set)
+
     def drain(self) -> None:
         """Take nothing more, hand back what was not begun; what runs goes on."""
         self._pass_on(Told.DRAIN)
@@ -88,7 +110,8 @@ class Engine(Service):
             shift.tell(told)
 
     def _start(self) -> None:
-        around = Surroundings(self.name, self.policy, self._clock, self.events)
+        self.heartbeat.beat()
+        around = Surroundings(self.name, self.policy, self._clock, self.events, self.heartbeat, self._parent)
         shift = self._shifts[os.getpid()] = Shift(self.source, self._runner, self._solitude, around)
         shift.begin()
 

@@ -7,12 +7,15 @@ from collections import deque
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.core.events import LeaseLost, SettlementRefused
+from longwatch.host.beatpage import BeatPage
 from longwatch.host.errand import Errand
 from longwatch.store.claims import Claim
 from longwatch.work.ahead import STUCK_AFTER, WITHIN, LeaseAhead
 from longwatch.work.calls import SourceCall
 from longwatch.work.drain import ENDING, Course, Drain
+from longwatch.work.ledger import Ledger
 from longwatch.work.policy import MOST_AT_ONCE, Surroundings
+from longwatch.work.polling import Polling
 from longwatch.work.slots import Crew, Finished
 from longwatch.work.solitude import Seat
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement, Source
@@ -33,9 +36,12 @@ class Feeder:
         course: Course,
         seat: Seat,
         news: Wakeup,
+        page: BeatPage,
         around: Surroundings,
     ) -> None:
         policy = around.policy
+        self.exhausted = Wakeup()
+        """Set when it has taken rows as often as it may, and all of them are settled."""
         self.held: set[Claim] = set()
         self.unsettled: list[Settlement] = []
         self.hurry = Wakeup()
@@ -62,6 +68,10 @@ class Feeder:
         self._missing: set[Claim] = set()
         self._whole = SourceCall("feed", around)
         self._exchange = SourceCall("exchange", around)
+        self._heartbeat = around.heartbeat
+        self._page = page
+        self._polling = Polling(policy, around.clock)
+        self._ledger = Ledger(around)
         self._look = SourceCall("next_due", around)
         self._audit = SourceCall("held", around)
         self._eager = Backoff(BackoffPolicy(initial=min(0.001, policy.poll), cap=policy.poll))
@@ -84,8 +94,15 @@ class Feeder:
 
     def _once(self) -> None:
         self._rest()
+        self._beat()
         self._collect()
         self._trade()
+        if self._polling.is_over and not self.holding():
+            self.exhausted.set()
+
+    def _beat(self) -> None:
+        self._heartbeat.beat()
+        self._page.beat_engine(self._clock.monotonic())
 
     def _is_over(self) -> bool:
         return self._course.state in ENDING and not self.held and not self.unsettled
@@ -137,7 +154,7 @@ class Feeder:
         if self._alone:
             waits.append(max(self._alone_since + self._policy.alone_within - self._clock.monotonic(), 0.0))
         if self._room():
-            waits.append(self._until_due())
+            waits += [self._until_due(), self._polling.patience()]
         return min(waits)
 
     def _until_due(self) -> float:
@@ -152,7 +169,7 @@ class Feeder:
         """How many rows may be claimed."""
         if self._course.state is not Drain.RUNNING or self._tenure.broken or self._alone or self._solo or self._seat.hushed:
             return 0
-        return max(self._policy.slots + self._ahead.ahead - len(self.held), 0)
+        return self._polling.bounded(max(self._policy.slots + self._ahead.ahead - len(self.held), 0), held=len(self.held))
 
     # --- collecting ---
 
@@ -186,6 +203,7 @@ class Feeder:
         self.held.discard(done.leased.claim)
         if done.lasted is not None:
             self._ahead.ran(done.lasted)
+            self._ledger.ran(done.lasted)
         if done.settlement is not None:
             self.unsettled.append(done.settlement)
         if self._solo is done.leased:
@@ -217,7 +235,10 @@ class Feeder:
         del self.unsettled[: len(batch)]
         self._check(batch, exchange)
         self._again = self._look_again_in(want, len(exchange.leased))
+        if want:
+            self._polling.polled(len(exchange.leased))
         self._hand_out(exchange.leased, asked)
+        self._ledger.traded(batch, exchange, held=len(self.held))
 
     def _look_again_in(self, want: int, got: int) -> float | None:
         """At once where there was all we wanted. Where there was some of it, no more is left as a rule, and the first of it may be

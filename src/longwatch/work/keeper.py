@@ -12,8 +12,7 @@ from math import inf
 from longwatch.core.chance import fraction
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import LeaseLost
-from longwatch.core.lease import Verdict
+from longwatch.core.events import LeaseLost, LeasesRenewed
 from longwatch.host.errand import Errand
 from longwatch.store.claims import Claim
 from longwatch.work.calls import SourceCall
@@ -22,6 +21,9 @@ from longwatch.work.policy import Surroundings
 from longwatch.work.slots import Crew
 from longwatch.work.source import Source
 from longwatch.work.tenure import Tenure
+
+_PATIENT = 0.9
+"""Of the time that leases are trusted, what a parent that renews them is waited for."""
 
 
 class Keeper:
@@ -85,25 +87,31 @@ class Keeper:
         return max(min(moments, default=now + self._round()) - now, 0.0)
 
     def _round(self) -> float:
-        """A third of the lease, a little less each time, so that many engines do not renew at the same moment."""
-        return self._policy.lease.duration * self._policy.lease.renew_at * (0.8 + 0.2 * fraction())
+        """When the renewal is due, a little less each time, so that many engines do not renew at the same moment."""
+        return self._due_after() * (0.8 + 0.2 * fraction())
+
+    def _due_after(self) -> float:
+        """A third of the lease; where a parent renews, not before that has missed two of its turns."""
+        lease = self._policy.lease
+        return lease.duration * (lease.trust * _PATIENT if self._tenure.kept else lease.renew_at)
 
     def _look(self, now: float) -> None:
         if self._ending:
             return
+        self._tenure.refresh()
         if not (self._holding() or self._tenure.broken):
             self._doubt()
             return
         if self._tenure.has_ended(now):
             self._step_down()
         self._lose_the_stale(now)
-        due = self._tenure.broken or self._tenure.lease.verdict(now + self._slack()) is not Verdict.HOLD
+        due = self._tenure.broken or now + self._slack() >= self._tenure.lease.granted_at + self._due_after()
         if due and now >= self._not_before and not self._asking():
             self._ask(now)
 
     def _slack(self) -> float:
         """What the rounds may be early."""
-        return self._policy.lease.duration * self._policy.lease.renew_at * 0.2
+        return self._due_after() * 0.2
 
     # --- asking ---
 
@@ -124,6 +132,7 @@ class Keeper:
         if count is not None:
             self._tenure.granted(asked)
             self._doubt()
+            self._events.emit(LeasesRenewed(engine=self._name, rows=count))
 
     def _renewed(self, duration: float, skip: list[Claim]) -> int:
         if not skip:

@@ -8,7 +8,9 @@ from math import isfinite
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Clock
 from longwatch.core.events import Events
+from longwatch.core.heartbeat import Heartbeat
 from longwatch.core.lease import LeasePolicy
+from longwatch.host.parent import ParentLine
 
 MOST_SLOTS = 10_000
 MOST_AT_ONCE = 500
@@ -31,6 +33,8 @@ class EnginePolicy:
     `alone_within`    how long a row that has to run alone waits for the others to end, before it is left to other workers for
                       as long
     `cancel_grace`    how long before the deadline of a stop what still runs is cancelled, at most a tenth of the time left
+    `polls`           it takes rows so many times and no more; None: for ever
+    `poll_wait`       how long one of those times may wait for a row
     """
 
     slots: int = 1
@@ -43,11 +47,14 @@ class EnginePolicy:
     stale_after: float | None = None
     alone_within: float = 10.0
     cancel_grace: float = 1.0
+    polls: int | None = None
+    poll_wait: float = 0.0
 
     def __post_init__(self) -> None:
         _require("slots", self.slots, 1 <= self.slots <= MOST_SLOTS, f"in 1…{MOST_SLOTS}")
         _require("settle_batch", self.settle_batch, self.settle_batch >= 1, "at least 1")
-        for name in ("settle_within", "cancel_grace"):
+        _require("polls", self.polls or 0, self.polls is None or self.polls >= 0, "a whole number from 0 up, or None")
+        for name in ("settle_within", "cancel_grace", "poll_wait"):
             value = getattr(self, name)
             _require(name, value, isfinite(value) and value >= 0, "a number of seconds from 0 up")
         for name in ("sweep_every", "poll", "alone_within"):
@@ -64,6 +71,10 @@ class Surroundings:
     policy: EnginePolicy
     clock: Clock
     events: Events
+    heartbeat: Heartbeat
+    """The engine's own, beside those of its slots."""
+    parent: ParentLine | None = None
+    """Who renews our leases, if somebody does."""
     failing: list[str] = field(default_factory=list)
     """The calls to the source that fail at present; the first of them speaks for all."""
 

@@ -34,7 +34,7 @@ class Shift:
         self._page, self._tenure = _entered(source, around)
         self._seat = solitude.sit(self._news.set)
         self.crew = Crew(runner, self._tenure, self._page, around)
-        self.feeder = Feeder(source, self._tenure, self.crew, self._course, self._seat, self._news, around)
+        self.feeder = Feeder(source, self._tenure, self.crew, self._course, self._seat, self._news, self._page, around)
         self._keeper = Keeper(source, self._tenure, self.crew, self.feeder, around)
         self._sweeping = SourceCall("sweep", around)
         cadence = Cadence(interval=around.policy.sweep_every, jitter=0.2)
@@ -85,8 +85,13 @@ class Shift:
 
     # --- beginning ---
 
+    def excuse_the_fresh(self, after: float) -> None:
+        """Have only those to blame for the end of the process whose slot has given no beat for so long."""
+        self.crew.excuse_the_fresh(after)
+
     def _begin(self) -> None:
         self._unlisten = self._source.listen(self._news)
+        self._tell_parent("leases", page=str(self._page.path), source=self._source.whereabouts())
         self._begun.append(self.crew.dismiss)
         self.crew.start()
         self._keeper.errand.start()
@@ -104,7 +109,7 @@ class Shift:
             self._sweeping.make(self._source.sweep)
 
     def _is_trusted(self) -> bool:
-        return self._around.clock.monotonic() < self._tenure.trusted_until
+        return self._tenure.is_trusted(self._around.clock.monotonic())
 
     # --- ending ---
 
@@ -129,8 +134,13 @@ class Shift:
             self._course.tell(Told.EMPTY)
         self._unlisten()
         self._seat.leave()
+        self._tell_parent("leases_over")
         self._page.close()
         return True
+
+    def _tell_parent(self, about: str, **facts: object) -> None:
+        if self._tenure.kept and self._around.parent is not None:
+            self._around.parent.tell(about, engine=self._around.name, owner=self._tenure.owner, **facts)
 
 
 _ROLLBACK = 5.0
@@ -146,7 +156,8 @@ def _entered(source: Source, around: Surroundings) -> tuple[BeatPage, Tenure]:
     except BaseException:
         page.close()
         raise
-    return page, Tenure(owner, around.policy.lease, clock=around.clock, page=page)
+    kept = around.parent is not None and source.whereabouts() is not None
+    return page, Tenure(owner, around.policy.lease, clock=around.clock, page=page, kept=kept)
 
 
 def _page_path(incarnation: Incarnation) -> Path:

@@ -16,6 +16,7 @@ from longwatch.host.errand import Errand
 from longwatch.work.context import Pulse, WorkContext
 from longwatch.work.coroutines import Coroutines
 from longwatch.work.judging import judged
+from longwatch.work.pending import Pending
 from longwatch.work.policy import Surroundings
 from longwatch.work.source import Leased, Outcome, Settlement
 from longwatch.work.tenure import Tenure
@@ -24,11 +25,11 @@ from longwatch.work.tenure import Tenure
 class Runner(Protocol):
     """Runs one row: decodes it, calls the user's code, says what to do with it; None if that code has settled it by itself.
 
-    What can be awaited instead of an answer is awaited on the engine's loop thread; if it has a `close` and cannot be, that is
-    called. A raise counts as a failure.
+    What can be awaited instead of an answer is awaited on the engine's loop thread, while the slot waits; if it has a `close` and
+    cannot be, that is called. `Pending` says what is done with its result. A raise counts as a failure.
     """
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Awaitable[Settlement | None] | Settlement | None: ...
+    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Awaitable[Settlement | None] | Settlement | None: ...
 
 
 class Finished(NamedTuple):
@@ -79,7 +80,8 @@ class Slot:
             answer = self._crew.runner(context.leased, context)
             if answer is None or type(answer) is Settlement:
                 return answer
-            return self._crew.coroutines.run(answer, context)  # type: ignore[arg-type] # nothing else is left
+            pending = answer if isinstance(answer, Pending) else Pending(answer, _itself)  # type: ignore[arg-type] # what is left
+            return pending.settled(self._crew.coroutines, context)
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
             return self._crew.failed(context, error)
 
@@ -137,7 +139,7 @@ class Crew:
     # --- for the slots ---
 
     def may_begin(self, now: float) -> bool:
-        return self.taking and now < self._tenure.trusted_until
+        return self.taking and self._tenure.is_trusted(now)
 
     def finish(self, finished: Finished) -> None:
         """Hand a row over to be settled, and wake the feeder when it has a reason to come."""
@@ -182,6 +184,12 @@ class Crew:
         for leased in waiting[keep:]:
             self.finish(_handed_back(leased))
 
+    def excuse_the_fresh(self, after: float) -> None:
+        """The process is about to be ended because slots have given no beat for so long: nobody else is to blame for that."""
+        for slot in self.slots:
+            if slot.context is not None and slot.pulse.heartbeat.elapsed() <= after:
+                slot.pulse.end()
+
     def lose(self, context: WorkContext, *, blameless: bool) -> None:
         """The lease of what this slot runs is lost; without blame its end is nobody's fault from here on."""
         context.lose_lease()
@@ -198,6 +206,10 @@ class Crew:
                 return waiting
             if leased is not None:
                 waiting.append(leased)
+
+
+def _itself(answer: Settlement | None) -> Settlement | None:
+    return answer
 
 
 def _handed_back(leased: Leased) -> Finished:

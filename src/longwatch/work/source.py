@@ -91,5 +91,11 @@ class Source(Protocol):
     def next_due(self) -> float | None:
         """Seconds until something that is delayed will be ready; None if nothing is."""
 
+    def whereabouts(self) -> dict[str, str] | None:
+        """How another process of this machine finds the same rows, to renew leases there; None if none can. Opens nothing.
+
+        `kind` says who can make a source of it.
+        """
+
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         """Have the wakeup set when something may be ready, or was closed or paused; returns what ends that."""

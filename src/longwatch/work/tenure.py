@@ -2,6 +2,10 @@
 
 All of them are renewed together, so one moment stands for all: the earliest of their grants. It is set by the first claim when
 nothing is held, and moved by renewals; a row that was claimed later lasts longer in the store than is believed here.
+
+A parent that renews for us writes the moment on our page, where it counts at once, whatever holds up the threads of this process.
+It counts from the moment the parent was about to ask, so it holds for every row that was ours then; one that was claimed after
+that has a later lease.
 """
 
 from __future__ import annotations
@@ -15,10 +19,11 @@ from longwatch.host.beatpage import BeatPage
 
 
 class Tenure:
-    """The engine's view of its leases. Thread-safe; `trusted_until` may be read without the lock."""
+    """The engine's view of its leases. Thread-safe; `trusted_until` may be read without the lock. `kept`: a parent renews them."""
 
-    def __init__(self, owner: int, policy: LeasePolicy, *, clock: Clock, page: BeatPage) -> None:
+    def __init__(self, owner: int, policy: LeasePolicy, *, clock: Clock, page: BeatPage, kept: bool = False) -> None:
         self.owner = owner
+        self.kept = kept
         self.broken = False
         self.trusted_until = -inf
         self._lease = Lease(str(owner), owner, clock.monotonic(), policy)
@@ -38,6 +43,15 @@ class Tenure:
                 self.broken = False
                 self._trust_until(self._lease.trusted_until)
 
+    def is_trusted(self, now: float) -> bool:
+        """Whether rows may begin to run."""
+        return now < self.trusted_until or (self.kept and now < self._page.trusted_until)
+
+    def refresh(self) -> None:
+        """Take over what a parent has renewed."""
+        if self.kept and (until := self._page.trusted_until) > self.trusted_until:
+            self.granted(until - self._lease.policy.duration * self._lease.policy.trust)
+
     def has_ended(self, now: float) -> bool:
         """Whether trust has ended and nobody has said so yet."""
         return not self.broken and now >= self.trusted_until
@@ -50,4 +64,5 @@ class Tenure:
 
     def _trust_until(self, moment: float) -> None:
         self.trusted_until = moment
-        self._page.trust_until(moment)
+        if not self.kept or moment > self._page.trusted_until:
+            self._page.trust_until(moment)

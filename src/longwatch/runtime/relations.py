@@ -1,0 +1,68 @@
+"""How the timeouts of a group have to stand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+from longwatch.errors import UsageError
+
+
+class Doubt(NamedTuple):
+    """A setting that should be another, and why."""
+
+    setting: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """The timeouts of one run; a `threshold` of None: nobody watches."""
+
+    threshold: float | None
+    interval: float
+    wait: float
+    visibility: float
+    shutdown: float
+    processing: float
+
+    def require(self) -> None:
+        """UsageError for what cannot work."""
+        for name in ("interval", "visibility", "processing"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value > 0):
+                raise UsageError(f"{_SPELLED[name]} must be a number of seconds above 0, not {value}")
+        if not (isfinite(self.shutdown) and self.shutdown >= 0):
+            raise UsageError(f"shutdown_timeout must be a number of seconds, not {self.shutdown}")
+        if self.threshold is not None and not self.threshold > self.wait:
+            raise UsageError(
+                f"watchdog_threshold ({self.threshold:g} s) must be more than wait_time_seconds ({self.wait:g} s), or a loop that "
+                "only waits for messages would be killed; raise the threshold, or lower the wait"
+            )
+
+    def doubts(self) -> Iterator[Doubt]:
+        """What works, and not as it is meant; each with the number that would do."""
+        longest = self.processing
+        if self.threshold is not None:
+            yield from self._doubts_of_the_watch(self.threshold)
+        if self.visibility <= self.shutdown + longest:
+            yield _more("visibility_timeout", self.visibility, self.shutdown + longest, "shutdown_timeout + max_processing_seconds")
+
+    def _doubts_of_the_watch(self, threshold: float) -> Iterator[Doubt]:
+        longest = self.processing
+        if self.interval >= threshold / 3:
+            problem = f"{self.interval:g} s is not less than a third of watchdog_threshold: set it below {threshold / 3:g}"
+            yield Doubt("watchdog_interval", problem)
+        if threshold <= self.wait + longest:
+            yield _more("watchdog_threshold", threshold, self.wait + longest, "wait_time_seconds + max_processing_seconds")
+        if self.visibility <= threshold + longest:
+            yield _more("visibility_timeout", self.visibility, threshold + longest, "watchdog_threshold + max_processing_seconds")
+
+
+_SPELLED = {"interval": "watchdog_interval", "visibility": "visibility_timeout", "processing": "max_processing_seconds"}
+
+
+def _more(setting: str, value: float, least: float, what: str) -> Doubt:
+    return Doubt(setting, f"{value:g} s is not more than {what}: set it above {least:g}")
