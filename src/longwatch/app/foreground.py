@@ -56,7 +56,7 @@ class Foreground:
     """Runs a supervisor to its end.
 
     `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards` passes other signals on to the
-    programs, which else come to nothing; `reloads` makes SIGHUP a wish to reload.
+    programs, which else come to nothing; `on_hangup` is what SIGHUP does, None: it stops.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Foreground:
         *,
         stop_by: StopBy = lambda _: None,
         forwards: bool = False,
-        reloads: bool = False,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self.supervisor = supervisor
         self.console = console
@@ -74,7 +74,7 @@ class Foreground:
         self.events.subscribe(self._after_each_run)
         self._stop_by = stop_by
         self._forwards = forwards
-        self._reloads = reloads
+        self._on_hangup = on_hangup
         self._told_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
@@ -109,7 +109,7 @@ class Foreground:
     @contextmanager
     def _stop_on_signal(self) -> Iterator[None]:
         """What was ignored (nohup, `&`) stays ignored."""
-        stopping = STOPPING if self._reloads else (*STOPPING, signal.SIGHUP)
+        stopping = STOPPING if self._on_hangup else (*STOPPING, signal.SIGHUP)
         heard = [signum for signum in stopping if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN]
         coordinator = ShutdownCoordinator.install(signals=heard, events=self.events, insist_after=INSIST_AFTER)
         coordinator.register(lambda: self._stop(coordinator.signal))
@@ -129,8 +129,8 @@ class Foreground:
 
     @contextmanager
     def _hearing_others(self) -> Iterator[None]:
-        reload = (signal.SIGHUP,) if self._reloads else ()
-        with catching((*FORWARDED, *reload, signal.SIGCHLD)) as stream:
+        hangup = (signal.SIGHUP,) if self._on_hangup else ()
+        with catching((*FORWARDED, *hangup, signal.SIGCHLD)) as stream:
             Errand(lambda: self._hear(stream), name="longwatch-forward").start()
             yield
 
@@ -138,9 +138,9 @@ class Foreground:
         for signum in stream:
             if signum == signal.SIGCHLD:
                 reap_strangers({self.supervisor.guardian.pid or 0})
-            elif signum == signal.SIGHUP:
+            elif signum == signal.SIGHUP and self._on_hangup is not None:
                 self.events.emit(SignalReceived(signal=signum, action="reload"))
-                self.supervisor.reload_source()
+                self._on_hangup()
             elif self._forwards:
                 self.events.emit(SignalReceived(signal=signum, action="forward"))
                 self.supervisor.signal(signum)

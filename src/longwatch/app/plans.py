@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from longwatch.app.command import check_command, directory_problem
 from longwatch.config.discovery import FILE_NAME
-from longwatch.config.programs import KeptSettings, ProgramSettings
+from longwatch.config.programs import KeptSettings, ProgramSettings, WorkerSettings
 from longwatch.config.reading import spelled
 from longwatch.config.settings import Settings
 from longwatch.config.tables import HealthSettings, LimitsSettings
@@ -31,15 +31,27 @@ from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe,
 WITH_SHELL = '["sh", "-c", "…"]'
 
 
-def plans(settings: Settings, *, base: Path, environ: Mapping[str, str], source: str = FILE_NAME) -> dict[str, ProgramPlan]:
+Told = Callable[[int | None], Mapping[str, str]]
+
+
+def _nothing(_: int | None) -> Mapping[str, str]:
+    return {}
+
+
+def plans(
+    settings: Settings, *, base: Path, environ: Mapping[str, str], source: str = FILE_NAME, told: Told = _nothing
+) -> dict[str, ProgramPlan]:
     """The programs of the file, by name; ConfigError with everything this machine does not have, and if there are none.
 
-    Relative directories begin at `base`; `source` is what messages call the file.
+    Relative directories begin at `base`; `source` is what messages call the file; `told` is what worker processes of a user find
+    in their environment.
     """
-    if not settings.program:
+    if not (settings.program or settings.worker):
         raise ConfigError(Fault(source, "declares no program", 'add one: [program.NAME], and below it command = ["…"]'))
     planning = _Planning(settings, base, environ, source)
     made = {name: planning.program(name, program) for name, program in settings.program.items()}
+    for name, worker in settings.worker.items():
+        made |= {plan.name: plan for plan in planning.worker(name, worker, told)}
     if planning.faults:
         raise ConfigError(*planning.faults)
     return made
@@ -149,6 +161,19 @@ class _Planning:
             autostart=program.autostart,
         )
 
+    def worker(self, name: str, worker: WorkerSettings, told: Told) -> list[ProgramPlan]:
+        """The plans of its processes; none if there is a fault."""
+        from longwatch.app.worker_plans import worker_plans  # noqa: PLC0415 - only who has workers pays
+
+        cwd = self.base / (worker.cwd or "")
+        if problem := directory_problem(cwd):
+            self._add(name, "cwd", f"the working directory {str(cwd)!r} {problem}", "make it, or correct cwd", kind="worker")
+            return []
+        planned: list[ProgramPlan] = []
+        with self._told(name, "target", kind="worker"):
+            _, planned = worker_plans(name, worker, base=self.base, environ=self.environ, told=told)
+        return planned
+
     def _process(self, name: str, program: ProgramSettings, cwd: Path) -> ProcessSpec:
         """As its user, or, so that the rest can be looked at, as ours if there is no such user."""
         with self._told(name, "user") as refused:
@@ -175,17 +200,17 @@ class _Planning:
             self._add(name, fault.where, fault.problem, fault.cure)
 
     @contextmanager
-    def _told(self, name: str, key: str) -> Iterator[list[UsageError]]:
+    def _told(self, name: str, key: str, *, kind: str = "program") -> Iterator[list[UsageError]]:
         """What is refused inside is a fault of this key, and no reason to stop; the list has it afterwards."""
         refused: list[UsageError] = []
         try:
             yield refused
         except UsageError as error:
             refused.append(error)
-            self._add(name, key, str(error))
+            self._add(name, key, str(error), kind=kind)
 
-    def _add(self, name: str, key: str, problem: str, cure: str = "") -> None:
-        self.faults.append(Fault(f"{self.source}: program.{spelled(name)}.{key}", problem, cure))
+    def _add(self, name: str, key: str, problem: str, cure: str = "", *, kind: str = "program") -> None:
+        self.faults.append(Fault(f"{self.source}: {kind}.{spelled(name)}.{key}", problem, cure))
 
 
 def _relative(program: str) -> bool:

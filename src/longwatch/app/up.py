@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
@@ -27,6 +28,9 @@ from longwatch.supervisor.presence import Presence
 from longwatch.supervisor.program import Streams
 from longwatch.supervisor.supervisor import Supervisor
 
+if TYPE_CHECKING:
+    from longwatch.app.workers import Workers
+
 DAY = 86_400.0
 FOR_EVER = 36_500 * DAY
 _WIDEST_TAG = 16
@@ -35,20 +39,27 @@ _WIDEST_TAG = 16
 def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> int:
     """Keep the programs of the file up until we are told to stop; the exit code to pass on."""
     fill_standard_streams()
-    loaded = load_config(path, environ, flags)
-    planned = plans(loaded.settings, base=loaded.base, environ=environ, source=loaded.source)
-    if loaded.state is not None:
-        make_state_directory(loaded.state)
-        Presence.claim(loaded.state).release()  # the one that is there has our ports, too: say that first
-    if faults := busy_ports(loaded.settings, source=loaded.source):
-        raise ConfigError(*faults)
-    clock = SystemClock()
-    with closing(Console(loaded.settings.supervisor.log, state=loaded.state, clock=clock, environ=environ)) as console:
-        source = _Source(loaded, console, lambda: load_config(path, environ, flags), environ)
-        supervisor = _supervisor(planned.values(), source, clock)
-        source.reread = lambda: supervisor.limit_shutdown(_shutdown_timeout(source.loaded))
-        _forget_logs(loaded, planned)
-        return Foreground(supervisor, console, reloads=True).run(planned, shown_settings(loaded.settings))
+    source = _Source(lambda: load_config(path, environ, flags), environ)
+    loaded = source.loaded
+    with closing(source):
+        planned = source.plans(loaded)
+        if loaded.state is not None:
+            make_state_directory(loaded.state)
+            Presence.claim(loaded.state).release()  # the one that is there has our ports, too: say that first
+        if faults := busy_ports(loaded.settings, source=loaded.source):
+            raise ConfigError(*faults)
+        clock = SystemClock()
+        with closing(Console(loaded.settings.supervisor.log, state=loaded.state, clock=clock, environ=environ)) as console:
+            source.speak_on(console)
+            return _keep_up(planned, source, console, clock)
+
+
+def _keep_up(planned: Mapping[str, ProgramPlan], source: _Source, console: Console, clock: SystemClock) -> int:
+    supervisor = source.supervisor = _supervisor(planned.values(), source, clock)
+    source.reread = lambda: supervisor.limit_shutdown(_shutdown_timeout(source.loaded))
+    _forget_logs(source.loaded, planned)
+    settings = shown_settings(source.loaded.settings)
+    return Foreground(supervisor, console, on_hangup=supervisor.reload_source).run(planned, settings)
 
 
 def _supervisor(planned: Iterable[ProgramPlan], source: _Source, clock: SystemClock) -> Supervisor:
@@ -57,7 +68,7 @@ def _supervisor(planned: Iterable[ProgramPlan], source: _Source, clock: SystemCl
         planned,
         state=source.loaded.state,
         streams=source.streams,
-        events=Events(source.console.log),
+        events=source.events,
         clock=clock,
         source=source.read_again,
         shutdown_timeout=_shutdown_timeout(source.loaded),
@@ -76,13 +87,21 @@ def _shutdown_timeout(loaded: Loaded) -> float | None:
 class _Source:
     """The file, as it was read last."""
 
-    def __init__(self, loaded: Loaded, console: Console, load: Callable[[], Loaded], environ: Mapping[str, str]) -> None:
-        self.loaded = loaded
+    def __init__(self, load: Callable[[], Loaded], environ: Mapping[str, str]) -> None:
+        self.loaded = load()
         self.reread: Callable[[], None] = lambda: None
         """Called once it was read again and found in order."""
-        self.console = console
+        self.events = Events()
+        self.supervisor: Supervisor | None = None
+        self._workers: Workers | None = None
+        self._console: Console | None = None
         self._load = load
         self._environ = environ
+
+    def speak_on(self, console: Console) -> None:
+        """Where everything is told from now on."""
+        self._console = console
+        self.events.subscribe(console.log)
 
     def read_again(self) -> Iterable[ProgramPlan]:
         """The plans that stand in it now; ConfigError, and nothing is changed."""
@@ -94,15 +113,40 @@ class _Source:
                 "put it back, or stop `longwatch up` and start it again",
             )
             raise ConfigError(fault)
-        planned = plans(loaded.settings, base=loaded.base, environ=self._environ, source=loaded.source)
+        planned = self.plans(loaded)
         self.loaded = loaded
         self.reread()
         return planned.values()
 
+    def plans(self, loaded: Loaded) -> dict[str, ProgramPlan]:
+        return plans(loaded.settings, base=loaded.base, environ=self._environ, source=loaded.source, told=self._told)
+
+    def _told(self, uid: int | None) -> Mapping[str, str]:
+        """What worker processes find in their environment; the first of them needs a parent."""
+        if self._workers is None:
+            from longwatch.app.workers import Workers  # noqa: PLC0415 - only who has workers pays
+
+            log = self.loaded.settings.supervisor.log
+            state = self.loaded.state
+            self._workers = Workers(condemn=self._condemn, state=state, log=log, clock=SystemClock(), events=self.events)
+            self._workers.start()
+        return self._workers.told(uid)
+
+    def _condemn(self, pid: int, reason: str) -> None:
+        if self.supervisor is not None:
+            self.supervisor.condemn(pid, reason)
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.stop()
+
     def streams(self, plan: ProgramPlan) -> Streams:
         """Where a program's output goes."""
-        widest = min(max(map(len, self.loaded.settings.program)), _WIDEST_TAG)
-        return self.console.among_others(plan.name, plan.output, tag=f"{plan.name:<{widest}} | ")
+        settings = self.loaded.settings
+        names = [*settings.program, *(each for name, worker in settings.worker.items() for each in worker.names(name))]
+        widest = min(max(map(len, names)), _WIDEST_TAG)
+        assert self._console is not None
+        return self._console.among_others(plan.name, plan.output, tag=f"{plan.name:<{widest}} | ")
 
 
 def allow_many_files() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +21,7 @@ from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.init import init
 from longwatch.cli.run import run
 from longwatch.cli.up import up
+from longwatch.cli.worker import worker
 from longwatch.errors import LongwatchError
 
 
@@ -49,7 +50,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(context_settings={"allow_interspersed_args": False})(run)
-for command in (up, *programs.COMMANDS, init, check):
+COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
@@ -72,7 +74,7 @@ def root(
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
     del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
-    if context.invoked_subcommand not in {"run", "up"}:  # which let them through when they are ready for them
+    if context.invoked_subcommand not in {"run", "up", "worker"}:  # which let them through when they are ready for them
         let_through()
     if context.invoked_subcommand is None:
         _show_help(context)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from longwatch.config.fields import (
     SIGNALS,
@@ -88,6 +88,38 @@ class KeptSettings(Table, frozen=True, kw_only=True):
             yield Fault("no_restart_codes", f"has {code}, which is in restart_codes too", "take it out of one of the two")
 
 
+class WorkerSettings(KeptSettings, frozen=True, kw_only=True):
+    """`[worker.NAME]`: worker processes that `longwatch up` keeps up, each of which runs the loops of one group."""
+
+    target: Text
+    """The group, as `module:name`: a LoopGroup, a loop, a list of loops, or a function that returns one. Modules are looked for
+    in `cwd` first."""
+    processes: Annotated[int, Meta(ge=1, le=256)] = 1
+    """How many processes run it. One is called NAME, several NAME-1, NAME-2, …; NAME stands for all of them in commands."""
+    stop_grace: Seconds = 0.0
+    """How long one may take to stop before it is killed; 0: five seconds more than the group's own shutdown_timeout."""
+    critical: bool = False
+    """As for a program."""
+    autostart: bool = True
+    """As for a program."""
+    depends_on: list[Name] | dict[Name, Condition] = field(default_factory=list)
+    """As for a program."""
+    log: OutputSettings = OutputSettings()
+
+    @property
+    def dependencies(self) -> dict[str, Condition]:
+        return dependencies(self.depends_on)
+
+    def names(self, name: str) -> list[str]:
+        """What its processes are called."""
+        return [name] if self.processes == 1 else [f"{name}-{number}" for number in range(1, self.processes + 1)]
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.command is not None:
+            yield Fault("command", "is for programs", "name the group with target, or make it a [program.…]")
+
+
 class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
     """`[program.NAME]`: one program that `longwatch up` keeps up."""
 
@@ -110,9 +142,7 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
 
     @property
     def dependencies(self) -> dict[str, Condition]:
-        if isinstance(self.depends_on, dict):
-            return dict(self.depends_on)
-        return dict.fromkeys(self.depends_on, Condition.READY)
+        return dependencies(self.depends_on)
 
     @property
     def asked(self) -> HealthSettings | None:
@@ -135,6 +165,11 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
         for name, wanted in _never_completed(wishes, programs):
             problem = f"waits until {wanted!r} is completed, which is started again even after it ended well"
             yield name, Fault("depends_on", problem, f'wait for "ready", or let {wanted} have restart = "on-failure"')
+
+
+def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Condition]:
+    """What is waited for, and until when; a bare name has to be ready."""
+    return dict(depends_on) if isinstance(depends_on, dict) else dict.fromkeys(depends_on, Condition.READY)
 
 
 def _never_completed(wishes: Wishes, programs: Mapping[str, ProgramSettings | None]) -> Iterator[tuple[str, str]]:

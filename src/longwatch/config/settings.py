@@ -15,12 +15,13 @@ from msgspec import Meta, field
 
 from longwatch.config.expect import YES
 from longwatch.config.fields import Name, Period, Port, Table, Text, argv
-from longwatch.config.programs import KeptSettings, ProgramSettings
+from longwatch.config.programs import KeptSettings, ProgramSettings, WorkerSettings
 from longwatch.config.reading import SAYS_NOTHING, Variable, from_environment, from_flags, read_settings, spelled
 from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
 from longwatch.core.events import Level
 from longwatch.core.masking import mask_mapping
 from longwatch.errors import Fault
+from longwatch.observe.logfile import OWN_LOG
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
@@ -64,6 +65,8 @@ class Settings(Table, frozen=True, kw_only=True):
     supervisor: SupervisorSettings = SupervisorSettings()
     program: dict[Name, ProgramSettings] = field(default_factory=dict)
     """The programs that `longwatch up` keeps up, by name."""
+    worker: dict[Name, WorkerSettings] = field(default_factory=dict)
+    """The worker processes that it keeps up, by name."""
 
     @property
     def state_path(self) -> Path | None:
@@ -90,6 +93,17 @@ class Settings(Table, frozen=True, kw_only=True):
             if first != name:
                 problem = f"is {port}, on which {first} is asked for its health too"
                 yield Fault(f"program.{spelled(name)}.health.port", problem, "give each its own")
+        yield from self._name_faults()
+
+    def _name_faults(self) -> Iterator[Fault]:
+        """Every process has its own name, and our log too."""
+        taken = {**dict.fromkeys(self.program, "a program"), OWN_LOG: "our own log"}
+        for name, worker in self.worker.items():
+            for each in worker.names(name):
+                if each in taken:
+                    problem = f"has a process {each}, which is the name of {taken[each]}"
+                    yield Fault(f"worker.{spelled(name)}", problem, "choose another")
+                taken[each] = f"a process of worker {name}"
 
 
 def load_settings(*, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:

@@ -557,3 +557,39 @@ class GroupStopped(Event):
     @property
     def level(self) -> Level:
         return Level.ERROR if self.overdue else Level.INFO
+
+
+# --- worker processes and their parent ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined(Event):
+    """A worker process runs its loops, and its parent keeps its leases."""
+
+    program: str
+    pid: int
+    loops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStalled(Event):
+    """A worker process gives no beat: its stacks are saved, it is killed, and what it held goes to others."""
+
+    loudness: ClassVar[Level] = Level.CRITICAL
+
+    program: str
+    pid: int
+    rows: tuple[int, ...]
+    """Those to blame: the work on them is silent."""
+    elapsed: float
+    threshold: float
+    stacks: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReleased(Event):
+    """What a worker process held when it ended is free again."""
+
+    program: str
+    pid: int
+    rows: int

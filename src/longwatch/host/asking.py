@@ -47,11 +47,12 @@ class Question(Generic[T]):
         self._errand = None
 
     def _begin(self) -> None:
+        if self._errand is None:
+            errand = Errand(self._turn, name=self._name, loud=True)
+            errand.start()  # where there is no thread left this raises, and whoever asks next tries again
+            self._errand = errand
         pending = self._pending = asyncio.get_running_loop().create_future()
         pending.add_done_callback(self._answered)
-        if self._errand is None:
-            self._errand = Errand(self._turn, name=self._name, loud=True)
-            self._errand.start()
         self._asked.put(pending)
 
     def _answered(self, pending: asyncio.Future[T]) -> None:
@@ -69,6 +70,11 @@ class Question(Generic[T]):
                 _settle(pending, answer)
 
 
+def _is_fit(error: BaseException) -> bool:
+    """Whether a future takes it; neither an exit, which would end the loop, nor StopIteration."""
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
 def _settle(pending: asyncio.Future[T], answer: T | None = None, error: BaseException | None = None) -> None:
     def settle() -> None:
         if pending.done():
@@ -76,7 +82,7 @@ def _settle(pending: asyncio.Future[T], answer: T | None = None, error: BaseExce
         if error is None:
             pending.set_result(answer)  # type: ignore[arg-type] # without an error it is a T
         else:
-            pending.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            pending.set_exception(error if _is_fit(error) else RuntimeError(repr(error)))
 
     loop = pending.get_loop()
     if not loop.is_closed():

@@ -44,7 +44,7 @@ def _plain(word: str, report: Report, *, verbose: bool) -> Answer:
 
 
 def _text(report: Report, lines: Sequence[str]) -> Answer:
-    return Answer(_status(report), "\n".join(lines).encode(), TEXT)
+    return Answer(_status(report), "\n".join(lines).encode(errors="backslashreplace"), TEXT)
 
 
 def _fact(result: Result) -> dict[str, object]:

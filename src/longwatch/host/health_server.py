@@ -9,9 +9,12 @@ used: it needs a thread a client, and three system calls for what is one write h
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import errno
 import ipaddress
+import socket
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -46,7 +49,7 @@ SILENCE = 10.0
 """Seconds that a client may say nothing, or not finish what it says."""
 METRICS_WITHIN = 10.0
 _MOST_UNREAD = 64 * 1024
-"""Bytes of answers that a client may leave unread."""
+"""Bytes of answers that a client may have left unread when it gets another."""
 _LATE = Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected", TEXT)
 _FOR_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -83,6 +86,7 @@ class HealthServer(Service):
         self._metrics = metrics
         self._loop = LoopThread(name="longwatch-health", clock=clock)
         self._served: _Served | None = None
+        self._closing: concurrent.futures.Future[None] | None = None
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -98,16 +102,19 @@ class HealthServer(Service):
         served = _Served(self, self._quick, [check for check in self._checks if not check.quick], self._metrics, self._clock)
         try:
             self._loop.call(served.open(), timeout=None)
-        except OSError as error:
+        except BaseException as error:
             self._loop.stop()
-            raise _refusal(error, self.host, self.port) from None
+            if isinstance(error, OSError | UnicodeError):
+                raise _refusal(error, self.host, self.port) from None
+            raise
         self._served = served
 
     def _stop(self, deadline: Deadline) -> bool:
-        served = self._served
+        served, self._served = self._served, None
         if served is not None:
-            self._loop.call(served.close(), timeout=None)
-            self._served = None
+            self._closing = self._loop.spawn(served.close())
+        if self._closing is not None:
+            concurrent.futures.wait([self._closing], deadline.remaining())
         return self._loop.stop(deadline=deadline)
 
 
@@ -126,6 +133,7 @@ class _Served:
         self._metrics = Question(metrics, name="longwatch-metrics", within=METRICS_WITHIN) if metrics is not None else None
         self._listening: asyncio.Server | None = None
         self._reaping: asyncio.TimerHandle | None = None
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -136,8 +144,9 @@ class _Served:
         self.address = (host, port)
 
     async def close(self) -> None:
+        self._closed = True
         if self._listening is not None:
-            self._listening.close()
+            _let_go(self._listening)
         if self._reaping is not None:
             self._reaping.cancel()
         for client in tuple(self.clients):
@@ -148,12 +157,16 @@ class _Served:
             slow.question.close()
         if self._metrics is not None:
             self._metrics.close()
+        await asyncio.sleep(0)  # who was let in just now is told to go
 
     # --- clients ---
 
     def welcome(self, client: Client) -> None:
+        if self._closed:
+            client.hang_up()
+            return
         if len(self.clients) >= self._settings.most_clients:
-            next(iter(self.clients)).hang_up()
+            self._silent_longest().hang_up()
         self.heard(client)
         if self._reaping is None:
             self._reaping = asyncio.get_running_loop().call_later(1.0, self._reap)
@@ -167,13 +180,19 @@ class _Served:
     def left(self, client: Client) -> None:
         self.clients.pop(client, None)
 
+    def _silent_longest(self) -> Client:
+        """One that waits for its answer is not silent; it goes only if all do."""
+        first = next(iter(self.clients))
+        return next((client for client in self.clients if not client.busy), first)
+
     def _reap(self) -> None:
         """Hang up on those that have been silent for too long; look again as long as there is anybody."""
         loop = asyncio.get_running_loop()
         for client in tuple(self.clients):
             if loop.time() - client.since <= self._settings.silence:
                 break
-            client.hang_up()
+            if not client.busy:
+                client.hang_up()
         self._reaping = loop.call_later(1.0, self._reap) if self.clients else None
 
     # --- answers ---
@@ -206,9 +225,9 @@ class _Served:
     async def _exposed(self, question: Question[str | bytes]) -> Answer:
         try:
             text = await question.ask()
+            return Answer(HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS)
         except Exception:  # noqa: BLE001 - anybody's code; who scrapes sees that it failed
             return _LATE
-        return Answer(HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS)
 
 
 _METHODS = frozenset({"GET", "HEAD"})
@@ -238,9 +257,10 @@ class Client(asyncio.Protocol):
 
     def __init__(self, served: _Served) -> None:
         self.since = 0.0
+        self.busy = False
+        """Whether it waits for an answer; meanwhile nothing more is read from it."""
         self._served = served
         self._said = b""
-        self._busy = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -255,9 +275,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._said += data
-        if len(self._said) > LONGEST_HEAD:
-            self._say(TOO_LARGE, closes=True)
-        elif not self._busy:
+        if not self.busy:
             self._next()
 
     def hang_up(self) -> None:
@@ -266,44 +284,48 @@ class Client(asyncio.Protocol):
             self._transport.abort()
 
     def _next(self) -> None:
-        """Answer what was said, as far as it is complete."""
-        while self._transport is not None and not self._busy:
-            head, end, rest = self._said.partition(b"\r\n\r\n")
-            if not end:
-                return
+        """Answer the first of what was said, if it is complete."""
+        head, end, rest = self._said.partition(b"\r\n\r\n")
+        if len(head) > LONGEST_HEAD:
+            self._say(TOO_LARGE, closes=True)
+        elif end:
             self._said = rest
-            request = parse(head)
-            if request is None:
-                self._say(BAD_REQUEST, closes=True)
-                return
-            self._respond(request)
+            self._respond(parse(head))
 
-    def _respond(self, request: Request) -> None:
+    def _respond(self, request: Request | None) -> None:
+        """At once where that is possible; who has said more than one thing gets one answer a turn, and others theirs in between."""
+        if request is None:
+            self._say(BAD_REQUEST, closes=True)
+            return
         answer = self._served.answer(request, local=self._is_local())
-        if isinstance(answer, Answer):
+        if isinstance(answer, Answer) and not self._said:
             self._say(answer, closes=request.closes, head_only=request.method == "HEAD")
         else:
-            self._busy = True
+            assert self._transport is not None
+            self.busy = True
+            self._transport.pause_reading()
             self._served.later(self._respond_later(request, answer))
 
-    async def _respond_later(self, request: Request, answer: Coroutine[Any, Any, Answer]) -> None:
-        self._say(await answer, closes=request.closes, head_only=request.method == "HEAD")
-        self._busy = False
-        self._next()
+    async def _respond_later(self, request: Request, answer: Answer | Coroutine[Any, Any, Answer]) -> None:
+        said = answer if isinstance(answer, Answer) else await answer
+        self._say(said, closes=request.closes, head_only=request.method == "HEAD")
+        self.busy = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._next()
 
     def _say(self, answer: Answer, *, closes: bool, head_only: bool = False) -> None:
+        """A client that is told to go is a client until it has taken its answer, or has been silent for too long."""
         transport = self._transport
-        if transport is None:
+        if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size() > _MOST_UNREAD:
+            self.hang_up()
             return
         transport.write(render(answer, closes=closes, head_only=head_only))
+        self._served.heard(self)
         if closes:
-            self._served.left(self)
-            self._transport = None
             transport.close()
-        elif transport.get_write_buffer_size() > _MOST_UNREAD:
-            self.hang_up()
-        else:
-            self._served.heard(self)
 
     def _is_local(self) -> bool:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
@@ -321,12 +343,22 @@ def _named(readiness: Probe | None, liveness: Probe | None) -> Iterable[Check]:
         yield Check("liveness_check", liveness, frozenset({Aspect.LIVE}))
 
 
+def _let_go(listening: asyncio.Server) -> None:
+    """Also for children that were forked meanwhile: what they hold of it would keep the port, and let clients wait."""
+    for one in listening.sockets:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+    listening.close()
+
+
 def _require_port(port: int) -> None:
     if not 0 <= port < 2**16:
         raise UsageError(f"a health port is a number from 0 (any free one) to 65535, not {port}")
 
 
-def _refusal(error: OSError, host: str, port: int) -> Exception:
+def _refusal(error: OSError | UnicodeError, host: str, port: int) -> Exception:
+    if isinstance(error, UnicodeError):
+        return UsageError(f"{host} is no name of a host; the health port {port} needs one, or an address")
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"the health port {port} on {host} is in use; choose another, or end what listens there")
     if error.errno == errno.EACCES:

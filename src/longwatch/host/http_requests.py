@@ -52,9 +52,9 @@ def parse(head: bytes) -> Request | None:
 
 
 def _closes(lines: list[bytes], *, is_old: bool) -> bool:
-    named = {name.lower(): value.strip().lower() for name, _, value in (line.partition(b":") for line in lines)}
-    said = named.get(b"connection", b"")
-    has_body = b"transfer-encoding" in named or named.get(b"content-length", b"0") != b"0"
+    fields = [(name.lower(), value.strip().lower()) for name, _, value in (line.partition(b":") for line in lines)]
+    said = b",".join(value for name, value in fields if name == b"connection")
+    has_body = any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in fields)
     return has_body or b"close" in said or (is_old and b"keep-alive" not in said)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
+
+LONGEST = 4096
+"""Bytes of a datagram that whoever listens takes; it passes over longer ones."""
+_MICROSECONDS = re.compile(r"0*[1-9][0-9]{0,19}")
 
 
 class Notifier:
@@ -48,9 +53,13 @@ class Notifier:
             return False
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in facts.items())
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as speaking:
-            speaking.sendto(text.encode(errors="replace"), self._address)
+            speaking.sendto(_cut(text.encode(errors="replace")), self._address)
             return True
         return False
+
+
+def _cut(words: bytes) -> bytes:
+    return words if len(words) <= LONGEST else words[:LONGEST].decode(errors="ignore").encode()
 
 
 def _status(text: str) -> dict[str, str]:
@@ -59,6 +68,6 @@ def _status(text: str) -> dict[str, str]:
 
 def _beat_within(environ: Mapping[str, str]) -> float | None:
     microseconds, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not (microseconds.isascii() and microseconds.isdigit() and int(microseconds)) or pid not in {"", str(os.getpid())}:
+    if not _MICROSECONDS.fullmatch(microseconds) or pid not in {"", str(os.getpid())}:
         return None
     return int(microseconds) / 1_000_000

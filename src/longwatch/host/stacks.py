@@ -7,6 +7,7 @@ GIL. The dump is made by C code, which works while some other thread holds the G
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import re
 import select
@@ -27,6 +28,8 @@ KEEP_SECONDS = 30 * 86_400.0
 KEEP_FILES = 100
 MOST_TO_STDERR = 4096
 _SUFFIX = ".stacks"
+_JUST_MADE = 60.0
+"""Seconds in which an empty file may be one that its process has yet to lock."""
 
 
 class CrashFile:
@@ -34,10 +37,11 @@ class CrashFile:
 
     def __init__(self, name: str, *, directory: Path | None = None, clock: Clock | None = None) -> None:
         self.path = Path()
-        self._name = re.sub(r"[^\w.-]+", "_", name)[:64]
+        self._name = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII)[:64]
         self._directory = directory
         self._clock = clock or SystemClock()
         self._descriptor = -1
+        self._dumped_at = 0
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +57,12 @@ class CrashFile:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(self._clock.wall()))
         self.path = directory / f"{self._name}-{stamp}-{os.getpid()}-{os.urandom(3).hex()}{_SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o600)
+        try:
+            self._descriptor = os.open(self.path, flags, 0o600)
+        except OSError as error:
+            raise _refusal(directory, error) from None
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def on_signal(self, signum: int = signal.SIGUSR2) -> None:
         """From now on this signal writes every stack here, also while the GIL is held."""
@@ -66,19 +75,26 @@ class CrashFile:
 
     def dump(self, reason: str) -> None:
         """Write why, when, and what every thread is doing."""
+        with suppress(OSError):
+            self._dumped_at = os.fstat(self._descriptor).st_size
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock.wall()))
         self.write(f"{stamp} pid {os.getpid()}: {reason}")
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=self._descriptor, all_threads=True)
 
     def show(self) -> None:
-        """As much of it on stderr as is taken without waiting."""
-        with suppress(OSError, ValueError):
+        """The beginning of the last dump on stderr, if that takes it without waiting; a terminal may say it does, and wait."""
+        with suppress(OSError, ValueError, AttributeError):  # it may be closed, replaced, or None
             descriptor = sys.stderr.fileno()
             poller = select.poll()
             poller.register(descriptor, select.POLLOUT)
             if any(event & select.POLLOUT for _, event in poller.poll(0)):
-                os.write(descriptor, self.path.read_bytes()[:MOST_TO_STDERR])
+                os.write(descriptor, self._last_dump())
+
+    def _last_dump(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(self._dumped_at)
+            return file.read(MOST_TO_STDERR)
 
     def close(self, *, signum: int | None = None) -> None:
         """Close it, and remove it if it is empty; `signum` writes here no more. Idempotent."""
@@ -99,17 +115,24 @@ def crash_directory() -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"crash files cannot go to {directory} ({error.strerror}); set {CRASH_DIRECTORY}") from None
+        raise _refusal(directory, error) from None
     return directory
 
 
+def _refusal(directory: Path, error: OSError) -> UsageError:
+    return UsageError(f"crash files cannot go to {directory} ({error.strerror}); set {CRASH_DIRECTORY}")
+
+
 def forget_old(directory: Path, *, now: float) -> None:
-    """Remove crash files that are older than a month, those beyond the hundred newest, and empty ones of dead processes."""
+    """Remove crash files that are older than a month, those beyond the hundred newest, and empty ones.
+
+    None that a living process has open, in whichever container: a number in its name would mean another process here, or none.
+    """
     written: list[tuple[float, Path]] = []
     for path, found in _found(directory):
         if found.st_size:
             written.append((found.st_mtime, path))
-        elif not _lives(path):
+        elif now - found.st_mtime > _JUST_MADE:
             _remove(path)
     for place, (moment, path) in enumerate(sorted(written, reverse=True)):
         if place >= KEEP_FILES or now - moment > KEEP_SECONDS:
@@ -123,12 +146,12 @@ def _found(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield path, path.stat()
 
 
-def _lives(path: Path) -> bool:
-    """Whether there is a process with the number in the name."""
-    pid = path.stem.split("-")[-2:-1]
-    return bool(pid) and pid[0].isdigit() and Path("/proc", pid[0]).exists()
-
-
 def _remove(path: Path) -> None:
+    """Unless it is locked: the lock ends with the process."""
     with suppress(OSError):
-        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)

@@ -9,7 +9,7 @@ What happens on a stall, in this order, because each step may be the last that w
 
 Behind this thread stands a timer in C, which ends the process (with 1, stacks in the crash file) when no round has come for the
 threshold and two intervals: code that holds the GIL holds this thread, too. There is one such timer in a process, and the watchdog
-that was started first has it.
+that was started first has it; when that one is stopped, the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import faulthandler
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import ClassVar, NamedTuple, Self
 
@@ -76,7 +79,8 @@ class Watchdog(Service):
             raise UsageError(f"{len(heartbeats)} heartbeats and {len(names)} loop_names; give one name for each, or none at all")
         self.stall_threshold = stall_threshold
         self.check_interval = check_interval
-        self._look: Look = lambda: [Stall(name, beat.elapsed()) for name, beat in zip(names, heartbeats, strict=True)]
+        watched = tuple(zip(names, heartbeats, strict=True))
+        self._look: Look = lambda: [Stall(name, beat.elapsed()) for name, beat in watched]
         self._events = events or Events()
         self._crash_file = crash_file or CrashFile("watchdog", clock=clock)
         self._owns_file = crash_file is None
@@ -121,11 +125,12 @@ class Watchdog(Service):
             self._crash_file.open()
         self._looked_at, self._skipped = self._clock.monotonic(), False
         try:
+            self._backstop.arm(self._crash_file, self.stall_threshold + 2 * self.check_interval)
             self._periodic.start()
         except BaseException:
+            self._backstop.disarm()
             self._close_file()
             raise
-        self._backstop.arm(self._crash_file, self.stall_threshold + 2 * self.check_interval)
 
     def _stop(self, deadline: Deadline) -> bool:
         self._backstop.disarm()
@@ -164,16 +169,19 @@ class Watchdog(Service):
         return self._skipped
 
     def _bite(self, stalled: Sequence[tuple[str, float]]) -> None:
-        stalls = [Stall(name, elapsed) for name, elapsed in stalled]
-        words = [
-            f"Watchdog: {name} stalled for {elapsed:.1f}s (threshold: {self.stall_threshold:.1f}s)" for name, elapsed in stalls
-        ]
+        try:
+            self._say_last_words([Stall(name, elapsed) for name, elapsed in stalled])
+        finally:
+            end_process()
+
+    def _say_last_words(self, stalls: Sequence[Stall]) -> None:
+        limit = f"(threshold: {self.stall_threshold:.1f}s)"
+        words = [f"Watchdog: {name} stalled for {elapsed:.1f}s {limit}" for name, elapsed in stalls]
         self._crash_file.dump("; ".join(words))
-        self._crash_file.show()
         last = [*words, "Watchdog: terminating process due to stalled workers"]
-        for act in (lambda: self._before_kill(stalls), lambda: _log_all(last), lambda: self._emit(stalls)):
+        acts = (self._crash_file.show, lambda: self._before_kill(stalls), lambda: _log_all(last), lambda: self._emit(stalls))
+        for act in acts:
             _briefly(act)
-        end_process()
 
     def _emit(self, stalls: Sequence[Stall]) -> None:
         for name, elapsed in stalls:
@@ -182,34 +190,71 @@ class Watchdog(Service):
 
 
 class _Backstop:
-    """The timer in C, if this watchdog has it."""
+    """The timer in C, if this watchdog has it.
 
-    _holder: ClassVar[tuple[int, _Backstop] | None] = None
-    """The pid it belongs to, and who has it."""
+    Around a fork it is off: the child would wait for ever for the end of the timer's thread, which it does not have.
+    """
+
+    _holder: ClassVar[_Backstop | None] = None
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _knows_of_forks: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._file: CrashFile | None = None
         self._seconds = 0.0
+        self._due = 0.0
 
     def arm(self, file: CrashFile, seconds: float) -> None:
-        self._file, self._seconds = file, seconds
-        if _Backstop._holder is None or _Backstop._holder[0] != os.getpid():
-            _Backstop._holder = (os.getpid(), self)
-        self.again()
+        with _Backstop._lock:
+            _Backstop._learn_of_forks()
+            self._file, self._seconds = file, seconds
+            self._due = time.monotonic() + seconds
+            self.count()
 
     def again(self) -> None:
-        """Count from now."""
-        if self._has_it and self._file is not None:
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._file.fileno)
+        """Count from now, if that is possible: the watch goes on without it."""
+        with _Backstop._lock, suppress(RuntimeError, OSError, ValueError):
+            self._due = time.monotonic() + self._seconds
+            self.count()
 
     def disarm(self) -> None:
-        if self._has_it:
-            faulthandler.cancel_dump_traceback_later()
-            _Backstop._holder = None
+        with _Backstop._lock:
+            self._file = None
+            if _Backstop._holder is self:
+                faulthandler.cancel_dump_traceback_later()
+                _Backstop._holder = None
 
-    @property
-    def _has_it(self) -> bool:
-        return _Backstop._holder == (os.getpid(), self)
+    def count(self) -> None:
+        """Go on counting, if nobody else does."""
+        if self._file is not None and _Backstop._holder in {None, self}:
+            _Backstop._holder = self
+            left = max(self._due - time.monotonic(), 0.001)
+            faulthandler.dump_traceback_later(left, exit=True, file=self._file.fileno)
+
+    # --- forks ---
+
+    @classmethod
+    def _learn_of_forks(cls) -> None:
+        if not cls._knows_of_forks:
+            os.register_at_fork(before=cls._before_fork, after_in_parent=cls._in_parent, after_in_child=cls._in_child)
+            cls._knows_of_forks = True
+
+    @classmethod
+    def _before_fork(cls) -> None:
+        cls._lock.acquire()
+        if cls._holder is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+    @classmethod
+    def _in_parent(cls) -> None:
+        with suppress(RuntimeError, OSError, ValueError):
+            if cls._holder is not None:
+                cls._holder.count()
+        cls._lock.release()
+
+    @classmethod
+    def _in_child(cls) -> None:
+        cls._holder, cls._lock = None, threading.RLock()
 
 
 def _log_all(lines: Sequence[str]) -> None:

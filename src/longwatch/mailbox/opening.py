@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -12,7 +12,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.masking import mask_text
 from longwatch.core.nearest import did_you_mean
 from longwatch.errors import UsageError
-from longwatch.mailbox.backend import Backend, Limits
+from longwatch.mailbox.backend import KIND, Backend, Limits
 from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import LARGEST_BODY, check_whole
 from longwatch.mailbox.mailbox import Mailbox
@@ -122,6 +122,16 @@ def _hint(url: str) -> str:
         return f"did you mean sqlite:///{mask_text(url)}?"
     schemes = [f"{known}://" for known in SCHEMES]
     return did_you_mean(f"{scheme}://", schemes, otherwise=f"use one of {', '.join(schemes)}", likeness=0.75)
+
+
+def found_source(whereabouts: Mapping[str, str], stores: MutableMapping[str, Any]) -> Backend:
+    """The lane that `Source.whereabouts` of another process speaks of; `stores` are those that are open, by URL."""
+    if whereabouts.get("kind") != KIND:
+        raise UsageError(f"leases of kind {whereabouts.get('kind')!r} are not known here; update this process")
+    url = whereabouts["url"]
+    if url not in stores:
+        stores[url] = open_store(url)
+    return _backend(stores[url], whereabouts["name"], None)
 
 
 def mailbox_names(store: Any) -> list[str]:

@@ -48,7 +48,7 @@ from longwatch.host.stacks import CrashFile
 from longwatch.host.watchdog import Stall, Watchdog
 from longwatch.runtime.mainloop import Place
 from longwatch.runtime.member import Member
-from longwatch.runtime.pulse import Pulse
+from longwatch.runtime.pulse import Measured, Pulse
 from longwatch.runtime.relations import Timeouts
 from longwatch.runtime.telling import told_to_logging
 from longwatch.runtime.turns import Turn, Turns
@@ -68,6 +68,7 @@ class LoopGroup:
 
     `health_port` None: no health port. `watchdog_threshold` None: no watchdog. `readiness_threshold` None: nine tenths of the
     watchdog's. `max_processing_seconds` is what one message takes at the most; only to warn of timeouts that do not go together.
+    `metrics` is what `/metrics` says: a `longwatch.observe.Metrics`, or any callable that returns the exposition.
     Making a group starts nothing and opens nothing.
     """
 
@@ -82,7 +83,7 @@ class LoopGroup:
         watchdog_interval: float = 60.0,
         readiness_threshold: float | None = None,
         max_processing_seconds: float = 600,
-        metrics: Exposition | None = None,
+        metrics: Exposition | Measured | None = None,
         clock: Clock | None = None,
         events: Events | None = None,
     ) -> None:
@@ -98,6 +99,8 @@ class LoopGroup:
         self.metrics = metrics
         self.clock = clock or SystemClock()
         self.events = events or told_to_logging()
+        self.is_logged_plainly = events is None
+        """Whether nobody has said where its events go."""
         self.vitals: Vitals | None = None
         """How its loops are, while it runs."""
         self._parent: ParentLine | None = None
@@ -293,6 +296,10 @@ class _Run:
         undo.callback(self._crash_file.close, signum=dumping)
         if dumping is not None:
             self._crash_file.on_signal(dumping)
+        measured = self._group.metrics
+        if isinstance(measured, Measured):
+            undo.callback(self._events.subscribe(measured.observe))
+            undo.callback(measured.read(self._vitals.gauges if self._parent is not None else self._vitals.all_gauges))
         if self._group.health_port is not None and self._parent is None:
             self._serve(undo, self._group.health_port)
 
@@ -323,7 +330,7 @@ class _Run:
             )
             watchdog.start()
             undo.callback(watchdog.stop)
-        pulse = Pulse(self._vitals, self._notifier, self._parent, clock=self._clock)
+        pulse = Pulse(self._vitals, self._notifier, self._parent, measured=group.metrics, clock=self._clock)
         pulse.start()
         undo.callback(pulse.stop)
 

@@ -51,15 +51,15 @@ class Handling:
         self._clock = clock
         self._events = events
 
-    def __call__(self, leased: Leased, work: WorkContext) -> Pending | Settlement | None:
+    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Settlement | None:
         try:
             request = self._decoder.decode(self._requests.decode(leased.item), leased.item)
         except SerializationError as error:
             return Settlement(leased.claim, Outcome.DEAD, reason="undecodable", error=str(error))
-        context = MainLoopContext(work, request, loop=self._name, clock=self._clock)
-        if context.deadline.expired:
-            return self._refuse(request, work)
-        return self._run(request, context, work)
+        told = MainLoopContext(context, request, loop=self._name, clock=self._clock)
+        if told.deadline.expired:
+            return self._refuse(request, context)
+        return self._run(request, told, context)
 
     def _run(self, request: MainLoopRequest[Any], context: MainLoopContext, work: WorkContext) -> Pending | Settlement | None:
         failed = partial(self._failed, request, work)

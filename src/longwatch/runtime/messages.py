@@ -61,7 +61,7 @@ class RequestDecoder(Generic[RequestT]):
 
     def __init__(self, request_type: type[RequestT] | Any) -> None:
         self._type = request_type
-        self._envelope: Any = MainLoopRequest[request_type]
+        self._envelope: Any = MainLoopRequest[request_type]  # type: ignore[valid-type] # known only now
         try:
             msgspec.json.Decoder(self._envelope)
         except (TypeError, ValueError) as error:

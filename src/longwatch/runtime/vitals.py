@@ -11,9 +11,12 @@ from longwatch.core.events import Events, LoopDegraded, LoopRecovered
 from longwatch.core.health import Aspect, Check, Health, Reason, Report
 from longwatch.errors import MailboxError, StoreError
 from longwatch.host.watchdog import Stall
+from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.runtime.member import Member
 
+Gauge = tuple[str, tuple[str, ...], float]
+"""The name of a metric, the values of its labels, and its number."""
 _READY = frozenset({Aspect.READY})
 
 
@@ -72,6 +75,22 @@ class Vitals:
             self._events.emit(LoopRecovered(loop=name))
         self._degraded = set(stale)
 
+    def gauges(self) -> list[Gauge]:
+        """What can be said without asking a store."""
+        found: list[Gauge] = []
+        for member in self.members:
+            age = member.elapsed()
+            found.append(("longwatch_loop_running", (member.name,), float(member.armed)))
+            found.append(("longwatch_leases_held", (member.name,), float(member.holding)))
+            if age is not None:
+                found.append(("longwatch_heartbeat_age_seconds", (member.name,), age))
+        return found
+
+    def all_gauges(self) -> list[Gauge]:
+        """And whether all are ready, and how the mailboxes stand."""
+        stood = [gauge for mailbox in self._mailboxes() for gauge in mailbox_gauges(mailbox.name, mailbox.stats())]
+        return [("longwatch_health_ready", (), float(self.readiness().ok)), *self.gauges(), *stood]
+
     # --- the checks ---
 
     def _draining(self) -> Reason:
@@ -91,14 +110,21 @@ class Vitals:
     def _started(self) -> Reason:
         return Reason.OK if all(member.begun for member in self.members) else Reason.NOT_STARTED
 
+    def _mailboxes(self) -> list[Mailbox[Any]]:
+        """Those that the loops take from."""
+        found = (getattr(member.loop, "requests", None) for member in self.members)
+        return [requests for requests in found if isinstance(requests, Mailbox)]
+
     def _stores(self) -> list[Mailbox[Any]]:
-        """One mailbox for each store that the loops take from."""
-        found: dict[object, Mailbox[Any]] = {}
-        for member in self.members:
-            requests = getattr(member.loop, "requests", None)
-            if isinstance(requests, Mailbox):
-                found.setdefault(requests.backend.home, requests)
-        return list(found.values())
+        """One mailbox for each store."""
+        return list({mailbox.backend.home: mailbox for mailbox in self._mailboxes()}.values())
+
+
+def mailbox_gauges(name: str, stats: Stats) -> list[Gauge]:
+    """How a mailbox stands."""
+    shown = {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "dead": stats.dead}
+    oldest = {"oldest_age_seconds": stats.oldest_age or 0.0}
+    return [(f"longwatch_mailbox_{what}", (name,), float(number)) for what, number in (shown | oldest).items()]
 
 
 def _reach(mailbox: Mailbox[Any]) -> Reason:

@@ -74,6 +74,14 @@ class Commands:
     async def restart(self, *names: str, ready: bool = False, within: float = START_TIMEOUT) -> list[Facts]:
         """Stop and start them, of all only those that are wanted; returns when they are up again."""
         posts = [post for post in self._told("restart", names) if names or post.desired]
+        at_once = [post for post in posts if not post.plan.group]
+        facts = await self._restart(at_once, ready=ready, within=within) if at_once or not posts else []
+        for post in posts:
+            if post.plan.group:  # one after another: the others go on with the work
+                facts += await self._restart([post], ready=True, within=within)
+        return facts
+
+    async def _restart(self, posts: Sequence[Post], *, ready: bool, within: float) -> list[Facts]:
         before = {post: post.program.memory.starts for post in posts}
         for post in posts:
             post.program.memory.desired = True
@@ -91,10 +99,18 @@ class Commands:
     # --- small words ---
 
     def _named(self, names: Sequence[str]) -> list[Post]:
-        for name in names:
-            if name not in self._posts or self._posts[name].retired:
-                raise UsageError(_unknown(name, self._posts))
-        return [self._posts[name] for name in dict.fromkeys(names or self._posts)]
+        found = [each for name in names for each in self._called(name)] if names else list(self._posts)
+        return [self._posts[name] for name in dict.fromkeys(found)]
+
+    def _called(self, name: str) -> list[str]:
+        """The program of that name, or those of the group of that name."""
+        here = {known: post for known, post in self._posts.items() if not post.retired}
+        if name in here:
+            return [name]
+        found = [known for known, post in here.items() if post.plan.group == name]
+        if not found:
+            raise UsageError(_unknown(name, {*here, *(post.plan.group for post in here.values() if post.plan.group)}))
+        return found
 
     def _told(self, command: str, names: Sequence[str]) -> list[Post]:
         posts = self._named(names)

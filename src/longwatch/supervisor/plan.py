@@ -51,6 +51,8 @@ class ProgramPlan:
     output: Output = Output()
     autostart: bool = True
     """Whether it is wanted up when nobody has said otherwise yet."""
+    group: str = ""
+    """What it is one of several of: by that name all of them can be told what to do, and they are restarted one after another."""
 
     @classmethod
     def of(  # noqa: PLR0913 - what makes a command a process, each by name; the rest are the plan's own fields

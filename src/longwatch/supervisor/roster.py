@@ -126,6 +126,13 @@ class Roster:
         for post in self.posts.values():
             post.program.signal(signum)
 
+    def condemn(self, pid: int, reason: str) -> None:
+        """Kill the program whose process that is."""
+        for post in self.posts.values():
+            run = post.program.run
+            if run is not None and run.child.pid == pid:
+                run.condemn(reason)
+
     def close(self) -> None:
         """Nobody keeps anything any more; for when all is at rest, or lost."""
         for task in self._tasks.values():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from longwatch.core.clock import Clock
 from longwatch.core.events import Event, HealthCheckFailed, HealthCheckPassed, ProgramReady, ProgramStable, ProgramStopping
 from longwatch.host.children import Guardian
-from longwatch.host.process import Child, Ending, ProcessSpec, StopPolicy
+from longwatch.host.process import KILL_NOW, Child, Ending, ProcessSpec, StopPolicy
 from longwatch.supervisor.conditions import Readiness
 from longwatch.supervisor.healthcheck import Checker, watch
 from longwatch.supervisor.notify import Notice
@@ -81,6 +81,12 @@ class Run:
         self.child.stop_soon(policy)
         self._changed()
 
+    def condemn(self, reason: str) -> None:
+        """It is alive and of no use: kill it now, and judge its end as that of one that failed its health checks."""
+        if not (self.sick or self.stopping):
+            self.sick = reason
+            self.stop(KILL_NOW)
+
     def hear(self, notice: Notice) -> None:
         """What it says by sd_notify."""
         if notice.status is not None:
@@ -92,7 +98,7 @@ class Run:
         if notice.ready:
             self._has_started()
         if notice.trigger:
-            self._fall_sick("it said WATCHDOG=trigger")
+            self._fall_sick(f"watchdog: {notice.status}" if notice.status else "it said WATCHDOG=trigger")
         if notice.stopping:
             self.leaving = True
             self._changed()

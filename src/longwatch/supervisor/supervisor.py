@@ -165,6 +165,10 @@ class Supervisor(Service):
         """Kill everything, now."""
         self._soon(lambda: self._end(policy=KILL_NOW, again=True))
 
+    def condemn(self, pid: int, reason: str) -> None:
+        """Kill the program whose process that is, as one that failed its health checks: it starts again by its policy."""
+        self._soon(lambda: self._roster.condemn(pid, reason))
+
     def limit_shutdown(self, seconds: float | None) -> None:
         """How long a shutdown may take from now on; None: every program has its own grace."""
         self._shutdown_timeout = seconds

@@ -1,0 +1,86 @@
+"""What a worker process is doing, saved before it is killed: its stacks if it can write them, else what the kernel knows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from longwatch.core.clock import Clock, Wakeup
+
+_STEP = 0.02
+_STEPS = 50
+
+
+def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) -> None:
+    """Add to its crash file why it goes, and what it does.
+
+    It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it without a word. One that is
+    stopped cannot answer: of that the kernel's view is kept.
+    """
+    if crash_file is None:
+        return
+    _add(crash_file, reason)
+    status = _read(pid, "status")
+    if not is_stopped(status) and _catches(status, signal.SIGUSR2) and _asked(pid, crash_file, clock):
+        return
+    _add(crash_file, f"{status}\nwchan: {_read(pid, 'wchan')}")
+
+
+def freeze(pid: int, clock: Clock) -> None:
+    """Have it change nothing any more; waits until it is stopped, for a while."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)
+    _wait_until(lambda: is_stopped(_read(pid, "status")), clock)
+
+
+def is_stopped(status: str) -> bool:
+    """Whether a process is, by its /proc/PID/status."""
+    return _field(status, "State")[:1] in {"T", "t", "Z", ""}
+
+
+def _asked(pid: int, crash_file: Path, clock: Clock) -> bool:
+    """Ask for the stacks; whether they came."""
+    before = crash_file.stat().st_size
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+    came = _wait_until(lambda: crash_file.stat().st_size > before, clock)
+    seen = -1
+    while came and seen != crash_file.stat().st_size:  # until no more comes
+        seen = crash_file.stat().st_size
+        clock.wait(Wakeup(), _STEP)
+    return came
+
+
+def _wait_until(holds: object, clock: Clock) -> bool:
+    assert callable(holds)
+    for _ in range(_STEPS):
+        if holds():
+            return True
+        clock.wait(Wakeup(), _STEP)
+    return False
+
+
+def _catches(status: str, signum: int) -> bool:
+    caught = _field(status, "SigCgt")
+    return bool(caught) and bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def _field(status: str, name: str) -> str:
+    return next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith(f"{name}:")), "")
+
+
+def _read(pid: int, what: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
+    return ""
+
+
+def _add(crash_file: Path, text: str) -> None:
+    with suppress(OSError):
+        descriptor = os.open(crash_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, text.encode(errors="replace") + b"\n")
+        finally:
+            os.close(descriptor)

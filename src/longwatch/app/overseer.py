@@ -1,0 +1,258 @@
+"""The parent of worker processes: keeps their leases, sees whether they beat, ends those that do not, and frees what they held.
+
+Every worker process tells what it holds (`host.parent`) and shows what it does (`host.beatpage`).
+    every 5 s      the leases of each are renewed, by owner, in one statement, and its page says until when that is trusted
+    every second   the pages are read: work that gave no beat for the threshold, or a loop that does not turn, is a stall
+    on a stall     its stacks are saved → it is stopped, so that it changes nothing any more → its page names the rows to blame,
+                   and no others → it is killed, and started again as one that failed its health checks
+    when one ends  whatever the reason, what it held is swept at once
+A child that holds the GIL for a minute keeps its work; if this process hangs, children renew for themselves before trust ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from longwatch.app.child_stacks import freeze, save_stacks
+from longwatch.app.preflight import MODULE
+from longwatch.app.renewing import Renewer
+from longwatch.app.ward import Kept, Ward
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events import Event, Events, ProgramEnded, ProgramStarted, WorkerJoined, WorkerReleased, WorkerStalled
+from longwatch.core.heartbeat import Heartbeat
+from longwatch.errors import LongwatchError
+from longwatch.host.beatpage import ForeignPage
+from longwatch.host.errand import Errand
+from longwatch.host.parent import LONGEST_WORD
+from longwatch.host.periodic import Cadence, Periodic
+from longwatch.host.service import Service
+from longwatch.mailbox.opening import found_source
+from longwatch.observe.merging import Merged
+from longwatch.observe.tally import Sample
+
+LOOK_EVERY = 1.0
+_MOST_EARLY = 64
+_LATE = 5.0
+"""A round that comes so many seconds late was held up with everything else: children get one more round to beat."""
+
+
+class Overseer(Service):
+    """Keeps the worker processes among the programs of a supervisor. `condemn` has the supervisor kill one, by pid, for a reason.
+
+    It hears of starts and ends of programs through `observe`.
+    """
+
+    def __init__(
+        self,
+        *,
+        condemn: Callable[[int, str], None],
+        clock: Clock,
+        events: Events,
+    ) -> None:
+        super().__init__(name="overseer", clock=clock)
+        self.heartbeat = Heartbeat(clock)
+        self._condemn = condemn
+        self._events = events
+        self._lock = threading.Lock()
+        self._wards: dict[int, Ward] = {}
+        self._stores: dict[str, Any] = {}
+        self._renewers: dict[str, Renewer] = {}
+        self._merged = Merged()
+        self._early: list[Mapping[str, Any]] = []
+        self._lines: list[_Line] = []
+        self._looked_at = 0.0
+        self._looking = Periodic(self._look, Cadence(interval=LOOK_EVERY), name="overseer", clock=clock, events=events)
+
+    def listen(self, path: Path, *, uid: int | None = None) -> None:
+        """Hear what workers say at this path; those of another user, if one is given. Until it is stopped."""
+        self._lines.append(_Line(path, self._hear, uid=uid))
+
+    # --- what is known ---
+
+    def wards(self) -> list[Ward]:
+        with self._lock:
+            return list(self._wards.values())
+
+    def samples(self) -> list[Sample]:
+        """What all of them have counted, the dead included."""
+        with self._lock:
+            return self._merged.samples()
+
+    def sources(self) -> Iterable[tuple[str, Any]]:
+        """The mailboxes that are worked on, by name."""
+        return {(kept.store, kept.name): (kept.name, kept.source) for ward in self.wards() for kept in ward.kept.values()}.values()
+
+    # --- the service contract ---
+
+    @property
+    def inside(self) -> bool:
+        return self._looking.inside
+
+    def _start(self) -> None:
+        self._looked_at = self._clock.monotonic()
+        self._looking.start()
+
+    def _stop(self, deadline: Deadline) -> bool:
+        ended = [self._looking.stop(deadline=deadline), *(each.stop(deadline=deadline) for each in self._renewers.values())]
+        for line in self._lines:
+            line.close(self._clock, deadline)
+        self._lines.clear()
+        for ward in self.wards():
+            ward.close()
+        self._wards.clear()
+        return all(ended)
+
+    # --- what the supervisor tells ---
+
+    def observe(self, event: Event) -> None:
+        """Starts and ends of workers. Called on the supervisor's loop: what may take its time gets a thread."""
+        if isinstance(event, ProgramStarted) and MODULE in event.command:
+            self._welcome(Ward(event.pid, event.program))
+        elif isinstance(event, ProgramEnded) and event.pid is not None:
+            with self._lock:
+                ward = self._wards.pop(event.pid, None)
+                self._merged.gone(event.pid)
+            if ward is not None:
+                Errand(lambda: self._bury(ward), name="overseer-buries", loud=True).start(here_if_no_thread=True)
+
+    def _welcome(self, ward: Ward) -> None:
+        """A quick one has spoken before we have heard that it runs."""
+        with self._lock:
+            self._wards[ward.pid] = ward
+            said = [facts for facts in self._early if facts["pid"] == ward.pid]
+            self._early = [facts for facts in self._early if facts["pid"] != ward.pid]
+        if said:
+            Errand(lambda: self._take_all(ward, said), name="overseer-early", loud=True).start()
+
+    def _take_all(self, ward: Ward, said: Iterable[Mapping[str, Any]]) -> None:
+        for facts in said:
+            self._take(ward, facts)
+
+    def _bury(self, ward: Ward) -> None:
+        """It has ended: whatever it held is free for others, now."""
+        released = 0
+        for kept in tuple(ward.kept.values()):
+            self._renewers[kept.store].drop(kept)
+            with suppress(LongwatchError):  # whoever else sweeps does it soon
+                released += kept.source.sweep()
+        if released:
+            self._events.emit(WorkerReleased(program=ward.program, pid=ward.pid, rows=released))
+        ward.close()
+
+    # --- what workers tell ---
+
+    def _hear(self, facts: Mapping[str, Any]) -> None:
+        with self._lock:
+            ward = self._wards.get(int(facts["pid"]))
+            if ward is None:
+                self._early = [*self._early, facts][-_MOST_EARLY:]
+        if ward is not None:
+            self._take(ward, facts)
+
+    def _take(self, ward: Ward, facts: Mapping[str, Any]) -> None:
+        match facts["about"]:
+            case "leases":
+                self._keep(ward, facts)
+            case "leases_over":
+                self._let_go(ward, int(facts["owner"]))
+            case "group":
+                ward.join(facts)
+                self._events.emit(WorkerJoined(program=ward.program, pid=ward.pid, loops=ward.loops))
+            case "state":
+                samples = ward.heard(facts)
+                with self._lock:
+                    if ward.pid in self._wards:
+                        self._merged.heard(ward.pid, samples)
+
+    def _keep(self, ward: Ward, facts: Mapping[str, Any]) -> None:
+        where: Mapping[str, str] = facts["source"]
+        source = found_source(where, self._stores)
+        kept = Kept(int(facts["owner"]), source, ForeignPage(facts["page"]), where)
+        ward.kept[kept.owner] = kept
+        if kept.store not in self._renewers:
+            self._renewers[kept.store] = Renewer(clock=self._clock, events=self._events)
+            self._renewers[kept.store].start()
+        self._renewers[kept.store].take(kept)
+
+    def _let_go(self, ward: Ward, owner: int) -> None:
+        kept = ward.kept.pop(owner, None)
+        if kept is not None:
+            self._renewers[kept.store].drop(kept)
+            kept.page.close()
+
+    # --- looking ---
+
+    def _look(self) -> None:
+        now = self._clock.monotonic()
+        late = now - self._looked_at - LOOK_EVERY > _LATE
+        self._looked_at = now
+        self.heartbeat.beat()
+        for ward in self.wards() if not late else ():
+            silent = ward.silent(now)
+            if silent and not ward.condemned:
+                ward.condemned = True
+                Errand(partial(self._end, ward, silent), name="overseer-ends", loud=True).start()
+
+    def _end(self, ward: Ward, silent: Mapping[int, float]) -> None:
+        """The end of a worker that stalls."""
+        elapsed, rows = max(silent.values()), tuple(sorted(filter(None, silent)))
+        reason = f"{ward.program} (pid {ward.pid}) gave no beat for {elapsed:.1f} s (threshold: {ward.threshold} s), rows {rows}"
+        for kept in ward.kept.values():
+            self._renewers[kept.store].drop(kept)
+        save_stacks(ward.pid, ward.crash_file, reason, self._clock)
+        freeze(ward.pid, self._clock)
+        for kept in ward.kept.values():
+            kept.page.blame_only(rows)
+        self._events.emit(
+            WorkerStalled(
+                program=ward.program,
+                pid=ward.pid,
+                rows=rows,
+                elapsed=elapsed,
+                threshold=ward.threshold or 0.0,
+                stacks=str(ward.crash_file or ""),
+            )
+        )
+        self._condemn(ward.pid, f"no beat for {elapsed:.1f} s")
+
+
+class _Line:
+    """A socket that workers speak to, read by a thread of its own."""
+
+    def __init__(self, path: Path, heard: Callable[[Mapping[str, Any]], None], *, uid: int | None) -> None:
+        self._path = path
+        self._heard = heard
+        self._socket = _bound(path, uid)
+        self._listening = Errand(self._listen, name="overseer-line", loud=True)
+        self._listening.start()
+
+    def close(self, clock: Clock, deadline: Deadline) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._listening.wait(clock, deadline)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        while data := self._socket.recv(LONGEST_WORD):
+            with suppress(ValueError, KeyError, TypeError, LongwatchError, OSError):  # a word that says nothing
+                self._heard(json.loads(data))
+
+
+def _bound(path: Path, uid: int | None) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    path.unlink(missing_ok=True)
+    os.fchmod(listening.fileno(), 0o600)
+    listening.bind(str(path))
+    path.chmod(0o600)
+    if uid is not None:
+        os.chown(path, uid, -1)
+    return listening

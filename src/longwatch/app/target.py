@@ -1,0 +1,65 @@
+"""`module:name`, as it is written on the command line and in longwatch.toml: the group that worker processes run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from longwatch.app.preflight import split
+from longwatch.core.nearest import did_you_mean
+from longwatch.errors import UsageError
+from longwatch.host.runnable import Runnable
+from longwatch.runtime.group import LoopGroup
+
+
+def load_group(target: str) -> LoopGroup:
+    """Import it: a LoopGroup, a loop, a list of loops, or a function without arguments that returns one of these.
+
+    The present directory is where modules are looked for first, as for `python app.py`.
+    """
+    module_name, name = split(target)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    found = _attribute(_imported(module_name, target), name, target)
+    if callable(found) and not isinstance(found, LoopGroup | Runnable):
+        found = found()
+    return _grouped(found, target)
+
+
+def _imported(module_name: str, target: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise
+        here = os.getcwd()  # noqa: PTH109
+        raise UsageError(
+            f"there is no module {missing!r}, which {target!r} names; looked in {here} first, then where Python does"
+        ) from None
+
+
+def _attribute(module: Any, name: str, target: str) -> Any:
+    found = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
+            hint = did_you_mean(part, known, otherwise="define it there, as in: group = LoopGroup([...])")
+            raise UsageError(f"{target!r}: {module.__name__} has no {part!r}; {hint}") from None
+    return found
+
+
+def _grouped(found: Any, target: str) -> LoopGroup:
+    if isinstance(found, LoopGroup):
+        return found
+    loops = list(found) if isinstance(found, list | tuple) else [found]
+    if loops and all(isinstance(loop, Runnable) for loop in loops):
+        return LoopGroup(loops)
+    kind = type(found).__name__
+    raise UsageError(
+        f"{target!r} is of type {kind}; it has to be a LoopGroup, a loop, a list of loops, or a function that returns one"
+    )

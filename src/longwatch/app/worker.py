@@ -1,0 +1,150 @@
+"""`longwatch worker module:group`: worker processes, kept up, with this process as the parent that keeps their leases.
+
+The way of it: look at the group → open the logs → start parent and processes → answer for health → supervise until a signal.
+SIGHUP restarts the processes one after another, each once its successor is wanted: the others go on with the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from longwatch.app.command import working_directory
+from longwatch.app.console import Console, fill_standard_streams, make_state_directory
+from longwatch.app.foreground import Foreground
+from longwatch.app.preflight import GroupFacts
+from longwatch.app.run import checked_name
+from longwatch.app.up import allow_many_files
+from longwatch.app.worker_plans import worker_plans
+from longwatch.app.workers import Workers
+from longwatch.app.workers_health import WorkersHealth
+from longwatch.config.programs import WorkerSettings
+from longwatch.config.settings import LogSettings
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.events import Event, Events, ProgramEnded, ProgramStarted
+from longwatch.errors import LongwatchError
+from longwatch.host.errand import Errand
+from longwatch.host.health_server import HealthServer
+from longwatch.supervisor.decision import Verdict
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWishes:
+    """What `longwatch worker` was asked for. A health port of None: the group's own."""
+
+    target: str
+    processes: int
+    name: str
+    health_port: int | None
+    health_host: str | None
+    state: Path | None
+    log: LogSettings
+
+
+def worker(wishes: WorkerWishes, environ: Mapping[str, str]) -> int:
+    """Run the group in its processes until we are told to stop; the exit code to pass on."""
+    fill_standard_streams()
+    checked_name(wishes.name)
+    clock = SystemClock()
+    if wishes.state is not None:
+        make_state_directory(wishes.state)
+    with closing(Console(wishes.log, state=wishes.state, clock=clock, environ=environ)) as console, ExitStack() as undo:
+        return _Parent(wishes, console, clock).run(environ, undo)
+
+
+class _Parent:
+    """The supervisor of worker processes, and what looks after them beside it."""
+
+    def __init__(self, wishes: WorkerWishes, console: Console, clock: Clock) -> None:
+        self._wishes = wishes
+        self._console = console
+        self._clock = clock
+        self._events = Events(console.log)
+        self._supervisor: Supervisor | None = None
+        self._workers = Workers(condemn=self._condemn, state=wishes.state, log=wishes.log, clock=clock, events=self._events)
+
+    def run(self, environ: Mapping[str, str], undo: ExitStack) -> int:
+        wishes, clock = self._wishes, self._clock
+        undo.callback(self._workers.stop)
+        settings = WorkerSettings(target=wishes.target, processes=wishes.processes, critical=True)
+        here = working_directory(None)
+        facts, plans = worker_plans(wishes.name, settings, base=here, environ=environ, told=self._workers.told)
+        names = [plan.name for plan in plans]
+        undo.enter_context(_answering(wishes, facts, WorkersHealth(self._workers.overseer, names, clock=clock), clock))
+        supervisor = self._supervisor = self._made(plans)
+        self._events.subscribe(_AllDone(names, supervisor.shut_down))
+        self._workers.start()
+        rolling = Rolling(supervisor, names)
+        return Foreground(supervisor, self._console, on_hangup=rolling.begin).run(names, {"target": wishes.target})
+
+    def _made(self, plans: Sequence[ProgramPlan]) -> Supervisor:
+        tagged = len(plans) > 1
+        return Supervisor(
+            plans,
+            streams=lambda plan: self._console.among_others(plan.name, plan.output, tag=f"{plan.name} | " if tagged else ""),
+            events=self._events,
+            clock=self._clock,
+            guarded=allow_many_files,
+            adopt=True,
+        )
+
+    def _condemn(self, pid: int, reason: str) -> None:
+        if self._supervisor is not None:
+            self._supervisor.condemn(pid, reason)
+
+
+@contextmanager
+def _answering(wishes: WorkerWishes, facts: GroupFacts, health: WorkersHealth, clock: Clock) -> Iterator[None]:
+    """Health and metrics for all of them, on one port: the one that was asked for, else the group's own; and for systemd."""
+    port = wishes.health_port if wishes.health_port is not None else facts.health_port
+    with ExitStack() as undo:
+        if port is not None:
+            host = wishes.health_host or facts.health_host
+            server = HealthServer(host=host, port=port, checks=health.checks(), metrics=health.exposition, clock=clock)
+            server.start()
+            undo.callback(server.stop)
+        health.start()
+        undo.callback(health.stop)
+        yield
+
+
+class _AllDone:
+    """Hears when the last process has come to a good end by itself: then there is nothing left to do."""
+
+    def __init__(self, names: Sequence[str], done: Callable[[], None]) -> None:
+        self._left = set(names)
+        self._done = done
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ProgramStarted):
+            self._left.add(event.program)
+        elif isinstance(event, ProgramEnded) and event.verdict == Verdict.CLEAN_EXIT and not event.restart:
+            self._left.discard(event.program)
+            if not self._left:
+                self._done()
+
+
+class Rolling:
+    """Restarts programs one after another, each when the one before it is ready. One round at a time."""
+
+    def __init__(self, supervisor: Supervisor, names: Sequence[str]) -> None:
+        self._supervisor = supervisor
+        self._names = names
+        self._round: Errand | None = None
+
+    def begin(self) -> None:
+        """Begin a round, unless one is under way."""
+        if self._round is None or self._round.over.is_set():
+            self._round = Errand(self._restart, name="rolling-restart")
+            self._round.start()
+
+    def _restart(self) -> None:
+        for name in self._names:
+            try:
+                self._supervisor.restart_programs(name, ready=True)
+            except LongwatchError:
+                return  # one that does not come up again, told as events: the others are left as they are

@@ -1,0 +1,70 @@
+"""The parent of worker processes, beside a supervisor: where they speak to it, and what they are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from longwatch.app.overseer import Overseer
+from longwatch.app.preflight import LOG_FORMAT, LOG_LEVEL
+from longwatch.config.settings import LogSettings
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events import Events
+from longwatch.host.parent import PARENT_SOCKET
+from longwatch.host.service import Service
+from longwatch.host.stacks import CRASH_DIRECTORY
+from longwatch.supervisor.rendezvous import Rendezvous
+
+
+class Workers(Service):
+    """Oversees the worker processes of a supervisor. `state`: where their crash files go; `condemn` has one killed, by pid."""
+
+    def __init__(
+        self, *, condemn: Callable[[int, str], None], state: Path | None, log: LogSettings, clock: Clock, events: Events
+    ) -> None:
+        super().__init__(name="workers", clock=clock)
+        self.overseer = Overseer(condemn=condemn, clock=clock, events=events)
+        self._state = state
+        self._log = _child_log(log)
+        self._rendezvous: Rendezvous | None = None
+        self._lines: dict[int | None, Path] = {}
+        events.subscribe(self.overseer.observe)
+
+    def told(self, uid: int | None) -> dict[str, str]:
+        """What worker processes of that user find in their environment. Another's cannot write to our state directory."""
+        crashes = {} if self._state is None or uid is not None else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
+        return {PARENT_SOCKET: str(self._line(uid)), **self._log, **crashes}
+
+    def _line(self, uid: int | None) -> Path:
+        """Where processes of that user speak to us."""
+        if uid not in self._lines:
+            self._rendezvous = self._rendezvous or Rendezvous.make()
+            path = self._rendezvous.address(f"line{len(self._lines)}", uid)
+            self.overseer.listen(path, uid=uid)
+            self._lines[uid] = path
+        return self._lines[uid]
+
+    # --- the service contract ---
+
+    @property
+    def inside(self) -> bool:
+        return self.overseer.inside
+
+    def _start(self) -> None:
+        self.overseer.start()
+
+    def _stop(self, deadline: Deadline) -> bool:
+        stopped = self.overseer.stop(deadline=deadline)
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None
+        self._lines.clear()
+        return stopped
+
+
+def _child_log(log: LogSettings) -> dict[str, str]:
+    """As we log."""
+    pretty = log.format == "pretty" or (log.format == "auto" and os.isatty(2))
+    return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if pretty else "json"}
