@@ -1,4 +1,5 @@
-"""Longwatch on any store: `work` drains through the engine with 8 slots, `receive` by receive and acknowledge_many from one thread.
+"""Longwatch on any store: `work` drains through the engine with 8 slots, `receive` by receive and acknowledge_many from one thread,
+`group` through a LoopGroup with everything on: heartbeats, watchdog, health port, metrics.
 
 `alone` does everything in one process, for the store that is in memory: a verb a line, an answer a line.
 """
@@ -25,6 +26,18 @@ def work() -> None:
     runner = MessageRunner(mailbox, lambda message, _context: marks.mark(message.body))
     with Engine(mailbox.backend, runner, policy=EnginePolicy(slots=8)):
         threading.Event().wait()
+
+
+def group() -> None:
+    from longwatch.observe import Metrics  # noqa: PLC0415 - only who measures it pays
+    from longwatch.runtime import LoopGroup, MainLoop, MainLoopContext  # noqa: PLC0415
+
+    class Marking(MainLoop[float, None]):
+        def handle(self, request: float, context: MainLoopContext) -> None:
+            del context
+            marks.mark(request)
+
+    LoopGroup([Marking(requests=mailbox, concurrency=8)], health_port=0, health_host="127.0.0.1", metrics=Metrics()).run()
 
 
 def receive() -> None:
@@ -61,6 +74,7 @@ def _answer(verb: str, *numbers: str) -> float:
 VERBS: dict[str, Callable[..., None]] = {
     "work": work,
     "receive": receive,
+    "group": group,
     "singles": singles,
     "alone": alone,
     "pause": mailbox.pause,

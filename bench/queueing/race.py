@@ -11,11 +11,11 @@ from queueing.tables import Race
 from queueing.trial import Reading, TrialError, measure
 
 
-def run(store: Store, rounds: int, only: Sequence[str]) -> Race:
+def run(store: Store, rounds: int, only: Sequence[str], contenders: Sequence[Contender] | None = None) -> Race:
     """Who fails once does not run again; what it did before does not count."""
     results: dict[str, list[Reading] | TrialError] = {}
     for number in range(rounds):
-        for contender in CONTENDERS[store.kind]:
+        for contender in CONTENDERS[store.kind] if contenders is None else contenders:
             if not only or contender.name.startswith(tuple(only)):
                 print(f"{store.kind}, round {number + 1}: {contender.name}", file=sys.stderr, flush=True)
                 _add(results, contender, store)
