@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakSet
 
@@ -39,15 +41,51 @@ class Lock(Protocol):
 _PATIENCE = 5.0
 """How long a fork waits for one lock, in seconds: it is held for one transaction at the most. Then it goes on without."""
 
+_STEP = 0.001
+"""How often those who let a fork go first look whether it is over, in seconds."""
+
 _known: WeakSet[Forkable] = WeakSet()
 _lock = threading.Lock()
 _held: list[Forkable] = []
+
+
+class _Fork:
+    """Whether one waits. A plain fact: a lock or an event in its place could itself be taken in the moment of the fork."""
+
+    is_waiting = False
+
+
+class _Thread(threading.local):
+    """How many locks of ours the present thread holds."""
+
+    holds = 0
+
+
+_fork = _Fork()
+_thread = _Thread()
 
 
 def survive_forks(forkable: Forkable) -> None:
     """Have it told of every fork for as long as it lives."""
     with _lock:
         _known.add(forkable)
+
+
+@contextmanager
+def using(lock: Lock) -> Iterator[None]:
+    """Hold a lock that a fork waits for. While one waits, whoever is not in the middle of something lets it go first: locks are not
+    fair, and threads that take them again and again would keep it waiting for ever.
+    """
+    until = time.monotonic() + _PATIENCE
+    while _fork.is_waiting and not _thread.holds and time.monotonic() < until:
+        time.sleep(_STEP)
+    lock.acquire()
+    _thread.holds += 1
+    try:
+        yield
+    finally:
+        _thread.holds -= 1
+        lock.release()
 
 
 def hold_locks(locks: Iterable[Lock]) -> list[Lock]:
@@ -57,6 +95,7 @@ def hold_locks(locks: Iterable[Lock]) -> list[Lock]:
 
 def _before() -> None:
     _lock.acquire()
+    _fork.is_waiting = True
     _held.extend(_known)
     for forkable in _held:
         forkable.hold()
@@ -74,6 +113,7 @@ def _release(act: Callable[[Forkable], None]) -> None:
     for forkable in _held:
         act(forkable)
     _held.clear()
+    _fork.is_waiting = False
     _lock.release()
 
 

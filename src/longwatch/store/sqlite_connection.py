@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from longwatch.errors import UsageError
 from longwatch.store.database import Jump, Parameters, Row
+from longwatch.store.forks import using
 from longwatch.store.sqlite_errors import translated
 
 _BUSY_SECONDS = 5.0
@@ -110,7 +111,7 @@ class SqliteConnection:
     @contextmanager
     def transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         """Commits at the end; after an error nothing of it has happened."""
-        with self.in_use:
+        with using(self.in_use):
             self.raw.execute(begin)
             try:
                 yield self.raw
