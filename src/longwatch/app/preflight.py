@@ -56,6 +56,6 @@ def look_at(target: str, *, cwd: Path, env: Mapping[str, str]) -> GroupFacts:
 
 
 def _told(target: str, said: str) -> str:
-    """The last line that it said, which of a traceback is the error."""
+    """Its own words; of a traceback the last line, which is the error."""
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
-    return last if target in last else f"{target!r} cannot be imported: {last}"
+    return f"{target!r} cannot be imported: {last}" if "Traceback (most recent call last)" in said else last

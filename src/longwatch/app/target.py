@@ -19,13 +19,18 @@ def load_group(target: str) -> LoopGroup:
 
     The present directory is where modules are looked for first, as for `python app.py`.
     """
-    module_name, name = split(target)
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    found = _attribute(_imported(module_name, target), name, target)
+    found = load_object(target)
     if callable(found) and not isinstance(found, LoopGroup | Runnable):
         found = found()
     return _grouped(found, target)
+
+
+def load_object(target: str) -> Any:
+    """Whatever `module:name` names; UsageError, with the nearest name, if it names nothing."""
+    module_name, name = split(target)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    return _attribute(_imported(module_name, target), name, target)
 
 
 def _imported(module_name: str, target: str) -> Any:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from longwatch import __version__
-from longwatch.cli import db, mailbox, programs
+from longwatch.cli import db, evals, mailbox, programs
 from longwatch.cli.check import check
 from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.init import init
@@ -55,6 +55,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
+app.add_typer(evals.app, name="eval")
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so

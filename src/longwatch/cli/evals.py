@@ -1,0 +1,123 @@
+"""`longwatch eval …`: measure a loop on a dataset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longwatch.cli import answer
+from longwatch.cli.stores import Json, readable
+
+if TYPE_CHECKING:
+    from longwatch.evals.report import EvalReport
+
+app = typer.Typer(help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True)
+
+STATE = Path(".longwatch")
+DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
+Store = Annotated[str, typer.Option(metavar="URL", callback=readable, help="Where samples and results are.")]
+PassRate = Annotated[
+    float | None, typer.Option(metavar="RATE", min=0, max=1, help="Exit with 1 if fewer pass: a number from 0 to 1.")
+]
+
+
+@app.command("run")
+def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", show_default=False, help="A file with one sample a line, in JSON.")],
+    target: Annotated[str, typer.Argument(metavar="MODULE:LOOP", show_default=False, help="The MainLoop to measure.")],
+    evaluator: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Scores (output, expected).")] = (
+        "longwatch.evals:exact_match"
+    ),
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Samples at a time in each process.")] = 8,
+    processes: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Worker processes.")] = 1,
+    attempts: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Tries of a sample that fails or crashes.")] = 3,
+    sample_timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Without a beat for so long, it hangs.")] = 600,
+    min_pass_rate: PassRate = None,
+    store: Store = DEFAULT_STORE,
+    *,
+    json: Json = False,
+) -> int:
+    """Run every sample through a loop, score what it returns, and report.
+
+    Whatever is killed in between, `longwatch eval resume ID` goes on: finished
+    samples are not run again. The report is in .longwatch/evals, as Markdown and
+    JSON.
+    """
+    from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
+    from longwatch.app.evaluation import EvalFacts, new_run  # noqa: PLC0415
+    from longwatch.evals.dataset import Dataset  # noqa: PLC0415
+
+    facts = EvalFacts(
+        run=new_run(),
+        store=store,
+        target=target,
+        evaluator=evaluator,
+        concurrency=concurrency,
+        processes=processes,
+        attempts=attempts,
+        sample_timeout=sample_timeout,
+    )
+    report = evaluating.run(facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ))
+    return _told(report, min_pass_rate, as_json=json)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The evaluation.")],
+    min_pass_rate: PassRate = None,
+    store: Store = DEFAULT_STORE,
+    *,
+    json: Json = False,
+) -> int:
+    """Go on with an evaluation that was interrupted; finished samples are not run again."""
+    from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
+
+    report = evaluating.resume(run, store=store, state=STATE, environ=dict(os.environ))
+    return _told(report, min_pass_rate, as_json=json)
+
+
+@app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", show_default=False, help="An evaluation's ID, or its report as JSON.")],
+    after: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Another one of the same dataset.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Show what is different between two evaluations of one dataset."""
+    from longwatch.evals.comparing import Comparison  # noqa: PLC0415 - help must not wait for what only the command needs
+
+    found = Comparison.of(_report(before), _report(after))
+    facts: dict[str, Any] = {
+        "before": found.before.summary(),
+        "after": found.after.summary(),
+        "improved": found.improved,
+        "regressed": found.regressed,
+    }
+    lines = answer.table(("what", "before", "after", "difference"), found.rows())
+    listed = [f"{word}: {', '.join(ids)}" for word, ids in (("improved", found.improved), ("regressed", found.regressed)) if ids]
+    answer.tell([*lines, *listed], facts, as_json=json)
+
+
+def _report(named: str) -> EvalReport:
+    from longwatch.evals.report import EvalReport  # noqa: PLC0415
+
+    kept = STATE / "evals" / f"{named}.json"
+    return EvalReport.load(kept if kept.exists() else named)
+
+
+def _told(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> int:
+    from longwatch.app.evaluating import exit_code  # noqa: PLC0415
+    from longwatch.evals.report import why  # noqa: PLC0415
+
+    worst = [*report.errors, *report.failures][:10]
+    rows = [
+        (result.sample_id, result.ended.value, "" if result.score is None else result.score.value, why(result)) for result in worst
+    ]
+    lines = answer.listed(dict(report.figures()))
+    shown = ["", *answer.table(("sample", "ended", "score", "why"), rows)] if rows else []
+    where = f"evaluation {report.run}: {STATE / 'evals' / report.run}.md"
+    answer.tell([*lines, *shown, "", where], {"run": report.run, **report.summary()}, as_json=as_json)
+    return exit_code(report, min_pass_rate)

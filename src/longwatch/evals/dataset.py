@@ -1,0 +1,121 @@
+"""Samples, and datasets of them: JSON lines in and out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from longwatch.core.storable import is_storable
+from longwatch.errors import ConfigError, Fault, UsageError
+
+LONGEST_ID = 200
+_MOST_FAULTS = 20
+"""Faults that are told of one file; the rest are counted."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One thing to try: what the loop is given, and what is expected of it."""
+
+    id: str
+    input: Any
+    expected: Any = None
+
+
+class Dataset(Sequence[Sample]):
+    """Samples with different ids, in their order. ConfigError, with every fault, for what is no dataset."""
+
+    def __init__(self, samples: Iterable[Sample], *, name: str = "dataset") -> None:
+        self.name = name
+        self._samples = tuple(samples)
+        if faults := list(_faults(self._samples, name)):
+            raise ConfigError(*faults)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Dataset:
+        """From a file with one JSON object a line: `{"id": …, "input": …, "expected": …}`. Empty lines are passed over."""
+        where = Path(path)
+        try:
+            text = where.read_bytes()
+        except OSError as error:
+            raise UsageError(f"the dataset {where} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        return cls(_read(text, str(where)), name=str(where))
+
+    def save(self, path: str | Path) -> None:
+        """To a file that `load` reads."""
+        Path(path).write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._samples))
+
+    @property
+    def ids(self) -> list[str]:
+        return [sample.id for sample in self._samples]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal samples, in whatever order and file they stand."""
+        lines = sorted(msgspec.json.encode(sample, order="deterministic") for sample in self._samples)
+        return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._samples[index]
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name} of {len(self)} samples>"
+
+
+def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
+    if not samples:
+        yield Fault(name, "has no samples", 'write at least one: {"id": "1", "input": "…", "expected": "…"}')
+    for twice, times in Counter(sample.id for sample in samples).items():
+        if times > 1:
+            yield Fault(name, f"has {times} samples with the id {twice!r}", "give each its own")
+
+
+def _read(data: bytes, where: str) -> list[Sample]:
+    """Every line, or ConfigError with the number of each that is none."""
+    samples: list[Sample] = []
+    faults: list[Fault] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            sample = _sample(line)
+        except ValueError as error:
+            faults.append(Fault(f"{where}:{number}", str(error)))
+            continue
+        first = seen.setdefault(sample.id, number)
+        if first != number:
+            faults.append(Fault(f"{where}:{number}", f"has the id {sample.id!r}, which line {first} has too", "give each its own"))
+        samples.append(sample)
+    if faults:
+        more = len(faults) - _MOST_FAULTS
+        raise ConfigError(*faults[:_MOST_FAULTS], *([Fault(where, f"and {more} more")] if more > 0 else []))
+    return samples
+
+
+def _sample(line: bytes) -> Sample:
+    """ValueError in plain words for a line that is no sample."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError('is no object; write {"id": …, "input": …, "expected": …}')  # noqa: TRY004 - one kind of fault
+    if missing := [key for key in ("id", "input") if key not in found]:
+        raise ValueError(f"has no {' and no '.join(missing)}")
+    if unknown := sorted(found.keys() - {"id", "input", "expected"}):
+        raise ValueError(f"has {', '.join(unknown)}, which no sample has; put it into input")
+    identity = found["id"] if isinstance(found["id"], str) else str(found["id"]) if isinstance(found["id"], int) else ""
+    if not 0 < len(identity) <= LONGEST_ID or not is_storable(identity):
+        raise ValueError(f"has an id that is not text of 1 to {LONGEST_ID} characters, nor a whole number")
+    return Sample(identity, found["input"], found.get("expected"))

@@ -1,0 +1,166 @@
+"""What a loop is worth on a dataset: numbers over all samples, and the ones to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from longwatch.errors import UsageError
+from longwatch.evals.collecting import Collected
+from longwatch.evals.dataset import Dataset
+from longwatch.evals.results import Ended, EvalResult
+
+
+class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of one run over one dataset. A sample without a result counts as not passed, like any that failed."""
+
+    run: str
+    dataset: str
+    digest: str
+    """Of the dataset: reports of different ones cannot be compared."""
+    samples: int
+    results: list[EvalResult]
+    missing: list[str] = []
+    finished_at: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
+    subject: str = ""
+    """What was measured."""
+
+    @classmethod
+    def of(cls, dataset: Dataset, collected: Collected, *, run: str = "", subject: str = "") -> EvalReport:
+        return cls(
+            run=run,
+            dataset=dataset.name,
+            digest=dataset.digest,
+            samples=len(dataset),
+            results=list(collected.results),
+            missing=list(collected.missing),
+            subject=subject,
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> EvalReport:
+        """A report that was saved as JSON."""
+        try:
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except OSError as error:
+            raise UsageError(f"the report {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"{path} is no report of an evaluation: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """As JSON, or as Markdown if its name ends in .md."""
+        where = Path(path)
+        where.write_text(self.to_markdown(), encoding="utf-8") if where.suffix == ".md" else where.write_bytes(self.to_json())
+
+    # --- numbers ---
+
+    @property
+    def passed(self) -> int:
+        return sum(result.passed for result in self.results)
+
+    @property
+    def pass_rate(self) -> float:
+        """Over all samples, those with errors and without a result included."""
+        return self.passed / self.samples if self.samples else 0.0
+
+    @property
+    def mean_score(self) -> float:
+        """Over all samples; one without a score counts as 0."""
+        return sum(result.score.value for result in self.results if result.score) / self.samples if self.samples else 0.0
+
+    @property
+    def failures(self) -> list[EvalResult]:
+        """Scored, and not good enough."""
+        return [result for result in self.results if result.score is not None and not result.score.passed]
+
+    @property
+    def errors(self) -> list[EvalResult]:
+        """Without a score: the loop raised, or its process died."""
+        return [result for result in self.results if result.ended is not Ended.SCORED]
+
+    def latency(self, quantile: float) -> float | None:
+        """Seconds of the loop, by nearest rank; None if nothing was measured."""
+        return percentile((result.seconds for result in self.results if result.seconds is not None), quantile)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers."""
+        return {
+            "samples": self.samples,
+            "passed": self.passed,
+            "failed": len(self.failures),
+            "errors": len(self.errors),
+            "missing": len(self.missing),
+            "pass_rate": self.pass_rate,
+            "mean_score": self.mean_score,
+            "latency_p50": self.latency(0.5),
+            "latency_p95": self.latency(0.95),
+        }
+
+    # --- forms ---
+
+    def to_json(self) -> bytes:
+        """What `load` reads, with the numbers in front for whoever reads it without us."""
+        plain = {"summary": self.summary(), **msgspec.to_builtins(self)}
+        return msgspec.json.format(msgspec.json.encode(plain))
+
+    def to_markdown(self) -> str:
+        lines = [f"# Evaluation {self.run}".rstrip(), "", f"{self.subject} on {self.dataset}".strip(), ""]
+        lines += ["| what | figure |", "|---|---:|", *(f"| {name} | {figure} |" for name, figure in self.figures())]
+        return "\n".join(
+            [*lines, *self._listed("Failures", self.failures), *self._listed("Errors", self.errors), *self._missing(), ""]
+        )
+
+    def figures(self) -> list[tuple[str, str]]:
+        """The numbers as they are shown."""
+        p50, p95 = self.latency(0.5), self.latency(0.95)
+        return [
+            ("samples", str(self.samples)),
+            ("passed", f"{self.passed} ({self.pass_rate:.1%})"),
+            ("failed", str(len(self.failures))),
+            ("errors", str(len(self.errors))),
+            ("missing", str(len(self.missing))),
+            ("mean score", f"{self.mean_score:.3f}"),
+            ("latency p50", _shown_seconds(p50)),
+            ("latency p95", _shown_seconds(p95)),
+        ]
+
+    def _listed(self, title: str, results: Sequence[EvalResult]) -> list[str]:
+        if not results:
+            return []
+        rows = [f"| {_cell(result.sample_id)} | {result.ended} | {_score(result)} | {_cell(why(result))} |" for result in results]
+        return ["", f"## {title}", "", "| sample | ended | score | why |", "|---|---|---:|---|", *rows]
+
+    def _missing(self) -> list[str]:
+        return ["", "## Missing", "", *(f"- {_cell(each)}" for each in self.missing)] if self.missing else []
+
+
+def why(result: EvalResult) -> str:
+    """Why a sample did not pass."""
+    return result.error or (result.score.reason if result.score else "") or ""
+
+
+def percentile(values: Iterable[float], quantile: float) -> float | None:
+    """By nearest rank; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return ordered[min(max(-int(-quantile * len(ordered) // 1) - 1, 0), len(ordered) - 1)]
+
+
+def _score(result: EvalResult) -> str:
+    return "–" if result.score is None else f"{result.score.value:.2f}"
+
+
+def _shown_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _cell(text: str) -> str:
+    """On one line, and nothing in it that ends a cell."""
+    return " ".join(text.split()).replace("|", "\\|")

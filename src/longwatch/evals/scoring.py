@@ -1,0 +1,105 @@
+"""How good an output is: a score, and the evaluators that give it.
+
+An evaluator is anything that takes an output and what was expected, and returns a Score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from longwatch.errors import UsageError
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A value from 0 to 1, whether that is good enough, and why it is what it is."""
+
+    value: float
+    passed: bool
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not _is_share(self.value):
+            raise ValueError(f"the value of a score is a number from 0 to 1, not {self.value!r}")
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+_LONGEST_SHOWN = 200
+
+Evaluator = Callable[[Any, Any], Score]
+
+
+def exact_match(output: Any, expected: Any) -> Score:
+    """1 if both are equal."""
+    same = bool(output == expected)
+    return Score(float(same), same, "" if same else f"expected {_shown(expected)}, got {_shown(output)}")
+
+
+def contains(output: Any, expected: Any) -> Score:
+    """1 if what is expected is in the output: a part of a text, an element of a list, a key of an object."""
+    try:
+        found = expected in output
+    except TypeError:
+        return Score(0.0, passed=False, reason=f"nothing can be in an output of type {type(output).__name__}")
+    return Score(float(found), found, "" if found else f"{_shown(expected)} is not in {_shown(output)}")
+
+
+def all_of(*evaluators: Evaluator) -> Evaluator:
+    """Passed when all of them are; the value is the mean of theirs, the reasons are those of the ones that are not."""
+    _require_some("all_of", evaluators)
+
+    def judge(output: Any, expected: Any) -> Score:
+        scores = [scored(each, output, expected) for each in evaluators]
+        return _together(scores, passed=all(score.passed for score in scores))
+
+    return judge
+
+
+def any_of(*evaluators: Evaluator) -> Evaluator:
+    """Passed when one of them is; the value is the best of theirs, the reasons are those of all if none is."""
+    _require_some("any_of", evaluators)
+
+    def judge(output: Any, expected: Any) -> Score:
+        scores = [scored(each, output, expected) for each in evaluators]
+        passed = any(score.passed for score in scores)
+        best = max(score.value for score in scores)
+        return Score(best, passed, "" if passed else _reasons(scores))
+
+    return judge
+
+
+def scored(evaluator: Evaluator, output: Any, expected: Any) -> Score:
+    """What an evaluator says; UsageError if that is no Score."""
+    score: object = evaluator(output, expected)
+    if not isinstance(score, Score):
+        name = getattr(evaluator, "__qualname__", repr(evaluator))
+        raise UsageError(
+            f"evaluator {name} returned {type(score).__name__}, not a Score; write: return Score(value, passed, reason)"
+        )
+    return score
+
+
+def _require_some(name: str, evaluators: tuple[Evaluator, ...]) -> None:
+    if not evaluators:
+        raise UsageError(f"{name}() needs at least one evaluator")
+    for each in evaluators:
+        if not callable(each):
+            raise UsageError(f"{name}() takes evaluators, functions of (output, expected), not {each!r}")
+
+
+def _together(scores: list[Score], *, passed: bool) -> Score:
+    return Score(sum(score.value for score in scores) / len(scores), passed, "" if passed else _reasons(scores))
+
+
+def _reasons(scores: list[Score]) -> str:
+    return "; ".join(score.reason for score in scores if score.reason and not score.passed)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
