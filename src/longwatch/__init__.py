@@ -4,12 +4,13 @@
 #
 #   errors      every exception of the product, one tree; lazy: names that are loaded when first used
 #   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events, state tables, end causes
-#   host        life inside one process: the loop thread, services, the periodic loop, shutdown, guardian and children
+#   host        life inside one process: loop thread, services, the periodic loop, shutdown, guardian and children, watchdog
 #   store       SQL stores: engine, migrations, named SQL, and claims: leased rows
 #   work        the one engine that runs claimed rows: slots, leases, settling, drain
 #   mailbox     messages that cannot be lost: protocol, memory, SQL, Redis
+#   runtime     loops over mailboxes that beat while they work, and groups of them: watched, healthy or not, stopped together
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
-#   observe     events -> logs
+#   observe     events -> logs and metrics
 #   config      settings from file, environment and flags
 #   app         the only wiring: builds the objects and hands them to each other
 #   cli         the command line          testing     the public test kit
@@ -119,7 +120,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
-    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "supervisor", "testing"))
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "observe", "runtime", "supervisor", "testing"))
 
 
 def __dir__() -> list[str]:

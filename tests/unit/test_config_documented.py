@@ -17,8 +17,9 @@ from longwatch.config.settings import VARIABLES, Settings, load_settings
 from markdown_files import ROOT, Page
 
 REFERENCE = ROOT / "docs" / "reference" / "settings.md"
-_SETTING = re.compile(r"^# ?(?=[\w.]+ = )", re.MULTILINE)
+_SETTING = re.compile(r"^# ?(?=[\w.]+ = |\[)", re.MULTILINE)
 _WITHOUT_DEFAULT = re.compile(r"# (example|.*default:)")
+_CALLED = {"program": "program.web", "worker": "worker.jobs"}
 
 
 def documented() -> str:
@@ -37,15 +38,15 @@ def values(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, object
 
 
 def defaults(kind: Kind, place: str = "") -> Iterator[tuple[str, object]]:
-    """Every setting by its dotted path, with its default; the one program is called `web`."""
+    """Every setting by its dotted path, with its default; the one program is called `web`, the one worker `jobs`."""
     struct = next(inner for inner in map(bare, members(kind)) if isinstance(inner, kinds.StructType))
     for field in struct.fields:
         path = f"{place}.{field.name}".removeprefix(".")
         below = [inner for inner in map(bare, members(field.type)) if isinstance(inner, kinds.StructType | kinds.DictType)]
         if below and isinstance(below[0], kinds.StructType):
             yield from defaults(field.type, path)
-        elif path == "program":
-            yield from defaults(cast("kinds.DictType", below[0]).value_type, "program.web")
+        elif path in _CALLED:
+            yield from defaults(cast("kinds.DictType", below[0]).value_type, _CALLED[path])
         else:
             yield path, field.default_factory() if callable(field.default_factory) else field.default
 
@@ -54,7 +55,8 @@ DEFAULTS = dict(defaults(kinds.type_info(Settings)))
 IN_EFFECT = {"program.web.health.enabled": True, "program.web.stop_signal": "TERM"}
 """What is meant where the struct leaves it open, because `[run]` means something else."""
 SHARED = {path.removeprefix("program.web") for path in DEFAULTS if path.startswith("program.web.")}
-"""What `[run]` need not tell again, because programs do."""
+TOLD_BY_PROGRAMS = {place + path for path in SHARED for place in ("run", "worker.jobs")}
+"""What `[run]` and workers need not tell again, because programs do."""
 
 
 def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
@@ -62,12 +64,12 @@ def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
     untold = DEFAULTS.keys() - told.keys()
 
     assert set() == told.keys() - DEFAULTS.keys()
-    assert set() == {path for path in untold if not (path.startswith("run.") and path.removeprefix("run") in SHARED)}
+    assert set() == untold - TOLD_BY_PROGRAMS
 
 
 def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
     told = dict(values(tomllib.loads(documented())))
-    del told["program.web.command"]
+    del told["program.web.command"], told["worker.jobs.target"]
 
     assert {path: DEFAULTS[path] for path in told} == told
 
@@ -88,11 +90,13 @@ def test_the_reference_names_every_variable() -> None:
 def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_have() -> None:
     told = dict(values(tomllib.loads(_SETTING.sub("", example()))))
 
-    assert {path for path in DEFAULTS if not path.startswith("run.")} == told.keys()
+    wanted = {path for path in DEFAULTS if not path.startswith("run.")}
+    assert set() == told.keys() - wanted
+    assert set() == wanted - told.keys() - {path for path in TOLD_BY_PROGRAMS if path.startswith("worker.")}
 
 
 def test_what_the_file_of_init_has_as_comments_is_the_default_unless_it_says_otherwise() -> None:
-    lines = [line for line in example().splitlines() if line.startswith("[") or re.match(r"#\w", line)]
+    lines = [line for line in example().splitlines() if re.match(r"#?\[|#\w", line)]
     text = "\n".join(line.removeprefix("#") for line in lines if not _WITHOUT_DEFAULT.search(line))
     told = dict(values(tomllib.loads(text)))
 

@@ -22,7 +22,10 @@ LONGEST_COMMAND = 60
 
 
 def check(*, config: Config = None, json: Json = False) -> None:
-    """Check a longwatch.toml against this machine, and show in which order its programs start."""
+    """Check a longwatch.toml against this machine.
+
+    Shows in which order its programs start.
+    """
     from longwatch.app.plans import plans  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.config.discovery import load_config  # noqa: PLC0415
 
@@ -52,19 +55,22 @@ def _check_ports(loaded: Loaded) -> None:
 
 
 def _in_order(made: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:
-    """Each program with the number of its wave."""
+    """Each program with the number of its wave; the processes of a worker are alike, and the first speaks for them."""
     from longwatch.supervisor.dependencies import waves  # noqa: PLC0415
 
     ordered = waves({name: plan.depends_on for name, plan in made.items()})
-    return [(number, made[name]) for number, wave in enumerate(ordered, start=1) for name in wave]
+    found = [(number, made[name]) for number, wave in enumerate(ordered, start=1) for name in wave]
+    firsts = {plan.group or plan.name: (number, plan) for number, plan in reversed(found)}
+    return list(reversed(firsts.values()))
 
 
 def _facts(wave: int, plan: ProgramPlan, loaded: Loaded) -> dict[str, Any]:
     from longwatch.core.masking import mask_argv  # noqa: PLC0415
 
-    health = loaded.settings.asked(plan.name)
+    worker = loaded.settings.worker.get(plan.group)
+    health = loaded.settings.asked(plan.name) if worker is None else None
     return {
-        "name": plan.name,
+        "name": plan.group or plan.name,
         "wave": wave,
         "command": mask_argv(plan.process.argv),
         "cwd": plan.process.cwd,
@@ -74,11 +80,20 @@ def _facts(wave: int, plan: ProgramPlan, loaded: Loaded) -> dict[str, Any]:
         "depends_on": {name: condition.value for name, condition in plan.depends_on.items()},
         "critical": plan.critical,
         "autostart": plan.autostart,
+        **({} if worker is None else {"target": worker.target, "processes": worker.processes}),
     }
 
 
+def _command(facts: dict[str, Any]) -> str:
+    """Of a worker: what it runs, and in how many processes."""
+    if "target" not in facts:
+        return shlex.join(facts["command"])
+    number = facts["processes"]
+    return f"{facts['target']} in {number} process{'' if number == 1 else 'es'}"
+
+
 def _row(facts: dict[str, Any]) -> tuple[object, ...]:
-    health, command = facts["health"] or {}, shlex.join(facts["command"])
+    health, command = facts["health"] or {}, _command(facts)
     asked = " ".join(str(word) for word in (health.get("kind"), health.get("port")) if word is not None)
     notes = [word for word, holds in {"critical": facts["critical"], "by hand": not facts["autostart"]}.items() if holds]
     return (

@@ -7,7 +7,7 @@ import typer
 from longwatch.cli import answer
 from longwatch.cli.stores import DEFAULT_STORE, Json, Store
 
-app = typer.Typer(help="The store: at which version its schema is, and bringing it up to date.", no_args_is_help=True)
+app = typer.Typer(help="The schema of a store: its version, and bringing it up to date.", no_args_is_help=True)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,22 @@ app = typer.Typer(help="Measure a loop on a dataset, and compare what came of it
 STATE = Path(".longwatch")
 DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
 Store = Annotated[str, typer.Option(metavar="URL", callback=readable, help="Where samples and results are.")]
+
+
+def a_number(value: float | None) -> float | None:
+    """Refuse NaN, which is in every range."""
+    if value is not None and isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
+
+
 PassRate = Annotated[
-    float | None, typer.Option(metavar="RATE", min=0, max=1, help="Exit with 1 if fewer pass: a number from 0 to 1.")
+    float | None,
+    typer.Option(metavar="RATE", min=0, max=1, callback=a_number, help="Exit with 1 if fewer pass: a number from 0 to 1."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=1, max=86_400, callback=a_number, help="Without a beat for so long, it hangs."),
 ]
 
 
@@ -34,7 +49,7 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Samples at a time in each process.")] = 8,
     processes: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Worker processes.")] = 1,
     attempts: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Tries of a sample that fails or crashes.")] = 3,
-    sample_timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="Without a beat for so long, it hangs.")] = 600,
+    sample_timeout: Timeout = 600,
     min_pass_rate: PassRate = None,
     store: Store = DEFAULT_STORE,
     *,
@@ -60,7 +75,8 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         attempts=attempts,
         sample_timeout=sample_timeout,
     )
-    report = evaluating.run(facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ))
+    go_on = _go_on(facts.run, store)
+    report = evaluating.run(facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ), go_on=go_on)
     return _told(report, min_pass_rate, as_json=json)
 
 
@@ -75,7 +91,7 @@ def resume(
     """Go on with an evaluation that was interrupted; finished samples are not run again."""
     from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
 
-    report = evaluating.resume(run, store=store, state=STATE, environ=dict(os.environ))
+    report = evaluating.resume(run, store=store, state=STATE, environ=dict(os.environ), go_on=_go_on(run, store))
     return _told(report, min_pass_rate, as_json=json)
 
 
@@ -101,10 +117,20 @@ def compare(
     answer.tell([*lines, *listed], facts, as_json=json)
 
 
+def _go_on(run: str, store: str) -> str:
+    """The command that resumes it."""
+    from longwatch.core.masking import mask_text  # noqa: PLC0415
+
+    return f"longwatch eval resume {run}" + ("" if store == DEFAULT_STORE else f" --store {mask_text(store)}")
+
+
 def _report(named: str) -> EvalReport:
+    from longwatch.errors import UsageError  # noqa: PLC0415
     from longwatch.evals.report import EvalReport  # noqa: PLC0415
 
     kept = STATE / "evals" / f"{named}.json"
+    if not kept.exists() and not Path(named).exists():
+        raise UsageError(f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch eval resume ID` makes one")
     return EvalReport.load(kept if kept.exists() else named)
 
 

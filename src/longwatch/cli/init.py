@@ -18,7 +18,10 @@ Force = Annotated[bool, typer.Option("--force", help="Write over a file that is 
 
 
 def init(*, config: Config = None, force: Force = False) -> None:
-    """Write a first longwatch.toml: one program that runs, and every setting with its default."""
+    """Write a first longwatch.toml.
+
+    It has one program that runs, and every setting with its default.
+    """
     from longwatch.app.scaffold import write_example  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.config.discovery import FILE_NAME  # noqa: PLC0415
 

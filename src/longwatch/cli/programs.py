@@ -64,7 +64,10 @@ def start(  # noqa: PLR0913 - one argument an option
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Start programs, and wait until they are up; 75 if one is not in time."""
+    """Start programs, and wait until they are up.
+
+    Exits with 75 if one is not in time.
+    """
     options = {"ready": ready, "timeout": timeout}
     _do("start", _chosen(names, everything=everything), config, state_dir, as_json=json, **options)
 
@@ -104,12 +107,18 @@ def reset(
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """Forget what went wrong with programs; those that were given up start."""
+    """Forget what went wrong with programs.
+
+    Those that were given up start.
+    """
     _do("reset", _chosen(names, everything=everything), config, state_dir, as_json=json)
 
 
 def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
-    """Have `longwatch up` read its file again; only what changed is touched."""
+    """Have `longwatch up` read its file again.
+
+    Only what changed is touched.
+    """
     with _refusals(as_json=json):
         told = _asked("reload", [], config, state_dir, patience=_patience())
     parts = [f"{word}: {', '.join(told[word])}" for word in ("added", "changed", "updated", "removed") if told.get(word)]

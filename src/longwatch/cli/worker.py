@@ -27,7 +27,9 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")] = None,
 ) -> int:
-    """Run the loops of a group in worker processes, under a parent that keeps their leases.
+    """Run the loops of a group in worker processes.
+
+    This process is their parent, which keeps them up, and their leases too.
 
     A process that dies or hangs is replaced, and its messages go to others at once.
     SIGTERM and Ctrl-C finish what is in flight; SIGHUP restarts the processes one

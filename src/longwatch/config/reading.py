@@ -134,7 +134,7 @@ class _Walk:
         known = {field.encode_name: field for field in kind.fields}
         strangers = [key for key in raw if key not in known]
         for key in strangers:
-            self._unknown(key, place, list(known))
+            self._unknown(key, place, list(known), meant=_table_for(raw[key], known.values()))
         values = {field.name: self._field(field, place, raw.get(name, _MISSING)) for name, field in known.items()}
         if _BAD in values.values():
             return _BAD
@@ -217,8 +217,9 @@ class _Walk:
         self.faults.append(Fault(place.where, problem, _meant(raw, kind) or cure or _quotes(kind, raw)))
         return _BAD
 
-    def _unknown(self, key: str, place: _Place, known: list[str]) -> None:
-        cure = did_you_mean(key, known, otherwise=f"valid here: {', '.join(sorted(known))}")
+    def _unknown(self, key: str, place: _Place, known: list[str], *, meant: str) -> None:
+        otherwise = f"did you mean [{meant}.{spelled(key)}]?" if meant else f"valid here: {', '.join(sorted(known))}"
+        cure = did_you_mean(key, known, otherwise=otherwise)
         self.faults.append(Fault(place.key(key).where, "unknown key", cure))
 
     def _judged(self, struct: msgspec.Struct, place: _Place) -> object:
@@ -230,6 +231,20 @@ class _Walk:
     def _origin(self, place: _Place, inside: str) -> str:
         path = f"{place.path}.{inside}" if place.path else inside
         return self._origins.get(path) or (f"{place.where}.{inside}" if place.path else f"{place.where}: {inside}")
+
+
+def _table_for(raw: object, fields: Iterable[kinds.Field]) -> str:
+    """The table of tables in which one with these keys could stand; empty if there is none."""
+    keys = raw.keys() if isinstance(raw, dict) else set()
+    homes = (field.encode_name for field in fields if keys and keys <= _keys_of_entries(field.type))
+    return next(homes, "")
+
+
+def _keys_of_entries(kind: Kind) -> set[str]:
+    """What the entries of a table of structs may have; nothing for any other kind."""
+    table = bare(kind)
+    entry = bare(table.value_type) if isinstance(table, kinds.DictType) else None
+    return {field.encode_name for field in entry.fields} if isinstance(entry, kinds.StructType) else set()
 
 
 def _holds_struct(kind: Kind) -> bool:

@@ -22,6 +22,7 @@ from longwatch.core.events import Level
 from longwatch.core.masking import mask_mapping
 from longwatch.errors import Fault
 from longwatch.observe.logfile import OWN_LOG
+from longwatch.supervisor.dependencies import problems
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
@@ -94,16 +95,26 @@ class Settings(Table, frozen=True, kw_only=True):
                 problem = f"is {port}, on which {first} is asked for its health too"
                 yield Fault(f"program.{spelled(name)}.health.port", problem, "give each its own")
         yield from self._name_faults()
+        yield from self._worker_dependency_faults()
 
     def _name_faults(self) -> Iterator[Fault]:
-        """Every process has its own name, and our log too."""
+        """Every process has its own name, and our log too; that of a worker stands for all of its processes."""
         taken = {**dict.fromkeys(self.program, "a program"), OWN_LOG: "our own log"}
         for name, worker in self.worker.items():
-            for each in worker.names(name):
+            for each in dict.fromkeys([name, *worker.names(name)]):
                 if each in taken:
-                    problem = f"has a process {each}, which is the name of {taken[each]}"
-                    yield Fault(f"worker.{spelled(name)}", problem, "choose another")
-                taken[each] = f"a process of worker {name}"
+                    problem = f"is called {each}" if each == name else f"has a process {each}"
+                    yield Fault(f"worker.{spelled(name)}", f"{problem}, which is the name of {taken[each]}", "choose another")
+                taken[each] = f"worker {name}" if each == name else f"a process of worker {name}"
+
+    def _worker_dependency_faults(self) -> Iterator[Fault]:
+        """As `ProgramSettings.faults_among` has it for programs; of the processes of one worker the first speaks."""
+        firsts = {worker.names(name)[0]: name for name, worker in self.worker.items()}
+        wishes = {name: program.dependencies for name, program in self.program.items()}
+        wishes |= {each: worker.dependencies for name, worker in self.worker.items() for each in worker.names(name)}
+        for name, problem, cure in problems(wishes):
+            if name in firsts:
+                yield Fault(f"worker.{spelled(firsts[name])}.depends_on", problem, cure)
 
 
 def load_settings(*, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
