@@ -73,8 +73,10 @@ def program(*parts_of_it: str) -> Iterator[Snippet]:
         yield snippet
 
 
-def lines(snippet: Snippet) -> list[str]:
-    return list(iter(snippet.line, ""))
+def ended(snippet: Snippet) -> tuple[int, list[str]]:
+    """How it ended, and what it had printed."""
+    code, _ = snippet.end()
+    return code, list(iter(snippet.line, ""))
 
 
 def test_a_stall_ends_the_process_with_sigkill_and_these_very_words() -> None:
@@ -85,12 +87,13 @@ def test_a_stall_ends_the_process_with_sigkill_and_these_very_words() -> None:
         for_ever()
         """
     ) as snippet:
-        assert [
-            "longwatch.runtime.watchdog CRITICAL Watchdog: mail stalled for 65.2s (threshold: 60.0s)",
-            "longwatch.runtime.watchdog CRITICAL Watchdog: eval stalled for 1234.6s (threshold: 60.0s)",
-            "longwatch.runtime.watchdog CRITICAL Watchdog: terminating process due to stalled workers",
-        ] == lines(snippet)
-        assert -SIGKILL == snippet.end()[0]
+        code, printed = ended(snippet)
+    assert -SIGKILL == code
+    assert [
+        "longwatch.runtime.watchdog CRITICAL Watchdog: mail stalled for 65.2s (threshold: 60.0s)",
+        "longwatch.runtime.watchdog CRITICAL Watchdog: eval stalled for 1234.6s (threshold: 60.0s)",
+        "longwatch.runtime.watchdog CRITICAL Watchdog: terminating process due to stalled workers",
+    ] == printed
 
 
 def test_all_stacks_are_in_the_crash_file_and_on_stderr(crashes: Path) -> None:
@@ -214,8 +217,8 @@ def test_the_process_ends_even_if_whoever_is_told_before(deed: str, where: str) 
         for_ever()
         """
     ) as snippet:
-        assert "told" in lines(snippet)
-        assert -SIGKILL == snippet.end()[0]
+        code, printed = ended(snippet)
+    assert (-SIGKILL, True) == (code, "told" in printed)
 
 
 def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_is_tried(crashes: Path) -> None:
@@ -232,8 +235,8 @@ def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_i
         for_ever()
         """
     ) as snippet:
-        told = lines(snippet)
-    assert ["[('mail', 65.5)] True", 3] == [told[0], len(told)]
+        _, printed = ended(snippet)
+    assert ["[('mail', 65.5)] True", 3] == [printed[0], len(printed)]
 
 
 @pytest.mark.parametrize("mount", [["--mount-proc"], []], ids=["own /proc", "foreign /proc"])
@@ -252,7 +255,6 @@ HOLDS_THE_GIL = """
 import re
 
 def backtracking():
-    print("holding")
     re.match("(a+)+b", "a" * 60)
 """
 BRIEF = "stall_threshold=0.2, check_interval=0.05"
@@ -266,7 +268,6 @@ def test_code_that_holds_the_gil_is_ended_by_the_timer_with_1_and_the_stacks_are
         backtracking()
         """,
     ) as snippet:
-        assert ["holding"] == lines(snippet)
         assert (1, "") == snippet.end()
     assert ["in backtracking", "Timeout ("] == [word for word in ("in backtracking", "Timeout (") if word in stacks(crashes)]
 
@@ -280,8 +281,7 @@ def test_the_timer_is_off_once_the_watchdog_is_stopped(crashes: Path) -> None:
         threading.Event().wait(0.6)
         """
     ) as snippet:
-        assert ["True"] == lines(snippet)
-        assert (0, "") == snippet.end()
+        assert (0, ["True"]) == ended(snippet)
     assert [] == list(crashes.iterdir())
 
 
@@ -361,8 +361,7 @@ def test_the_forked_child_of_a_watched_process_ends_as_it_wants() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), watchdog.started, watchdog.stop())
         """,
     ) as snippet:
-        assert ["False True", "7 True True"] == lines(snippet)
-        assert (0, "") == snippet.end()
+        assert (0, ["False True", "7 True True"]) == ended(snippet)
 
 
 @pytest.mark.parametrize("before", ["", "watchdog.start()"], ids=["built before", "started before"])
@@ -380,8 +379,7 @@ def test_a_watchdog_from_before_a_fork_can_be_started_in_the_child(before: str) 
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
     ) as snippet:
-        assert ["holding", "1"] == lines(snippet)
-        assert 0 == snippet.end()[0]
+        assert (0, ["1"]) == ended(snippet)
 
 
 def test_the_timer_of_the_parent_goes_on_after_a_fork(crashes: Path) -> None:
@@ -583,6 +581,16 @@ def test_a_log_that_blocks_does_not_end_the_watch(kennel: Kennel, monkeypatch: p
         kennel.look = look
         kennel.clock.advance(10)
     may_end.set()
+    assert [70.0] == kennel.bites
+
+
+def test_last_words_that_fail_are_no_reason_to_live(kennel: Kennel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: CrashFile, reason: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(CrashFile, "dump", fail)
+    with kennel.watching():
+        kennel.clock.advance(70)
     assert [70.0] == kennel.bites
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.host.beatpage import BeatPage, BeatReading, SlotState, read_page, remove_page
+from longwatch.host.beatpage import BeatPage, BeatReading, ForeignPage, SlotState, read_page, remove_page
 
 ROWS = st.integers(min_value=1, max_value=2**62)
 
@@ -18,6 +18,13 @@ def page(tmp_path: Path) -> Iterator[BeatPage]:
     made = BeatPage(tmp_path / "page", 3)
     yield made
     made.close()
+
+
+@pytest.fixture
+def foreign(page: BeatPage) -> Iterator[ForeignPage]:
+    opened = ForeignPage(str(page.path))
+    yield opened
+    opened.close()
 
 
 def reading(page: BeatPage) -> BeatReading:
@@ -121,3 +128,107 @@ def test_removing_a_page_touches_no_other_file(tmp_path: Path) -> None:
     path.write_text("not a page")
     remove_page(str(path))
     assert "not a page" == path.read_text()
+
+
+# --- the engine's own beat, and silence ---
+
+
+def test_the_engine_beats_beside_its_slots(page: BeatPage) -> None:
+    page.begin(1, 77, 10.0)
+    page.beat_engine(12.5)
+    assert (12.5, SlotState(10.0, 77, 10.0)) == (reading(page).beat, reading(page).slots[1])
+
+
+def test_a_drain_that_was_ended_is_no_drain(page: BeatPage) -> None:
+    page.start_draining()
+    page.end_draining()
+    assert not reading(page).draining
+
+
+def test_silent_are_the_rows_whose_slot_has_not_beaten_for_so_long(page: BeatPage) -> None:
+    page.begin(0, 5, 100.0)
+    page.begin(1, 6, 100.0)
+    page.beat(1, 150.0)
+    page.begin(2, 7, 100.0)
+    page.end(2)
+    assert {5: 60.5} == reading(page).silent(160.5, after=60.0)
+    assert {} == reading(page).silent(160.0, after=60.0)
+    assert {5: 110.5, 6: 60.5} == reading(page).silent(210.5, after=60.0)
+
+
+def test_zero_stands_for_the_engine_itself_once_it_has_beaten(page: BeatPage) -> None:
+    assert {} == reading(page).silent(1000.0, after=60.0)
+    page.beat_engine(100.0)
+    page.begin(0, 5, 150.0)
+    assert {0: 61.0} == reading(page).silent(161.0, after=60.0)
+
+
+# --- the page of another process ---
+
+
+def test_whoever_keeps_the_leases_sees_every_change(page: BeatPage, foreign: ForeignPage) -> None:
+    page.begin(1, 77, 10.0)
+    page.beat_engine(11.0)
+    page.start_draining()
+    assert reading(page) == foreign.read()
+    page.end(1)
+    assert frozenset() == foreign.read().started
+
+
+def test_what_it_writes_is_there_at_once(page: BeatPage, foreign: ForeignPage) -> None:
+    foreign.trust_until(123.25)
+    assert (123.25, 123.25) == (page.trusted_until, reading(page).trusted_until)
+
+
+def test_it_never_shortens_what_the_process_knows_itself(page: BeatPage, foreign: ForeignPage) -> None:
+    page.trust_until(200.0)
+    foreign.trust_until(123.25)
+    assert 200.0 == page.trusted_until
+
+
+def test_of_a_process_that_is_gone_only_those_are_started_that_are_to_blame(page: BeatPage, foreign: ForeignPage) -> None:
+    for slot, row in enumerate((5, 6, 7)):
+        page.begin(slot, row, 1.0)
+    foreign.blame_only({6, 99})
+    assert frozenset({6}) == reading(page).started
+    foreign.blame_only(())
+    assert frozenset() == reading(page).started
+
+
+@pytest.mark.parametrize(("rows", "draining"), [({5}, False), (set(), True)])
+def test_a_drain_excuses_everybody_but_those_to_blame(
+    page: BeatPage, foreign: ForeignPage, rows: set[int], *, draining: bool
+) -> None:
+    page.begin(0, 5, 1.0)
+    page.start_draining()
+    foreign.blame_only(rows)
+    assert (draining, rows) == (reading(page).draining, set(reading(page).started))
+
+
+def test_blame_stays_after_the_page_is_let_go_of(page: BeatPage) -> None:
+    page.begin(0, 5, 1.0)
+    page.begin(1, 6, 1.0)
+    opened = ForeignPage(str(page.path))
+    opened.blame_only({6})
+    opened.close()
+    assert frozenset({6}) == reading(page).started
+
+
+def test_a_page_that_its_process_has_removed_can_still_be_written_to(page: BeatPage, foreign: ForeignPage) -> None:
+    page.path.unlink()
+    foreign.trust_until(5.0)
+    assert 5.0 == foreign.read().trusted_until
+
+
+def test_no_page_no_keeping(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ForeignPage(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("data", [b"", b"not a page" * 10, b"LWBEAT01" + bytes(100)])
+def test_what_is_no_page_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "letter"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="empty file" if not data else "is no beat page"):
+        ForeignPage(str(path))
+    assert data == path.read_bytes()

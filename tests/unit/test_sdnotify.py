@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from longwatch.host.errand import Errand
 from longwatch.host.sdnotify import LONGEST, Notifier
 from longwatch.supervisor.notices import Notice
 from snippet import open_descriptors, running
@@ -106,8 +107,10 @@ def test_no_text_is_one_that_cannot_be_said(status: str) -> None:
 
 
 def test_a_listener_that_does_not_listen_holds_nobody_up(ear: Ear, path: str) -> None:
-    notifier = Notifier(path)
-    said = [notifier.tell(WATCHDOG="1") for _ in range(1000)]
+    said: list[bool] = []
+    speaking = Errand(lambda: said.extend(Notifier(path).tell(WATCHDOG="1") for _ in range(1000)), name="test")
+    speaking.start()
+    assert speaking.over.block(PATIENCE)
     assert [True, False] == [said[0], said[-1]]
 
 

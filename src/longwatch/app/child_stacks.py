@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,19 +43,26 @@ def is_stopped(status: str) -> bool:
 
 def _asked(pid: int, crash_file: Path, clock: Clock) -> bool:
     """Ask for the stacks; whether they came."""
-    before = crash_file.stat().st_size
+    before = _size(crash_file)
     with suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
-    came = _wait_until(lambda: crash_file.stat().st_size > before, clock)
+    came = _wait_until(lambda: _size(crash_file) > before, clock)
     seen = -1
-    while came and seen != crash_file.stat().st_size:  # until no more comes
-        seen = crash_file.stat().st_size
+    while came and seen != (size := _size(crash_file)):  # until no more comes
+        seen = size
         clock.wait(Wakeup(), _STEP)
     return came
 
 
-def _wait_until(holds: object, clock: Clock) -> bool:
-    assert callable(holds)
+def _size(path: Path) -> int:
+    """0 if somebody has removed it."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _wait_until(holds: Callable[[], bool], clock: Clock) -> bool:
     for _ in range(_STEPS):
         if holds():
             return True

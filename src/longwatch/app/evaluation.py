@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -17,11 +16,12 @@ from longwatch.evals.dataset import Dataset
 from longwatch.evals.report import EvalReport
 from longwatch.evals.submitting import submit_dataset
 from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.opening import mailbox_names, open_mailbox, open_store
+from longwatch.mailbox.opening import mailbox_names, open_mailbox
+from longwatch.store.database import Database
 
 _PREFIX = "eval/"
+_FACTS = re.compile(rf"{_PREFIX}([^/]+)/facts")
 _LARGEST = 256 << 20
 """Bytes of what is remembered of an evaluation: the ids of all its samples are in it."""
 
@@ -30,9 +30,10 @@ class EvalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for; `target` and `evaluator` are module:name."""
 
     run: str
-    store: str
     target: str
     evaluator: str
+    store: str = ""
+    """Where it is now; not remembered there: the same store may have another URL tomorrow, and this one a password in it."""
     concurrency: int = 8
     processes: int = 1
     attempts: int = 3
@@ -58,29 +59,22 @@ class Evaluation:
         self.results: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{facts.run}/results")
 
     def submit(self, dataset: Dataset) -> None:
-        """Send every sample, and remember what was asked for: on SQL both or nothing."""
+        """Send every sample, then remember what was asked for: what is not remembered is not run. On SQL both or nothing."""
         remembered = _remembered(self._store, self.facts.run)
-        transact = getattr(self._store, "transact", None)
-        if transact is None:
-            submit_dataset(dataset, self.samples, reply_to=self.results)
-            remembered.send(self.facts)
-            return
+        facts = msgspec.structs.replace(self.facts, store="")
 
         def both(tx: Any) -> None:
             submit_dataset(dataset, self.samples, reply_to=self.results, tx=tx)
-            remembered.send(self.facts, tx=tx)
+            remembered.send(facts, tx=tx)
 
-        transact(both)
-
-    def standing(self) -> Stats:
-        return self.samples.stats()
-
-    def finished(self) -> int:
-        """How many samples have a result, or were given up."""
-        return len(self.facts.ids) - self.left()
+        if isinstance(self._store, Database):
+            self._store.transact(both)
+        else:
+            both(None)
 
     def left(self) -> int:
-        stats = self.standing()
+        """How many samples have no result yet, and were not given up."""
+        stats = self.samples.stats()
         return stats.ready + stats.delayed + stats.leased
 
     def report(self) -> EvalReport:
@@ -98,26 +92,16 @@ class Evaluation:
         )
 
 
-@contextmanager
-def opened(url: str) -> Iterator[Any]:
-    """The store of evaluations."""
-    store = open_store(url, auto_migrate=True)
-    try:
-        yield store
-    finally:
-        if (close := getattr(store, "close", None)) is not None:
-            close()
-
-
-def find(store: Any, run: str) -> Evaluation:
-    """An evaluation by its name; UsageError with the nearest if there is none."""
-    known = [name.removeprefix(_PREFIX).removesuffix("/facts") for name in mailbox_names(store) if name.endswith("/facts")]
+def find(store: Any, run: str, *, url: str) -> Evaluation:
+    """An evaluation of the store at this URL, by its name; UsageError with the nearest if there is none."""
+    known = [found[1] for name in mailbox_names(store) if (found := _FACTS.fullmatch(name))]
     if run not in known:
         shown = ", ".join(sorted(known)[-5:]) or "none"
         raise UsageError(f"no evaluation {run!r} here; {did_you_mean(run, known, otherwise=f'the last ones are: {shown}')}")
     remembered = _remembered(store, run)
-    [delivery] = remembered.backend.peek(limit=1)
-    return Evaluation(remembered.decode(delivery), store)
+    for delivery in remembered.backend.peek(limit=1):
+        return Evaluation(msgspec.structs.replace(remembered.decode(delivery), store=url), store)
+    raise UsageError(f"what was asked for in evaluation {run!r} was removed from the store; run it again")
 
 
 def _remembered(store: Any, run: str) -> Mailbox[EvalFacts]:

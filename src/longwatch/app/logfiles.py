@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -133,9 +134,7 @@ class KeptEvents:
 
     def __init__(self, state: Path, names: Sequence[str], *, debug: bool = False) -> None:
         self._debug = debug
-        if names:
-            _chosen(state, names)
-        self._names = frozenset(names)
+        self._names = frozenset(_chosen(state, names) if names else ())
         self._tail = Tail(_log_path(state, OWN_LOG))
         if not self._tail.path.exists():
             raise UsageError(f"no events are kept in {state}; start something with `longwatch up`, or give --state-dir")
@@ -180,9 +179,14 @@ def program_logs(state: Path) -> dict[str, Path]:
 def _chosen(state: Path, names: Collection[str]) -> dict[str, Path]:
     known = program_logs(state)
     for name in names:
-        if name not in known:
+        if not _called(name, known):
             raise UsageError(f"there is no log of program {name!r} in {state / 'logs'}; {_hint(name, known)}")
-    return {name: known[name] for name in names or known}
+    return {each: known[each] for name in names for each in _called(name, known)} if names else known
+
+
+def _called(name: str, known: Collection[str]) -> list[str]:
+    """The program of that name; else the processes of the worker of that name."""
+    return [name] if name in known else [each for each in known if re.fullmatch(rf"{re.escape(name)}-\d+", each)]
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -11,36 +11,46 @@ A child that holds the GIL for a minute keeps its work; if this process hangs, c
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from longwatch.app.child_stacks import freeze, save_stacks
+from longwatch.app.line import Line
 from longwatch.app.preflight import MODULE
 from longwatch.app.renewing import Renewer
 from longwatch.app.ward import Kept, Ward
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Event, Events, ProgramEnded, ProgramStarted, WorkerJoined, WorkerReleased, WorkerStalled
+from longwatch.core.events import (
+    Event,
+    Events,
+    ProgramEnded,
+    ProgramStarted,
+    ProgramStopping,
+    WorkerJoined,
+    WorkerReleased,
+    WorkerStalled,
+)
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import LongwatchError
 from longwatch.host.beatpage import ForeignPage
 from longwatch.host.errand import Errand
-from longwatch.host.parent import LONGEST_WORD
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.mailbox.opening import found_source
-from longwatch.observe.merging import Merged
-from longwatch.observe.tally import Sample
+from longwatch.observe.merging import LATELY, Merged
+from longwatch.observe.tally import Sample, Tally
 
 LOOK_EVERY = 1.0
 _MOST_EARLY = 64
+_OURS = 0
+"""Stands for this process among those that count."""
 _LATE = 5.0
 """A round that comes so many seconds late was held up with everything else: children get one more round to beat."""
 
@@ -66,15 +76,19 @@ class Overseer(Service):
         self._wards: dict[int, Ward] = {}
         self._stores: dict[str, Any] = {}
         self._renewers: dict[str, Renewer] = {}
+        self._tally = Tally()
         self._merged = Merged()
         self._early: list[Mapping[str, Any]] = []
-        self._lines: list[_Line] = []
+        self._lately: deque[Ward] = deque(maxlen=LATELY)
+        """Those that have ended: their last words may come after the news of that."""
+        self._numbers = count(_OURS + 1)
+        self._lines: list[Line] = []
         self._looked_at = 0.0
         self._looking = Periodic(self._look, Cadence(interval=LOOK_EVERY), name="overseer", clock=clock, events=events)
 
     def listen(self, path: Path, *, uid: int | None = None) -> None:
         """Hear what workers say at this path; those of another user, if one is given. Until it is stopped."""
-        self._lines.append(_Line(path, self._hear, uid=uid))
+        self._lines.append(Line(path, self._hear, uid=uid))
 
     # --- what is known ---
 
@@ -83,8 +97,9 @@ class Overseer(Service):
             return list(self._wards.values())
 
     def samples(self) -> list[Sample]:
-        """What all of them have counted, the dead included."""
+        """What all of them have counted, the dead included, and what their starts and ends were."""
         with self._lock:
+            self._merged.heard(_OURS, self._tally.samples())
             return self._merged.samples()
 
     def sources(self) -> Iterable[tuple[str, Any]]:
@@ -115,12 +130,13 @@ class Overseer(Service):
 
     def observe(self, event: Event) -> None:
         """Starts and ends of workers. Called on the supervisor's loop: what may take its time gets a thread."""
+        self._tally(event)
         if isinstance(event, ProgramStarted) and MODULE in event.command:
-            self._welcome(Ward(event.pid, event.program))
+            self._welcome(Ward(event.pid, event.program, number=next(self._numbers)))
+        elif isinstance(event, ProgramStopping):
+            self._bid_farewell(event.pid)
         elif isinstance(event, ProgramEnded) and event.pid is not None:
-            with self._lock:
-                ward = self._wards.pop(event.pid, None)
-                self._merged.gone(event.pid)
+            ward = self._see_off(event.pid)
             if ward is not None:
                 Errand(lambda: self._bury(ward), name="overseer-buries", loud=True).start(here_if_no_thread=True)
 
@@ -133,9 +149,23 @@ class Overseer(Service):
         if said:
             Errand(lambda: self._take_all(ward, said), name="overseer-early", loud=True).start()
 
+    def _bid_farewell(self, pid: int) -> None:
+        """It is told to stop: from here on nothing more should be sent its way."""
+        with self._lock:
+            if pid in self._wards:
+                self._wards[pid].leaving = True
+
     def _take_all(self, ward: Ward, said: Iterable[Mapping[str, Any]]) -> None:
         for facts in said:
             self._take(ward, facts)
+
+    def _see_off(self, pid: int) -> Ward | None:
+        with self._lock:
+            ward = self._wards.pop(pid, None)
+            if ward is not None:
+                self._lately.append(ward)
+                self._merged.gone(ward.number)
+            return ward
 
     def _bury(self, ward: Ward) -> None:
         """It has ended: whatever it held is free for others, now."""
@@ -151,12 +181,19 @@ class Overseer(Service):
     # --- what workers tell ---
 
     def _hear(self, facts: Mapping[str, Any]) -> None:
+        pid = int(facts["pid"])
         with self._lock:
-            ward = self._wards.get(int(facts["pid"]))
-            if ward is None:
+            ward = self._wards.get(pid)
+            late = self._gone_lately(pid) if facts["about"] == "state" else None
+            if ward is None and late is None:
                 self._early = [*self._early, facts][-_MOST_EARLY:]
         if ward is not None:
             self._take(ward, facts)
+        elif late is not None:
+            self._count(late, facts)
+
+    def _gone_lately(self, pid: int) -> Ward | None:
+        return next((ward for ward in reversed(self._lately) if ward.pid == pid), None)
 
     def _take(self, ward: Ward, facts: Mapping[str, Any]) -> None:
         match facts["about"]:
@@ -168,10 +205,12 @@ class Overseer(Service):
                 ward.join(facts)
                 self._events.emit(WorkerJoined(program=ward.program, pid=ward.pid, loops=ward.loops))
             case "state":
-                samples = ward.heard(facts)
-                with self._lock:
-                    if ward.pid in self._wards:
-                        self._merged.heard(ward.pid, samples)
+                self._count(ward, facts)
+
+    def _count(self, ward: Ward, facts: Mapping[str, Any]) -> None:
+        samples = ward.heard(facts)
+        with self._lock:
+            self._merged.heard(ward.number, samples)
 
     def _keep(self, ward: Ward, facts: Mapping[str, Any]) -> None:
         where: Mapping[str, str] = facts["source"]
@@ -206,12 +245,13 @@ class Overseer(Service):
         """The end of a worker that stalls."""
         elapsed, rows = max(silent.values()), tuple(sorted(filter(None, silent)))
         reason = f"{ward.program} (pid {ward.pid}) gave no beat for {elapsed:.1f} s (threshold: {ward.threshold} s), rows {rows}"
-        for kept in ward.kept.values():
+        for kept in tuple(ward.kept.values()):
             self._renewers[kept.store].drop(kept)
         save_stacks(ward.pid, ward.crash_file, reason, self._clock)
         freeze(ward.pid, self._clock)
-        for kept in ward.kept.values():
-            kept.page.blame_only(rows)
+        for kept in tuple(ward.kept.values()):
+            with suppress(ValueError):  # its page is closed: it has ended meanwhile
+                kept.page.blame_only(rows)
         self._events.emit(
             WorkerStalled(
                 program=ward.program,
@@ -223,36 +263,3 @@ class Overseer(Service):
             )
         )
         self._condemn(ward.pid, f"no beat for {elapsed:.1f} s")
-
-
-class _Line:
-    """A socket that workers speak to, read by a thread of its own."""
-
-    def __init__(self, path: Path, heard: Callable[[Mapping[str, Any]], None], *, uid: int | None) -> None:
-        self._path = path
-        self._heard = heard
-        self._socket = _bound(path, uid)
-        self._listening = Errand(self._listen, name="overseer-line", loud=True)
-        self._listening.start()
-
-    def close(self, clock: Clock, deadline: Deadline) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._listening.wait(clock, deadline)
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
-
-    def _listen(self) -> None:
-        while data := self._socket.recv(LONGEST_WORD):
-            with suppress(ValueError, KeyError, TypeError, LongwatchError, OSError):  # a word that says nothing
-                self._heard(json.loads(data))
-
-
-def _bound(path: Path, uid: int | None) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    path.unlink(missing_ok=True)
-    os.fchmod(listening.fileno(), 0o600)
-    listening.bind(str(path))
-    path.chmod(0o600)
-    if uid is not None:
-        os.chown(path, uid, -1)
-    return listening

@@ -169,6 +169,13 @@ class _Planning:
         if problem := directory_problem(cwd):
             self._add(name, "cwd", f"the working directory {str(cwd)!r} {problem}", "make it, or correct cwd", kind="worker")
             return []
+        for fault in check_limits(worker.limits):
+            self._add(name, fault.where, fault.problem, fault.cure, kind="worker")
+        if worker.user is not None:
+            with self._told(name, "user", kind="worker") as refused:
+                identity_of(worker.user)
+            if refused:
+                return []
         planned: list[ProgramPlan] = []
         with self._told(name, "target", kind="worker"):
             _, planned = worker_plans(name, worker, base=self.base, environ=self.environ, told=told)

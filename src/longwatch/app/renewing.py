@@ -40,7 +40,7 @@ class Renewer(Service):
         self._periodic.wake()
 
     def drop(self, kept: Kept) -> None:
-        """Renew it no more; returns when nobody does."""
+        """Renew it no more, but for what is under way."""
         with self._lock:
             self._kept.pop(kept.owner, None)
 

@@ -20,7 +20,7 @@ def load_group(target: str) -> LoopGroup:
     The present directory is where modules are looked for first, as for `python app.py`.
     """
     found = load_object(target)
-    if callable(found) and not isinstance(found, LoopGroup | Runnable):
+    if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
         found = found()
     return _grouped(found, target)
 
@@ -62,9 +62,14 @@ def _grouped(found: Any, target: str) -> LoopGroup:
     if isinstance(found, LoopGroup):
         return found
     loops = list(found) if isinstance(found, list | tuple) else [found]
-    if loops and all(isinstance(loop, Runnable) for loop in loops):
+    if loops and all(map(_is_loop, loops)):
         return LoopGroup(loops)
     kind = type(found).__name__
     raise UsageError(
         f"{target!r} is of type {kind}; it has to be a LoopGroup, a loop, a list of loops, or a function that returns one"
     )
+
+
+def _is_loop(found: Any) -> bool:
+    """A class has everything that its loops have, and is none."""
+    return isinstance(found, Runnable) and not isinstance(found, type)

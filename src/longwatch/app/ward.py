@@ -45,9 +45,11 @@ class Kept:
 class Ward:
     """One worker process. Its facts come from what it says; whether it lives and beats from its pages."""
 
-    def __init__(self, pid: int, program: str) -> None:
+    def __init__(self, pid: int, program: str, *, number: int = 0) -> None:
         self.pid = pid
         self.program = program
+        self.number = number
+        """No other has had it; pids come again."""
         self.kept: dict[int, Kept] = {}
         self.loops: tuple[str, ...] = ()
         self.threshold: float | None = None
@@ -55,6 +57,8 @@ class Ward:
         self.joined = False
         self.condemned = False
         """Whether it is to be killed: then nothing of it is renewed any more."""
+        self.leaving = False
+        """Whether it was told to stop."""
         self._ready = False
         self._failing: list[str] = []
 
@@ -88,6 +92,8 @@ class Ward:
             return Reason.NOT_STARTED
         if self.condemned:
             return Reason.STALE
+        if self.leaving:
+            return Reason.DRAINING
         if self._ready:
             return Reason.OK
         word = self._failing[0].rpartition(": ")[2] if self._failing else ""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from longwatch.app.plans import check_limits, plan, process
+from longwatch.app.plans import plan, process
 from longwatch.app.preflight import MODULE, GroupFacts, look_at
 from longwatch.config.programs import WorkerSettings
-from longwatch.errors import ConfigError, Fault
 from longwatch.supervisor.conditions import Readiness
 from longwatch.supervisor.plan import Output, ProgramPlan
 
@@ -27,9 +26,7 @@ def worker_plans(
     """What is known of its group, and the plans of its processes; UsageError for a group that cannot be run."""
     cwd = base / (worker.cwd or "")
     made = process(worker, (sys.executable, "-m", MODULE, "run", worker.target), cwd=cwd, environ=environ)
-    if faults := [Fault(f"worker.{name}.{fault.where}", fault.problem, fault.cure) for fault in check_limits(worker.limits)]:
-        raise ConfigError(*faults)
-    facts = look_at(worker.target, cwd=cwd, env=made.env)
+    facts = look_at(worker.target, cwd=cwd, env=made.env, identity=made.identity)
     env = {**made.env, **told(made.identity.uid if made.identity else None)}
     common = plan(name, worker, replace(made, env=env), None)
     shared = replace(

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from longwatch.core.clock import Clock, SystemClock
+import msgspec
+
+from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.errors import UsageError
+from longwatch.errors import SerializationError, UsageError
 from longwatch.evals.dataset import Dataset
 from longwatch.evals.results import Ended, EvalResult, read_result
+from longwatch.mailbox.letters import DeadLetter
 from longwatch.mailbox.mailbox import Mailbox
+from longwatch.runtime.messages import MainLoopRequest
 
 _AT_ONCE = 500
 _LOOK = 1.0
+_GATHER = 0.1
+"""Seconds in which more results come together: taken one by one they cost the loops more than the samples do."""
 
 
 class Collected(NamedTuple):
@@ -30,15 +36,16 @@ def collect_results(
 
     Of several results of one sample the first counts. What belongs to no expected sample is acknowledged and passed over.
     """
-    ids = expected.ids if isinstance(expected, Dataset) else list(expected)
+    ids = expected.ids if isinstance(expected, Dataset) else list(dict.fromkeys(expected))
     if not timeout >= 0:
         raise UsageError(f"timeout must be a number of seconds, not {timeout}")
-    deadline = Deadline.after(timeout, clock or SystemClock())
+    clock = clock or SystemClock()
+    deadline = Deadline.after(timeout, clock)
     found: dict[str, EvalResult] = {}
     wanted = set(ids)
     while wanted - found.keys():
         left = deadline.remaining()
-        messages = results.receive(max_messages=_AT_ONCE, wait_time_seconds=min(_LOOK, left or 0.0))
+        messages = results.receive(max_messages=_AT_ONCE, wait_time_seconds=_LOOK if left is None else min(_LOOK, left))
         for message in messages:
             result = read_result(message.body)
             if result is not None and result.sample_id in wanted:
@@ -46,6 +53,8 @@ def collect_results(
         results.acknowledge_many(messages)
         if not messages and deadline.expired:
             break
+        if messages and len(messages) < _AT_ONCE and wanted - found.keys():
+            clock.wait(Wakeup(), deadline.capped(_GATHER).remaining())
     return _ordered(ids, found)
 
 
@@ -66,11 +75,24 @@ def _given_up(requests: Mailbox[Any]) -> Iterable[EvalResult]:
     after = 0
     while page := requests.backend.dead(after=after, limit=_AT_ONCE):
         for letter in page:
-            body = requests.codec.decode(letter.body)
-            error = letter.error or f"its process died or hung {letter.crashes} times"
-            ended = Ended.CRASHED if letter.reason == "poison" else Ended.ERROR
-            yield EvalResult(str(body["request_id"]), ended, error=error, attempt=letter.deliveries)
+            if (request := _request_in(requests, letter)) is not None:
+                yield _given_up_result(request.request_id, letter)
         after = page[-1].position
+
+
+def _given_up_result(sample: str, letter: DeadLetter) -> EvalResult:
+    if letter.reason == "poison":
+        error = f"its process died or hung {letter.crashes} times"
+        return EvalResult(sample, Ended.CRASHED, error=error, attempt=letter.deliveries)
+    return EvalResult(sample, Ended.ERROR, error=letter.error or letter.reason, attempt=letter.deliveries)
+
+
+def _request_in(requests: Mailbox[Any], letter: DeadLetter) -> MainLoopRequest[Any] | None:
+    """What a dead letter was; None for one that somebody else has sent."""
+    try:
+        return msgspec.convert(requests.codec.decode(letter.body), MainLoopRequest[Any])
+    except (SerializationError, msgspec.ValidationError):
+        return None
 
 
 def _ordered(ids: list[str], found: dict[str, EvalResult]) -> Collected:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from longwatch.errors import UsageError
-from longwatch.evals.report import EvalReport
+from longwatch.evals.report import EvalReport, cell
 
 
 class Comparison(NamedTuple):
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
         lines += ["| what | before | after | difference |", "|---|---:|---:|---:|"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows()]
         for title, ids in (("Improved", self.improved), ("Regressed", self.regressed)):
-            lines += ["", f"## {title}: {len(ids)}", "", *(f"- {each}" for each in ids)]
+            lines += ["", f"## {title}: {len(ids)}", "", *(f"- {cell(each)}" for each in ids)]
         return "\n".join([*lines, ""])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from longwatch.core.storable import is_storable
 from longwatch.errors import ConfigError, Fault, UsageError
 
 LONGEST_ID = 200
+_ID = f"text of 1 to {LONGEST_ID} characters"
 _MOST_FAULTS = 20
-"""Faults that are told of one file; the rest are counted."""
+"""Faults that are told at once."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ class Dataset(Sequence[Sample]):
     def __init__(self, samples: Iterable[Sample], *, name: str = "dataset") -> None:
         self.name = name
         self._samples = tuple(samples)
-        if faults := list(_faults(self._samples, name)):
+        if faults := list(islice(_faults(self._samples, name), _MOST_FAULTS)):
             raise ConfigError(*faults)
 
     @classmethod
@@ -75,6 +77,10 @@ class Dataset(Sequence[Sample]):
 def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
     if not samples:
         yield Fault(name, "has no samples", 'write at least one: {"id": "1", "input": "…", "expected": "…"}')
+    wrong = next((number for number, each in enumerate(samples, 1) if not _is_id(getattr(each, "id", None))), None)
+    if wrong is not None:
+        yield Fault(name, f"has as number {wrong} no Sample with an id: {repr(samples[wrong - 1])[:80]}", f"an id is {_ID}")
+        return
     for twice, times in Counter(sample.id for sample in samples).items():
         if times > 1:
             yield Fault(name, f"has {times} samples with the id {twice!r}", "give each its own")
@@ -107,7 +113,7 @@ def _sample(line: bytes) -> Sample:
     """ValueError in plain words for a line that is no sample."""
     try:
         found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError('is no object; write {"id": …, "input": …, "expected": …}')  # noqa: TRY004 - one kind of fault
@@ -115,7 +121,11 @@ def _sample(line: bytes) -> Sample:
         raise ValueError(f"has no {' and no '.join(missing)}")
     if unknown := sorted(found.keys() - {"id", "input", "expected"}):
         raise ValueError(f"has {', '.join(unknown)}, which no sample has; put it into input")
-    identity = found["id"] if isinstance(found["id"], str) else str(found["id"]) if isinstance(found["id"], int) else ""
-    if not 0 < len(identity) <= LONGEST_ID or not is_storable(identity):
-        raise ValueError(f"has an id that is not text of 1 to {LONGEST_ID} characters, nor a whole number")
+    identity = str(found["id"]) if type(found["id"]) is int else found["id"]
+    if not _is_id(identity):
+        raise ValueError(f"has an id that is not {_ID}, nor a whole number")
     return Sample(identity, found["input"], found.get("expected"))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_ID and is_storable(value)

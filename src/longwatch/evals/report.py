@@ -131,11 +131,11 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     def _listed(self, title: str, results: Sequence[EvalResult]) -> list[str]:
         if not results:
             return []
-        rows = [f"| {_cell(result.sample_id)} | {result.ended} | {_score(result)} | {_cell(why(result))} |" for result in results]
+        rows = [f"| {cell(result.sample_id)} | {result.ended} | {_score(result)} | {cell(why(result))} |" for result in results]
         return ["", f"## {title}", "", "| sample | ended | score | why |", "|---|---|---:|---|", *rows]
 
     def _missing(self) -> list[str]:
-        return ["", "## Missing", "", *(f"- {_cell(each)}" for each in self.missing)] if self.missing else []
+        return ["", "## Missing", "", *(f"- {cell(each)}" for each in self.missing)] if self.missing else []
 
 
 def why(result: EvalResult) -> str:
@@ -161,6 +161,6 @@ def _shown_seconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """On one line, and nothing in it that ends a cell."""
     return " ".join(text.split()).replace("|", "\\|")

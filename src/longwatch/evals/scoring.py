@@ -5,6 +5,7 @@ An evaluator is anything that takes an output and what was expected, and returns
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ class Score(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not _is_share(self.value):
             raise ValueError(f"the value of a score is a number from 0 to 1, not {self.value!r}")
+        if {type(self.passed), type(self.reason)} != {bool, str}:
+            raise ValueError(f"a score has passed, True or False, and its reason is text; not {self.passed!r} and {self.reason!r}")
+        msgspec.structs.force_setattr(self, "value", float(self.value))  # other libraries have floats that cannot be sent
 
 
 def _is_share(value: object) -> bool:
@@ -45,7 +49,7 @@ def contains(output: Any, expected: Any) -> Score:
     try:
         found = expected in output
     except TypeError:
-        return Score(0.0, passed=False, reason=f"nothing can be in an output of type {type(output).__name__}")
+        return Score(0.0, passed=False, reason=f"{_shown(expected)} cannot be in an output of type {type(output).__name__}")
     return Score(float(found), found, "" if found else f"{_shown(expected)} is not in {_shown(output)}")
 
 
@@ -73,14 +77,26 @@ def any_of(*evaluators: Evaluator) -> Evaluator:
     return judge
 
 
+def require_evaluator(evaluator: object) -> None:
+    """UsageError for what cannot be called with an output and what was expected, or returns no Score for sure."""
+    if not callable(evaluator):
+        raise UsageError(f"an evaluator is a function of (output, expected) that returns a Score, not {evaluator!r}")
+    if inspect.iscoroutinefunction(evaluator):
+        raise UsageError(f"evaluator {_named(evaluator)} is async, and nobody would await it; write it with def")
+    try:
+        inspect.signature(evaluator).bind(None, None)
+    except TypeError as error:
+        raise UsageError(f"evaluator {_named(evaluator)} cannot be called with (output, expected): {error}") from None
+    except ValueError:
+        pass  # written in C, and does not say what it takes
+
+
 def scored(evaluator: Evaluator, output: Any, expected: Any) -> Score:
     """What an evaluator says; UsageError if that is no Score."""
     score: object = evaluator(output, expected)
     if not isinstance(score, Score):
-        name = getattr(evaluator, "__qualname__", repr(evaluator))
-        raise UsageError(
-            f"evaluator {name} returned {type(score).__name__}, not a Score; write: return Score(value, passed, reason)"
-        )
+        kind = type(score).__name__
+        raise UsageError(f"evaluator {_named(evaluator)} returned {kind}, not a Score; write: return Score(value, passed, reason)")
     return score
 
 
@@ -88,8 +104,7 @@ def _require_some(name: str, evaluators: tuple[Evaluator, ...]) -> None:
     if not evaluators:
         raise UsageError(f"{name}() needs at least one evaluator")
     for each in evaluators:
-        if not callable(each):
-            raise UsageError(f"{name}() takes evaluators, functions of (output, expected), not {each!r}")
+        require_evaluator(each)
 
 
 def _together(scores: list[Score], *, passed: bool) -> Score:
@@ -98,6 +113,10 @@ def _together(scores: list[Score], *, passed: bool) -> Score:
 
 def _reasons(scores: list[Score]) -> str:
     return "; ".join(score.reason for score in scores if score.reason and not score.passed)
+
+
+def _named(evaluator: object) -> str:
+    return str(getattr(evaluator, "__qualname__", None) or repr(evaluator))
 
 
 def _shown(value: Any) -> str:

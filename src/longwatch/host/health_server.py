@@ -42,6 +42,8 @@ from longwatch.host.loop import LoopThread
 from longwatch.host.service import Service
 
 Exposition = Callable[[], str | bytes]
+Later = Callable[[], Coroutine[Any, Any, Answer]]
+"""An answer that takes its time; not begun, because it may never be: a task that is cancelled first would leave it so."""
 
 BACKLOG = 256
 MOST_CLIENTS = 512
@@ -113,9 +115,9 @@ class HealthServer(Service):
         served, self._served = self._served, None
         if served is not None:
             self._closing = self._loop.spawn(served.close())
-        if self._closing is not None:
-            concurrent.futures.wait([self._closing], deadline.remaining())
-        return self._loop.stop(deadline=deadline)
+        assert self._closing is not None
+        closed, _ = concurrent.futures.wait([self._closing], deadline.remaining())
+        return bool(closed) and self._loop.stop(deadline=deadline)
 
 
 class _Served:
@@ -145,19 +147,18 @@ class _Served:
 
     async def close(self) -> None:
         self._closed = True
-        if self._listening is not None:
-            _let_go(self._listening)
         if self._reaping is not None:
             self._reaping.cancel()
-        for client in tuple(self.clients):
-            client.hang_up()
         for task in self._tasks:
             task.cancel()
+        if self._listening is not None:
+            await _let_go(self._listening)
+        for client in tuple(self.clients):
+            client.hang_up()
         for slow in self._slow:
             slow.question.close()
         if self._metrics is not None:
             self._metrics.close()
-        await asyncio.sleep(0)  # who was let in just now is told to go
 
     # --- clients ---
 
@@ -197,10 +198,10 @@ class _Served:
 
     # --- answers ---
 
-    def answer(self, request: Request, *, local: bool) -> Answer | Coroutine[Any, Any, Answer]:
+    def answer(self, request: Request, *, local: bool) -> Answer | Later:
         """At once where that is possible."""
         if request.path == METRICS_PATH and self._metrics is not None:
-            return NOT_ALLOWED if request.method not in _METHODS else self._exposed(self._metrics)
+            return NOT_ALLOWED if request.method not in _METHODS else partial(self._exposed, self._metrics)
         aspect = ASPECTS.get(request.path)
         if aspect is None:
             return NOT_FOUND
@@ -210,7 +211,7 @@ class _Served:
         report = self._quick.report(aspect)
         slow = [check for check in self._slow if aspect in check.aspects]
         if slow and (report.ok or verbose):
-            return self._slowly(request.path, report, slow, verbose=verbose)
+            return partial(self._slowly, request.path, report, slow, verbose=verbose)
         return answer_for(request.path, report, verbose=verbose)
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -306,8 +307,8 @@ class Client(asyncio.Protocol):
             self._transport.pause_reading()
             self._served.later(self._respond_later(request, answer))
 
-    async def _respond_later(self, request: Request, answer: Answer | Coroutine[Any, Any, Answer]) -> None:
-        said = answer if isinstance(answer, Answer) else await answer
+    async def _respond_later(self, request: Request, answer: Answer | Later) -> None:
+        said = answer if isinstance(answer, Answer) else await answer()
         self._say(said, closes=request.closes, head_only=request.method == "HEAD")
         self.busy = False
         if self._transport is not None and not self._transport.is_closing():
@@ -343,8 +344,15 @@ def _named(readiness: Probe | None, liveness: Probe | None) -> Iterable[Check]:
         yield Check("liveness_check", liveness, frozenset({Aspect.LIVE}))
 
 
-def _let_go(listening: asyncio.Server) -> None:
-    """Also for children that were forked meanwhile: what they hold of it would keep the port, and let clients wait."""
+async def _let_go(listening: asyncio.Server) -> None:
+    """Take nobody more, see in those who were taken just now, whom nobody would close otherwise, and free the port.
+
+    Also for children that were forked meanwhile: what they hold of it would keep the port, and let clients wait.
+    """
+    for one in listening.sockets:
+        asyncio.get_running_loop().remove_reader(one.fileno())
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
     for one in listening.sockets:
         with suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)

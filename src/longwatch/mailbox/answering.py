@@ -14,13 +14,14 @@ from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.database import Transaction
 from longwatch.work.context import WorkContext
+from longwatch.work.pending import Settled
 from longwatch.work.source import Settlement
 
 
 def answer_and_settle(
     mailbox: Mailbox[Any], target: Mailbox[Any], body: Any, settlement: Settlement, context: WorkContext
-) -> Settlement | None:
-    """Send `body` to the target; what is left to settle, None if nothing is."""
+) -> Settlement | Settled:
+    """Send `body` to the target; what is left to settle, or that it is settled."""
     here, there = mailbox.backend, target.backend
     if not (isinstance(here, SqlBackend) and isinstance(there, SqlBackend) and here.home == there.home):
         target.send(body)
@@ -28,7 +29,7 @@ def answer_and_settle(
     letter = Letter(id=new_id(), body=target.codec.encode(body))
     with connecting():
         context.settled = here.database.write(lambda tx: _both(tx, here, there, letter, settlement))
-    return None if context.settled else settlement  # the engine is refused as well, and tells
+    return Settled(settlement.outcome) if context.settled else settlement  # the engine is refused as well, and tells
 
 
 def _both(tx: Transaction, here: SqlBackend, there: SqlBackend, letter: Letter, settlement: Settlement) -> bool:

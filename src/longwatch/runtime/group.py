@@ -141,7 +141,9 @@ class LoopGroup:
         return self._clean
 
     def drain(self) -> None:
-        """Take nothing more and hand back what was not begun, until `resume`; what runs goes on, and the process stays."""
+        """Take nothing more and hand back what was not begun, until `resume` or the end of the run; what runs goes on, and the
+        process stays. Before a run: it begins so.
+        """
         self._draining = True
         self._pass_on("drain")
         self.events.emit(GroupDraining())
@@ -177,7 +179,7 @@ class LoopGroup:
         with self._turns.one() as turn:
             if turn.told:
                 return
-            self._draining = self._stopping = False
+            self._stopping, self._clean = False, True
             with self._hearing_signals(turn, install_signals) as heard:
                 _Run(self, turn, heard=heard).live(visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
 
@@ -262,20 +264,33 @@ class _Run:
         )
 
     def live(self, *, visibility_timeout: float, wait_time_seconds: float) -> None:
-        self._group.vitals = self._vitals
+        group = self._group
+        group.vitals = self._vitals
+        if group._draining:  # noqa: SLF001 - as above
+            group._pass_on("drain")  # noqa: SLF001 - as above
         try:
             with ExitStack() as undo:
                 self._open(undo)
-                for member in self._members:
-                    member.start(visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
-                self._watch(undo)
-                self._announce()
-                self._wait()
-                self._end()
-                self._save_stacks()
+                with self._ending():
+                    for member in self._members:
+                        member.start(visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
+                    self._watch(undo)
+                    self._announce()
+                    self._wait()
             self._conclude()
         finally:
-            self._group.vitals = None
+            group.vitals, group._draining = None, False  # noqa: SLF001 - as above
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whatever comes in between, no loop is left running that could be stopped."""
+        reason = "failed"
+        try:
+            yield
+            reason = self._reason()
+        finally:
+            self._end(reason)
+            self._save_stacks()
 
     # --- beginning ---
 
@@ -373,11 +388,11 @@ class _Run:
 
     # --- ending ---
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
         """Tell all, then wait for all: three slow loops take the time of the slowest."""
         group = self._group
         group._stopping = True  # noqa: SLF001 - as above
-        self._events.emit(GroupStopping(reason=self._reason()))
+        self._events.emit(GroupStopping(reason=reason))
         self._notifier.stopping()
         deadlines = [self._limit(member) for member in self._members]
         for member, deadline in zip(self._members, deadlines, strict=True):
@@ -417,7 +432,8 @@ class _Run:
         """Loops that did not stop: nothing joins them, nothing waits for them."""
         message = f"{', '.join(overdue)} did not stop in time; see {self._crash_file.path}"
         if self._heard is None:
-            raise ShutdownTimeoutError(f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled")
+            why = next((member.error for member in self._members if member.crashed), None)
+            raise ShutdownTimeoutError(f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled") from why
         logging.getLogger("longwatch.runtime").critical(message)
         os._exit(1)
 
@@ -439,4 +455,9 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
     named = [name for name in given if name is not None]
     if twice := sorted({name for name in named if named.count(name) > 1}):
         raise UsageError(f"loops of a group need different names; more than one is called {', '.join(twice)}")
-    return tuple(name or f"loop-{index}" for index, name in enumerate(given))
+    return tuple(name or _unlike(named, f"loop-{index}") for index, name in enumerate(given))
+
+
+def _unlike(taken: Sequence[str], name: str) -> str:
+    """That name, or one that begins like it, if somebody else is called so."""
+    return name if name not in taken else _unlike(taken, f"{name}-unnamed")

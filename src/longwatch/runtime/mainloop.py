@@ -100,7 +100,7 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
         """
         policy = self._policy(max_iterations, visibility_timeout, wait_time_seconds)
         with self._turns.one() as turn:
-            if not turn.told:
+            if not turn.told and policy.polls != 0:
                 self._work(turn, policy)
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
@@ -115,7 +115,7 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
         return not self.inside and self.clock.wait(turn.ended, timeout)
 
     def drain(self) -> None:
-        """Take nothing more, hand back what was not begun; what runs goes on."""
+        """Take nothing more, hand back what was not begun, until `resume` or the end of the run; what runs goes on."""
         self._drained = True
         engine = self._engine
         if engine is not None:
@@ -136,6 +136,11 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._called} on {self.requests!r}>"
+
+    def read_request(self, body: Any) -> RequestT:
+        """A plain value as the request that `handle` takes; SerializationError for one that is none."""
+        request: RequestT = self._decoder.request_of(body)
+        return request
 
     # --- for a group ---
 
@@ -174,7 +179,9 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
                 self._wait(engine, turn)
         finally:
             stopped = engine.stop(deadline=turn.deadline)
+            self.heartbeat.beat()  # from here on its own counts again
             self._engine = None
+            self._drained = False
         if not stopped:
             raise ShutdownTimeoutError(f"{place.name} was still busy when its time to stop was over; its work is left behind")
 
@@ -198,6 +205,7 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
             events=place.events,
             solitude=place.solitude,
             parent=place.parent,
+            drained=lambda: self._drained,
         )
 
     def _has_started(self, engine: Engine, turn: Turn, place: Place) -> bool:
@@ -208,8 +216,8 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
             if isinstance(refusal, Exception):
                 raise refusal
             if refusal:
-                if self._drained:
-                    engine.drain()
+                if engine.draining != self._drained:  # somebody has changed their mind meanwhile
+                    (engine.drain if self._drained else engine.resume)()
                 return True
             engine.heartbeat.beat()
             self.clock.wait(turn.over, entering.retry_in)
@@ -221,6 +229,8 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
 
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:
         visibility, wait = bounds.check_visibility(visibility), bounds.check_wait(wait)
+        if polls:
+            bounds.check_whole("max_iterations", polls)
         if not visibility:
             raise UsageError("visibility_timeout must be more than 0 seconds; 300 is a good value")
         return EnginePolicy(
@@ -300,10 +310,17 @@ def _checked_concurrency(concurrency: int) -> int:
 
 
 def _request_type(kind: type) -> Any:
-    """What the class says it takes; Any where it does not."""
-    for each in kind.__mro__:
-        for base in getattr(each, "__orig_bases__", ()):
-            if get_origin(base) is MainLoop:
-                first = get_args(base)[0]
-                return Any if isinstance(first, TypeVar) else first
-    return Any
+    """What the class says it takes, itself or through the classes between; Any where it does not."""
+    found = _argument(kind)
+    return Any if isinstance(found, TypeVar) else found
+
+
+def _argument(kind: Any) -> Any:
+    origin: Any = get_origin(kind) or kind
+    given = get_args(kind)
+    if origin is MainLoop:
+        return given[0] if given else Any
+    bases = origin.__dict__.get("__orig_bases__", origin.__bases__)
+    base = next(each for each in bases if issubclass(get_origin(each) or each, MainLoop))
+    found = _argument(base)
+    return dict(zip(origin.__parameters__, given, strict=False)).get(found, found)

@@ -14,6 +14,9 @@ from longwatch.host.errand import Errand
 from longwatch.host.runnable import Runnable
 from longwatch.work.judging import described
 
+_A_MOMENT = 0.05
+"""Seconds in which a loop that has stopped is over."""
+
 
 class Member:
     """Runs a loop in a thread of its own, once. `changed` is called when its run has begun and when it is over.
@@ -34,7 +37,8 @@ class Member:
 
     @property
     def over(self) -> bool:
-        return self._errand is not None and self._errand.over.is_set()
+        """Whether nothing of it runs: it has ended, or was never started."""
+        return self._errand is None or self._errand.over.is_set()
 
     @property
     def overdue(self) -> bool:
@@ -64,7 +68,8 @@ class Member:
 
     def tell(self, limit: float) -> Errand:
         """Have it stop within so long; in a thread of its own, because it blocks."""
-        telling = Errand(lambda: self.loop.shutdown(timeout=limit), name=f"stop-{self.name}")
+        deadline = Deadline.after(limit, self._clock)
+        telling = Errand(lambda: self._stop(deadline), name=f"stop-{self.name}")
         telling.start(here_if_no_thread=True)
         return telling
 
@@ -81,6 +86,13 @@ class Member:
         excuse = getattr(self.loop, "excuse_the_fresh", None)
         if excuse is not None:
             excuse(after)
+
+    def _stop(self, deadline: Deadline) -> None:
+        """Once more if it was about to begin: to one that does not run yet, and has run before, a shutdown means nothing."""
+        assert self._errand is not None
+        while self.loop.shutdown(timeout=deadline.remaining() or 0.0):
+            if self._clock.wait(self._errand.over, _A_MOMENT) or deadline.expired:
+                return
 
     def _run(self, settings: dict[str, Any]) -> None:
         began = self._clock.monotonic()

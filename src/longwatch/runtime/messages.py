@@ -76,10 +76,16 @@ class RequestDecoder(Generic[RequestT]):
                 return self._converted(msgspec.to_builtins(body)) if self._type is not Any else body
             if isinstance(body, Mapping) and "request" in body and _FIELDS.issuperset(body):
                 return self._converted(body)
-            request = body if self._type is Any else msgspec.convert(body, self._type)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise SerializationError(f"a request cannot be read: {error}") from None
-        return MainLoopRequest(request, delivery.id, created_at=datetime.fromtimestamp(delivery.enqueued_at, UTC))
+        return MainLoopRequest(self.request_of(body), delivery.id, created_at=datetime.fromtimestamp(delivery.enqueued_at, UTC))
+
+    def request_of(self, body: Any) -> Any:
+        """A bare body as a request; SerializationError for one that is none."""
+        try:
+            return body if self._type is Any else msgspec.convert(body, self._type)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise SerializationError(f"a request cannot be read: {error}") from None
 
     def _converted(self, body: Any) -> MainLoopRequest[RequestT]:
         request: MainLoopRequest[RequestT] = msgspec.convert(body, self._envelope)

@@ -67,10 +67,12 @@ class Turns:
 
     def tell(self, deadline: Deadline) -> Turn | None:
         """Have the present run end by then, or the first one return at once; that run, if there is one."""
-        turn = self.present
-        if turn is None:
-            self._told_beforehand = not self._has_run
-        else:
+        self._notice_fork()
+        with self._lock:  # or a run that begins just now would hear nothing of it
+            turn = self._present
+            if turn is None:
+                self._told_beforehand = not self._has_run
+        if turn is not None:
             turn.end(deadline)
         return turn
 

@@ -27,7 +27,7 @@ class Engine(Service):
     `start` opens the slots and begins to claim, `drain` stops taking and hands back what was not begun, `resume` undoes that,
     `stop` drains, waits for what runs, shortly before its deadline cancels it, and at the deadline gives it up: then it is False,
     and another `stop` tries again. `runner` is called in a slot's thread. Engines of one process that share a `solitude` leave the
-    process to each other when a row has to run alone.
+    process to each other when a row has to run alone. `drained` is asked at each start: whether to start as after a `drain`.
     """
 
     def __init__(  # noqa: PLR0913 - a source, a runner, and what they need
@@ -41,6 +41,7 @@ class Engine(Service):
         events: Events | None = None,
         solitude: Solitude | None = None,
         parent: ParentLine | None = None,
+        drained: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name=name, clock=clock)
         self.source = source
@@ -51,6 +52,7 @@ class Engine(Service):
         """Its own: it turns, whatever its slots do."""
         self._solitude = solitude or Solitude()
         self._parent = parent
+        self._drained = drained
         self._shifts: dict[int, Shift] = {}
 
     @property
@@ -113,6 +115,8 @@ class Engine(Service):
         self.heartbeat.beat()
         around = Surroundings(self.name, self.policy, self._clock, self.events, self.heartbeat, self._parent)
         shift = self._shifts[os.getpid()] = Shift(self.source, self._runner, self._solitude, around)
+        if self._drained():
+            shift.tell(Told.DRAIN)
         shift.begin()
 
     def _stop(self, deadline: Deadline) -> bool:

@@ -204,8 +204,10 @@ class Feeder:
         if done.lasted is not None:
             self._ahead.ran(done.lasted)
             self._ledger.ran(done.lasted)
-        if done.settlement is not None:
-            self.unsettled.append(done.settlement)
+        if isinstance(done.answer, Settlement):
+            self.unsettled.append(done.answer)
+        elif done.answer is not None:
+            self._ledger.settled(done.answer.outcome)
         if self._solo is done.leased:
             self._solo = None
             self._seat.let_go()
@@ -223,6 +225,8 @@ class Feeder:
         batch = self.unsettled[: self._batch]
         if batch or want:
             self._swap(batch, want)
+        else:
+            self._ledger.tell()
 
     def _swap(self, batch: list[Settlement], want: int) -> None:
         asked = self._clock.monotonic()

@@ -1,15 +1,24 @@
-"""Work that has to be awaited before its row can be settled."""
+"""What the code that runs a row may say besides how to settle it: that it is settled, or that something has to be awaited first."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 from longwatch.work.context import WorkContext
 from longwatch.work.coroutines import Coroutines
 from longwatch.work.judging import NotBegunError
-from longwatch.work.source import Settlement
+from longwatch.work.source import Outcome, Settlement
+
+
+class Settled(NamedTuple):
+    """The row is settled already, in this way: it only has to be counted."""
+
+    outcome: Outcome
+
+
+Answer = Settlement | Settled | None
 
 
 class Pending:
@@ -21,7 +30,7 @@ class Pending:
     def __init__(
         self,
         work: Awaitable[Any],
-        conclude: Callable[[Any], Settlement | None],
+        conclude: Callable[[Any], Answer],
         *,
         failed: Callable[[BaseException], object] = lambda _: None,
     ) -> None:
@@ -29,7 +38,7 @@ class Pending:
         self._conclude = conclude
         self._failed = failed
 
-    def settled(self, coroutines: Coroutines, context: WorkContext) -> Settlement | None:
+    def settled(self, coroutines: Coroutines, context: WorkContext) -> Answer:
         """Wait for it, and conclude."""
         try:
             result = coroutines.run(self._work, context)

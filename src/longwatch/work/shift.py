@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events import WorkGivenUp
+from longwatch.errors import TryAgainError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.periodic import Cadence, Periodic
@@ -134,7 +136,8 @@ class Shift:
             self._course.tell(Told.EMPTY)
         self._unlisten()
         self._seat.leave()
-        self._tell_parent("leases_over")
+        with suppress(TryAgainError):  # one that is gone, or does not listen, keeps nothing that is left
+            self._tell_parent("leases_over")
         self._page.close()
         return True
 

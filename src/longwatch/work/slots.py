@@ -16,27 +16,27 @@ from longwatch.host.errand import Errand
 from longwatch.work.context import Pulse, WorkContext
 from longwatch.work.coroutines import Coroutines
 from longwatch.work.judging import judged
-from longwatch.work.pending import Pending
+from longwatch.work.pending import Answer, Pending, Settled
 from longwatch.work.policy import Surroundings
 from longwatch.work.source import Leased, Outcome, Settlement
 from longwatch.work.tenure import Tenure
 
 
 class Runner(Protocol):
-    """Runs one row: decodes it, calls the user's code, says what to do with it; None if that code has settled it by itself.
+    """Runs one row: decodes it, calls the user's code, says what to do with it; or that it is settled, None if nobody knows how.
 
     What can be awaited instead of an answer is awaited on the engine's loop thread, while the slot waits; if it has a `close` and
     cannot be, that is called. `Pending` says what is done with its result. A raise counts as a failure.
     """
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Awaitable[Settlement | None] | Settlement | None: ...
+    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Awaitable[Answer] | Answer: ...
 
 
 class Finished(NamedTuple):
     """A row that is over with: without a settlement nothing is to be said about it; without a duration it was never begun."""
 
     leased: Leased
-    settlement: Settlement | None
+    answer: Answer
     lasted: float | None
 
 
@@ -67,6 +67,7 @@ class Slot:
         the context or is heeded here.
         """
         now = self._crew.clock.monotonic()
+        self.pulse.heartbeat.beat()  # before it counts as busy: nobody is to take its rest for a stall
         context = self.context = WorkContext(leased, self.pulse, self._crew.never, began=now)
         if not self._crew.may_begin(now):
             self.context = None
@@ -75,24 +76,24 @@ class Slot:
         self._crew.begun_at = now
         return context
 
-    def _run(self, context: WorkContext) -> Settlement | None:
+    def _run(self, context: WorkContext) -> Answer:
         try:
             answer = self._crew.runner(context.leased, context)
-            if answer is None or type(answer) is Settlement:
+            if answer is None or type(answer) is Settlement or type(answer) is Settled:
                 return answer
             pending = answer if isinstance(answer, Pending) else Pending(answer, _itself)  # type: ignore[arg-type] # what is left
             return pending.settled(self._crew.coroutines, context)
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
             return self._crew.failed(context, error)
 
-    def _end(self, context: WorkContext, settlement: Settlement | None) -> None:
+    def _end(self, context: WorkContext, answer: Answer) -> None:
         lasted = self._crew.clock.monotonic() - context.began
         context.close()
         self.pulse.end()
         self.context = None
-        if context.lease_lost and settlement is not None:
-            settlement = Settlement(settlement.claim, Outcome.BACK)
-        self._crew.finish(Finished(context.leased, settlement, lasted))
+        if context.lease_lost and type(answer) is Settlement:
+            answer = Settlement(answer.claim, Outcome.BACK)
+        self._crew.finish(Finished(context.leased, answer, lasted))
 
 
 class Crew:
@@ -148,7 +149,8 @@ class Crew:
         if bell is not None and (len(self.finished) >= self.enough or self.line.empty()):
             bell.set()
 
-    def failed(self, context: WorkContext, error: BaseException) -> Settlement:
+    def failed(self, context: WorkContext, error: BaseException) -> Settlement | Settled:
+        """How it is settled; or was, if its runner did so before it raised."""
         settlement = judged(context, error, self._retry)
         if settlement.outcome is not Outcome.BACK or settlement.delay:
             self._events.emit(
@@ -160,7 +162,7 @@ class Crew:
                     retry_in=None if settlement.outcome is Outcome.DEAD else settlement.delay,
                 )
             )
-        return settlement
+        return Settled(settlement.outcome) if context.settled else settlement
 
     # --- for feeder and keeper ---
 
@@ -208,7 +210,7 @@ class Crew:
                 waiting.append(leased)
 
 
-def _itself(answer: Settlement | None) -> Settlement | None:
+def _itself(answer: Answer) -> Answer:
     return answer
 
 

@@ -1,0 +1,198 @@
+"""What a worker process can suffer: it holds the GIL, hangs, is stopped or killed, or loses its parent; no message is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from longwatch.app.ward import LEASE
+from longwatch.host.beatpage import read_page
+from supervised import PATIENCE, eventually, wait_for_end
+from worked import Worked, drained, send, sending, store_url, worked, write_app
+
+THRESHOLD = 2.0
+LONGER_THAN_THE_LEASE = int(LEASE) + 2
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A runtime directory of its own, short enough for sockets."""
+    with TemporaryDirectory(prefix="lw-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def nothing_is_left(cwd: Path) -> bool:
+    with sending(store_url(cwd)) as mailbox:
+        return drained(mailbox) and not mailbox.stats().dead
+
+
+def stacks(run: Worked) -> str:
+    """What was saved of the one that stalled."""
+    return Path(run.heard("worker_stalled")["stacks"]).read_text()
+
+
+# --- the GIL ---
+
+
+def test_work_that_holds_the_gil_for_longer_than_its_lease_is_kept_and_handled_once(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined("worker-1", "worker-2")
+        send(tmp_path, {"id": "long", "do": "hold_gil", "seconds": LONGER_THAN_THE_LEASE})
+        run.notes.until("begin", "long")
+        assert eventually(lambda: run.notes.all("end", "long") != [], 2 * PATIENCE)
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
+    assert [] == [*run.told("worker_stalled"), *run.said("worker-1", "lease_lost"), *run.said("worker-2", "lease_lost")]
+
+
+# --- silence ---
+
+HANGS = {"deadlock": "deadlock", "silent": "silent", "busy_in_c": "busy_in_c"}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_one_that_hangs_is_replaced_with_its_stacks_saved_and_its_message_runs_again(
+    longwatch_bin: Path, tmp_path: Path, how: str
+) -> None:
+    with worked(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
+        [first] = run.joined("worker")
+        send(tmp_path, {"id": "bad", "do": how, "times": 1})
+        stalled = run.heard("worker_stalled", program="worker", pid=first)
+        assert first == run.heard("health_check_restart", restart=True)["pid"]
+        again = run.notes.until("end", "bad")
+        assert first != again.pid == run.pid_of("worker", start=2)
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert (2, 0, 1) == again[3:]
+    assert (THRESHOLD, 1) == (stalled["threshold"], len(stalled["rows"]))
+    assert f"in {how}" in stacks(run)
+    assert "gave no beat" in stacks(run)
+
+
+def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_saved(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
+        [first] = run.joined("worker")
+        send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
+        run.notes.until("begin", "a")
+        os.kill(first, signal.SIGSTOP)
+        run.heard("worker_stalled", program="worker", pid=first)
+        (tmp_path / "go").touch()
+        again = run.notes.until("end", "a")
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert (2, 0, 1) == again[3:]
+    assert "State:\tT (stopped)" in stacks(run)
+    assert "wchan: " in stacks(run)
+
+
+def test_the_watchdog_inside_may_be_the_first_to_bite(longwatch_bin: Path, tmp_path: Path) -> None:
+    """It looks as often as its parent does."""
+    quick = "quick = LoopGroup([jobs], watchdog_threshold=THRESHOLD, watchdog_interval=0.2, max_processing_seconds=0.1)\n"
+    write_app(tmp_path, quick)
+    with worked(longwatch_bin, tmp_path, target="app:quick", env={"THRESHOLD": "1.5"}) as run:
+        [first] = run.joined("worker")
+        send(tmp_path, {"id": "bad", "do": "deadlock", "times": 1})
+        assert first == run.heard("health_check_restart", restart=True)["pid"]
+        again = run.notes.until("end", "bad")
+        run.finish()
+    assert (2, 0, 1) == again[3:]
+    saved = "".join(path.read_text() for path in (run.state / "crashes").iterdir())
+    assert "in deadlock" in saved
+
+
+# --- death ---
+
+
+def test_what_a_killed_one_held_is_released_by_its_parent_and_runs_again(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path) as run:
+        [first] = run.joined("worker")
+        send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
+        run.notes.until("begin", "a")
+        os.kill(first, signal.SIGKILL)
+        assert 1 == run.heard("worker_released", program="worker", pid=first)["rows"]
+        assert "signal 9" == run.heard("unexpected_exit", pid=first)["cause"]
+        second = run.notes.until("begin", "a", times=2)
+        (tmp_path / "go").touch()
+        run.notes.until("end", "a")
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert run.pid_of("worker", start=2) == second.pid
+    assert (2, 0, 1) == second[3:]
+
+
+def test_the_message_of_a_killed_one_runs_elsewhere(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
+        pids = run.joined("worker-1", "worker-2")
+        send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
+        first = run.notes.until("begin", "a")
+        os.kill(first.pid, signal.SIGKILL)
+        second = run.notes.until("begin", "a", times=2)
+        (tmp_path / "go").touch()
+        run.notes.until("end", "a")
+        name = f"worker-{pids.index(first.pid) + 1}"
+        assert first.pid != run.pid_of(name, start=2)
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert first.pid in pids
+    assert first.pid != second.pid
+    assert [] == [each for each in run.records("program_started", start=2) if each["program"] != name]
+
+
+def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined("worker-1", "worker-2")
+        below = psutil.Process(run.pid).children(recursive=True)
+        send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
+        firsts = [run.notes.until("begin", name).pid for name in ("a", "b")]
+        assert {*firsts} <= {process.pid for process in below}
+        with worked(longwatch_bin, tmp_path, "--state-dir", "other") as other:
+            [successor] = other.joined("worker")
+            run.signal(signal.SIGKILL)
+            deadline = time.monotonic() + PATIENCE
+            assert [] == [process for process in below if not wait_for_end(process.pid, deadline)]
+            (tmp_path / "go").touch()
+            ends = [run.notes.until("end", name) for name in ("a", "b")]
+            assert [successor] * 2 == [end.pid for end in ends]
+            assert eventually(lambda: nothing_is_left(tmp_path))
+            other.finish()
+
+
+# --- a parent that does nothing ---
+
+
+def trusted_until(runtime: Path) -> list[float]:
+    """Until when each process trusts its leases, the latest last."""
+    readings = [read_page(str(path)) for path in runtime.glob("*/page-*")]
+    return sorted(reading.trusted_until for reading in readings if reading is not None)
+
+
+def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(
+    longwatch_bin: Path, tmp_path: Path, runtime: Path
+) -> None:
+    """Its processes renew for themselves."""
+    with worked(longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime), "THRESHOLD": "5"}) as run:
+        run.joined("worker-1", "worker-2")
+        assert eventually(lambda: all(trusted_until(runtime))), "it has renewed; stopped in that it would hold the SQLite file"
+        send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
+        run.notes.until("begin", "a")
+        run.signal(signal.SIGSTOP)
+        over = time.monotonic() + LEASE
+        try:
+            assert eventually(lambda: time.monotonic() > over, 2 * PATIENCE)
+            assert trusted_until(runtime)[-1] > over
+        finally:
+            run.signal(signal.SIGCONT)
+        (tmp_path / "go").touch()
+        run.notes.until("end", "a")
+        assert eventually(lambda: nothing_is_left(tmp_path))
+        run.finish()
+    assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
+    assert [] == [*run.told("worker_stalled"), *run.told("unexpected_exit"), *run.told("health_check_restart")]

@@ -1,0 +1,110 @@
+"""Processes replaced one after another while messages keep coming: none lost, none settled twice, none the worse for it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postgres_server import shared_server
+from supervised import eventually
+from upheld import FROM_SOURCE, Facts
+from worked import AHEAD, Sender, Worked, drained, migrated, most_down, sending, store_url, worked, write_app
+
+NAMES = ("worker-1", "worker-2", "worker-3")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Facts]:
+    """The command, and where the messages are. The wheel's environment has no driver for PostgreSQL."""
+    write_app(tmp_path)
+    if request.param == "sqlite":
+        yield {"longwatch": request.getfixturevalue("longwatch_bin"), "env": {"STORE": store_url(tmp_path), "SLOTS": "2"}}
+        return
+    with shared_server().database() as url:
+        yield {**FROM_SOURCE, "env": {"STORE": migrated(url), "SLOTS": "2"}}
+
+
+def test_a_rolling_restart_under_load_costs_no_message_anything(tmp_path: Path, place: Facts) -> None:
+    longwatch, url = place.pop("longwatch"), place["env"]["STORE"]
+    with worked(longwatch, tmp_path, "--processes", "3", **place) as run, sending(url) as mailbox:
+        run.joined(*NAMES)
+        sender = Sender(mailbox, run.notes)
+        with sender.sending():
+            assert eventually(lambda: len(run.notes.all("end")) > AHEAD)
+            run.signal(signal.SIGHUP)
+            for name in NAMES:
+                run.heard("worker_joined", program=name, times=2)
+        assert eventually(lambda: drained(mailbox))
+        assert eventually(lambda: run.metric("longwatch_mailbox_acked_total", loop="jobs") == len(sender.sent))
+        spent = [run.metric(f"longwatch_mailbox_{what}_total", loop="jobs") for what in ("nacked", "dead_lettered", "refused")]
+        dead = mailbox.stats().dead
+        run.finish()
+    assert sorted(sender.sent) == sorted(note.job for note in run.notes.all("begin"))
+    assert sorted(sender.sent) == sorted(note.job for note in run.notes.all("end"))
+    assert {(0, 0)} == {(note.failures, note.crashes) for note in run.notes.all("begin")}
+    assert ([None] * 3, 0) == (spent, dead)
+    assert [2] * 3 == [len(run.records("program_started", program=name)) for name in NAMES]
+    assert 1 == most_down(run.told())
+    assert {"exit 0"} == {record["cause"] for record in run.told("stopped")}
+
+
+def test_a_second_round_waits_until_the_first_is_over(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined("worker-1", "worker-2")
+        run.signal(signal.SIGHUP)
+        run.heard("program_stopping", program="worker-1")
+        run.signal(signal.SIGHUP)
+        run.heard("worker_joined", program="worker-2", times=2)
+        first = [len(run.records("program_started", program=name)) for name in ("worker-1", "worker-2")]
+        assert eventually(lambda: again(run)), "once it is over, another one may come"
+        run.heard("worker_joined", program="worker-1", times=3)
+        run.finish()
+    assert [2, 2] == first
+    assert 1 == most_down(run.told())
+
+
+def again(run: Worked) -> bool:
+    """Whether another round has begun."""
+    if len([each for each in run.logged("program_stopping") if each["program"] == "worker-1"]) > 1:
+        return True
+    run.signal(signal.SIGHUP)
+    return False
+
+
+BREAKS = "if sys.argv[1:2] == ['run'] and os.path.exists('broken'):\n    sys.exit(3)\n"
+
+
+def test_when_one_does_not_come_up_again_the_others_are_left_as_they_are(longwatch_bin: Path, tmp_path: Path) -> None:
+    write_app(tmp_path, BREAKS)
+    with worked(longwatch_bin, tmp_path, "--processes", "3") as run, sending(store_url(tmp_path)) as mailbox:
+        run.joined(*NAMES)
+        (tmp_path / "broken").touch()
+        run.signal(signal.SIGHUP)
+        run.heard("unexpected_exit", program=NAMES[0])
+        mailbox.send({"id": "a", "do": "done"})
+        run.notes.until("end", "a")
+        (tmp_path / "broken").unlink()
+        run.heard("worker_joined", program=NAMES[0], times=2)
+        run.finish()
+    assert [1, 1] == [len(run.records("program_started", program=name)) for name in NAMES[1:]]
+
+
+def test_what_is_in_flight_is_finished_before_its_process_is_replaced(longwatch_bin: Path, tmp_path: Path) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "3") as run, sending(store_url(tmp_path)) as mailbox:
+        pids = run.joined(*NAMES)
+        mailbox.send_many([{"id": name, "do": "wait", "until": f"go-{name}"} for name in "abc"])
+        firsts = {name: run.notes.until("begin", name).pid for name in "abc"}
+        assert sorted(pids) == sorted(firsts.values())
+        run.signal(signal.SIGHUP)
+        for number, name in enumerate(NAMES):
+            run.heard("program_stopping", program=name)
+            [job] = [job for job, pid in firsts.items() if pid == pids[number]]
+            (tmp_path / f"go-{job}").touch()
+            assert pids[number] == run.notes.until("end", job).pid
+            run.heard("worker_joined", program=name, times=2)
+        run.finish()
+    assert [(1, 0, 0)] * 3 == [note[3:] for note in run.notes.all("end")]
+    assert 1 == most_down(run.told())

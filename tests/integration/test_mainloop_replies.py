@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_rig import PATIENCE
+from longwatch.core.events import ReplyFailed, RowsSettled, SettlementRefused, WorkFailed
+from longwatch.errors import CancelledError, PermanentError
+from longwatch.mailbox import Limits, Mailbox, open_mailbox
+from longwatch.mailbox.memory import MemoryStore
+from longwatch.runtime import MainLoopContext, MainLoopRequest, MainLoopResult
+from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.sqlite import SqliteDatabase
+from longwatch.testing import FakeClock, RecordingObserver
+from loop_rig import GatedLoop, await_that, looping, results
+from postgres_server import shared_server
+from redis_server import running_server
+
+RESULT = MainLoopResult[Any]
+
+
+@dataclasses.dataclass
+class Place:
+    """A store, and how to open a mailbox there."""
+
+    store: Any
+
+    def __call__(self, name: str, body_type: Any = Any, **settings: Any) -> Mailbox[Any]:
+        return open_mailbox(self.store, name, body_type, **settings)
+
+    def lapse(self, seconds: float) -> None:
+        """So much time passes for leases."""
+        self.store.jump.lease += seconds
+
+
+def _opened(kind: str, folder: Path, closing: ExitStack) -> Any:
+    if kind == "sqlite":
+        return closing.enter_context(SqliteDatabase(folder / "m.db"))
+    if kind == "postgres":
+        url = closing.enter_context(shared_server().database())
+        return closing.enter_context(PostgresDatabase(url, auto_migrate=True))
+    return closing.enter_context(running_server()).url if kind == "redis" else MemoryStore()
+
+
+@pytest.fixture
+def open_place(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+    with ExitStack() as closing:
+        yield lambda kind: Place(_opened(kind, tmp_path, closing))
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
+def place(request: pytest.FixtureRequest, open_place: Callable[[str], Place]) -> Place:
+    """Each kind of store."""
+    return open_place(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def sql(request: pytest.FixtureRequest, open_place: Callable[[str], Place]) -> Place:
+    """Each store in which an answer and the settlement are one transaction."""
+    return open_place(request.param)
+
+
+@pytest.fixture
+def memory(open_place: Callable[[str], Place]) -> Place:
+    return open_place("memory")
+
+
+def counted(observer: RecordingObserver, what: str) -> int:
+    return sum(getattr(event, what) for event in observer.of(RowsSettled))
+
+
+# --- where an answer goes ---
+
+
+def test_the_answer_goes_to_where_the_sender_said(place: Place) -> None:
+    jobs, answers, others = place("jobs"), place("answers", RESULT), place("others", RESULT)
+    loop = GatedLoop(requests=jobs, responses=others)
+    jobs.send(MainLoopRequest("x", "request-1", trace={"traceparent": "00-1"}), reply_to=answers)
+    with looping(loop):
+        loop.next()
+        loop.answer("x", {"found": [1, 2]})
+        [result] = results(answers, 1)
+        await_that(lambda: jobs.approximate_count() == 0)
+    assert ("request-1", {"found": [1, 2]}, None, 1, {"traceparent": "00-1"}) == (
+        result.request_id,
+        result.output,
+        result.error,
+        result.attempt,
+        result.trace,
+    )
+    assert (0, 0, 1) == (others.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+
+
+def test_else_it_goes_to_the_responses_of_the_loop(memory: Place) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    sent = jobs.send("x")
+    loop.answer("x", "y")
+    with looping(loop):
+        [result] = results(responses, 1)
+    assert (sent, "y") == (result.request_id, result.output)
+
+
+def test_else_it_goes_nowhere_and_the_message_is_done(memory: Place) -> None:
+    jobs = memory("jobs")
+    loop = GatedLoop(requests=jobs)
+    jobs.send("x")
+    loop.answer("x", object())
+    loop.run(max_iterations=1)
+    assert (0, 0, 1) == (jobs.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+
+
+def test_no_output_is_an_answer_too(memory: Place) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    loop.answer("x", None)
+    with looping(loop):
+        [result] = results(responses, 1)
+    assert (None, True) == (result.output, result.ok)
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_an_async_handler_is_answered_for_in_the_same_way(memory: Place, is_final: bool) -> None:  # noqa: FBT001 - how it ends
+    class Async(GatedLoop):
+        async def handle(self, request: Any, context: MainLoopContext) -> Any:
+            await asyncio.sleep(0)
+            if is_final:
+                raise PermanentError("never")
+            return request.upper()
+
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    jobs.send("x")
+    with looping(Async(requests=jobs, responses=responses)):
+        [result] = results(responses, 1)
+    expected = (None, "PermanentError: never") if is_final else ("X", None)
+    assert expected == (result.output, result.error)
+
+
+def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(memory: Place, tmp_path: Path) -> None:
+    with SqliteDatabase(tmp_path / "m.db") as database:
+        jobs, responses = open_mailbox(database, "jobs"), memory("responses", RESULT)
+        loop = GatedLoop(requests=jobs, responses=responses)
+        jobs.send("x")
+        loop.open("x")
+        loop.run(max_iterations=1)
+        assert (["x"], 0, 1) == (
+            [result.output for result in results(responses, 1)],
+            jobs.approximate_count(),
+            counted(loop.observer, "done"),
+        )
+
+
+# --- one transaction ---
+
+
+def test_whoever_has_lost_the_lease_before_it_is_settled_sends_nothing(sql: Place) -> None:
+    jobs, responses = sql("jobs"), sql("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    with looping(loop, visibility_timeout=300):
+        loop.next()
+        sql.lapse(301)
+        [taken] = jobs.receive(wait_time_seconds=PATIENCE)
+        loop.answer("x", "late")
+        loop.observer.wait_for(SettlementRefused)
+        taken.acknowledge()
+    assert (0, 0, 1) == (responses.approximate_count(), counted(loop.observer, "done"), counted(loop.observer, "refused"))
+
+
+@pytest.mark.parametrize("error", [PermanentError("never"), ValueError("the last one")])
+def test_neither_does_it_send_what_went_wrong(sql: Place, error: Exception) -> None:
+    jobs, responses = sql("jobs", limits=Limits(max_failures=1)), sql("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    with looping(loop, visibility_timeout=300):
+        loop.next()
+        sql.lapse(301)
+        [taken] = jobs.receive(wait_time_seconds=PATIENCE)
+        loop.fail("x", error)
+        loop.observer.wait_for(SettlementRefused)
+        taken.acknowledge()
+    assert (0, 0) == (responses.approximate_count(), len(jobs.dead))
+
+
+def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unharmed(sql: Place) -> None:
+    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=Limits(max_size=1))
+    loop = GatedLoop(requests=jobs, responses=responses)
+    responses.send(MainLoopResult("another"))
+    jobs.send("x")
+    with looping(loop):
+        loop.next()
+        loop.open("x")
+        assert "MailboxFullError" in loop.observer.wait_for(ReplyFailed).error
+        second = loop.next().context
+        assert (2, 0) == (second.attempt, second._work.leased.failures)
+        assert ["another"] == [result.request_id for result in results(responses, 1)]
+        loop.open("x")
+        assert [(2, "x")] == [(result.attempt, result.output) for result in results(responses, 1)]
+    assert (0, 0, 1) == (jobs.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+
+
+def test_in_memory_too_an_answer_that_cannot_be_sent_leaves_its_message(memory: Place) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT, limits=Limits(max_size=1))
+    loop = GatedLoop(requests=jobs, responses=responses)
+    responses.send(MainLoopResult("another"))
+    jobs.send("x")
+    with looping(loop):
+        loop.next()
+        loop.open("x")
+        loop.observer.wait_for(ReplyFailed)
+        assert 2 == loop.next().context.attempt
+
+
+def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_path: Path) -> None:
+    with SqliteDatabase(tmp_path / "m.db") as here, SqliteDatabase(tmp_path / "m.db") as there:
+        jobs, responses = open_mailbox(here, "jobs"), open_mailbox(there, "responses", RESULT)
+        loop = GatedLoop(requests=jobs, responses=responses)
+        jobs.send("x")
+        with looping(loop, visibility_timeout=300):
+            loop.next()
+            here.jump.lease = 301
+            [taken] = jobs.receive(wait_time_seconds=PATIENCE)
+            loop.open("x")
+            loop.observer.wait_for(SettlementRefused)
+            taken.acknowledge()
+        assert 0 == responses.approximate_count()
+
+
+def test_answers_are_counted_as_done_also_those_of_the_end(sql: Place) -> None:
+    """They are settled with their answer, not by the engine: nothing may be traded any more when the last of them is done."""
+    jobs, responses = sql("jobs"), sql("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses, concurrency=3)
+    jobs.send_many(range(3))
+    with looping(loop):
+        for _ in range(3):
+            loop.next()
+        loop.drain()
+        loop.open(0, 1, 2)
+    assert (3, 3) == (len(results(responses, 3)), counted(loop.observer, "done"))
+    assert 3 == sum(len(event.lasted) for event in loop.observer.of(RowsSettled))
+
+
+@pytest.mark.parametrize("error", [None, PermanentError("never")])
+def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(place: Place, error: Exception | None) -> None:
+    jobs, responses = place("jobs"), place("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    with looping(loop):
+        loop.next().context._work.lose_lease()
+        loop.drain()
+        loop.open("x") if error is None else loop.fail("x", error)
+        await_that(lambda: jobs.stats().leased == 0)
+    assert (1, 0, 0, 0) == (jobs.stats().ready, len(jobs.dead), responses.approximate_count(), counted(loop.observer, "done"))
+
+
+# --- what went wrong ---
+
+
+def test_a_failure_is_told_to_the_sender_only_when_it_was_the_last(place: Place) -> None:
+    jobs, answers = place("jobs", limits=Limits(max_failures=3)), place("answers", RESULT)
+    loop = GatedLoop(requests=jobs)
+    jobs.send(MainLoopRequest("x", "request-1"), reply_to=answers)
+    with looping(loop):
+        for attempt in (1, 2, 3):
+            assert (attempt, 0) == (loop.next().context.attempt, answers.approximate_count())
+            loop.fail("x", ValueError(f"broken {attempt}"))
+        [result] = results(answers, 1)
+        await_that(lambda: len(jobs.dead) == 1)
+    assert ("request-1", None, "ValueError: broken 3", 3) == (result.request_id, result.output, result.error, result.attempt)
+    assert (0, ["failed"]) == (answers.approximate_count(), [dead.reason for dead in jobs.dead])
+    assert (3, 3) == (counted(loop.observer, "failed"), len(loop.observer.of(WorkFailed)))
+
+
+def test_a_failure_that_is_followed_by_a_success_is_told_to_nobody(memory: Place) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    with looping(loop):
+        loop.next()
+        loop.fail("x", ValueError("once"))
+        loop.next()
+        loop.open("x")
+        assert [(None, 2)] == [(result.error, result.attempt) for result in results(responses, 1)]
+    assert 0 == responses.approximate_count()
+
+
+def test_a_permanent_error_is_told_to_the_sender_at_once(place: Place) -> None:
+    jobs, answers = place("jobs"), place("answers", RESULT)
+    loop = GatedLoop(requests=jobs)
+    jobs.send("x", reply_to=answers)
+    with looping(loop):
+        loop.next()
+        loop.fail("x", PermanentError("never"))
+        [result] = results(answers, 1)
+        await_that(lambda: len(jobs.dead) == 1)
+    assert ("PermanentError: never", 1) == (result.error, result.attempt)
+    assert (["permanent"], 1) == ([dead.reason for dead in jobs.dead], counted(loop.observer, "dead"))
+
+
+def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(sql: Place) -> None:
+    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=Limits(max_size=1))
+    loop = GatedLoop(requests=jobs, responses=responses)
+    responses.send(MainLoopResult("another"))
+    jobs.send("x")
+    with looping(loop):
+        loop.next()
+        loop.fail("x", PermanentError("never"))
+        loop.observer.wait_for(ReplyFailed)
+        await_that(lambda: len(jobs.dead) == 1)
+    assert 1 == responses.approximate_count()
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "dead"),
+    [(CancelledError("shutdown"), 0, 0), (ValueError("because of that"), 0, 0), (PermanentError("never"), 1, 1)],
+)
+def test_of_work_that_was_told_to_stop_only_what_is_permanent_is_told(
+    memory: Place, error: Exception, told: int, dead: int
+) -> None:
+    jobs, responses = memory("jobs", limits=Limits(max_failures=1)), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    with looping(loop):
+        loop.next().context.cancel.cancel("shutdown")
+        loop.drain()
+        loop.fail("x", error)
+        await_that(lambda: jobs.stats().leased == 0)
+    assert (told, dead, 1 - dead) == (responses.approximate_count(), len(jobs.dead), jobs.stats().ready)
+
+
+@pytest.mark.parametrize("output", [object(), {"a": float("nan")}, "x" * 2_000_000, {1: threading.Lock()}])
+def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of_the_message(memory: Place, output: Any) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses, name="pages")
+    jobs.send("x")
+    loop.answer("x", output)
+    with looping(loop):
+        [result] = results(responses, 1)
+        await_that(lambda: len(jobs.dead) == 1)
+    [dead] = jobs.dead
+    start = f"PermanentError: the output of pages, of type {type(output).__name__}, cannot be sent"
+    assert (True, True, "permanent") == ((result.error or "").startswith(start), (dead.error or "").startswith(start), dead.reason)
+
+
+def test_an_output_that_does_not_fit_the_type_of_the_responses_is_one_too(memory: Place) -> None:
+    jobs, responses = memory("jobs"), memory("responses", MainLoopResult[int])
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    loop.answer("x", "no number")
+    with looping(loop):
+        [result] = results(responses, 1)
+    assert "cannot be sent" in (result.error or "")
+
+
+def iter_nothing() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_as_the_output_of_the_last_try_is_told(memory: Place, is_async: bool) -> None:  # noqa: FBT001 - by which way
+    class Async(GatedLoop):
+        async def handle(self, request: Any, context: MainLoopContext) -> Any:
+            return iter_nothing()
+
+    jobs, responses = memory("jobs", limits=Limits(max_failures=1)), memory("responses", RESULT)
+    loop = (Async if is_async else GatedLoop)(requests=jobs, responses=responses)
+    jobs.send("x")
+    loop.answer("x", iter_nothing())
+    with looping(loop):
+        [result] = results(responses, 1)
+    assert "the handler is a generator" in (result.error or "")
+
+
+# --- deadlines ---
+
+
+def test_a_request_whose_deadline_has_passed_is_answered_without_being_worked_on(place: Place) -> None:
+    jobs, answers = place("jobs"), place("answers", RESULT)
+    loop = GatedLoop(requests=jobs)
+    jobs.send(MainLoopRequest("x", "request-1", deadline=datetime.now(UTC) - timedelta(seconds=1)), reply_to=answers)
+    with looping(loop):
+        [result] = results(answers, 1)
+        await_that(lambda: jobs.approximate_count() == 0)
+    assert ("request-1", None, True) == (result.request_id, result.output, (result.error or "").startswith("deadline_exceeded"))
+    assert (0, True) == (len(jobs.dead), loop.began.empty())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
+def test_with_nobody_to_answer_it_is_a_dead_letter(open_place: Callable[[str], Place], kind: str) -> None:
+    jobs = open_place(kind)("jobs")
+    loop = GatedLoop(requests=jobs)
+    jobs.send(MainLoopRequest("x", deadline=datetime.now(UTC) - timedelta(seconds=1)))
+    loop.run(max_iterations=1)
+    [dead] = jobs.dead
+    assert ("expired", True, True) == (dead.reason, (dead.error or "").startswith("deadline_exceeded"), loop.began.empty())
+
+
+def test_a_handler_is_told_its_deadline_and_that_it_has_passed(memory: Place) -> None:
+    clock = FakeClock(wall=datetime(2031, 5, 6, 12, tzinfo=UTC).timestamp())
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    loop = GatedLoop(requests=jobs, responses=responses, clock=clock)
+    jobs.send(MainLoopRequest("x", deadline=datetime(2031, 5, 6, 12, 1, tzinfo=UTC)))
+    with looping(loop):
+        context = loop.next().context
+        seen = [(context.deadline.remaining(), context.cancelled)]
+        clock.jump_wall(3600)
+        seen.append((context.deadline.remaining(), context.cancelled))
+        clock.await_parked(4)
+        clock.advance(60.0)
+        seen.append((context.deadline.remaining(), context.cancelled))
+        assert [(60.0, False), (60.0, False), (0.0, True)] == seen
+        loop.open("x")
+        assert ["x"] == [result.output for result in results(responses, 1)]

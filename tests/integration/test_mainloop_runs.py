@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_rig import PATIENCE
+from longwatch.core.events import (
+    Events,
+    SourceFailed,
+    SourceRecovered,
+)
+from longwatch.errors import (
+    ServiceStateError,
+    ShutdownTimeoutError,
+    StoreMisplacedError,
+    StoreUnreachableError,
+)
+from longwatch.mailbox import Mailbox, open_mailbox
+from longwatch.mailbox.memory import MemoryStore
+from longwatch.runtime import MainLoop, MainLoopContext
+from longwatch.store.sqlite import SqliteDatabase
+from longwatch.testing import FakeClock
+from loop_rig import (
+    AT_ONCE,
+    LOOP_RESTING,
+    GatedLoop,
+    Running,
+    await_that,
+    looping,
+    pass_time,
+)
+from redis_server import RedisServer
+
+
+class Function(MainLoop[Any, Any]):
+    """A loop over a plain function."""
+
+    def __init__(self, work: Callable[[Any, MainLoopContext], Any], **settings: Any) -> None:
+        self._function = work
+        super().__init__(**{"retry": AT_ONCE, "events": Events(), **settings})
+
+    def handle(self, request: Any, context: MainLoopContext) -> Any:
+        return self._function(request, context)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    with SqliteDatabase(tmp_path / "m.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def mailbox() -> Mailbox[Any]:
+    return open_mailbox(MemoryStore(), "jobs")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+# --- how a run ends ---
+
+
+@pytest.mark.parametrize("polls", [1, 3])
+def test_after_so_many_polls_it_ends_and_no_message_more_is_taken(database: SqliteDatabase, polls: int) -> None:
+    mailbox, seen = open_mailbox(database, "jobs"), list[int]()
+    mailbox.send_many(range(5))
+    Function(lambda request, context: seen.append(request), requests=mailbox).run(max_iterations=polls)
+    assert (list(range(polls)), 5 - polls) == (seen, mailbox.stats().ready)
+
+
+def test_no_polls_no_run(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+    mailbox.send(1)
+    Running(lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=0)).end()
+    assert 1 == mailbox.stats().ready
+
+
+def test_a_poll_without_a_message_lasts_as_long_as_it_may_wait(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+    running = Running(lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=2, wait_time_seconds=20))
+    pass_time(clock, 39.0)
+    assert not running.over
+    clock.advance(1.0, parked=0)
+    running.end()
+
+
+def test_a_poll_that_may_not_wait_ends_at_once(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+    GatedLoop(requests=mailbox, clock=clock).run(max_iterations=3, wait_time_seconds=0)
+
+
+def test_a_shutdown_wakes_a_long_poll_and_waits_for_the_end(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+    loop = GatedLoop(requests=mailbox, clock=clock)
+    running = Running(lambda: loop.run(wait_time_seconds=1000))
+    clock.await_parked(LOOP_RESTING)
+    seen = [loop.running, loop.shutdown(), loop.running]
+    assert [True, True, False] == seen
+    running.end()
+
+
+def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox, concurrency=2)
+    mailbox.send_many(["a", "b", "never received"])
+    running, stopped = Running(loop.run), queue.SimpleQueue[bool]()
+    loop.next(), loop.next()
+    stopping = Running(lambda: stopped.put(loop.shutdown()))
+    await_that(lambda: loop._turns.present is not None and loop._turns.present.told)
+    loop.open("a", "b")
+    stopping.end()
+    running.end()
+    assert (True, (1, 0)) == (stopped.get(), (mailbox.stats().ready, mailbox.stats().leased))
+    assert ["never received"] == [message.body for message in mailbox.receive()]
+
+
+def test_a_closed_mailbox_ends_the_run_after_what_is_in_flight(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send_many(["a", "b"])
+    running = Running(loop.run)
+    loop.next()
+    mailbox.close()
+    loop.open("a")
+    running.end()
+    assert 1 == mailbox.stats().ready
+
+
+def test_a_mailbox_that_was_closed_before_ends_it_at_once(mailbox: Mailbox[Any]) -> None:
+    mailbox.close()
+    GatedLoop(requests=mailbox).run()
+
+
+def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next_does_not(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send("x")
+    assert loop.shutdown()
+    loop.run()
+    assert 1 == mailbox.stats().ready
+    with looping(loop):
+        assert "x" == loop.next().request
+
+
+def test_a_shutdown_of_a_finished_loop_is_nothing_and_it_can_run_again(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox)
+    loop.open_for_all()
+    for _ in range(3):
+        mailbox.send("x")
+        loop.run(max_iterations=1)
+        assert (True, False) == (loop.shutdown(), loop.running)
+    assert 3 == loop.began.qsize()
+
+
+def test_it_runs_once_at_a_time(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox, name="pages")
+    with looping(loop):
+        await_that(lambda: loop.running)
+        with pytest.raises(ServiceStateError, match="pages is running already"):
+            loop.run()
+
+
+def test_leaving_its_context_shuts_it_down(mailbox: Mailbox[Any]) -> None:
+    with GatedLoop(requests=mailbox) as loop:
+        running = Running(loop.run)
+        await_that(lambda: loop.running)
+    running.end()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_shuts_its_own_loop_down_does_not_wait_for_itself(mailbox: Mailbox[Any], is_async: bool) -> None:  # noqa: FBT001 - which kind
+    answers: list[bool] = []
+
+    def work(request: Any, context: MainLoopContext) -> None:
+        answers.append(loop.shutdown())
+
+    async def work_async(request: Any, context: MainLoopContext) -> None:
+        work(request, context)
+
+    loop = Function(work_async if is_async else work, requests=mailbox)
+    mailbox.send("x")
+    Running(loop.run).end()
+    assert ([False], 0) == (answers, mailbox.approximate_count())
+
+
+def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mailbox[Any]) -> None:
+    loop = GatedLoop(requests=mailbox, name="pages")
+    mailbox.send("x")
+    running = Running(loop.run)
+    loop.next()
+    assert not loop.shutdown(timeout=0.0)
+    with pytest.raises(ShutdownTimeoutError, match="pages was still busy"):
+        running.end()
+    loop.open("x")
+    await_that(lambda: mailbox.approximate_count() == 0)
+
+
+# --- a store that is not there ---
+
+
+def test_a_store_that_is_not_there_at_the_start_is_waited_for(mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    enter, failures = mailbox.backend.enter, iter([StoreUnreachableError("down")] * 3)
+
+    def failing(*given: Any, **named: Any) -> int:
+        for error in failures:
+            raise error
+        return enter(*given, **named)
+
+    monkeypatch.setattr(mailbox.backend, "enter", failing)
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send("x")
+    with looping(loop):
+        assert "x" == loop.next().request
+    assert ("enter", 3) == (loop.observer.wait_for(SourceFailed).call, loop.observer.wait_for(SourceRecovered).failures)
+
+
+def test_while_its_store_is_not_there_a_loop_beats_and_can_be_told_to_stop(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+    def down(*given: Any, **named: Any) -> int:
+        raise StoreUnreachableError("down")
+
+    mailbox.backend.enter = down  # type: ignore[method-assign]
+    loop = GatedLoop(requests=mailbox, clock=clock)
+    running = Running(loop.run)
+    clock.await_parked(1)
+    clock.advance(100.0)
+    assert 2.0 >= loop.heartbeat.elapsed()
+    assert loop.shutdown()
+    running.end()
+
+
+def test_a_store_that_will_never_be_there_is_an_error(tmp_path: Path) -> None:
+    loop = GatedLoop(requests=open_mailbox(f"sqlite:///{tmp_path}/missing/m.db", "jobs"))
+    with pytest.raises(StoreMisplacedError):
+        loop.run()
+    assert not loop.running
+
+
+def test_a_server_may_be_down_at_the_start_and_in_between(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    mailbox = open_mailbox(server.url, "jobs")
+    loop = GatedLoop(requests=mailbox)
+    try:
+        with looping(loop) as running:
+            loop.observer.wait_for(SourceFailed)
+            for body in ("first", "second"):
+                server.start()
+                mailbox.send(body)
+                assert body == loop.next().request
+                loop.open(body)
+                await_that(lambda: mailbox.approximate_count() == 0)
+                server.stop()
+            assert not running.over
+            server.start()
+    finally:
+        server.kill()
+
+
+def test_a_receive_that_raises_does_not_end_the_loop(mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, errors = mailbox.backend.exchange, iter([StoreUnreachableError("down"), ValueError("a driver's own"), SystemExit(1)])
+
+    def failing(*given: Any, **named: Any) -> Any:
+        for error in errors:
+            raise error
+        return exchange(*given, **named)
+
+    monkeypatch.setattr(mailbox.backend, "exchange", failing)
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send("x")
+    with looping(loop):
+        assert "x" == loop.next().request
+    assert 3 == loop.observer.wait_for(SourceRecovered).failures
+
+
+# --- async handlers ---
+
+
+def test_an_async_handler_is_awaited_before_its_message_is_done(mailbox: Mailbox[Any]) -> None:
+    leased: list[int] = []
+
+    async def work(request: Any, context: MainLoopContext) -> None:
+        await asyncio.sleep(0)
+        leased.append(mailbox.stats().leased)
+
+    mailbox.send("x")
+    Function(work, requests=mailbox).run(max_iterations=1)
+    assert ([1], 0) == (leased, mailbox.approximate_count())
+
+
+def test_async_handlers_of_several_slots_run_side_by_side(mailbox: Mailbox[Any]) -> None:
+    together: list[Any] = []
+    all_there = asyncio.Event()
+
+    async def work(request: Any, context: MainLoopContext) -> None:
+        together.append(request)
+        if len(together) == 3:
+            all_there.set()
+        await all_there.wait()
+
+    mailbox.send_many(range(3))
+    Running(lambda: Function(work, requests=mailbox, concurrency=3).run(max_iterations=1)).end()
+    assert [0, 1, 2] == sorted(together)
+
+
+def test_shortly_before_the_end_an_async_handler_is_cancelled_and_its_message_comes_back_unharmed(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
+    began, ended = threading.Event(), list[str]()
+
+    async def work(request: Any, context: MainLoopContext) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(context.cancel.reason)
+            raise
+
+    loop = Function(work, requests=mailbox, clock=clock)
+    mailbox.send("x")
+    running = Running(loop.run)
+    assert began.wait(PATIENCE)
+    stopping = Running(lambda: loop.shutdown(timeout=30.0))
+    clock.await_parked(LOOP_RESTING + 1)
+    pass_time(clock, 28.9, loop, parked=LOOP_RESTING + 1)
+    assert [] == ended
+    clock.advance(0.2, parked=0)
+    running.end()
+    stopping.end()
+    assert ["shutdown"] == ended
+    [message] = mailbox.backend.peek(limit=1)
+    assert (1, 0, 0) == (message.deliveries, message.failures, message.crashes)

@@ -1,0 +1,669 @@
+"""The parent of worker processes: whose leases it renews, whom it finds stalled, and what becomes of what they held."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from den import eventually, gone, state
+from engine_rig import FakeSource
+from longwatch.app import overseer as module
+from longwatch.app.overseer import Overseer
+from longwatch.app.preflight import MODULE
+from longwatch.app.ward import LEASE, RENEW_EVERY, TRUST, Ward
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.endcause import EndCause
+from longwatch.core.events import (
+    Events,
+    ProgramEnded,
+    ProgramStarted,
+    ProgramStopping,
+    SourceFailed,
+    SourceRecovered,
+    WorkerJoined,
+    WorkerReleased,
+    WorkerStalled,
+)
+from longwatch.core.health import Reason
+from longwatch.errors import StoreUnreachableError
+from longwatch.host.beatpage import BeatPage
+from longwatch.host.stacks import CRASH_DIRECTORY
+from longwatch.mailbox import open_mailbox
+from longwatch.testing import FakeClock, RecordingObserver, check_service
+from snippet import Snippet, running
+
+THRESHOLD = 30.0
+SHORT = 3.0
+"""Seconds of the leases that processes take for themselves."""
+A_MOMENT = 0.1
+COMMAND = ("python", "-m", MODULE, "run", "app:group")
+
+
+class HalfFakeClock(FakeClock):
+    """Stands still but for moments: those who wait for a process to do something wait in real time. `pause` is a machine's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paused = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._paused
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        if timeout is not None and timeout < A_MOMENT:
+            return SystemClock().wait(wakeup, timeout)
+        return super().wait(wakeup, timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Time goes by, and nobody gets to do anything in it."""
+        self._paused += seconds
+
+
+@dataclass
+class Worker:
+    """A real process with a beat page in the test's hands."""
+
+    pid: int
+    page: BeatPage
+    crash_file: Path
+    owner: int = 7
+    snippet: Snippet | None = None
+
+
+class Rig:
+    """An overseer, on a clock that stands still, with sources that a test has made. What it condemns is kept with the state that
+    the process was in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = HalfFakeClock()
+        self.heard = RecordingObserver()
+        self.events = Events(self.heard)
+        self.condemned: list[tuple[int, str]] = []
+        self.sources: dict[str, FakeSource] = {}
+        self.overseer = Overseer(condemn=self._condemn, clock=self.clock, events=self.events)
+        self.events.subscribe(self.overseer.observe)
+        self.line = folder / "line"
+        self.overseer.listen(self.line)
+
+    def _condemn(self, pid: int, reason: str) -> None:
+        assert reason.startswith("no beat for ")
+        self.condemned.append((pid, state(pid)))
+
+    # --- what workers do ---
+
+    def say(self, pid: int, about: str, **facts: object) -> None:
+        self.send(json.dumps({"about": about, "pid": pid, **facts}).encode())
+
+    def send(self, data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaking:
+            speaking.sendto(data, str(self.line))
+
+    def told_to_keep(self, worker: Worker, store: str = "store", **where: str) -> None:
+        source = {"kind": "mailbox", "url": store, "name": "jobs", **where}
+        self.say(worker.pid, "leases", owner=worker.owner, page=str(worker.page.path), source=source)
+
+    def joined(self, worker: Worker, *, threshold: float | None = THRESHOLD) -> None:
+        before = len(self.heard.of(WorkerJoined))
+        self.say(worker.pid, "group", loops=["jobs"], threshold=threshold, crash_file=str(worker.crash_file))
+        assert eventually(lambda: len(self.heard.of(WorkerJoined)) > before)
+
+    def state(self, pid: int, *, samples: object = (), **facts: object) -> None:
+        self.say(pid, "state", ready=True, failing=[], samples=samples, **facts)
+
+    # --- what the supervisor tells ---
+
+    def started(self, pid: int, program: str = "jobs-1") -> None:
+        self.events.emit(ProgramStarted(program=program, pid=pid, command=COMMAND, start=1))
+
+    def ended(self, pid: int, program: str = "jobs-1") -> None:
+        facts: dict[str, Any] = {"lasted": 1.0, "restart": True, "killed": 0, "survivors": 0, "detail": ""}
+        self.events.emit(ProgramEnded(program=program, pid=pid, verdict="unexpected_exit", cause=EndCause.signal(9), **facts))
+
+    # --- what the overseer knows ---
+
+    def ward(self, pid: int) -> Ward:
+        [found] = [ward for ward in self.overseer.wards() if ward.pid == pid]
+        return found
+
+    def value(self, name: str, *labels: str) -> object:
+        values = [sample.value for sample in self.overseer.samples() if (sample.name, sample.labels) == (name, labels)]
+        return values[0] if values else None
+
+
+@pytest.fixture(autouse=True)
+def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where crash files go."""
+    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    return tmp_path / "crashes"
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        made = Rig(Path(folder))
+        monkeypatch.setattr(module, "found_source", lambda where, _: made.sources[where["url"]])
+        made.overseer.start()
+        try:
+            yield made
+        finally:
+            assert made.overseer.stop(timeout=10.0)
+
+
+@pytest.fixture
+def real_rig() -> Iterator[Rig]:
+    """One that opens the stores that it is told of."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        made = Rig(Path(folder))
+        made.overseer.start()
+        try:
+            yield made
+        finally:
+            assert made.overseer.stop(timeout=10.0)
+
+
+def page_at(folder: Path, slots: int = 2) -> BeatPage:
+    return BeatPage(folder / f"page-{secrets.token_hex(4)}", slots)
+
+
+@contextmanager
+def a_worker(rig: Rig, *, pid: int = 2_000_000_000, owner: int = 7) -> Iterator[Worker]:
+    """One that nobody has to signal: there is no such process."""
+    page = page_at(rig.folder)
+    try:
+        yield Worker(pid, page, rig.folder / "no-crash-file", owner)
+    finally:
+        page.close()
+
+
+PROCESS = """
+import json, os, sys, threading
+from longwatch.host.incarnation import Incarnation
+from longwatch.host.stacks import CrashFile
+from longwatch.mailbox import open_mailbox
+
+url, page, want = {url!r}, {page!r}, {want}
+leased, owner = [], 7
+if url:
+    backend = open_mailbox(url, "jobs").backend
+    owner = backend.enter(Incarnation.mine(), page=page)
+    leased = backend.exchange([], owner=owner, want=want, duration={short}).leased
+file = CrashFile("group")
+file.open()
+file.on_signal()
+
+def the_work():
+    print(json.dumps([os.getpid(), owner, str(file.path), [each.claim.seq for each in leased]]))
+    threading.Event().wait()
+
+the_work()
+"""
+
+
+@contextmanager
+def a_process(rig: Rig, url: str = "", *, want: int = 0) -> Iterator[tuple[Worker, list[int]]]:
+    """A real process, with real leases if there is a store; the rows that it has."""
+    page = page_at(rig.folder, max(want, 1))
+    with running(PROCESS.format(url=url, page=str(page.path), want=want, short=SHORT)) as snippet:
+        pid, owner, crash_file, rows = json.loads(snippet.line())
+        try:
+            yield Worker(pid, page, Path(crash_file), owner, snippet), rows
+        finally:
+            page.close()
+
+
+# --- renewing ---
+
+
+def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page_says_until_when_to_trust(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    asked: list[float] = []
+    source.faults["renew"] = lambda: asked.append(rig.clock.monotonic())
+    with a_worker(rig) as worker:
+        began = rig.clock.monotonic()
+        rig.started(worker.pid)
+        rig.told_to_keep(worker)
+        assert eventually(lambda: worker.page.trusted_until == began + LEASE * TRUST)
+        rig.clock.advance(60.0, parked=2)
+        assert began == asked[0]
+        assert max(later - earlier for earlier, later in pairwise(asked)) <= RENEW_EVERY
+        assert rig.clock.monotonic() - asked[-1] <= RENEW_EVERY
+        assert asked[-1] + LEASE * TRUST == worker.page.trusted_until
+
+
+def renewals(source: FakeSource) -> int:
+    return source.calls.count("renew")
+
+
+def is_renewed_no_more(rig: Rig, source: FakeSource) -> bool:
+    before = renewals(source)
+    rig.clock.advance(30.0, parked=2)
+    return before == renewals(source)
+
+
+def test_leases_that_are_over_or_whose_process_has_ended_are_renewed_no_more(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    with a_worker(rig, owner=1) as one, a_worker(rig, pid=2_000_000_001, owner=2) as two:
+        for worker in (one, two):
+            rig.started(worker.pid)
+            rig.told_to_keep(worker)
+        source.await_calls("renew", 2)
+        rig.say(one.pid, "leases_over", owner=one.owner)
+        assert eventually(lambda: not rig.ward(one.pid).kept)
+        rig.ended(two.pid)
+        source.await_calls("sweep", 1)
+        assert eventually(lambda: is_renewed_no_more(rig, source))
+
+
+def test_a_store_that_does_not_answer_holds_up_nobody_elses_leases(rig: Rig) -> None:
+    slow, quick = rig.sources["slow"], rig.sources["quick"] = FakeSource(), FakeSource()
+    go_on = Wakeup()
+    slow.faults["renew"] = lambda: go_on.block(30.0)
+    with a_worker(rig, owner=1) as one, a_worker(rig, pid=2_000_000_001, owner=2) as two:
+        for worker, store in ((one, "slow"), (two, "quick")):
+            rig.started(worker.pid)
+            rig.told_to_keep(worker, store)
+        slow.await_calls("renew", 1)
+        quick.await_calls("renew", 1)
+        try:
+            rig.clock.advance(10.0, parked=2)
+            quick.await_calls("renew", 3)
+            assert 1 == renewals(slow)
+        finally:
+            go_on.set()
+
+
+def test_a_renewal_that_fails_is_told_and_tried_again_long_before_trust_ends(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+
+    def refuse() -> None:
+        raise StoreUnreachableError("no answer")
+
+    source.faults["renew"] = refuse
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        rig.told_to_keep(worker)
+        rig.heard.wait_for(SourceFailed)
+        rig.clock.advance(3.0, parked=2)
+        assert 2 <= renewals(source) <= 6, "spaced by a backoff"
+        assert 0.0 == worker.page.trusted_until
+        del source.faults["renew"]
+        rig.clock.advance(3.0, parked=2)
+        rig.heard.wait_for(SourceRecovered)
+        assert worker.page.trusted_until > rig.clock.monotonic()
+
+
+# --- stalls ---
+
+
+def silent_for(rig: Rig, seconds: float, *, parked: int = 2) -> None:
+    rig.clock.advance(seconds, parked=parked)
+
+
+def watched(rig: Rig, worker: Worker, **facts: Any) -> None:
+    rig.started(worker.pid)
+    rig.told_to_keep(worker)
+    rig.joined(worker, **facts)
+    rig.clock.await_parked(2)
+
+
+def test_one_that_gives_no_beat_for_the_threshold_is_stopped_with_its_stacks_saved_and_then_condemned(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    with a_process(rig) as (worker, _):
+        watched(rig, worker)
+        worker.page.beat_engine(rig.clock.monotonic())
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        silent_for(rig, THRESHOLD)
+        assert [] == rig.condemned
+        silent_for(rig, 2.0)
+        stalled = rig.heard.wait_for(WorkerStalled)
+        assert eventually(lambda: rig.condemned != [])
+        assert [(worker.pid, "T")] == rig.condemned
+        assert Reason.STALE is rig.ward(worker.pid).reason
+        assert is_renewed_no_more(rig, source), "its leases are left to whoever comes next"
+        assert 1 == len(rig.condemned), "once is enough"
+    assert ("jobs-1", worker.pid, THRESHOLD) == (stalled.program, stalled.pid, stalled.threshold)
+    assert (11,) == stalled.rows
+    saved = Path(stalled.stacks).read_text()
+    assert f"jobs-1 (pid {worker.pid}) gave no beat for 3" in saved
+    assert "in the_work" in saved
+    assert 1 == rig.value("longwatch_worker_stalls_total", "jobs-1")
+
+
+def test_beats_of_the_work_or_no_work_at_all_are_no_stall(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        watched(rig, worker)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        for _ in range(8):
+            silent_for(rig, THRESHOLD / 2)
+            worker.page.beat(0, rig.clock.monotonic())
+            worker.page.beat_engine(rig.clock.monotonic())
+        worker.page.end(0)
+        for _ in range(4):
+            silent_for(rig, THRESHOLD / 2)
+            worker.page.beat_engine(rig.clock.monotonic())
+        assert [] == rig.heard.of(WorkerStalled)
+
+
+def test_a_loop_that_does_not_turn_is_a_stall_and_no_row_is_to_blame(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        watched(rig, worker)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        worker.page.beat_engine(rig.clock.monotonic())
+        silent_for(rig, THRESHOLD / 2)
+        worker.page.beat(0, rig.clock.monotonic())
+        silent_for(rig, THRESHOLD / 2 + 2.0)
+        assert () == rig.heard.wait_for(WorkerStalled).rows
+        assert eventually(lambda: rig.condemned != [])
+
+
+def test_without_a_watchdog_nobody_is_stalled(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        watched(rig, worker, threshold=None)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        silent_for(rig, 10 * THRESHOLD)
+        assert [] == rig.heard.of(WorkerStalled)
+
+
+def test_after_a_pause_of_the_whole_machine_everybody_gets_another_round_to_beat(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        watched(rig, worker)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        rig.clock.pause(10 * THRESHOLD)
+        silent_for(rig, 1.0)
+        assert [] == rig.heard.of(WorkerStalled)
+        worker.page.beat(0, rig.clock.monotonic())
+        silent_for(rig, THRESHOLD)
+        assert [] == rig.heard.of(WorkerStalled)
+        silent_for(rig, 2.0)
+        rig.heard.wait_for(WorkerStalled)
+        assert eventually(lambda: rig.condemned != [])
+
+
+def test_one_whose_crash_file_is_gone_is_condemned_all_the_same(rig: Rig, crashes: Path) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_process(rig) as (worker, _):
+        watched(rig, worker)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        worker.crash_file.unlink()
+        crashes.rmdir()
+        silent_for(rig, THRESHOLD + 2.0)
+        assert eventually(lambda: rig.condemned != [])
+        assert [(worker.pid, "T")] == rig.condemned
+
+
+def test_one_that_ends_while_its_stacks_are_saved_is_condemned_to_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+
+        def end_meanwhile(*_: object) -> None:
+            rig.ended(worker.pid)
+            assert eventually(lambda: "sweep" in rig.sources["store"].calls)
+
+        monkeypatch.setattr(module, "save_stacks", end_meanwhile)
+        watched(rig, worker)
+        worker.page.begin(0, 11, rig.clock.monotonic())
+        silent_for(rig, THRESHOLD + 2.0)
+        rig.heard.wait_for(WorkerStalled)
+        assert eventually(lambda: rig.condemned != [])
+        assert [] == rig.overseer.wards()
+
+
+# --- what was held ---
+
+
+def crashes_of(url: str) -> dict[str, int]:
+    """What is held against the messages that wait."""
+    mailbox = open_mailbox(url, "jobs")
+    try:
+        return {each.body.decode(): each.crashes for each in mailbox.backend.peek(limit=10)}
+    finally:
+        mailbox.close()
+
+
+def sent(rig: Rig, *bodies: int) -> str:
+    """The URL of a store with these messages."""
+    url = f"sqlite:///{rig.folder}/jobs.db"
+    mailbox = open_mailbox(url, "jobs")
+    mailbox.send_many(list(bodies))
+    mailbox.close()
+    return url
+
+
+@contextmanager
+def holding(rig: Rig, *bodies: int) -> Iterator[tuple[str, Worker, list[int]]]:
+    """A real process that has leases of these messages, in a real store."""
+    url = sent(rig, *bodies)
+    with a_process(rig, url, want=len(bodies)) as (worker, rows):
+        rig.started(worker.pid)
+        rig.told_to_keep(worker, url)
+        rig.joined(worker)
+        for slot, row in enumerate(rows):
+            worker.page.begin(slot, row, rig.clock.monotonic())
+        yield url, worker, rows
+
+
+def test_what_a_killed_one_held_is_free_at_once_and_those_that_it_had_begun_are_to_blame(real_rig: Rig) -> None:
+    with holding(real_rig, 1, 2, 3) as (url, worker, _):
+        worker.page.end(1)
+        assert {} == crashes_of(url)
+        os.kill(worker.pid, signal.SIGKILL)
+        assert eventually(lambda: gone(worker.pid))
+        real_rig.ended(worker.pid)
+        released = real_rig.heard.wait_for(WorkerReleased)
+        assert ("jobs-1", worker.pid, 3) == (released.program, released.pid, released.rows)
+        assert {"1": 1, "2": 0, "3": 1} == crashes_of(url)
+
+
+@pytest.mark.parametrize("draining", [False, True], ids=["at work", "draining"])
+def test_of_one_that_stalls_only_the_silent_work_is_to_blame(real_rig: Rig, *, draining: bool) -> None:
+    """A drain excuses everybody, but not the one that has to be killed in it."""
+    with holding(real_rig, 1, 2, 3) as (url, worker, rows):
+        if draining:
+            worker.page.start_draining()
+        silent_for(real_rig, THRESHOLD - 1.0)
+        for slot in (0, 2):
+            worker.page.beat(slot, real_rig.clock.monotonic())
+        silent_for(real_rig, 3.0)
+        assert (rows[1],) == real_rig.heard.wait_for(WorkerStalled).rows
+        assert eventually(lambda: real_rig.condemned == [(worker.pid, "T")])
+        os.kill(worker.pid, signal.SIGKILL)
+        assert eventually(lambda: gone(worker.pid))
+        real_rig.ended(worker.pid)
+        real_rig.heard.wait_for(WorkerReleased)
+        assert {"1": 0, "2": 1, "3": 0} == crashes_of(url)
+
+
+def lease_until(rig: Rig) -> float:
+    with closing(sqlite3.connect(rig.folder / "jobs.db")) as connection:
+        [(moment,)] = connection.execute("SELECT lease_until FROM longwatch_messages")
+        return float(moment)
+
+
+def test_one_that_lives_keeps_its_leases_in_the_store(real_rig: Rig) -> None:
+    url = sent(real_rig, 1)
+    with a_process(real_rig, url, want=1) as (worker, _):
+        before = lease_until(real_rig)
+        real_rig.started(worker.pid)
+        real_rig.told_to_keep(worker, url)
+        assert eventually(lambda: worker.page.trusted_until > 0)
+        assert lease_until(real_rig) >= before + LEASE - SHORT
+
+
+# --- words ---
+
+
+def test_a_quick_one_is_heard_that_speaks_before_we_know_of_its_start(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        rig.told_to_keep(worker)
+        rig.say(worker.pid, "group", loops=["jobs"], threshold=THRESHOLD, crash_file="")
+        rig.state(worker.pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 3]])
+        assert eventually(lambda: len(rig.overseer._early) == 3)
+        assert [] == source.calls
+        rig.started(worker.pid)
+        assert ("jobs",) == rig.heard.wait_for(WorkerJoined).loops
+        source.await_calls("renew", 1)
+        assert eventually(lambda: rig.ward(worker.pid).reason is Reason.OK)
+        assert 3 == rig.value("longwatch_mailbox_acked_total", "jobs")
+
+
+NONSENSE = [
+    b"",
+    b"\xff\xfe",
+    b"null",
+    b"[]",
+    b'"word"',
+    b"{}",
+    b'{"pid": "x", "about": "state"}',
+    b'{"pid": 2000000000}',
+    b'{"pid": 2000000000, "about": "gossip"}',
+    b'{"pid": 2000000000, "about": "leases"}',
+    b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/nowhere", "source": {"url": "store", "name": "jobs"}}',
+    b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/dev/null", "source": {"url": "store", "name": "jobs"}}',
+    b'{"pid": 2000000000, "about": "state", "samples": [1]}',
+    b"[" * 50_000,
+]
+
+
+def test_words_that_say_nothing_keep_nobody_from_being_heard(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource()
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        for word in NONSENSE:
+            rig.send(word)
+        rig.joined(worker)
+        assert Reason.PENDING is rig.ward(worker.pid).reason
+        assert {} == rig.ward(worker.pid).kept
+
+
+def test_programs_that_are_no_workers_are_none_of_its_business(rig: Rig) -> None:
+    rig.events.emit(ProgramStarted(program="web", pid=5, command=("sleep", "1"), start=1))
+    assert [] == rig.overseer.wards()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give sockets away")
+def test_processes_of_another_user_speak_to_a_socket_of_theirs(rig: Rig) -> None:
+    theirs = rig.folder / "theirs"
+    rig.overseer.listen(theirs, uid=65534)
+    found = theirs.stat()
+    assert (65534, 0o600) == (found.st_uid, stat.S_IMODE(found.st_mode))
+    assert 0o600 == stat.S_IMODE(rig.line.stat().st_mode)
+
+
+# --- what is known ---
+
+
+def comes_to(ward: Ward, reason: Reason) -> bool:
+    return eventually(lambda: ward.reason is reason)
+
+
+def test_how_one_is(rig: Rig) -> None:
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        ward = rig.ward(worker.pid)
+        assert comes_to(ward, Reason.NOT_STARTED)
+        rig.joined(worker)
+        assert comes_to(ward, Reason.PENDING)
+        for failing, reason in ((["loop jobs: stale"], Reason.STALE), (["draining: draining"], Reason.DRAINING)):
+            rig.say(worker.pid, "state", ready=False, failing=failing, samples=[])
+            assert comes_to(ward, reason)
+        rig.say(worker.pid, "state", ready=False, failing=["loop jobs: something new"], samples=[])
+        assert comes_to(ward, Reason.PENDING)
+        rig.state(worker.pid)
+        assert comes_to(ward, Reason.OK)
+
+
+def test_one_that_is_told_to_stop_is_draining_at_once_whatever_it_has_said_last(rig: Rig) -> None:
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        rig.joined(worker)
+        rig.state(worker.pid)
+        assert comes_to(rig.ward(worker.pid), Reason.OK)
+        rig.events.emit(ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=5.0))
+        assert Reason.DRAINING is rig.ward(worker.pid).reason
+
+
+def test_what_is_counted_is_summed_and_outlives_who_counted_it(rig: Rig) -> None:
+    pids = (2_000_000_000, 2_000_000_001)
+    for number, pid in enumerate(pids, 1):
+        rig.started(pid, f"jobs-{number}")
+        rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], number], ["longwatch_loop_running", ["jobs"], 1]])
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 3)
+    assert 2 == rig.value("longwatch_loop_running", "jobs")
+    rig.ended(pids[1], "jobs-2")
+    assert (3, 1) == (rig.value("longwatch_mailbox_acked_total", "jobs"), rig.value("longwatch_loop_running", "jobs"))
+    rig.started(2_000_000_002, "jobs-2")
+    rig.state(2_000_000_002, samples=[["longwatch_mailbox_acked_total", ["jobs"], 10]])
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 13)
+    assert 2 == rig.value("longwatch_program_starts_total", "jobs-2")
+    assert 1 == rig.value("longwatch_program_ends_total", "jobs-2", "unexpected_exit")
+
+
+def test_the_last_word_of_one_that_has_ended_counts(rig: Rig) -> None:
+    pid = 2_000_000_000
+    rig.started(pid)
+    rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 1]])
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 1)
+    rig.ended(pid)
+    rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 5], ["longwatch_loop_running", ["jobs"], 1]])
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 5)
+    assert rig.value("longwatch_loop_running", "jobs") is None
+    rig.started(pid)
+    rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 2]])
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 7), "a pid that comes again is another one"
+
+
+def test_mailboxes_are_known_once_however_many_work_on_them(rig: Rig) -> None:
+    rig.sources |= {"one": FakeSource(), "two": FakeSource()}
+    places: list[Mapping[str, str]] = [{"store": "one"}, {"store": "one"}, {"store": "two"}, {"store": "one", "name": "other"}]
+    with ExitStack() as pages:
+        workers = [pages.enter_context(a_worker(rig, owner=number)) for number in range(len(places))]
+        rig.started(workers[0].pid)
+        for worker, place in zip(workers, places, strict=True):
+            rig.told_to_keep(worker, **place)
+        assert eventually(lambda: len(rig.ward(workers[0].pid).kept) == len(places))
+        assert ["jobs", "jobs", "other"] == sorted(name for name, _ in rig.overseer.sources())
+
+
+# --- as a service ---
+
+
+def test_it_keeps_the_contract_of_services() -> None:
+    clock = SystemClock()
+    check_service(lambda: Overseer(condemn=lambda _, __: None, clock=clock, events=Events()))
+
+
+def test_stopped_it_listens_no_more_and_its_socket_is_gone(rig: Rig) -> None:
+    assert rig.overseer.stop(timeout=10.0)
+    assert not rig.line.exists()
+    with pytest.raises(FileNotFoundError):
+        rig.send(b"{}")
+    assert [] == rig.overseer.wards()
+
+
+def test_it_beats_with_every_round(rig: Rig) -> None:
+    rig.clock.await_parked(1)
+    rig.clock.advance(0.9)
+    assert pytest.approx(0.9) == rig.overseer.heartbeat.elapsed()
+    rig.clock.advance(0.2)
+    assert rig.overseer.heartbeat.elapsed() < 1.0
