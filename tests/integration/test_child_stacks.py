@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from den import eventually, state
+from den import state
 from longwatch.app.child_stacks import freeze, is_stopped, save_stacks
-from longwatch.core.clock import SystemClock
+from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.host.stacks import CRASH_DIRECTORY
 from snippet import Snippet, running
 
@@ -85,17 +84,32 @@ def test_a_process_that_can_writes_its_stacks_behind_the_reason(code: str) -> No
         assert worker.alive
 
 
+class Slow(SystemClock):
+    """While somebody waits, the rest of a long dump comes bit by bit."""
+
+    def __init__(self, crash_file: Path, *parts: str) -> None:
+        self._crash_file = crash_file
+        self._parts = list(parts)
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        if self._parts:
+            with self._crash_file.open("a") as file:
+                file.write(self._parts.pop(0))
+        return super().wait(wakeup, timeout)
+
+
 def test_all_of_a_long_dump_is_there_when_it_returns() -> None:
-    """Many threads take a while to write; the last one is the main thread's."""
-    many = """
-    for _ in range(80):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-    """
-    with child("\n".join(line[4:] for line in many.splitlines()) + SLEEPS) as worker:
+    with child("signal.signal(signal.SIGUSR2, lambda *_: None)\n" + SLEEPS) as worker:
         assert "in it" == worker.snippet.line()
-        save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
-        assert 81 == worker.saved.count("(most recent call first)")
-        assert "in the_work" in worker.saved
+        save_stacks(worker.pid, worker.crash_file, REASON, Slow(worker.crash_file, "some ", "more ", "all"))
+        assert f"{REASON}\nsome more all" == worker.saved
+
+
+def pending(pid: int) -> set[int]:
+    """The signals that a process has yet to hear."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line)
+    masks = [int(mask, 16) for mask in fields.values()]
+    return {number for number in range(1, 65) for mask in masks if mask >> (number - 1) & 1}
 
 
 def test_of_one_that_is_stopped_the_kernels_view_is_saved_and_it_is_not_asked() -> None:
@@ -108,9 +122,7 @@ def test_of_one_that_is_stopped_the_kernels_view_is_saved_and_it_is_not_asked() 
         assert "State:\tT (stopped)" in saved
         assert f"Pid:\t{worker.pid}" in saved
         assert "\nwchan: " in saved
-        os.kill(worker.pid, signal.SIGCONT)
-        assert eventually(lambda: not is_stopped(Path(f"/proc/{worker.pid}/status").read_text()))
-        assert saved == worker.saved, "it has heard no signal"
+        assert signal.SIGUSR2 not in pending(worker.pid)
 
 
 def test_one_without_a_handler_is_not_asked_since_that_would_end_it_without_a_word() -> None:

@@ -399,7 +399,7 @@ def test_without_somebody_who_waits_for_beats_none_are_sent(
         begun(loop)
         clock.await_parked(RESTING)
         clock.advance(50.0)
-    assert [["READY=1", "STATUS=1 loops"], ["STOPPING=1"]] == systemd.waiting()
+    assert [["READY=1", "STATUS=1 loop"], ["STOPPING=1"]] == systemd.waiting()
 
 
 def test_a_stall_is_told_before_the_end(systemd: Listener, clock: FakeClock, bites: list[None]) -> None:

@@ -131,8 +131,10 @@ def caught(snippet: Snippet) -> set[int]:
 def test_past_the_deadline_it_exits_with_1_its_stacks_on_record_and_nobody_to_blame(
     tmp_path: Path, mailbox: Mailbox[int], crashes: Path
 ) -> None:
+    """Whatever else there is that would keep the process, or that would be run at its end."""
     mailbox.send_many(range(2))
-    with program(group_of(timeout=0.1), tmp_path) as snippet:
+    stubborn = "threading.Thread(target=threading.Event().wait).start()\n"
+    with program(stubborn + group_of(timeout=0.1), tmp_path) as snippet:
         begun(snippet)
         snippet.signal(SIGTERM)
         code, stderr = snippet.end()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import socket
 import sqlite3
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from den import eventually, gone, state
+from den import eventually, state
 from engine_rig import FakeSource
 from longwatch.app import overseer as module
 from longwatch.app.overseer import Overseer
@@ -29,6 +27,7 @@ from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.endcause import EndCause
 from longwatch.core.events import (
     Events,
+    GuardianLost,
     ProgramEnded,
     ProgramStarted,
     ProgramStopping,
@@ -83,6 +82,12 @@ class Worker:
     owner: int = 7
     snippet: Snippet | None = None
 
+    def kill(self) -> None:
+        """Returns when it is gone, the last of its threads included."""
+        assert self.snippet is not None
+        self.snippet.signal(signal.SIGKILL)
+        self.snippet.end()
+
 
 class Rig:
     """An overseer, on a clock that stands still, with sources that a test has made. What it condemns is kept with the state that
@@ -134,6 +139,13 @@ class Rig:
     def ended(self, pid: int, program: str = "jobs-1") -> None:
         facts: dict[str, Any] = {"lasted": 1.0, "restart": True, "killed": 0, "survivors": 0, "detail": ""}
         self.events.emit(ProgramEnded(program=program, pid=pid, verdict="unexpected_exit", cause=EndCause.signal(9), **facts))
+
+    # --- time ---
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward, round by round; the overseer and one renewer wait for it."""
+        self.clock.await_parked(2)
+        self.clock.advance(seconds, parked=2)
 
     # --- what the overseer knows ---
 
@@ -239,7 +251,7 @@ def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page
         rig.started(worker.pid)
         rig.told_to_keep(worker)
         assert eventually(lambda: worker.page.trusted_until == began + LEASE * TRUST)
-        rig.clock.advance(60.0, parked=2)
+        rig.advance(60.0)
         assert began == asked[0]
         assert max(later - earlier for earlier, later in pairwise(asked)) <= RENEW_EVERY
         assert rig.clock.monotonic() - asked[-1] <= RENEW_EVERY
@@ -252,7 +264,7 @@ def renewals(source: FakeSource) -> int:
 
 def is_renewed_no_more(rig: Rig, source: FakeSource) -> bool:
     before = renewals(source)
-    rig.clock.advance(30.0, parked=2)
+    rig.advance(30.0)
     return before == renewals(source)
 
 
@@ -281,7 +293,7 @@ def test_a_store_that_does_not_answer_holds_up_nobody_elses_leases(rig: Rig) -> 
         slow.await_calls("renew", 1)
         quick.await_calls("renew", 1)
         try:
-            rig.clock.advance(10.0, parked=2)
+            rig.advance(10.0)
             quick.await_calls("renew", 3)
             assert 1 == renewals(slow)
         finally:
@@ -299,20 +311,16 @@ def test_a_renewal_that_fails_is_told_and_tried_again_long_before_trust_ends(rig
         rig.started(worker.pid)
         rig.told_to_keep(worker)
         rig.heard.wait_for(SourceFailed)
-        rig.clock.advance(3.0, parked=2)
+        rig.advance(3.0)
         assert 2 <= renewals(source) <= 6, "spaced by a backoff"
         assert 0.0 == worker.page.trusted_until
         del source.faults["renew"]
-        rig.clock.advance(3.0, parked=2)
+        rig.advance(3.0)
         rig.heard.wait_for(SourceRecovered)
         assert worker.page.trusted_until > rig.clock.monotonic()
 
 
 # --- stalls ---
-
-
-def silent_for(rig: Rig, seconds: float, *, parked: int = 2) -> None:
-    rig.clock.advance(seconds, parked=parked)
 
 
 def watched(rig: Rig, worker: Worker, **facts: Any) -> None:
@@ -328,9 +336,9 @@ def test_one_that_gives_no_beat_for_the_threshold_is_stopped_with_its_stacks_sav
         watched(rig, worker)
         worker.page.beat_engine(rig.clock.monotonic())
         worker.page.begin(0, 11, rig.clock.monotonic())
-        silent_for(rig, THRESHOLD)
+        rig.advance(THRESHOLD)
         assert [] == rig.condemned
-        silent_for(rig, 2.0)
+        rig.advance(2.0)
         stalled = rig.heard.wait_for(WorkerStalled)
         assert eventually(lambda: rig.condemned != [])
         assert [(worker.pid, "T")] == rig.condemned
@@ -351,12 +359,12 @@ def test_beats_of_the_work_or_no_work_at_all_are_no_stall(rig: Rig) -> None:
         watched(rig, worker)
         worker.page.begin(0, 11, rig.clock.monotonic())
         for _ in range(8):
-            silent_for(rig, THRESHOLD / 2)
+            rig.advance(THRESHOLD / 2)
             worker.page.beat(0, rig.clock.monotonic())
             worker.page.beat_engine(rig.clock.monotonic())
         worker.page.end(0)
         for _ in range(4):
-            silent_for(rig, THRESHOLD / 2)
+            rig.advance(THRESHOLD / 2)
             worker.page.beat_engine(rig.clock.monotonic())
         assert [] == rig.heard.of(WorkerStalled)
 
@@ -367,9 +375,9 @@ def test_a_loop_that_does_not_turn_is_a_stall_and_no_row_is_to_blame(rig: Rig) -
         watched(rig, worker)
         worker.page.begin(0, 11, rig.clock.monotonic())
         worker.page.beat_engine(rig.clock.monotonic())
-        silent_for(rig, THRESHOLD / 2)
+        rig.advance(THRESHOLD / 2)
         worker.page.beat(0, rig.clock.monotonic())
-        silent_for(rig, THRESHOLD / 2 + 2.0)
+        rig.advance(THRESHOLD / 2 + 2.0)
         assert () == rig.heard.wait_for(WorkerStalled).rows
         assert eventually(lambda: rig.condemned != [])
 
@@ -379,7 +387,7 @@ def test_without_a_watchdog_nobody_is_stalled(rig: Rig) -> None:
     with a_worker(rig) as worker:
         watched(rig, worker, threshold=None)
         worker.page.begin(0, 11, rig.clock.monotonic())
-        silent_for(rig, 10 * THRESHOLD)
+        rig.advance(10 * THRESHOLD)
         assert [] == rig.heard.of(WorkerStalled)
 
 
@@ -389,12 +397,12 @@ def test_after_a_pause_of_the_whole_machine_everybody_gets_another_round_to_beat
         watched(rig, worker)
         worker.page.begin(0, 11, rig.clock.monotonic())
         rig.clock.pause(10 * THRESHOLD)
-        silent_for(rig, 1.0)
+        rig.advance(1.0)
         assert [] == rig.heard.of(WorkerStalled)
         worker.page.beat(0, rig.clock.monotonic())
-        silent_for(rig, THRESHOLD)
+        rig.advance(THRESHOLD)
         assert [] == rig.heard.of(WorkerStalled)
-        silent_for(rig, 2.0)
+        rig.advance(2.0)
         rig.heard.wait_for(WorkerStalled)
         assert eventually(lambda: rig.condemned != [])
 
@@ -406,7 +414,7 @@ def test_one_whose_crash_file_is_gone_is_condemned_all_the_same(rig: Rig, crashe
         worker.page.begin(0, 11, rig.clock.monotonic())
         worker.crash_file.unlink()
         crashes.rmdir()
-        silent_for(rig, THRESHOLD + 2.0)
+        rig.advance(THRESHOLD + 2.0)
         assert eventually(lambda: rig.condemned != [])
         assert [(worker.pid, "T")] == rig.condemned
 
@@ -422,7 +430,7 @@ def test_one_that_ends_while_its_stacks_are_saved_is_condemned_to_no_harm(rig: R
         monkeypatch.setattr(module, "save_stacks", end_meanwhile)
         watched(rig, worker)
         worker.page.begin(0, 11, rig.clock.monotonic())
-        silent_for(rig, THRESHOLD + 2.0)
+        rig.advance(THRESHOLD + 2.0)
         rig.heard.wait_for(WorkerStalled)
         assert eventually(lambda: rig.condemned != [])
         assert [] == rig.overseer.wards()
@@ -466,8 +474,7 @@ def test_what_a_killed_one_held_is_free_at_once_and_those_that_it_had_begun_are_
     with holding(real_rig, 1, 2, 3) as (url, worker, _):
         worker.page.end(1)
         assert {} == crashes_of(url)
-        os.kill(worker.pid, signal.SIGKILL)
-        assert eventually(lambda: gone(worker.pid))
+        worker.kill()
         real_rig.ended(worker.pid)
         released = real_rig.heard.wait_for(WorkerReleased)
         assert ("jobs-1", worker.pid, 3) == (released.program, released.pid, released.rows)
@@ -480,14 +487,13 @@ def test_of_one_that_stalls_only_the_silent_work_is_to_blame(real_rig: Rig, *, d
     with holding(real_rig, 1, 2, 3) as (url, worker, rows):
         if draining:
             worker.page.start_draining()
-        silent_for(real_rig, THRESHOLD - 1.0)
+        real_rig.advance(THRESHOLD - 1.0)
         for slot in (0, 2):
             worker.page.beat(slot, real_rig.clock.monotonic())
-        silent_for(real_rig, 3.0)
+        real_rig.advance(3.0)
         assert (rows[1],) == real_rig.heard.wait_for(WorkerStalled).rows
         assert eventually(lambda: real_rig.condemned == [(worker.pid, "T")])
-        os.kill(worker.pid, signal.SIGKILL)
-        assert eventually(lambda: gone(worker.pid))
+        worker.kill()
         real_rig.ended(worker.pid)
         real_rig.heard.wait_for(WorkerReleased)
         assert {"1": 0, "2": 1, "3": 0} == crashes_of(url)
@@ -561,13 +567,44 @@ def test_programs_that_are_no_workers_are_none_of_its_business(rig: Rig) -> None
     assert [] == rig.overseer.wards()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give sockets away")
-def test_processes_of_another_user_speak_to_a_socket_of_theirs(rig: Rig) -> None:
-    theirs = rig.folder / "theirs"
-    rig.overseer.listen(theirs, uid=65534)
-    found = theirs.stat()
-    assert (65534, 0o600) == (found.st_uid, stat.S_IMODE(found.st_mode))
-    assert 0o600 == stat.S_IMODE(rig.line.stat().st_mode)
+@pytest.mark.parametrize("word", [b'{"pid": 1e999, "about": "x"}', b'{"pid": %d, "about": "leases", "source": 5}', b"[]", b"\xff"])
+def test_whatever_a_word_does_to_it_the_next_one_is_heard(rig: Rig, word: bytes) -> None:
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        rig.send(word.replace(b"%d", str(worker.pid).encode()))
+        rig.joined(worker)
+
+
+def test_a_threshold_that_is_no_number_is_none(rig: Rig) -> None:
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        rig.say(worker.pid, "group", loops=["jobs"], threshold="abc", crash_file="")
+        rig.state(worker.pid)
+        assert comes_to(rig.ward(worker.pid), Reason.NOT_STARTED)
+        assert None is rig.ward(worker.pid).threshold
+
+
+def test_the_loss_of_the_guardian_is_no_message_s_fault(real_rig: Rig) -> None:
+    with holding(real_rig, 1) as (url, worker, _):
+        real_rig.events.emit(GuardianLost(guardian_pid=1, killed=1))
+        worker.kill()
+        real_rig.ended(worker.pid)
+        real_rig.heard.wait_for(WorkerReleased)
+        assert {"1": 0} == crashes_of(url)
+
+
+def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Rig) -> None:
+    with holding(real_rig, 1, 2) as (url, worker, rows):
+        real_rig.events.emit(ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=30.0))
+        real_rig.advance(THRESHOLD - 1.0)
+        worker.page.beat(0, real_rig.clock.monotonic())
+        real_rig.advance(3.0)
+        assert (rows[1],) == real_rig.heard.wait_for(WorkerStalled).rows
+        assert [] == real_rig.condemned
+        worker.kill()
+        real_rig.ended(worker.pid)
+        real_rig.heard.wait_for(WorkerReleased)
+        assert {"1": 0, "2": 1} == crashes_of(url)
 
 
 # --- what is known ---

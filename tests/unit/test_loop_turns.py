@@ -10,7 +10,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.errors import ServiceStateError
 from longwatch.host.errand import Errand
 from longwatch.runtime import turns as turns_module
-from longwatch.runtime.turns import Turn, Turns
+from longwatch.runtime.turns import Turn, Turns, look_up
 from longwatch.testing import FakeClock
 from snippet import running
 
@@ -139,3 +139,12 @@ def test_a_forked_child_has_turns_of_its_own() -> None:
     ) as snippet:
         assert ["[None, None] False True False", "True"] == [snippet.line(), snippet.line()]
         assert (0, "") == snippet.end()
+
+
+def test_only_the_main_thread_looks_up_from_waiting() -> None:
+    """There a signal can come in the moment before the wait, and would be handled only after it."""
+    found: list[float | None] = [look_up()]
+    other = Errand(lambda: found.append(look_up()), name="other")
+    other.start()
+    assert other.over.block(PATIENCE)
+    assert [0.5, None] == found

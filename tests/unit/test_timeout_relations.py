@@ -72,6 +72,11 @@ def test_without_a_watchdog_only_the_shutdown_is_compared() -> None:
     assert ["visibility_timeout"] == settings(replace(unwatched, visibility=630))
 
 
+def test_where_a_parent_keeps_the_leases_the_visibility_timeout_raises_no_doubt() -> None:
+    short = replace(DEFAULTS, visibility=15, interval=240)
+    assert ["watchdog_interval"] == [doubt.setting for doubt in short.doubts(leases_are_kept=True)]
+
+
 @given(
     st.builds(Timeouts, threshold=SECONDS, interval=SECONDS, wait=SECONDS, visibility=SECONDS, shutdown=SECONDS, processing=SECONDS)
 )

@@ -24,12 +24,13 @@ from longwatch.app.child_stacks import freeze, save_stacks
 from longwatch.app.line import Line
 from longwatch.app.preflight import MODULE
 from longwatch.app.renewing import Renewer
-from longwatch.app.ward import Kept, Ward
+from longwatch.app.ward import Kept, Silent, Ward
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events import (
     Event,
     Events,
+    GuardianLost,
     ProgramEnded,
     ProgramStarted,
     ProgramStopping,
@@ -86,9 +87,9 @@ class Overseer(Service):
         self._looked_at = 0.0
         self._looking = Periodic(self._look, Cadence(interval=LOOK_EVERY), name="overseer", clock=clock, events=events)
 
-    def listen(self, path: Path, *, uid: int | None = None) -> None:
-        """Hear what workers say at this path; those of another user, if one is given. Until it is stopped."""
-        self._lines.append(Line(path, self._hear, uid=uid))
+    def listen(self, path: Path) -> None:
+        """Hear what workers say at this path, until it is stopped."""
+        self._lines.append(Line(path, self._hear))
 
     # --- what is known ---
 
@@ -133,6 +134,8 @@ class Overseer(Service):
         self._tally(event)
         if isinstance(event, ProgramStarted) and MODULE in event.command:
             self._welcome(Ward(event.pid, event.program, number=next(self._numbers)))
+        elif isinstance(event, GuardianLost):
+            self._excuse_all()
         elif isinstance(event, ProgramStopping):
             self._bid_farewell(event.pid)
         elif isinstance(event, ProgramEnded) and event.pid is not None:
@@ -148,6 +151,12 @@ class Overseer(Service):
             self._early = [facts for facts in self._early if facts["pid"] != ward.pid]
         if said:
             Errand(lambda: self._take_all(ward, said), name="overseer-early", loud=True).start()
+
+    def _excuse_all(self) -> None:
+        """The guardian is lost, and everything dies with it: that is the fault of no message."""
+        for ward in self.wards():
+            for kept in tuple(ward.kept.values()):
+                kept.page.blame_only(())
 
     def _bid_farewell(self, pid: int) -> None:
         """It is told to stop: from here on nothing more should be sent its way."""
@@ -215,7 +224,7 @@ class Overseer(Service):
     def _keep(self, ward: Ward, facts: Mapping[str, Any]) -> None:
         where: Mapping[str, str] = facts["source"]
         source = found_source(where, self._stores)
-        kept = Kept(int(facts["owner"]), source, ForeignPage(facts["page"]), where)
+        kept = Kept(int(facts["owner"]), source, ForeignPage(facts["page"]), where, engine=str(facts.get("engine", "")))
         ward.kept[kept.owner] = kept
         if kept.store not in self._renewers:
             self._renewers[kept.store] = Renewer(clock=self._clock, events=self._events)
@@ -241,17 +250,20 @@ class Overseer(Service):
                 ward.condemned = True
                 Errand(partial(self._end, ward, silent), name="overseer-ends", loud=True).start()
 
-    def _end(self, ward: Ward, silent: Mapping[int, float]) -> None:
-        """The end of a worker that stalls."""
-        elapsed, rows = max(silent.values()), tuple(sorted(filter(None, silent)))
+    def _end(self, ward: Ward, silent: Silent) -> None:
+        """The end of a worker that stalls. One that is stopping anyway is not frozen: its other work may finish in the time it has,
+        and then it is killed.
+        """
+        elapsed = max(age for ages in silent.values() for age in ages.values())
+        rows = tuple(sorted(row for ages in silent.values() for row in ages if row))
         reason = f"{ward.program} (pid {ward.pid}) gave no beat for {elapsed:.1f} s (threshold: {ward.threshold} s), rows {rows}"
-        for kept in tuple(ward.kept.values()):
-            self._renewers[kept.store].drop(kept)
         save_stacks(ward.pid, ward.crash_file, reason, self._clock)
-        freeze(ward.pid, self._clock)
+        if not ward.leaving:
+            for kept in tuple(ward.kept.values()):
+                self._renewers[kept.store].drop(kept)
+            freeze(ward.pid, self._clock)
         for kept in tuple(ward.kept.values()):
-            with suppress(ValueError):  # its page is closed: it has ended meanwhile
-                kept.page.blame_only(rows)
+            kept.page.blame_only(silent.get(kept.owner, {}).keys() - {0})
         self._events.emit(
             WorkerStalled(
                 program=ward.program,
@@ -262,4 +274,5 @@ class Overseer(Service):
                 stacks=str(ward.crash_file or ""),
             )
         )
-        self._condemn(ward.pid, f"no beat for {elapsed:.1f} s")
+        if not ward.leaving:
+            self._condemn(ward.pid, f"no beat for {elapsed:.1f} s")

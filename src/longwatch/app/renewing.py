@@ -7,7 +7,7 @@ import threading
 from longwatch.app.ward import LEASE, RENEW_EVERY, Kept
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Events
+from longwatch.core.events import Events, LeasesRenewed
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.core.lease import LeasePolicy
 from longwatch.host.periodic import Cadence, Periodic
@@ -23,6 +23,7 @@ class Renewer(Service):
         super().__init__(name="renewer", clock=clock)
         policy = EnginePolicy(lease=LeasePolicy(LEASE))
         around = Surroundings("workers", policy, clock, events, Heartbeat(clock))
+        self._events = events
         self._renewing = SourceCall("renew", around)
         self._kept: dict[int, Kept] = {}
         self._lock = threading.Lock()
@@ -62,6 +63,8 @@ class Renewer(Service):
 
     def _renewed(self, kept: Kept) -> bool:
         asked = self._clock.monotonic()
-        done = self._renewing.make(lambda: kept.renew(asked)) is not None
-        self._not_before = 0.0 if done else self._clock.monotonic() + self._renewing.retry_in
-        return done
+        rows = self._renewing.make(lambda: kept.renew(asked))
+        self._not_before = 0.0 if rows is not None else self._clock.monotonic() + self._renewing.retry_in
+        if rows:
+            self._events.emit(LeasesRenewed(engine=kept.engine, rows=rows))
+        return rows is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from longwatch.work.source import Source
 
 LEASE = 15.0
 RENEW_EVERY = 5.0
+Silent = Mapping[int, Mapping[int, float]]
 TRUST = 0.8
 """Of the lease, what the child believes in it: as in `core.lease`."""
 
@@ -22,23 +22,27 @@ TRUST = 0.8
 class Kept:
     """The leases of one engine, renewed by owner."""
 
-    def __init__(self, owner: int, source: Source, page: ForeignPage, whereabouts: Mapping[str, str]) -> None:
+    def __init__(self, owner: int, source: Source, page: ForeignPage, whereabouts: Mapping[str, str], *, engine: str) -> None:
         self.owner = owner
         self.source = source
         self.page = page
         self.store = whereabouts["url"]
         self.name = whereabouts["name"]
+        self.engine = engine
         self._renewed_at = -inf
 
     def is_due(self, now: float) -> bool:
         return now >= self._renewed_at + RENEW_EVERY * 0.9
 
+    def is_out_of_reach(self, now: float) -> bool:
+        """Whether its store has not answered for as long as leases last."""
+        return self._renewed_at != -inf and now - self._renewed_at > LEASE
+
     def renew(self, asked: float) -> int:
         """Renew, and write on the page until when that is trusted, counted from before it was asked for; how many there are."""
         count = self.source.renew(owner=self.owner, duration=LEASE)
         self._renewed_at = asked
-        with suppress(ValueError):  # the page was closed meanwhile: nobody needs to know any more
-            self.page.trust_until(asked + LEASE * TRUST)
+        self.page.trust_until(asked + LEASE * TRUST)
         return count
 
 
@@ -64,8 +68,9 @@ class Ward:
 
     def join(self, facts: Mapping[str, Any]) -> None:
         """It runs its loops."""
+        threshold = facts.get("threshold")
         self.loops = tuple(map(str, facts.get("loops", ())))
-        self.threshold = facts.get("threshold")
+        self.threshold = None if threshold is None else float(threshold)
         self.crash_file = Path(facts["crash_file"]) if facts.get("crash_file") else None
         self.joined = True
 
@@ -75,15 +80,16 @@ class Ward:
         self._failing = [str(each) for each in facts.get("failing", ())]
         return [Sample(str(name), tuple(map(str, labels)), value) for name, labels, value in facts.get("samples", ())]
 
-    def silent(self, now: float) -> dict[int, float]:
-        """The rows whose work has given no beat for the threshold, and for how long; 0 stands for a whole loop."""
+    def silent(self, now: float) -> Silent:
+        """By the owner of leases: the rows whose work has given no beat for the threshold, and for how long; 0 is a whole loop."""
         if self.threshold is None:
             return {}
-        found: dict[int, float] = {}
-        for kept in tuple(self.kept.values()):
-            with suppress(ValueError):  # as above
-                found |= kept.page.read().silent(now, after=self.threshold)
-        return found
+        found = {kept.owner: kept.page.read().silent(now, after=self.threshold) for kept in tuple(self.kept.values())}
+        return {owner: ages for owner, ages in found.items() if ages}
+
+    def is_out_of_reach(self, now: float) -> bool:
+        """Whether a store of its has not answered for as long as leases last."""
+        return any(kept.is_out_of_reach(now) for kept in tuple(self.kept.values()))
 
     @property
     def reason(self) -> Reason:

@@ -14,7 +14,7 @@ from pathlib import Path
 from longwatch.app.command import working_directory
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
 from longwatch.app.foreground import Foreground
-from longwatch.app.preflight import GroupFacts
+from longwatch.app.preflight import GroupFacts, look_at
 from longwatch.app.run import checked_name
 from longwatch.app.up import allow_many_files
 from longwatch.app.worker_plans import worker_plans
@@ -23,12 +23,13 @@ from longwatch.app.workers_health import WorkersHealth
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import LogSettings
 from longwatch.core.clock import Clock, SystemClock
-from longwatch.core.events import Event, Events, ProgramEnded, ProgramStarted
+from longwatch.core.events import CircuitBreakerTripped, Event, Events, ProgramEnded, ProgramStarted, ReloadRefused
 from longwatch.errors import LongwatchError
 from longwatch.host.errand import Errand
 from longwatch.host.health_server import HealthServer
 from longwatch.supervisor.decision import Verdict
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.program import NEEDS_PERSON
 from longwatch.supervisor.supervisor import Supervisor
 
 
@@ -70,16 +71,18 @@ class _Parent:
     def run(self, environ: Mapping[str, str], undo: ExitStack) -> int:
         wishes, clock = self._wishes, self._clock
         undo.callback(self._workers.stop)
-        settings = WorkerSettings(target=wishes.target, processes=wishes.processes, critical=True)
+        settings = WorkerSettings(target=wishes.target, processes=wishes.processes)
         here = working_directory(None)
         facts, plans = worker_plans(wishes.name, settings, base=here, environ=environ, told=self._workers.told)
         names = [plan.name for plan in plans]
         undo.enter_context(_answering(wishes, facts, WorkersHealth(self._workers.overseer, names, clock=clock), clock))
         supervisor = self._supervisor = self._made(plans)
-        self._events.subscribe(_AllDone(names, supervisor.shut_down))
+        ends = _Ends(names, supervisor.shut_down)
+        self._events.subscribe(ends)
         self._workers.start()
-        rolling = Rolling(supervisor, names)
-        return Foreground(supervisor, self._console, on_hangup=rolling.begin).run(names, {"target": wishes.target})
+        rolling = Rolling(supervisor, names, look=lambda: look_at(wishes.target, cwd=here, env=plans[0].process.env))
+        foreground = Foreground(supervisor, self._console, on_hangup=rolling.begin)
+        return foreground.run(names, {"target": wishes.target}) or ends.exit_code
 
     def _made(self, plans: Sequence[ProgramPlan]) -> Supervisor:
         tagged = len(plans) > 1
@@ -112,39 +115,71 @@ def _answering(wishes: WorkerWishes, facts: GroupFacts, health: WorkersHealth, c
         yield
 
 
-class _AllDone:
-    """Hears when the last process has come to a good end by itself: then there is nothing left to do."""
+class _Ends:
+    """Hears how processes end. When all have come to a good end by themselves, or are given up, there is nothing left to do.
+
+    One that fails too often is not the end of the others: they go on with the work.
+    """
 
     def __init__(self, names: Sequence[str], done: Callable[[], None]) -> None:
+        self.exit_code = 0
+        """What is to be passed on, if nothing else is: 1 if work was left behind at the end, 100 if all were given up."""
         self._left = set(names)
+        self._broken: set[str] = set()
         self._done = done
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, ProgramStarted):
-            self._left.add(event.program)
-        elif isinstance(event, ProgramEnded) and event.verdict == Verdict.CLEAN_EXIT and not event.restart:
-            self._left.discard(event.program)
-            if not self._left:
-                self._done()
+        match event:
+            case ProgramStarted():
+                self._left.add(event.program)
+                self._broken.discard(event.program)
+            case CircuitBreakerTripped():
+                self._broken.add(event.program)
+                self._over(event.program)
+            case ProgramEnded(verdict=Verdict.CLEAN_EXIT, restart=False):
+                self._over(event.program)
+            case ProgramEnded(verdict=Verdict.CONFIGURATION_ERROR | Verdict.FATAL_ERROR_NO_RESTART):
+                self._broken.add(event.program)
+                self._over(event.program)
+            case ProgramEnded(verdict=Verdict.SHUTDOWN_COMPLETE, cause=cause) if cause.exit_code:
+                self.exit_code = max(self.exit_code, 1)
+
+    def _over(self, program: str) -> None:
+        self._left.discard(program)
+        if not self._left:
+            self.exit_code = NEEDS_PERSON if self._broken else self.exit_code
+            self._done()
 
 
 class Rolling:
-    """Restarts programs one after another, each when the one before it is ready. One round at a time."""
+    """Restarts programs one after another, each when the one before it is ready. One round at a time.
 
-    def __init__(self, supervisor: Supervisor, names: Sequence[str]) -> None:
+    `look` raises if what they would run now cannot be run: then nobody is touched.
+    """
+
+    def __init__(self, supervisor: Supervisor, names: Sequence[str], *, look: Callable[[], object]) -> None:
         self._supervisor = supervisor
         self._names = names
+        self._look = look
+        self._again = False
         self._round: Errand | None = None
 
     def begin(self) -> None:
-        """Begin a round, unless one is under way."""
+        """Begin a round; if one is under way, there is another after it."""
+        self._again = True
         if self._round is None or self._round.over.is_set():
-            self._round = Errand(self._restart, name="rolling-restart")
+            self._round = Errand(self._turn, name="rolling-restart", loud=True)
             self._round.start()
 
+    def _turn(self) -> None:
+        while self._again:
+            self._again = False
+            self._restart()
+
     def _restart(self) -> None:
-        for name in self._names:
-            try:
+        try:
+            self._look()
+            for name in self._names:
                 self._supervisor.restart_programs(name, ready=True)
-            except LongwatchError:
-                return  # one that does not come up again, told as events: the others are left as they are
+        except LongwatchError as error:  # one that does not come up again: the others are left as they are
+            self._supervisor.events.emit(ReloadRefused(reason=str(error)))

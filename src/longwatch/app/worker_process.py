@@ -96,7 +96,8 @@ def _run(group: LoopGroup, parent: ParentLine | None) -> int:
             group.events.subscribe(log)
         if parent is not None:
             group.adopt(parent)
-            group.metrics = Metrics()
+            group.metrics = group.metrics if isinstance(group.metrics, Metrics) else Metrics()
+        group.before_exit = lambda: outlet.close(_LAST_WORDS)
         group.run(wait_time_seconds=_wait(group))
     finally:
         restore()

@@ -29,22 +29,24 @@ class Workers(Service):
         self._state = state
         self._log = _child_log(log)
         self._rendezvous: Rendezvous | None = None
-        self._lines: dict[int | None, Path] = {}
         events.subscribe(self.overseer.observe)
 
     def told(self, uid: int | None) -> dict[str, str]:
-        """What worker processes of that user find in their environment. Another's cannot write to our state directory."""
-        crashes = {} if self._state is None or uid is not None else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
-        return {PARENT_SOCKET: str(self._line(uid)), **self._log, **crashes}
+        """What worker processes of that user find in their environment.
 
-    def _line(self, uid: int | None) -> Path:
-        """Where processes of that user speak to us."""
-        if uid not in self._lines:
-            self._rendezvous = self._rendezvous or Rendezvous.make()
-            path = self._rendezvous.address(f"line{len(self._lines)}", uid)
-            self.overseer.listen(path, uid=uid)
-            self._lines[uid] = path
-        return self._lines[uid]
+        Those of another user keep their leases by themselves: we would have to believe what they say of files and stores.
+        """
+        if uid is not None and uid != os.getuid():
+            return self._log
+        crashes = {} if self._state is None else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
+        return {PARENT_SOCKET: str(self._line()), **self._log, **crashes}
+
+    def _line(self) -> Path:
+        """Where they speak to us."""
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous.make()
+            self.overseer.listen(self._rendezvous.path / "line")
+        return self._rendezvous.path / "line"
 
     # --- the service contract ---
 
@@ -60,7 +62,6 @@ class Workers(Service):
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None
-        self._lines.clear()
         return stopped
 
 

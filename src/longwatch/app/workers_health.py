@@ -69,8 +69,11 @@ class WorkersHealth(Service):
     # --- what is asked ---
 
     def _worker(self, name: str) -> Reason:
-        reasons = [ward.reason for ward in self._overseer.wards() if ward.program == name]
-        return reasons[-1] if reasons else Reason.NOT_RUNNING
+        wards = [ward for ward in self._overseer.wards() if ward.program == name]
+        if not wards:
+            return Reason.NOT_RUNNING
+        reason = wards[-1].reason
+        return Reason.UNREACHABLE if reason is Reason.OK and wards[-1].is_out_of_reach(self._clock.monotonic()) else reason
 
     def _started(self, name: str) -> Reason:
         return Reason.NOT_STARTED if self._worker(name) in {Reason.NOT_STARTED, Reason.NOT_RUNNING} else Reason.OK

@@ -545,7 +545,7 @@ class GroupResumed(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopping(Event):
     reason: str
-    """`asked`, `crashed`, or the name of a signal."""
+    """`asked`, `crashed`, `done` (every loop has ended by itself), `failed` (it could not be started), or the name of a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

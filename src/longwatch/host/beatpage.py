@@ -22,6 +22,7 @@ from typing import NamedTuple
 _MAGIC = b"LWBEAT02"
 _HEADER = 40
 _TRUSTED, _DRAINING, _ENGINE = 16, 24, 32
+_LARGEST = 1 << 20
 _SLOT = 24
 _NUMBER = struct.Struct("@q")  # native, so that each is one store: a process killed in the middle leaves no half number
 _TIME = struct.Struct("@d")
@@ -120,6 +121,9 @@ class BeatReading(NamedTuple):
         return {row: age for row, age in ages.items() if age > after}
 
 
+_NOTHING = BeatReading(0.0, draining=False, beat=0.0, slots=())
+
+
 def read_page(path: str) -> BeatReading | None:
     """The page at this path; None if there is none, or it is not one of ours."""
     data = b""
@@ -129,38 +133,50 @@ def read_page(path: str) -> BeatReading | None:
 
 
 class ForeignPage:
-    """The page of another process, for a parent that keeps its leases."""
+    """The page of another process, for a parent that keeps its leases. By its descriptor, not mapped: whoever cuts the file short
+    must not end us. After `close` nothing is read or written any more.
+    """
 
     def __init__(self, path: str) -> None:
         """OSError or ValueError if there is no page at the path."""
         self.path = path
-        with Path(path).open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        if _reading(self._map[:]) is None:
-            self._map.close()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if self._reading() is None:
+            self.close()
             raise ValueError(f"{path} is no beat page")
 
     def read(self) -> BeatReading:
-        reading = _reading(self._map[:])
-        assert reading is not None
-        return reading
+        """What it shows; nothing if it is closed, or no page any more."""
+        return self._reading() or _NOTHING
 
     def trust_until(self, moment: float) -> None:
         """Its leases were renewed; a moment that is earlier than what it knows changes nothing."""
-        if moment > _TIME.unpack_from(self._map, _TRUSTED)[0]:
-            _TIME.pack_into(self._map, _TRUSTED, moment)
+        if moment > self.read().trusted_until:
+            self._write(_TIME.pack(moment), _TRUSTED)
 
     def blame_only(self, rows: Collection[int]) -> None:
-        """Of a process that is gone: no other row is to blame for that. A drain excuses everybody, but not these."""
+        """Of a process that is about to be gone: no other row is to blame for that. A drain excuses everybody, but not these."""
         reading = self.read()
         if rows and reading.draining:
-            _NUMBER.pack_into(self._map, _DRAINING, 0)
+            self._write(_NUMBER.pack(0), _DRAINING)
         for number, slot in enumerate(reading.slots):
             if slot.row not in rows:
-                _NUMBER.pack_into(self._map, _HEADER + number * _SLOT + 8, 0)
+                self._write(_NUMBER.pack(0), _HEADER + number * _SLOT + 8)
 
     def close(self) -> None:
-        self._map.close()
+        """Idempotent."""
+        self._descriptor, descriptor = -1, self._descriptor
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _reading(self) -> BeatReading | None:
+        with suppress(OSError):
+            return _reading(os.pread(self._descriptor, _LARGEST, 0))
+        return None
+
+    def _write(self, data: bytes, place: int) -> None:
+        with suppress(OSError):
+            os.pwrite(self._descriptor, data, place)
 
 
 def _reading(data: bytes) -> BeatReading | None:

@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import errno
 import ipaddress
+import resource
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -47,6 +48,8 @@ Later = Callable[[], Coroutine[Any, Any, Answer]]
 
 BACKLOG = 256
 MOST_CLIENTS = 512
+_FEWEST_CLIENTS = 16
+"""However few descriptors this process may have; of many it leaves three quarters to others."""
 SILENCE = 10.0
 """Seconds that a client may say nothing, or not finish what it says."""
 METRICS_WITHIN = 10.0
@@ -80,7 +83,7 @@ class HealthServer(Service):
         _require_port(port)
         self.host = host
         self.port = port
-        self.most_clients = most_clients
+        self.most_clients = min(most_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _FEWEST_CLIENTS))
         self.silence = silence
         self._checks = (*_named(readiness_check, liveness_check), *checks)
         self._quick = Health((check for check in self._checks if check.quick), self._clock)
@@ -151,10 +154,10 @@ class _Served:
             self._reaping.cancel()
         for task in self._tasks:
             task.cancel()
-        if self._listening is not None:
-            await _let_go(self._listening)
         for client in tuple(self.clients):
             client.hang_up()
+        if self._listening is not None:
+            await _let_go(self._listening)
         for slow in self._slow:
             slow.question.close()
         if self._metrics is not None:

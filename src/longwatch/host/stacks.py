@@ -94,7 +94,7 @@ class CrashFile:
     def _last_dump(self) -> bytes:
         with self.path.open("rb") as file:
             file.seek(self._dumped_at)
-            return file.read(MOST_TO_STDERR)
+            return file.read(MOST_TO_STDERR - 1).rstrip(b"\n") + b"\n"
 
     def close(self, *, signum: int | None = None) -> None:
         """Close it, and remove it if it is empty; `signum` writes here no more. Idempotent."""

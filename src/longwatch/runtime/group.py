@@ -41,6 +41,7 @@ from longwatch.host.errand import Errand
 from longwatch.host.health_server import Exposition, HealthServer
 from longwatch.host.parent import ParentLine
 from longwatch.host.runnable import Runnable
+from longwatch.host.runtimedir import runtime_directory
 from longwatch.host.sdnotify import Notifier
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import SignalStream, catching
@@ -51,16 +52,16 @@ from longwatch.runtime.member import Member
 from longwatch.runtime.pulse import Measured, Pulse
 from longwatch.runtime.relations import Timeouts
 from longwatch.runtime.telling import told_to_logging
-from longwatch.runtime.turns import Turn, Turns
+from longwatch.runtime.turns import Turn, Turns, look_up
 from longwatch.runtime.vitals import Vitals
 from longwatch.work.solitude import Solitude
 
 READY_SHARE = 0.9
 """Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic leaves before the kill."""
+_AFTER_THE_PARENT = 10.0
+"""Seconds that a parent has to end a process that stalls, before its own watchdog does."""
 _MARGIN = 0.25
 """Seconds that a loop has, after its limit, to say that it did not make it."""
-_LOOK_UP = 0.5
-"""How often the main thread looks up from waiting, in seconds: a signal that another thread got is handled then."""
 
 
 class LoopGroup:
@@ -103,6 +104,8 @@ class LoopGroup:
         """Whether nobody has said where its events go."""
         self.vitals: Vitals | None = None
         """How its loops are, while it runs."""
+        self.before_exit: Callable[[], object] = lambda: None
+        """Called before the process is ended from here: to write out what was logged."""
         self._parent: ParentLine | None = None
         self._turns = Turns("this group", self.clock)
         self._health: HealthServer | None = None
@@ -174,7 +177,7 @@ class LoopGroup:
         """
         timeouts = self._timeouts(visibility=visibility_timeout, wait=wait_time_seconds)
         timeouts.require()
-        for doubt in timeouts.doubts():
+        for doubt in timeouts.doubts(leases_are_kept=self._parent is not None):
             self.events.emit(TimeoutsQuestioned(setting=doubt.setting, problem=doubt.problem))
         with self._turns.one() as turn:
             if turn.told:
@@ -306,7 +309,7 @@ class _Run:
 
     def _open(self, undo: ExitStack) -> None:
         """What has to be there before anything runs; what cannot be had is told now."""
-        self._crash_file.open()
+        self._open_crash_file()
         dumping = signal.SIGUSR2 if self._heard is not None else None
         undo.callback(self._crash_file.close, signum=dumping)
         if dumping is not None:
@@ -317,6 +320,14 @@ class _Run:
             undo.callback(measured.read(self._vitals.gauges if self._parent is not None else self._vitals.all_gauges))
         if self._group.health_port is not None and self._parent is None:
             self._serve(undo, self._group.health_port)
+
+    def _open_crash_file(self) -> None:
+        """Where it was asked for, else where every user can have one: nothing should fail because its last words have no place."""
+        try:
+            self._crash_file.open()
+        except UsageError:
+            self._crash_file = CrashFile("group", directory=runtime_directory(), clock=self._clock)
+            self._crash_file.open()
 
     def _serve(self, undo: ExitStack, port: int) -> None:
         group = self._group
@@ -336,7 +347,7 @@ class _Run:
         if group.watchdog_threshold is not None:
             watchdog = Watchdog.over(
                 self._vitals.ages,
-                stall_threshold=group.watchdog_threshold,
+                stall_threshold=group.watchdog_threshold + (0.0 if self._parent is None else _AFTER_THE_PARENT),
                 check_interval=group.watchdog_interval,
                 clock=self._clock,
                 events=self._events,
@@ -368,7 +379,7 @@ class _Run:
                 threshold=self._group.watchdog_threshold,
                 crash_file=str(self._crash_file.path),
             )
-        self._notifier.ready(f"{len(self._members)} loops")
+        self._notifier.ready(f"{len(self._members)} loop{'s' if len(self._members) > 1 else ''}")
 
     # --- between ---
 
@@ -377,7 +388,7 @@ class _Run:
         forget = self._turn.over.listen(self._news.set)
         try:
             while not self._is_to_end():
-                self._clock.wait(self._news, None if self._heard is None else _LOOK_UP)
+                self._clock.wait(self._news, look_up())
                 self._news.clear()
         finally:
             forget()
@@ -435,6 +446,7 @@ class _Run:
             why = next((member.error for member in self._members if member.crashed), None)
             raise ShutdownTimeoutError(f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled") from why
         logging.getLogger("longwatch.runtime").critical(message)
+        self._group.before_exit()
         os._exit(1)
 
 
@@ -452,6 +464,8 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
         if not isinstance(loop, Runnable):
             raise UsageError(f"{loop!r} is no Runnable: it needs run, shutdown, running, __enter__ and __exit__")
     given: list[str | None] = [getattr(loop, "name", None) for loop in loops]
+    if len({id(loop) for loop in loops}) < len(loops):
+        raise UsageError("one loop is twice in this group; make another of its kind")
     named = [name for name in given if name is not None]
     if twice := sorted({name for name in named if named.count(name) > 1}):
         raise UsageError(f"loops of a group need different names; more than one is called {', '.join(twice)}")

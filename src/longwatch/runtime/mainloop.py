@@ -26,7 +26,7 @@ from longwatch.runtime.context import MainLoopContext
 from longwatch.runtime.handling import Handling
 from longwatch.runtime.messages import OutputT, RequestDecoder, RequestT
 from longwatch.runtime.telling import told_to_logging
-from longwatch.runtime.turns import Turn, Turns
+from longwatch.runtime.turns import Turn, Turns, look_up
 from longwatch.work.calls import SourceCall
 from longwatch.work.engine import Engine, EnginePolicy
 from longwatch.work.policy import MOST_SLOTS, Surroundings
@@ -155,6 +155,12 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
             engine.excuse_the_fresh(after)
 
     @property
+    def entered(self) -> bool:
+        """Whether it has reached its store since it runs."""
+        engine = self._engine
+        return engine is not None and engine.started
+
+    @property
     def inside(self) -> bool:
         """Whether this is asked from one of its own threads, which cannot wait for its end."""
         engine = self._engine
@@ -225,7 +231,8 @@ class MainLoop(ABC, Generic[RequestT, OutputT]):
 
     def _wait(self, engine: Engine, turn: Turn) -> None:
         with _listening(turn, engine, self.requests):
-            self.clock.wait(turn.over)
+            while not self.clock.wait(turn.over, look_up()):
+                pass
 
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:
         visibility, wait = bounds.check_visibility(visibility), bounds.check_wait(wait)

@@ -42,8 +42,14 @@ class Timeouts:
                 "only waits for messages would be killed; raise the threshold, or lower the wait"
             )
 
-    def doubts(self) -> Iterator[Doubt]:
-        """What works, and not as it is meant; each with the number that would do."""
+    def doubts(self, *, leases_are_kept: bool = False) -> Iterator[Doubt]:
+        """What works, and not as it is meant; each with the number that would do. Where a parent keeps the leases, the visibility
+        timeout says nothing.
+        """
+        found = self._doubts()
+        yield from (doubt for doubt in found if not (leases_are_kept and doubt.setting == "visibility_timeout"))
+
+    def _doubts(self) -> Iterator[Doubt]:
         longest = self.processing
         if self.threshold is not None:
             yield from self._doubts_of_the_watch(self.threshold)

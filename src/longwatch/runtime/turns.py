@@ -15,6 +15,17 @@ from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import ServiceStateError
 
+_LOOK_UP = 0.5
+
+
+def look_up() -> float | None:
+    """How many seconds this thread may wait at a stretch; None: for ever.
+
+    The main thread has to look up now and then: a signal that came to another thread, or to this one in the moment before it
+    began to wait, is handled only then.
+    """
+    return _LOOK_UP if threading.current_thread() is threading.main_thread() else None
+
 
 class Turn:
     """One run: `over` is set when it has to end, `ended` when it has."""
@@ -43,7 +54,7 @@ class Turns:
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pid = os.getpid()
         self._present: Turn | None = None
         self._told_beforehand = False
@@ -89,4 +100,4 @@ class Turns:
 
     def _notice_fork(self) -> None:
         if self._pid != os.getpid():
-            self._pid, self._lock, self._present = os.getpid(), threading.Lock(), None
+            self._pid, self._lock, self._present = os.getpid(), threading.RLock(), None

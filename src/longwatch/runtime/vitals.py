@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -88,8 +89,11 @@ class Vitals:
 
     def all_gauges(self) -> list[Gauge]:
         """And whether all are ready, and how the mailboxes stand."""
-        stood = [gauge for mailbox in self._mailboxes() for gauge in mailbox_gauges(mailbox.name, mailbox.stats())]
-        return [("longwatch_health_ready", (), float(self.readiness().ok)), *self.gauges(), *stood]
+        found: list[Gauge] = [("longwatch_health_ready", (), float(self.readiness().ok)), *self.gauges()]
+        for mailbox in self._mailboxes():
+            with suppress(MailboxError, StoreError):  # one that cannot be asked has no gauges, the others have theirs
+                found += mailbox_gauges(mailbox.name, mailbox.stats())
+        return found
 
     # --- the checks ---
 
@@ -99,6 +103,8 @@ class Vitals:
     def _loop(self, member: Member) -> Reason:
         if not member.armed:
             return Reason.NOT_RUNNING if member.begun else Reason.NOT_STARTED
+        if not getattr(member.loop, "entered", True):
+            return Reason.UNREACHABLE
         age = member.elapsed()
         is_stale = self._stale_after is not None and age is not None and age > self._stale_after
         return Reason.STALE if is_stale else Reason.OK

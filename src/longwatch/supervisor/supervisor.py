@@ -17,7 +17,8 @@ from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.endcause import EndCause
 from longwatch.core.events import Event, Events, PlanReloaded, ProgramEnded, ReloadRefused, StopsRemembered
-from longwatch.errors import LongwatchError, ServiceStateError, UsageError
+from longwatch.errors import LongwatchError, ServiceStateError, TryAgainError, UsageError
+from longwatch.host.asking import Question
 from longwatch.host.children import Guardian
 from longwatch.host.loop import LoopThread
 from longwatch.host.process import KILL_NOW, StopPolicy
@@ -41,6 +42,8 @@ Plans = Iterable[ProgramPlan]
 HASTY_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
 MONTH = 30 * 86_400.0
+READING = 300.0
+"""Seconds that the source of plans may take."""
 _A_FEW = 10
 
 
@@ -317,10 +320,20 @@ class Supervisor(Service):
             raise UsageError("this supervisor was given its programs by code; there is no file to read again")
         async with self._reloading:
             try:
-                return await self._follow(checked(self._source()))
+                return await self._follow(checked(await self._read_source(self._source)))
             except (LongwatchError, OSError) as error:
                 self.events.emit(ReloadRefused(reason=str(error)))
                 raise
+
+    async def _read_source(self, source: Callable[[], Plans]) -> Plans:
+        """In a thread of its own: it may take its time, and programs end meanwhile."""
+        question = Question(source, name="longwatch-reads-plans", within=READING)
+        try:
+            return await question.ask()
+        except TimeoutError:
+            raise TryAgainError(f"the settings could not be read within {READING:g} s; everything goes on as it was") from None
+        finally:
+            question.close()
 
     async def _reload(self, plans: dict[str, ProgramPlan]) -> PlanReloaded:
         async with self._reloading:
