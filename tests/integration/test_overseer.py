@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import socket
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -18,11 +20,14 @@ from typing import Any
 import pytest
 
 from den import eventually, state
-from engine_rig import FakeSource
+from engine_rig import FakeSource, Item
 from longwatch.app import overseer as module
 from longwatch.app.overseer import Overseer
 from longwatch.app.preflight import MODULE
 from longwatch.app.ward import LEASE, RENEW_EVERY, TRUST, Ward
+from longwatch.app.workers import Workers
+from longwatch.app.workers_health import WorkersHealth
+from longwatch.config.settings import LogSettings
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.endcause import EndCause
 from longwatch.core.events import (
@@ -37,11 +42,12 @@ from longwatch.core.events import (
     WorkerReleased,
     WorkerStalled,
 )
-from longwatch.core.health import Reason
+from longwatch.core.health import Aspect, Health, Reason
 from longwatch.errors import StoreUnreachableError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.stacks import CRASH_DIRECTORY
 from longwatch.mailbox import open_mailbox
+from longwatch.store.claims import Claim
 from longwatch.testing import FakeClock, RecordingObserver, check_service
 from snippet import Snippet, running
 
@@ -607,6 +613,20 @@ def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Rig) -
         assert {"1": 0, "2": 1} == crashes_of(url)
 
 
+def test_processes_of_another_user_are_not_told_of_the_line_and_keep_their_leases_by_themselves(tmp_path: Path) -> None:
+    """We would have to believe what they say of files and stores."""
+    clock = SystemClock()
+    with Workers(condemn=lambda _, __: None, state=tmp_path, log=LogSettings(), clock=clock, events=Events()) as workers:
+        ours, theirs = workers.told(None), workers.told(os.getuid() + 1)
+        line = Path(ours["LONGWATCH_PARENT"])
+        assert 0o600 == stat.S_IMODE(line.stat().st_mode)
+        assert 0o700 == stat.S_IMODE(line.parent.stat().st_mode)
+        assert ours == workers.told(os.getuid())
+        assert str(tmp_path / "crashes") == ours[CRASH_DIRECTORY]
+        assert not {"LONGWATCH_PARENT", CRASH_DIRECTORY} & {*theirs}
+    assert not line.parent.exists()
+
+
 # --- what is known ---
 
 
@@ -668,6 +688,36 @@ def test_the_last_word_of_one_that_has_ended_counts(rig: Rig) -> None:
     rig.started(pid)
     rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 2]])
     assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 7), "a pid that comes again is another one"
+
+
+def test_renewals_are_counted_for_the_loop_whose_leases_they_are(rig: Rig) -> None:
+    rig.sources["store"] = FakeSource(rows=[Item(number, claim=Claim(number, 7, 1)) for number in (1, 2)])
+    with a_worker(rig) as worker:
+        rig.started(worker.pid)
+        source = {"kind": "mailbox", "url": "store", "name": "jobs"}
+        rig.say(worker.pid, "leases", owner=7, page=str(worker.page.path), source=source, engine="mail")
+        assert eventually(lambda: rig.value("longwatch_leases_renewed_total", "mail") == 2)
+
+
+def test_one_whose_store_has_not_answered_for_as_long_as_leases_last_is_not_ready(rig: Rig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    health = WorkersHealth(rig.overseer, ["jobs-1", "jobs-2"], clock=rig.clock)
+
+    def reasons() -> dict[str, Reason]:
+        report = Health(health.checks(), rig.clock).report(Aspect.READY)
+        return {result.name.removeprefix("worker "): result.reason for result in report.results}
+
+    with a_worker(rig) as worker:
+        watched(rig, worker)
+        source.await_calls("renew", 1)
+        rig.state(worker.pid)
+        assert eventually(lambda: reasons() == {"jobs-1": Reason.OK, "jobs-2": Reason.NOT_RUNNING})
+        source.faults["renew"] = lambda: 1 / 0
+        rig.advance(LEASE + 5.0)
+        assert Reason.UNREACHABLE is reasons()["jobs-1"]
+        del source.faults["renew"]
+        rig.advance(5.0)
+        assert Reason.OK is reasons()["jobs-1"]
 
 
 def test_mailboxes_are_known_once_however_many_work_on_them(rig: Rig) -> None:

@@ -94,7 +94,8 @@ class CrashFile:
     def _last_dump(self) -> bytes:
         with self.path.open("rb") as file:
             file.seek(self._dumped_at)
-            return file.read(MOST_TO_STDERR - 1).rstrip(b"\n") + b"\n"
+            dump = file.read(MOST_TO_STDERR)
+        return dump if dump.endswith(b"\n") else dump[:-1] + b"\n"
 
     def close(self, *, signum: int | None = None) -> None:
         """Close it, and remove it if it is empty; `signum` writes here no more. Idempotent."""
