@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,41 +106,51 @@ def through_the_command(samples: Dataset, slots: int, folder: Path) -> float:
     return took
 
 
-def in_a_folder(measure: Callable[..., float], *arguments: Any) -> float:
+def in_a_folder(measure: Callable[..., float], *arguments: Any) -> tuple[float, float]:
+    """Seconds it took, and seconds of CPU."""
     with tempfile.TemporaryDirectory(prefix="longwatch-bench-") as folder:
-        return measure(*arguments, Path(folder))
+        before = cpu()
+        took = measure(*arguments, Path(folder))
+        return took, cpu() - before
 
 
-def loop_rows(count: int, rounds: int) -> list[str]:
-    samples, rows = dataset(count), []
+def cpu() -> float:
+    """Of this process and its children."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def loop_rows(count: int, rounds: int) -> Iterator[str]:
+    samples = dataset(count)
     for function in (quick, waits):
         for slots in (1, 8):
-            pairs = [(plain(function, samples), in_a_folder(through_a_loop, function, samples, slots)) for _ in range(rounds)]
-            alone, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
+            found = [(plain(function, samples), *in_a_folder(through_a_loop, function, samples, slots)) for _ in range(rounds)]
+            alone, whole, busy = (statistics.median(times) for times in zip(*found, strict=True))
             best = alone if function is quick else alone / slots
-            rows.append(row(f"EvalLoop, {slots} at a time", function.__name__, alone, whole, (whole - best) / count))
-    return rows
+            yield row(f"EvalLoop, {slots} at a time", function.__name__, alone, whole, (whole - best) / count, busy / count)
 
 
-def command_rows(count: int, rounds: int) -> list[str]:
+def command_row(count: int, rounds: int) -> str:
     """The start is what one sample takes; the rest is the samples'."""
     one, many = dataset(1), dataset(count)
     alone = plain(quick, many)
-    pairs = [tuple(in_a_folder(through_the_command, each, 8) for each in (one, many)) for _ in range(rounds)]
-    start, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
+    found = [(*in_a_folder(through_the_command, one, 8), *in_a_folder(through_the_command, many, 8)) for _ in range(rounds)]
+    start, idle, whole, busy = (statistics.median(times) for times in zip(*found, strict=True))
     named = f"`longwatch eval run`, 8 at a time, beyond {start:.1f} s for one sample"
-    return [row(named, "quick", alone, whole, (whole - start - alone) / (count - 1))]
+    return row(named, "quick", alone, whole, (whole - start - alone) / (count - 1), (busy - idle) / (count - 1))
 
 
-def row(what: str, function: str, alone: float, whole: float, overhead: float) -> str:
-    return f"| {what} | {function} | {alone * 1000:.0f} ms | {whole * 1000:.0f} ms | {overhead * 1000:.3f} ms |"
+def row(what: str, function: str, alone: float, whole: float, overhead: float, busy: float) -> str:  # noqa: PLR0913, PLR0917 - cells
+    times = f"{alone * 1000:.0f} ms | {whole * 1000:.0f} ms | {overhead * 1000:.2f} ms | {busy * 1000:.2f} ms"
+    return f"| {what} | {function} | {times} |"
 
 
 def main() -> None:
     count, rounds = int(os.environ.get("BENCH_SAMPLES") or 2000), int(os.environ.get("BENCH_ROUNDS") or 3)
-    print("| how | function | plain loop | this | overhead a sample |\n|---|---|---:|---:|---:|")
-    for line in (*loop_rows(count, rounds), *command_rows(count, rounds)):
+    print("| how | function | plain loop | this | overhead a sample | CPU a sample |\n|---|---|---:|---:|---:|---:|")
+    for line in loop_rows(count, rounds):
         print(line, flush=True)
+    print(command_row(count, rounds))
     print(f"\nMedians of {rounds} rounds of {count:,} samples.")
 
 
