@@ -99,6 +99,14 @@ def test_a_wrong_option_is_told(longwatch_bin: Path, tmp_path: Path, words: tupl
 
 # --- how it ends ---
 
+SLOW_START = """
+if sys.argv[1:2] == ["run"]:
+    while not os.path.exists("begin"):
+        time.sleep(0.01)
+
+touchy = LoopGroup([jobs], watchdog_threshold=60, readiness_threshold=1.5, max_processing_seconds=0.1, shutdown_timeout=20)
+"""
+
 
 def test_sigterm_has_what_is_in_flight_finished_and_leaves_the_rest_to_others(longwatch_bin: Path, tmp_path: Path) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
@@ -141,6 +149,27 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(longwatch_bin: Path
         assert [0] == [each.crashes for each in mailbox.backend.peek(limit=2)], "a drain is nobody's fault"
 
 
+def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_code(longwatch_bin: Path, tmp_path: Path) -> None:
+    write_app(tmp_path, "hasty = LoopGroup([jobs], shutdown_timeout=0.3, max_processing_seconds=0.1)\n")
+    with worked(longwatch_bin, tmp_path, target="app:hasty") as run:
+        run.joined("worker")
+        send(tmp_path, {"id": "a", "do": "silent"})
+        run.notes.until("begin", "a")
+        run.signal(signal.SIGTERM)
+        assert 1 == run.end()
+    assert "exit 1" == run.heard("shutdown_complete")["cause"]
+    [stacks] = (run.state / "crashes").iterdir()
+    assert "in silent" in stacks.read_text()
+
+
+def test_one_that_is_told_to_stop_before_it_has_begun_leaves_nothing_behind(longwatch_bin: Path, tmp_path: Path) -> None:
+    write_app(tmp_path, SLOW_START)
+    with worked(longwatch_bin, tmp_path, target="app:touchy") as run:
+        run.heard("program_started")
+        run.finish()
+    assert "signal 15" == run.heard("shutdown_complete")["cause"]
+
+
 ONCE = """
 class Once:
     running = False
@@ -173,14 +202,6 @@ def test_it_keeps_no_files_if_it_is_told_so(longwatch_bin: Path, tmp_path: Path)
 
 # --- health ---
 
-SLOW_START = """
-if sys.argv[1:2] == ["run"]:
-    while not os.path.exists("begin"):
-        time.sleep(0.01)
-
-touchy = LoopGroup([jobs], watchdog_threshold=60, readiness_threshold=1.5, max_processing_seconds=0.1, shutdown_timeout=20)
-"""
-
 
 def is_up(answer: Answer) -> bool:
     return answer.status == 200
@@ -194,8 +215,8 @@ def test_health_says_how_its_processes_are_from_the_start_to_the_end(longwatch_b
     write_app(tmp_path, SLOW_START)
     with worked(longwatch_bin, tmp_path, "--processes", "2", target="app:touchy") as run:
         pids = [run.pid_of("worker-1"), run.pid_of("worker-2")]
-        starting = run.comes_to("/health/ready?verbose", is_down)
-        assert {"worker worker-1": "not_started", "worker worker-2": "not_started"} == starting.reasons
+        starting = {"worker worker-1": "not_started", "worker worker-2": "not_started"}
+        assert 503 == run.comes_to("/health/ready?verbose", lambda answer: answer.reasons == starting).status
         assert (503, 200) == (run.get("/startupz").status, run.get("/health/live").status)
         (tmp_path / "begin").touch()
         run.comes_to("/health/ready", is_up)
@@ -210,8 +231,7 @@ def test_health_says_how_its_processes_are_from_the_start_to_the_end(longwatch_b
 
         os.kill(pids[0], signal.SIGKILL)
         run.heard("unexpected_exit", pid=pids[0])
-        gone = run.get("/health/ready?verbose").reasons
-        assert gone["worker worker-1"] in {"not_running", "not_started"}
+        run.comes_to("/health/ready?verbose", lambda answer: answer.reasons["worker worker-1"] in {"not_running", "not_started"})
         run.comes_to("/health/ready", is_up)
 
         send(tmp_path, {"id": "last", "do": "wait", "until": "go"})

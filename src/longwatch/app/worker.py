@@ -23,6 +23,7 @@ from longwatch.app.workers_health import WorkersHealth
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import LogSettings
 from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.endcause import EndCause, EndKind
 from longwatch.core.events import CircuitBreakerTripped, Event, Events, ProgramEnded, ProgramStarted, ReloadRefused
 from longwatch.errors import LongwatchError
 from longwatch.host.errand import Errand
@@ -141,7 +142,7 @@ class _Ends:
             case ProgramEnded(verdict=Verdict.CONFIGURATION_ERROR | Verdict.FATAL_ERROR_NO_RESTART):
                 self._broken.add(event.program)
                 self._over(event.program)
-            case ProgramEnded(verdict=Verdict.SHUTDOWN_COMPLETE, cause=cause) if cause.exit_code:
+            case ProgramEnded(verdict=Verdict.SHUTDOWN_COMPLETE, cause=EndCause(kind=EndKind.EXIT, number=code)) if code:
                 self.exit_code = max(self.exit_code, 1)
 
     def _over(self, program: str) -> None:
