@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from longwatch.host.beatpage import BeatReading, read_page
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.mailbox.opening import open_store
 from supervised import PATIENCE, Record, as_record, eventually, launched
@@ -181,6 +183,19 @@ def samples(exposition: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], fl
     """Every series of an exposition, by its name and labels."""
     families = text_string_to_metric_families(exposition)
     return {(each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples}
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """One for XDG_RUNTIME_DIR, whose name leaves room for those of sockets."""
+    with TemporaryDirectory(prefix="lw-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def pages(runtime: Path) -> list[BeatReading]:
+    """What the beat pages of worker processes say."""
+    readings = (read_page(str(path)) for path in runtime.glob("*/page-*"))
+    return [reading for reading in readings if reading is not None]
 
 
 def store_url(cwd: Path, name: str = "jobs") -> str:

@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -17,7 +16,15 @@ import parts
 from postgres_server import shared_server
 from supervised import eventually, longwatch_says
 from upheld import FROM_SOURCE
-from worked import Answer, Worked, drained, migrated, samples, send, sending, store_url, worked, write_app
+from worked import Answer, Worked, drained, migrated, pages, samples, send, sending, short_directory, store_url, worked, write_app
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A runtime directory of its own."""
+    with short_directory() as directory:
+        yield directory
+
 
 # --- what cannot be ---
 
@@ -108,16 +115,17 @@ touchy = LoopGroup([jobs], watchdog_threshold=60, readiness_threshold=1.5, max_p
 """
 
 
-def test_sigterm_has_what_is_in_flight_finished_and_leaves_the_rest_to_others(longwatch_bin: Path, tmp_path: Path) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
+def test_sigterm_has_what_is_in_flight_finished_and_leaves_the_rest_to_others(
+    longwatch_bin: Path, tmp_path: Path, runtime: Path
+) -> None:
+    with worked(longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime)}) as run:
         run.joined("worker-1", "worker-2")
         send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
         for name in ("a", "b"):
             run.notes.until("begin", name)
         send(tmp_path, {"id": "c", "do": "done"})
         run.signal(signal.SIGTERM)
-        for name in ("worker-1", "worker-2"):
-            run.heard("program_stopping", program=name)
+        assert eventually(lambda: [True, True] == [page.draining for page in pages(runtime)])
         (tmp_path / "go").touch()
         assert 0 == run.end()
     assert ["a", "b"] == sorted(note.job for note in run.notes.all("begin"))
@@ -376,13 +384,6 @@ def test_what_handlers_start_does_not_know_the_parent(longwatch_bin: Path, tmp_p
     names = {line.partition("=")[0] for line in (tmp_path / "seen-env").read_text().splitlines()}
     assert "STORE" in names
     assert "LONGWATCH_PARENT" not in names
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    """A runtime directory of its own, short enough for sockets."""
-    with TemporaryDirectory(prefix="lw-", dir="/tmp") as directory:
-        yield Path(directory)
 
 
 SECRET = "hunter2hunter2"

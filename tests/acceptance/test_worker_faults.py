@@ -7,15 +7,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
 
 from longwatch.app.ward import LEASE
-from longwatch.host.beatpage import read_page
 from supervised import PATIENCE, eventually, wait_for_end
-from worked import Worked, drained, send, sending, store_url, worked, write_app
+from worked import Worked, drained, pages, send, sending, short_directory, store_url, worked, write_app
 
 THRESHOLD = 2.0
 LONGER_THAN_THE_LEASE = int(LEASE) + 2
@@ -23,9 +21,9 @@ LONGER_THAN_THE_LEASE = int(LEASE) + 2
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """A runtime directory of its own, short enough for sockets."""
-    with TemporaryDirectory(prefix="lw-", dir="/tmp") as directory:
-        yield Path(directory)
+    """A runtime directory of its own."""
+    with short_directory() as directory:
+        yield directory
 
 
 def nothing_is_left(cwd: Path) -> bool:
@@ -170,8 +168,7 @@ def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over
 
 def trusted_until(runtime: Path) -> list[float]:
     """Until when each process trusts its leases, the latest last."""
-    readings = [read_page(str(path)) for path in runtime.glob("*/page-*")]
-    return sorted(reading.trusted_until for reading in readings if reading is not None)
+    return sorted(page.trusted_until for page in pages(runtime))
 
 
 def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(

@@ -161,6 +161,7 @@ def test_an_interrupt_that_nobody_caught_stops_the_loops_too(tmp_path: Path) -> 
     with program(
         f"""{PRELUDE}
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 mailbox = open_mailbox("sqlite:///{tmp_path}/m.db", "jobs")
 loop = Loop(requests=mailbox)
 mailbox.send("x")

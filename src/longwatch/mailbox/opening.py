@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import unquote_to_bytes
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 BodyT = TypeVar("BodyT")
 
+_ROUTES = 256
+"""Mailboxes for replies that one mailbox remembers."""
 SCHEMES = ("memory", "postgresql", "redis", "rediss", "sqlite")
 
 
@@ -61,6 +64,7 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
     store = _found(url)
     check_whole("largest_body", largest_body)
 
+    @lru_cache(maxsize=_ROUTES)
     def routed(called: str) -> Mailbox[Any]:
         """Where a reply goes: a mailbox of which only the name is known, so none of this one's limits hold there."""
         return Mailbox(called, _backend(store, called, None), codec=Codec(largest=largest_body), clock=clock, router=routed)

@@ -8,11 +8,13 @@ A query begins with `-- name: NAME` and a comment that says what it does. Parame
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
+@cache
 def load_queries(package: str, name: str, dialect: str, **constants: str) -> dict[str, str]:
     """The queries of `name.sql` and `name.DIALECT.sql` in a package; the engine's own win."""
     folder = files(package)
