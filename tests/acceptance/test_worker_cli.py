@@ -294,6 +294,7 @@ def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(longwatc
         assert 2 == run.metric(acked[0], **acked[1])
         send(tmp_path, *({"id": f"c{number}", "do": "done"} for number in range(8)))
         assert eventually(lambda: run.metric(acked[0], **acked[1]) == 10)
+        assert eventually(lambda: run.metric("longwatch_health_ready") == 1)
         found = samples(run.get("/metrics").body)
         run.finish()
     plain = {(name, tuple(value for _, value in labels)): number for (name, labels), number in found.items()}

@@ -24,9 +24,13 @@ logging.basicConfig(format="%(levelname)s %(name)s %(message)s", level=logging.W
 mailbox = open_mailbox("sqlite:///{database}", "jobs")
 go_on = threading.Event()
 
+def say(*words):
+    # a whole line at once, whichever thread says it
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 class Loop(MainLoop):
     def handle(self, request, context):
-        print("began", request)
+        say("began", request)
         go_on.wait()
 
 def listen():
@@ -45,7 +49,7 @@ def hold_ahead(loop, count):
     while len(shift.feeder.held) < loop.concurrency + count:
         shift.feeder._ahead.ahead = count
         shift._news.set()
-    print("held", loop.holding)
+    say("held", loop.holding)
 """
 
 
@@ -72,7 +76,7 @@ loop = Loop(requests=mailbox, concurrency=2)
 group = LoopGroup([loop], shutdown_timeout={timeout})
 threading.Thread(target=lambda: hold_ahead(loop, {ahead}), daemon=True).start()
 group.run()
-print("returned", group.running, loop.running)
+say("returned", group.running, loop.running)
 """
 
 
@@ -110,7 +114,7 @@ def test_told_to_stop_under_load_nothing_is_lost_and_nothing_is_spent(
 
 
 def test_an_idle_group_ends_though_its_polls_are_long(tmp_path: Path) -> None:
-    code = "group = LoopGroup([Loop(requests=mailbox)])\nprint('up')\ngroup.run(wait_time_seconds=100)"
+    code = "group = LoopGroup([Loop(requests=mailbox)])\nsay('up')\ngroup.run(wait_time_seconds=100)"
     with program(code, tmp_path) as snippet:
         assert "up" == snippet.line()
         await_that(lambda: SIGTERM in caught(snippet), "it listens")
@@ -166,7 +170,7 @@ def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(tmp_path:
 
         def observe(event):
             if isinstance(event, GroupStopping):
-                print("stopping")
+                say("stopping")
                 threading.Event().wait()
 
         LoopGroup([Loop(requests=mailbox)], events=Events(observe)).run()
@@ -192,7 +196,7 @@ def test_sigusr1_drains_and_the_process_stays(tmp_path: Path, mailbox: Mailbox[i
         snippet.say("go")
         await_that(lambda: mailbox.stats().leased == 0, "what runs is finished")
         assert 3 == mailbox.stats().ready
-        snippet.say("print('draining', group.draining, group.running); group.resume()")
+        snippet.say("say('draining', group.draining, group.running); group.resume()")
         assert "draining True True" == snippet.line()
         assert {"began 2", "began 3", "began 4"} == begun(snippet)
         snippet.signal(SIGTERM)
@@ -206,7 +210,7 @@ def test_sigusr2_writes_all_stacks_to_the_crash_file_also_while_the_gil_is_held(
     code = """
     class Holding(MainLoop):
         def handle(self, request, context):
-            print("began")
+            say("began")
             sys.setswitchinterval(1000.0)
             go_on.is_set()
             while True:
@@ -238,11 +242,11 @@ def test_afterwards_every_signal_does_what_it_did_before(tmp_path: Path) -> None
             def look():
                 while not group.running or group.vitals is None or not group.vitals.members[0].begun:
                     pass
-                print([signal.getsignal(each) for each in everything[:3]] != before[0][:3], kernel() != before[1])
+                say([signal.getsignal(each) for each in everything[:3]] != before[0][:3], kernel() != before[1])
                 group.shutdown()
             threading.Thread(target=look, daemon=True).start()
             group.run()
-            print(([signal.getsignal(each) for each in everything], kernel()) == before, ShutdownCoordinator.get())
+            say(([signal.getsignal(each) for each in everything], kernel()) == before, ShutdownCoordinator.get())
         """,
         tmp_path,
     ) as snippet:
@@ -254,14 +258,14 @@ def test_a_coordinator_that_the_user_has_installed_is_used_and_left(tmp_path: Pa
     with program(
         """
         coordinator = ShutdownCoordinator.install(signals=[signal.SIGTERM])
-        coordinator.register(lambda: print("mine"))
+        coordinator.register(lambda: say("mine"))
         handler = signal.getsignal(signal.SIGTERM)
         group = LoopGroup([Loop(requests=mailbox)])
-        print("up")
+        say("up")
         group.run()
-        print(ShutdownCoordinator.get() is coordinator, signal.getsignal(signal.SIGTERM) == handler, len(coordinator._calls))
+        say(ShutdownCoordinator.get() is coordinator, signal.getsignal(signal.SIGTERM) == handler, len(coordinator._calls))
         group.run()
-        print("again")
+        say("again")
         """,
         tmp_path,
     ) as snippet:
@@ -282,7 +286,7 @@ def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(t
         thread.start()
         while group.vitals is None or not group.vitals.members[0].begun:
             pass
-        print(signal.getsignal(signal.SIGTERM) == before, ShutdownCoordinator.get())
+        say(signal.getsignal(signal.SIGTERM) == before, ShutdownCoordinator.get())
         group.shutdown()
         thread.join()
         """,

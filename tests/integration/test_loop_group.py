@@ -241,7 +241,7 @@ def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_st
     assert ["failed"] == [event.reason for event in made.observer.of(GroupStopping)]
 
 
-def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch, crashes: Path) -> None:
     made = company(*stubs(3))
     start = threading.Thread.start
 
@@ -256,6 +256,7 @@ def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(monkeypatch: py
         running.end()
     assert [False] * 3 == [loop.running for loop in made.loops]
     assert [False, True] == [made.loops[0].told.empty(), made.loops[2].told.empty()]
+    assert [] == list(crashes.iterdir())
 
 
 # --- under one deadline ---
@@ -334,6 +335,35 @@ def test_past_its_limit_a_loop_is_left_behind_with_its_stacks_on_record(crashes:
     ]
     assert made.loops[1].running
     made.loops[1].may_end.set()
+
+
+def test_whether_all_stopped_is_said_of_this_run_and_not_of_the_last(tmp_path: Path) -> None:
+    """The second run fails, so nobody counts its loops; they have stopped all the same."""
+    made, answers = company(StubLoop()), queue.SimpleQueue[bool]()
+    [loop] = made.loops
+    loop.is_stubborn = True
+    running = Running(lambda: made.group.run(install_signals=False))
+    made.settle_down()
+    stopping = Running(lambda: answers.put(made.group.shutdown()))
+    made.clock.await_parked(GROUP_RESTING + 1)
+    made.clock.advance(30.25, parked=0)
+    with pytest.raises(ShutdownTimeoutError):
+        running.end()
+    stopping.end()
+    loop.may_end.set()
+    await_that(lambda: not loop.running)
+    loop.may_end.clear()
+    loop.told.get(timeout=0)
+    made.group.adopt(ParentLine(str(tmp_path / "nobody")))
+    running = Running(lambda: made.group.run(install_signals=False))
+    loop.told.get(timeout=PATIENCE)
+    stopping = Running(lambda: answers.put(made.group.shutdown()))
+    await_that(lambda: made.group._turns.present is not None and made.group._turns.present.told)
+    loop.may_end.set()
+    with pytest.raises(TryAgainError, match="cannot be told"):
+        running.end()
+    stopping.end()
+    assert [False, True] == [answers.get(), answers.get()]
 
 
 def test_a_crash_and_a_loop_that_does_not_stop_are_both_told() -> None:
