@@ -103,13 +103,18 @@ def test_a_shutdown_wakes_a_long_poll_and_waits_for_the_end(mailbox: Mailbox[Any
     running.end()
 
 
+def await_draining(loop: GatedLoop) -> None:
+    """Until it takes nothing more."""
+    await_that(lambda: loop._engine is not None and loop._engine.draining)
+
+
 def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, concurrency=2)
     mailbox.send_many(["a", "b", "never received"])
     running, stopped = Running(loop.run), queue.SimpleQueue[bool]()
     loop.next(), loop.next()
     stopping = Running(lambda: stopped.put(loop.shutdown()))
-    await_that(lambda: loop._turns.present is not None and loop._turns.present.told)
+    await_draining(loop)
     loop.open("a", "b")
     stopping.end()
     running.end()
@@ -123,6 +128,7 @@ def test_a_closed_mailbox_ends_the_run_after_what_is_in_flight(mailbox: Mailbox[
     running = Running(loop.run)
     loop.next()
     mailbox.close()
+    await_draining(loop)
     loop.open("a")
     running.end()
     assert 1 == mailbox.stats().ready

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -140,6 +141,7 @@ class ForeignPage:
     def __init__(self, path: str) -> None:
         """OSError or ValueError if there is no page at the path."""
         self.path = path
+        self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         if self._reading() is None:
             self.close()
@@ -165,17 +167,18 @@ class ForeignPage:
 
     def close(self) -> None:
         """Idempotent."""
-        self._descriptor, descriptor = -1, self._descriptor
-        if descriptor >= 0:
-            os.close(descriptor)
+        with self._lock:  # or the number could be another file's by the time somebody writes
+            self._descriptor, descriptor = -1, self._descriptor
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _reading(self) -> BeatReading | None:
-        with suppress(OSError):
+        with self._lock, suppress(OSError):
             return _reading(os.pread(self._descriptor, _LARGEST, 0))
         return None
 
     def _write(self, data: bytes, place: int) -> None:
-        with suppress(OSError):
+        with self._lock, suppress(OSError):
             os.pwrite(self._descriptor, data, place)
 
 

@@ -461,6 +461,8 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
     if not loops:
         raise UsageError("a group needs at least one loop")
     for loop in loops:
+        if isinstance(loop, type):
+            raise UsageError(f"{loop.__name__} is a class; give the group one that was made: {loop.__name__}(…)")
         if not isinstance(loop, Runnable):
             raise UsageError(f"{loop!r} is no Runnable: it needs run, shutdown, running, __enter__ and __exit__")
     given: list[str | None] = [getattr(loop, "name", None) for loop in loops]
