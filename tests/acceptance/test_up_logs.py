@@ -106,7 +106,9 @@ def test_logs_f_follows_a_program_through_restarts_and_rotations(longwatch_bin: 
     with upheld(longwatch_bin, tmp_path, {"a": talker, "b": sh(SAYS_TWO)}, stdout=os.open(os.devnull, os.O_WRONLY)) as run:
         first = run.heard("program_started", program="a")["pid"]
         with following(run, "logs", "-f", "a") as lines:
-            await_line(lines, f"{first} line 30 ")
+            await_line(lines, f"{first} line ")
+            began = int(lines.seen[-1].split()[2])
+            await_line(lines, f"{first} line {began + 30} ")
             os.kill(first, signal.SIGKILL)
             second = run.heard("program_started", program="a", times=2)["pid"]
             await_line(lines, f"{second} line 30 ")
