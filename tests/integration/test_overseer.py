@@ -616,7 +616,7 @@ def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Rig) -
 def test_processes_of_another_user_are_not_told_of_the_line_and_keep_their_leases_by_themselves(tmp_path: Path) -> None:
     """We would have to believe what they say of files and stores."""
     clock = SystemClock()
-    with Workers(condemn=lambda _, __: None, state=tmp_path, log=LogSettings(), clock=clock, events=Events()) as workers:
+    with Workers(state=tmp_path, log=LogSettings(), clock=clock, events=Events()) as workers:
         ours, theirs = workers.told(None), workers.told(os.getuid() + 1)
         line = Path(ours["LONGWATCH_PARENT"])
         assert 0o600 == stat.S_IMODE(line.stat().st_mode)

@@ -110,5 +110,9 @@ def _log_file(log: LogFileSettings | Output, state: Path | None, name: str, noti
 
 
 def _console_form(log: LogSettings, environ: Mapping[str, str]) -> Form:
-    pretty = log.format == "pretty" or (log.format == "auto" and os.isatty(2))
-    return partial(to_pretty, colour=wants_colour(2, environ)) if pretty else to_json
+    return partial(to_pretty, colour=wants_colour(2, environ)) if is_pretty(log) else to_json
+
+
+def is_pretty(log: LogSettings) -> bool:
+    """Whether the console has the form for people."""
+    return log.format == "pretty" or (log.format == "auto" and os.isatty(2))

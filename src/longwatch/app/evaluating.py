@@ -110,7 +110,7 @@ class _Working:
         self._environ = environ
         self._events = Events(self._count)
         self._supervisor: Supervisor | None = None
-        self._workers = Workers(condemn=self._condemn, state=state, log=LogSettings(), clock=self._clock, events=self._events)
+        self._workers = Workers(state=state, log=LogSettings(), clock=self._clock, events=self._events)
 
     def look(self) -> None:
         """UsageError for a loop or an evaluator that cannot be used."""
@@ -155,7 +155,7 @@ class _Working:
 
     def _supervised(self, log: int) -> Supervisor:
         streams = Streams(None, log, log)
-        self._supervisor = Supervisor(
+        self._supervisor = self._workers.supervisor = Supervisor(
             self._plans, streams=lambda _: streams, events=self._events, clock=self._clock, guarded=allow_many_files, adopt=True
         )
         return self._supervisor
@@ -167,10 +167,6 @@ class _Working:
         here = working_directory(None)
         _, plans = worker_plans("eval", worker, base=here, environ=self._environ, told=self._workers.told)
         return [replace(plan, restart=_RESTART, backoff=_BACKOFF, breaker=_BREAKER) for plan in plans]
-
-    def _condemn(self, pid: int, reason: str) -> None:
-        if self._supervisor is not None:
-            self._supervisor.condemn(pid, reason)
 
     def _count(self, event: Event) -> None:
         """Ends of processes that never came to a sample."""

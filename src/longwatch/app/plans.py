@@ -32,6 +32,7 @@ WITH_SHELL = '["sh", "-c", "…"]'
 
 
 Told = Callable[[int | None], Mapping[str, str]]
+"""What worker processes of that user find in their environment."""
 
 
 def _nothing(_: int | None) -> Mapping[str, str]:

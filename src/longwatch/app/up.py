@@ -55,7 +55,8 @@ def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object
 
 
 def _keep_up(planned: Mapping[str, ProgramPlan], source: _Source, console: Console, clock: SystemClock) -> int:
-    supervisor = source.supervisor = _supervisor(planned.values(), source, clock)
+    supervisor = _supervisor(planned.values(), source, clock)
+    source.serve(supervisor)
     source.reread = lambda: supervisor.limit_shutdown(_shutdown_timeout(source.loaded))
     _forget_logs(source.loaded, planned)
     settings = shown_settings(source.loaded.settings)
@@ -128,13 +129,16 @@ class _Source:
 
             log = self.loaded.settings.supervisor.log
             state = self.loaded.state
-            self._workers = Workers(condemn=self._condemn, state=state, log=log, clock=SystemClock(), events=self.events)
+            self._workers = Workers(state=state, log=log, clock=SystemClock(), events=self.events)
+            self._workers.supervisor = self.supervisor
             self._workers.start()
         return self._workers.told(uid)
 
-    def _condemn(self, pid: int, reason: str) -> None:
-        if self.supervisor is not None:
-            self.supervisor.condemn(pid, reason)
+    def serve(self, supervisor: Supervisor) -> None:
+        """Be its source, and have it kill the workers that stall."""
+        self.supervisor = supervisor
+        if self._workers is not None:
+            self._workers.supervisor = supervisor
 
     def close(self) -> None:
         if self._workers is not None:

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from longwatch.core.health import Reason
+from longwatch.core.lease import LeasePolicy
 from longwatch.host.beatpage import ForeignPage
 from longwatch.observe.tally import Sample
+from longwatch.runtime.mainloop import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Source
 
-LEASE = 15.0
-RENEW_EVERY = 5.0
+LEASE = LEASE_UNDER_A_PARENT
+RENEW_EVERY = LEASE * LeasePolicy(LEASE).renew_at
 Silent = Mapping[int, Mapping[int, float]]
-TRUST = 0.8
-"""Of the lease, what the child believes in it: as in `core.lease`."""
+TRUST = LeasePolicy(LEASE).trust
+"""Of the lease, what the child believes in it."""
 
 
 class Kept:

@@ -66,8 +66,7 @@ class _Parent:
         self._console = console
         self._clock = clock
         self._events = Events(console.log)
-        self._supervisor: Supervisor | None = None
-        self._workers = Workers(condemn=self._condemn, state=wishes.state, log=wishes.log, clock=clock, events=self._events)
+        self._workers = Workers(state=wishes.state, log=wishes.log, clock=clock, events=self._events)
 
     def run(self, environ: Mapping[str, str], undo: ExitStack) -> int:
         wishes, clock = self._wishes, self._clock
@@ -77,7 +76,7 @@ class _Parent:
         facts, plans = worker_plans(wishes.name, settings, base=here, environ=environ, told=self._workers.told)
         names = [plan.name for plan in plans]
         undo.enter_context(_answering(wishes, facts, WorkersHealth(self._workers.overseer, names, clock=clock), clock))
-        supervisor = self._supervisor = self._made(plans)
+        supervisor = self._workers.supervisor = self._made(plans)
         ends = _Ends(names, supervisor.shut_down)
         self._events.subscribe(ends)
         self._workers.start()
@@ -95,10 +94,6 @@ class _Parent:
             guarded=allow_many_files,
             adopt=True,
         )
-
-    def _condemn(self, pid: int, reason: str) -> None:
-        if self._supervisor is not None:
-            self._supervisor.condemn(pid, reason)
 
 
 @contextmanager

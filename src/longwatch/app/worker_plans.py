@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from longwatch.app.plans import plan, process
+from longwatch.app.plans import Told, plan, process
 from longwatch.app.preflight import MODULE, GroupFacts, look_at
 from longwatch.config.programs import WorkerSettings
 from longwatch.supervisor.conditions import Readiness
@@ -15,9 +15,6 @@ from longwatch.supervisor.plan import Output, ProgramPlan
 
 MORE_GRACE = 5.0
 """Seconds that a worker process has after its group's own shutdown_timeout before it is killed."""
-
-Told = Callable[[int | None], Mapping[str, str]]
-"""What worker processes of that user find in their environment."""
 
 
 def worker_plans(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
+from longwatch.app.console import is_pretty
 from longwatch.app.overseer import Overseer
 from longwatch.app.preflight import LOG_FORMAT, LOG_LEVEL
 from longwatch.config.settings import LogSettings
@@ -16,16 +16,17 @@ from longwatch.host.parent import PARENT_SOCKET
 from longwatch.host.service import Service
 from longwatch.host.stacks import CRASH_DIRECTORY
 from longwatch.supervisor.rendezvous import Rendezvous
+from longwatch.supervisor.supervisor import Supervisor
 
 
 class Workers(Service):
-    """Oversees the worker processes of a supervisor. `state`: where their crash files go; `condemn` has one killed, by pid."""
+    """Oversees the worker processes of a supervisor. `state`: where their crash files go."""
 
-    def __init__(
-        self, *, condemn: Callable[[int, str], None], state: Path | None, log: LogSettings, clock: Clock, events: Events
-    ) -> None:
+    def __init__(self, *, state: Path | None, log: LogSettings, clock: Clock, events: Events) -> None:
         super().__init__(name="workers", clock=clock)
-        self.overseer = Overseer(condemn=condemn, clock=clock, events=events)
+        self.supervisor: Supervisor | None = None
+        """Who starts them; its plans need what is told here, so it comes later."""
+        self.overseer = Overseer(condemn=self._condemn, clock=clock, events=events)
         self._state = state
         self._log = _child_log(log)
         self._rendezvous: Rendezvous | None = None
@@ -40,6 +41,10 @@ class Workers(Service):
             return self._log
         crashes = {} if self._state is None else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
         return {PARENT_SOCKET: str(self._line()), **self._log, **crashes}
+
+    def _condemn(self, pid: int, reason: str) -> None:
+        if self.supervisor is not None:
+            self.supervisor.condemn(pid, reason)
 
     def _line(self) -> Path:
         """Where they speak to us."""
@@ -67,5 +72,4 @@ class Workers(Service):
 
 def _child_log(log: LogSettings) -> dict[str, str]:
     """As we log."""
-    pretty = log.format == "pretty" or (log.format == "auto" and os.isatty(2))
-    return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if pretty else "json"}
+    return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if is_pretty(log) else "json"}
