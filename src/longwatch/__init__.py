@@ -9,6 +9,7 @@
 #   work        the one engine that runs claimed rows: slots, leases, settling, drain
 #   mailbox     messages that cannot be lost: protocol, memory, SQL, Redis
 #   runtime     loops over mailboxes that beat while they work, and groups of them: watched, healthy or not, stopped together
+#   flow        durable graphs: what is ready is computed, whoever dies meanwhile
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
 #   observe     events -> logs and metrics
 #   config      settings from file, environment and flags
@@ -120,7 +121,7 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
-    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "mailbox", "observe", "runtime", "supervisor", "testing"))
+    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "flow", "mailbox", "observe", "runtime", "supervisor", "testing"))
 
 
 def __dir__() -> list[str]:

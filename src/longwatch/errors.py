@@ -2,7 +2,8 @@
 
 LongwatchError                      exit code 1    something went wrong
 ├── UsageError                      exit code 2    asked for wrongly; the message says the cure
-│   └── ConfigError                                settings with faults, all of them listed
+│   ├── ConfigError                                settings with faults, all of them listed
+│   └── GraphError                                 a graph that does not hold together
 ├── TryAgainError                   exit code 75   the same call may work later
 │   ├── DeadlineExceededError                      it was not done in its time
 │   │   └── ShutdownTimeoutError                   loops were told to stop and did not, in their time
@@ -29,6 +30,11 @@ LongwatchError                      exit code 1    something went wrong
 │   ├── ReplyNotAvailableError                     there is nowhere to reply to
 │   ├── InvalidParameterError                      a value outside its bounds, which the message names
 │   └── UnsupportedError                           this backend cannot do that
+├── FlowError                                      something about graphs and their executions
+│   ├── UnknownExecutionError       exit code 2    there is none of that id
+│   ├── UnknownGraphError           exit code 2    it is of a graph that was not given to this Flow
+│   ├── NotSetError                                the node has no value
+│   └── ComputationFailedError                     the node has no value and will get none: its attempts are spent
 ├── CancelledError                                 the work was told to stop
 ├── PermanentError                                 raised by your code: this piece of work will never succeed
 └── SpawnError                                     a child could not be started
@@ -73,6 +79,10 @@ class ConfigError(UsageError):
     def __init__(self, *faults: Fault) -> None:
         super().__init__("\n".join(str(fault) for fault in faults))
         self.faults = faults
+
+
+class GraphError(UsageError):
+    """A graph does not hold together: a cycle, an unknown node or option, a function that cannot be called; said when defined."""
 
 
 class TryAgainError(LongwatchError):
@@ -217,3 +227,27 @@ class UnsupportedError(MailboxError):
     """This backend cannot do what was asked."""
 
     exit_code = 2
+
+
+class FlowError(LongwatchError):
+    """Something about graphs and their executions went wrong."""
+
+
+class UnknownExecutionError(FlowError):
+    """There is no execution of that id."""
+
+    exit_code = 2
+
+
+class UnknownGraphError(FlowError):
+    """The execution, or what was asked for, is of a graph that was not given to this Flow."""
+
+    exit_code = 2
+
+
+class NotSetError(FlowError):
+    """The node has no value at present."""
+
+
+class ComputationFailedError(FlowError):
+    """The node has no value for its present inputs and will get none: its attempts are spent, or its execution was cancelled."""

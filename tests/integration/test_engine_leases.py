@@ -170,7 +170,7 @@ def test_rows_that_wait_are_not_begun_once_trust_has_ended() -> None:
         rig.engine._shift._keeper._step_down()  # type: ignore[union-attr]
         rig.source.await_settled((2, BACK))
         gate.open(1)
-        rig.source.await_settled((1, BACK), (2, BACK))
+        rig.source.await_settled((1, DONE), (2, BACK))
         assert gate.began.empty()
 
 

@@ -23,10 +23,10 @@ from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.mailbox.opening import found_source
 from longwatch.runtime import LoopGroup
-from longwatch.runtime.mainloop import LEASE_UNDER_A_PARENT, Place
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import RecordingObserver
 from longwatch.work.engine import Engine
+from longwatch.work.place import LEASE_UNDER_A_PARENT, Place
 from longwatch.work.source import Outcome
 from loop_rig import LOOP_RESTING, GatedLoop, await_that, grouping, looping
 

@@ -14,12 +14,12 @@ from longwatch.core.clock import Wakeup
 from longwatch.errors import MailboxFullError
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.letters import Letter
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.memory import Contents, MemoryBackend, MemoryStore
 from longwatch.mailbox.memory_lane import Held, Lane, Row
 from longwatch.store.claims import Blame, Claim
+from longwatch.store.json_codec import Codec
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import check_mailbox
 from longwatch.testing.mailbox_suite import bench as bench_module

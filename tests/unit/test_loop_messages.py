@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from longwatch.errors import SerializationError, UsageError
-from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.letters import Delivery
 from longwatch.runtime import MainLoop, MainLoopContext, MainLoopRequest, MainLoopResult
 from longwatch.runtime.mainloop import _request_type
 from longwatch.runtime.messages import RequestDecoder
+from longwatch.store.json_codec import Codec
 
 DELIVERY = Delivery("message-7", b"", deliveries=1, failures=0, crashes=0, enqueued_at=1_700_000_000.0, reply_to=None)
 NOON = datetime(2031, 5, 6, 12, tzinfo=UTC)

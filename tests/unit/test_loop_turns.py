@@ -9,9 +9,9 @@ import pytest
 from longwatch.core.deadline import Deadline
 from longwatch.errors import ServiceStateError
 from longwatch.host.errand import Errand
-from longwatch.runtime import turns as turns_module
-from longwatch.runtime.turns import Turn, Turns, look_up
 from longwatch.testing import FakeClock
+from longwatch.work import turns as turns_module
+from longwatch.work.turns import Turn, Turns, look_up
 from snippet import running
 
 PATIENCE = 10.0
@@ -120,7 +120,7 @@ def test_a_forked_child_has_turns_of_its_own() -> None:
         """
         import os, sys
         from longwatch.core.deadline import Deadline
-        from longwatch.runtime.turns import Turns
+        from longwatch.work.turns import Turns
         from longwatch.testing import FakeClock
 
         turns = Turns("the loop", FakeClock())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.errors import InvalidParameterError, SerializationError
-from longwatch.mailbox.bodies import Codec
+from longwatch.store.json_codec import Codec
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

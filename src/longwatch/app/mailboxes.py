@@ -15,12 +15,12 @@ import msgspec
 from longwatch.core.masking import mask_text
 from longwatch.core.nearest import did_you_mean
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
-from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import check_name
 from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.opening import mailbox_names, open_mailbox, open_store
 from longwatch.store.database import Database
+from longwatch.store.json_codec import Codec
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.store.sqlite_file import require_place
 from longwatch.store.status import SchemaStatus, schema_status

@@ -11,7 +11,7 @@ from longwatch.core.health import Reason
 from longwatch.core.lease import LeasePolicy
 from longwatch.host.beatpage import ForeignPage
 from longwatch.observe.tally import Sample
-from longwatch.runtime.mainloop import LEASE_UNDER_A_PARENT
+from longwatch.work.place import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Source
 
 LEASE = LEASE_UNDER_A_PARENT

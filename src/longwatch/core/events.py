@@ -430,6 +430,18 @@ class LeasesRenewed(Event):
     rows: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAbandoned(Event):
+    """An attempt to compute a node was given up, by whoever noticed first."""
+
+    loudness: ClassVar[Level] = Level.WARNING
+
+    execution: str
+    node: str
+    attempt: int
+    cause: str
+
+
 # --- the life of loops -------------------------------------------------------------------------------------------------------
 
 

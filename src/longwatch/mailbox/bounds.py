@@ -10,11 +10,12 @@ from typing import Any
 
 from longwatch.core.storable import is_storable, storable
 from longwatch.errors import InvalidParameterError
+from longwatch.store.json_codec import LARGEST
 
 LONGEST_VISIBILITY = 43_200.0
 LONGEST_DELAY = 366 * 86_400.0
 MOST_MESSAGES = 1000
-LARGEST_BODY = 1 << 20
+LARGEST_BODY = LARGEST
 LONGEST_NAME = 200
 LONGEST_KEY = 1000
 LONGEST_REASON = 10_000

@@ -12,10 +12,10 @@ from longwatch.core.deadline import Deadline
 from longwatch.errors import InvalidParameterError, MailboxClosedError, SerializationError, UnsupportedError
 from longwatch.mailbox import bounds
 from longwatch.mailbox.backend import Backend, connecting
-from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.dead import DeadLetters
 from longwatch.mailbox.letters import Delivery, Letter, Stats, new_id
 from longwatch.mailbox.message import Message, Verdict
+from longwatch.store.json_codec import Codec
 from longwatch.work.source import Leased, Outcome, Settlement
 
 BodyT = TypeVar("BodyT")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
-from urllib.parse import unquote_to_bytes
 
 from longwatch.core.clock import Clock
 from longwatch.core.masking import mask_text
-from longwatch.core.nearest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.mailbox.backend import KIND, Backend, Limits
-from longwatch.mailbox.bodies import Codec
 from longwatch.mailbox.bounds import LARGEST_BODY, check_whole
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.store.database import Database
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.json_codec import Codec
+from longwatch.store.opening import SQL_SCHEMES, extra, open_database, split_url, url_hint
 
 if TYPE_CHECKING:
     from longwatch.mailbox.memory import MemoryStore
@@ -27,7 +23,7 @@ BodyT = TypeVar("BodyT")
 
 _ROUTES = 256
 """Mailboxes for replies that one mailbox remembers."""
-SCHEMES = ("memory", "postgresql", "redis", "rediss", "sqlite")
+SCHEMES = tuple(sorted((*SQL_SCHEMES, "memory", "redis", "rediss")))
 
 
 @overload
@@ -78,39 +74,22 @@ def open_store(url: str, *, auto_migrate: bool = False) -> Any:
 
     A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else `longwatch db migrate` does it.
     """
-    if not isinstance(url, str):
-        raise UsageError(f"a store is named by a URL, text such as sqlite:///jobs.db, not by {type(url).__name__}")
-    scheme, slashes, place = url.partition("://")
-    match scheme.lower() if slashes else None:
-        case "sqlite":
-            return SqliteDatabase(_sqlite_path(url, place))
+    database = open_database(url, auto_migrate=auto_migrate)
+    if database is not None:
+        return database
+    scheme, place = split_url(url)
+    match scheme:
         case "memory":
             from longwatch.mailbox.memory import shared_memory  # noqa: PLC0415 - only who uses it pays
 
             return shared_memory(place)
-        case "postgresql" | "postgres":
-            with extra("postgres", url):
-                from longwatch.store.postgres import PostgresDatabase  # noqa: PLC0415
-
-                return PostgresDatabase(url, auto_migrate=auto_migrate)
         case "redis" | "rediss":
             with extra("redis", url):
                 from longwatch.mailbox.redis import RedisStore  # noqa: PLC0415
 
                 return RedisStore(url)
         case _:
-            raise UsageError(f"no store is known for {mask_text(url)!r}; {_hint(url)}")
-
-
-@contextmanager
-def extra(name: str, url: str) -> Iterator[None]:
-    """What a URL needs that is not installed is named by the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        what = f"needs {error.name}, which is not installed" if missing else f"cannot be used ({error})"
-        raise UsageError(f"{mask_text(url)} {what}; run: pip install 'longwatch[{name}]'") from None
+            raise UsageError(f"no store is known for {mask_text(url)!r}; {url_hint(url, SCHEMES)}")
 
 
 def _found(given: Any) -> Any:
@@ -118,14 +97,6 @@ def _found(given: Any) -> Any:
     if isinstance(given, Database) or hasattr(given, "lane"):
         return given
     return open_store(given)
-
-
-def _hint(url: str) -> str:
-    scheme, colon, _ = url.partition(":")
-    if url and not colon:
-        return f"did you mean sqlite:///{mask_text(url)}?"
-    schemes = [f"{known}://" for known in SCHEMES]
-    return did_you_mean(f"{scheme}://", schemes, otherwise=f"use one of {', '.join(schemes)}", likeness=0.75)
 
 
 def found_source(whereabouts: Mapping[str, str], stores: MutableMapping[str, Any]) -> Backend:
@@ -146,22 +117,6 @@ def mailbox_names(store: Any) -> list[str]:
         return names_in(store)
     names: list[str] = store.mailbox_names()
     return names
-
-
-def _sqlite_path(url: str, place: str) -> Path:
-    host, slash, path = place.partition("/")
-    if host or not slash or not path:
-        raise UsageError(f"{mask_text(url)!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db")
-    for sign, written in (("?", "%3F"), ("#", "%23")):
-        if sign in path:
-            raise UsageError(f"{mask_text(url)!r} has a {sign}, and a file takes no options; if its name has one, write {written}")
-    try:
-        name = unquote_to_bytes(path).decode()
-    except UnicodeError:
-        raise UsageError(f"{mask_text(url)!r} names a file that is not UTF-8; give it another name") from None
-    if "\0" in name:
-        raise UsageError(f"{mask_text(url)!r} has a zero byte in its name, which no file can have; leave it out")
-    return Path(name)
 
 
 def _backend(store: Any, name: str, limits: Limits | None) -> Backend:

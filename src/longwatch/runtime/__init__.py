@@ -12,7 +12,7 @@ The life of a message (`handling.py`)
     decoded → refused if its deadline has passed → handled → answered and settled
     A handler's exception is a failure of that message: it comes back after a while, and after its last try its sender is told.
 
-The life of a loop (`turns.py`)
+The life of a loop (`work/turns.py`)
     idle → running → idle … One that is told to stop before it ever ran returns at once from its first run.
 """
 

@@ -47,14 +47,14 @@ from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import SignalStream, catching
 from longwatch.host.stacks import CrashFile
 from longwatch.host.watchdog import Stall, Watchdog
-from longwatch.runtime.mainloop import Place
 from longwatch.runtime.member import Member
 from longwatch.runtime.pulse import Measured, Pulse
 from longwatch.runtime.relations import Timeouts
-from longwatch.runtime.telling import told_to_logging
-from longwatch.runtime.turns import Turn, Turns, look_up
 from longwatch.runtime.vitals import Vitals
+from longwatch.work.place import Place
 from longwatch.work.solitude import Solitude
+from longwatch.work.telling import told_to_logging
+from longwatch.work.turns import Turn, Turns, look_up
 
 READY_SHARE = 0.9
 """Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic leaves before the kill."""

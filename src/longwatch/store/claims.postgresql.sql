@@ -14,7 +14,7 @@ WITH due AS MATERIALIZED (
     ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 )
 UPDATE {table} SET held = 2, owner = :owner, term = greatest(term + 1, (:lease_now * 1000000)::int8),
-    lease_until = :lease_now + :duration::float8, deliveries = deliveries + 1
+    {leased}, deliveries = deliveries + 1
 WHERE seq = ANY (ARRAY(
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
@@ -24,13 +24,13 @@ RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owne
 -- name: renew
 -- Prolong every lease of an owner but those to skip; never shortens one. A row that is locked is passed over: its owner is
 -- settling it in a transaction that may take long, which nobody else ends meanwhile, and the others must not wait for it.
-UPDATE {table} SET lease_until = greatest(lease_until, :lease_now + :duration::float8) WHERE seq = ANY (ARRAY(
+UPDATE {table} SET {renewed} WHERE seq = ANY (ARRAY(
     SELECT seq FROM {table} WHERE held = 2 AND owner = :owner AND seq <> ALL (:skip::int8[]) FOR UPDATE SKIP LOCKED
 ))
 
 -- name: renew_one
 -- Prolong one lease; changes nothing unless row, owner and term match.
-UPDATE {table} SET lease_until = greatest(lease_until, :lease_now + :duration::float8)
+UPDATE {table} SET {renewed}
 WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: settle
@@ -49,7 +49,7 @@ WITH theirs AS MATERIALIZED (
     ORDER BY seq FOR UPDATE
 ), given_back AS (
     UPDATE {table} SET held = CASE WHEN :delay::float8 > 0 THEN 1 ELSE 0 END,
-        ready_at = CASE WHEN :delay::float8 > 0 THEN :wall_now + :delay::float8 ELSE 0 END, owner = NULL, lease_until = NULL,
+        ready_at = CASE WHEN :delay::float8 > 0 THEN :wall_now + :delay::float8 ELSE 0 END, owner = NULL, {freed},
         failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases,
         error = coalesce(:error, error)
     WHERE seq = ANY (ARRAY(SELECT seq FROM theirs))
@@ -67,13 +67,13 @@ UPDATE {table} SET held = 0 WHERE seq = ANY (ARRAY(
 -- owner was forgotten while it claimed has a page that cannot be read, which blames nobody.
 SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND lease_until < :lease_now LIMIT :limit
+WHERE held = 2 AND {lapsed} LIMIT :limit
 
 -- name: lapsed_for_release
 -- The same, and nobody renews them until they are released.
 SELECT seq, term, lane, leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND lease_until < :lease_now LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
+WHERE held = 2 AND {lapsed} LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
 
 -- name: owners
 -- The owners of leases in this table whose end can be seen from here, because they are of this boot, and those that entered long

@@ -36,17 +36,51 @@ class Blame(StrEnum):
     RELEASE = auto()  # nobody's fault: spends nothing
 
 
+class LeaseSql(NamedTuple):
+    """How a lease stands in the columns of a row, in SQL: what a claim, a renewal and giving back write, and when it has ended."""
+
+    leased: str
+    renewed: str
+    freed: str
+    lapsed: str
+
+
+_ONE_COLUMN = {
+    "sqlite": LeaseSql(
+        leased="lease_until = :lease_now + :duration",
+        renewed="lease_until = max(lease_until, :lease_now + :duration)",
+        freed="lease_until = NULL",
+        lapsed="lease_until < :lease_now",
+    ),
+    "postgresql": LeaseSql(
+        leased="lease_until = :lease_now + :duration::float8",
+        renewed="lease_until = greatest(lease_until, :lease_now + :duration::float8)",
+        freed="lease_until = NULL",
+        lapsed="lease_until < :lease_now",
+    ),
+}
+
+
 class Claims:
     """Leases over one table. Rows come back as the `columns` asked for; the first three are always seq, owner, term.
 
-    `gate` is a condition in SQL on `:lane`: while it is false, nothing of the lane is handed out.
+    `gate` is a condition in SQL on `:lane`: while it is false, nothing of the lane is handed out. `lease`: where the rows keep
+    their leases; if not said, in `lease_until`.
     """
 
-    def __init__(
-        self, *, dialect: str, table: str, columns: Sequence[str] = (), gate: str = "1 = 1", owners: Owners | None = None
+    def __init__(  # noqa: PLR0913 - a table and what is special about it
+        self,
+        *,
+        dialect: str,
+        table: str,
+        columns: Sequence[str] = (),
+        gate: str = "1 = 1",
+        owners: Owners | None = None,
+        lease: LeaseSql | None = None,
     ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
-        self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names, gate=gate)
+        written = (lease or _ONE_COLUMN[dialect])._asdict()
+        self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names, gate=gate, **written)
         self._owners = owners or Owners()
         self._takes_arrays = dialect == "postgresql"
 

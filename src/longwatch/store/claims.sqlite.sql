@@ -9,7 +9,7 @@ WITH line AS MATERIALIZED (
     ORDER BY seq LIMIT :limit
 )
 UPDATE {table} SET held = 2, owner = :owner, term = max(term + 1, CAST(:wall_now * 1000000 AS INTEGER)),
-    lease_until = :lease_now + :duration, deliveries = deliveries + 1
+    {leased}, deliveries = deliveries + 1
 WHERE seq IN (
     SELECT seq FROM line
     WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
@@ -18,12 +18,12 @@ RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE owner = :owner
 
 -- name: renew
 -- Prolong every lease of an owner but those to skip; never shortens one.
-UPDATE {table} SET lease_until = max(lease_until, :lease_now + :duration)
+UPDATE {table} SET {renewed}
 WHERE held = 2 AND owner = :owner AND seq NOT IN (SELECT value FROM json_each(:skip))
 
 -- name: renew_one
 -- Prolong one lease; changes nothing unless row, owner and term match.
-UPDATE {table} SET lease_until = max(lease_until, :lease_now + :duration)
+UPDATE {table} SET {renewed}
 WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
 -- name: settle
@@ -37,7 +37,7 @@ RETURNING seq, owner, term
 -- name: release
 -- Give a row back, at once or after a delay, and count why.
 UPDATE {table} SET held = CASE WHEN :delay > 0 THEN 1 ELSE 0 END,
-    ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, lease_until = NULL,
+    ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, {freed},
     failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases, error = coalesce(:error, error)
 WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 
@@ -49,7 +49,7 @@ UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wal
 -- Leases that have ended, by the clock or because they are of another boot.
 SELECT seq, term, lane, leased.owner, incarnation, page
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND (lease_until < :lease_now OR boot <> :boot) LIMIT :limit
+WHERE held = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
 
 -- name: register
 -- Enter an owner.

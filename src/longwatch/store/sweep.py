@@ -62,16 +62,16 @@ class Sweep:
         return [
             Holder(owner, incarnation, page)
             for owner, incarnation, page, age, holds in found
-            if self._has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
+            if self.has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
         ]
 
     def bury(self, transaction: Transaction, holder: Holder) -> list[int]:
         """Give back what a dead owner held, a page of it at a time; for each row its lane. One that holds nothing is forgotten."""
         held = transaction.rows(self._claims.for_release("held_by"), {"owner": holder.owner, "limit": PAGE_OF_ROWS})
         if not held:
-            self._forget(transaction, holder)
+            self.forget(transaction, holder)
             return []
-        if not self._has_ended(holder.incarnation):
+        if not self.has_ended(holder.incarnation):
             return []
         blame = judge(holder)
         self._release(transaction, [(Claim(seq, holder.owner, term), blame(seq)) for seq, term, _ in held])
@@ -81,13 +81,13 @@ class Sweep:
         for blame in {blame for _, blame in judged}:
             self._claims.release(transaction, [claim for claim, its in judged if its is blame], blame=blame)
 
-    def _forget(self, transaction: Transaction, holder: Holder) -> None:
+    def forget(self, transaction: Transaction, holder: Holder) -> None:
         """Only once its rows are back for good: until then somebody may need its page."""
         forgotten = transaction.execute(self._claims.sql["forget"], {"owner": holder.owner})
-        if forgotten and holder.page is not None and self._has_ended(holder.incarnation):
+        if forgotten and holder.page is not None and self.has_ended(holder.incarnation):
             remove_page(holder.page)
 
-    def _has_ended(self, incarnation: str) -> bool:
+    def has_ended(self, incarnation: str) -> bool:
         """Whether an owner certainly has. In a store of one machine that of an earlier boot has; in others it may be elsewhere."""
         found = read_incarnation(incarnation)
         return found is not None and (found.is_dead() or (not self._is_shared and found.is_of_another_boot))
@@ -97,12 +97,16 @@ def _page(limit: int) -> Parameters:
     return {"boot": boot_id(), "limit": limit}
 
 
-def judge(holder: Holder) -> Callable[[int], Blame]:
-    """Says of each row whether its own work is to blame for the end of its owner. The page is read once, here."""
+def judge(holder: Holder, *, unread: Blame = Blame.RELEASE) -> Callable[[int], Blame]:
+    """Says of each row whether its own work is to blame for the end of its owner. The page is read once, here; `unread` is the
+    answer if it cannot be.
+    """
     if holder.page is None:
         return lambda _: Blame.CRASH
     reading = None if _is_of_another_boot(holder.incarnation) else read_page(holder.page)
-    started = frozenset[int]() if reading is None or reading.draining else reading.started
+    if reading is None:
+        return lambda _: unread
+    started = frozenset[int]() if reading.draining else reading.started
     return lambda seq: Blame.CRASH if seq in started else Blame.RELEASE
 
 

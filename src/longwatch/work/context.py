@@ -9,7 +9,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.host.beatpage import BeatPage
-from longwatch.work.source import Leased
+from longwatch.work.source import Leased, Settlement
 
 
 class Pulse:
@@ -42,10 +42,11 @@ class WorkContext:
     """The context of one run of one row.
 
     `cancelled` and `lease_lost` are for code that looks up now and then: the first says stop, the second says that whatever it
-    does will not count. `settled`: the code has settled the row by itself, there is no lease any more that could be lost.
+    does will not count. `settled`: the row was settled while the code ran, there is no lease any more that could be lost.
+    `ruling`: it is decided how the row is settled, whatever the code says in the end.
     """
 
-    __slots__ = ("_making", "_pulse", "_token", "began", "deadline", "lease_lost", "leased", "settled")
+    __slots__ = ("_making", "_pulse", "_token", "began", "deadline", "lease_lost", "leased", "ruling", "settled")
 
     def __init__(self, leased: Leased, pulse: Pulse, deadline: Deadline, *, began: float) -> None:
         self.leased = leased
@@ -53,6 +54,7 @@ class WorkContext:
         self.began = began
         self.lease_lost = False
         self.settled = False
+        self.ruling: Settlement | None = None
         self._making = pulse.making
         self._pulse: Pulse | None = pulse
         self._token: CancelToken | None = None

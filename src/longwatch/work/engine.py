@@ -81,6 +81,12 @@ class Engine(Service):
         """Seconds since the stalest of them, and of its own, has beaten."""
         return max(beat.elapsed() for beat in (self.heartbeat, *self.heartbeats()))
 
+    def doubt(self) -> None:
+        """Somebody may have taken rows that it has: have it compare with the store."""
+        shift = self._shift
+        if shift is not None:
+            shift.feeder.doubt()
+
     def excuse_the_fresh(self, after: float) -> None:
         """Before the process is ended because of silence: rows whose slot has beaten within so long are not to blame for it."""
         shift = self._shift

@@ -21,6 +21,7 @@ def judged(context: WorkContext, error: BaseException, retry: BackoffPolicy) -> 
     failure. Work that could not be begun here is left alone for a while, or it would go back and forth.
     """
     claim, text = context.leased.claim, described(error)
+    retry = context.leased.retry or retry
     if isinstance(error, PermanentError):
         return Settlement(claim, Outcome.DEAD, reason="permanent", error=text)
     if context.cancelled:

@@ -16,6 +16,7 @@ from longwatch.core.events import LeaseLost, LeasesRenewed
 from longwatch.host.errand import Errand
 from longwatch.store.claims import Claim
 from longwatch.work.calls import SourceCall
+from longwatch.work.context import WorkContext
 from longwatch.work.feeder import Feeder
 from longwatch.work.policy import Surroundings
 from longwatch.work.slots import Crew
@@ -82,7 +83,9 @@ class Keeper:
         moments = [*self._unkept.values()]
         if not self._asking():
             moments.append(ask_at)
-        if not self._tenure.broken:
+        if self._tenure.broken:
+            moments += [self._trusted_until(context) for context in self._trusted()]
+        else:
             moments.append(self._tenure.trusted_until)
         return max(min(moments, default=now + self._round()) - now, 0.0)
 
@@ -104,6 +107,8 @@ class Keeper:
             return
         if self._tenure.has_ended(now):
             self._step_down()
+        if self._tenure.broken:
+            self._lose_the_untrusted(now)
         self._lose_the_stale(now)
         due = self._tenure.broken or now + self._slack() >= self._tenure.lease.granted_at + self._due_after()
         if due and now >= self._not_before and not self._asking():
@@ -145,14 +150,24 @@ class Keeper:
     # --- losing ---
 
     def _step_down(self) -> None:
-        """Trust has ended: what runs is cancelled and will not count, what waits is handed back when the store can be told."""
+        """Trust has ended: nothing is begun any more, and what waits is handed back when the store can be told."""
         self._tenure.end()
-        lost = [context for context in self._crew.running() if not context.settled]
+        self._crew.drop_waiting()
+
+    def _lose_the_untrusted(self, now: float) -> None:
+        """What runs is cancelled and will not count; what has a longer lease than others goes on until that is not trusted."""
+        lost = [context for context in self._trusted() if now >= self._trusted_until(context)]
         for context in lost:
             self._crew.lose(context, blameless=True)
-        self._crew.drop_waiting()
         if lost:
             self._tell(tuple(context.leased.claim.seq for context in lost), "untrusted")
+
+    def _trusted(self) -> list[WorkContext]:
+        return [context for context in self._crew.running() if not (context.settled or context.lease_lost)]
+
+    def _trusted_until(self, context: WorkContext) -> float:
+        lease = self._tenure.lease
+        return lease.granted_at + max(context.leased.lasts or 0.0, lease.policy.duration) * lease.policy.trust
 
     def _stale(self) -> list[Claim]:
         """The rows that are not renewed, because their code gives no sign of life; from now on their trust runs out by itself."""

@@ -91,7 +91,9 @@ class Slot:
         context.close()
         self.pulse.end()
         self.context = None
-        if context.lease_lost and type(answer) is Settlement:
+        if context.ruling is not None:
+            answer = Settled(context.ruling.outcome) if context.settled else context.ruling
+        elif context.lease_lost and type(answer) is Settlement:
             answer = Settlement(answer.claim, Outcome.BACK)
         self._crew.finish(Finished(context.leased, answer, lasted))
 

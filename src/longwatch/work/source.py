@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum, auto
 from typing import Any, NamedTuple, Protocol
 
+from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim
@@ -17,13 +18,16 @@ from longwatch.store.claims import Claim
 class Leased(NamedTuple):
     """A row that was claimed: the right to it, and what the source knows about it.
 
-    `alone`: it has crashed a process before, so it runs with no other beside it, and the second crash names the culprit. If the
-    item tells its `deliveries` and `failures`, the engine counts attempts and spaces the retries by them.
+    `alone`: it has crashed a process before, so it runs with no other beside it, and the second crash names the culprit. `lasts`:
+    how long its lease lasts, if longer than the engine's; `retry`: how its tries are spaced, if not as the engine's. If the item
+    tells its `deliveries` and `failures`, the engine counts attempts and spaces the retries by them.
     """
 
     claim: Claim
     item: Any
     alone: bool = False
+    lasts: float | None = None
+    retry: BackoffPolicy | None = None
 
     @property
     def attempt(self) -> int:
@@ -49,7 +53,7 @@ class Settlement(NamedTuple):
     """What to do with one claimed row.
 
     `reason`: why it is dead, from a closed list (poison, failed, expired, undecodable, permanent). `error`: what was raised, type
-    and text.
+    and text. `result`: what the work has made, for a source that keeps it.
     """
 
     claim: Claim
@@ -57,6 +61,7 @@ class Settlement(NamedTuple):
     delay: float = 0.0
     reason: str = ""
     error: str | None = None
+    result: bytes | None = None
 
 
 class Exchange(NamedTuple):

@@ -1,0 +1,65 @@
+"""What the function of a node is told about the attempt it is, and what it can say."""
+
+from __future__ import annotations
+
+import logging
+
+from longwatch.core.cancel import CancelToken
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.work.context import WorkContext
+
+_LOGGER = logging.getLogger("longwatch.flow")
+
+
+class FlowContext:
+    """One attempt. `execution` and `node` say what it computes, `deadline` until when it may.
+
+    Code that takes long looks at `cancelled` now and then: it says stop, because the deadline has passed, the inputs have changed,
+    or the worker shuts down. Once `lease_lost` is true, nothing it does counts any more. `beat` says that the work moves; only a
+    node with `progress_timeout_seconds` has to call it.
+    """
+
+    __slots__ = ("_clock", "_work", "deadline", "execution", "node", "progressed_at")
+
+    def __init__(self, work: WorkContext, *, deadline: Deadline, clock: Clock) -> None:
+        self.execution: str = work.leased.item.id
+        self.node: str = work.leased.item.node
+        self.deadline = deadline
+        self.progressed_at = clock.monotonic()
+        """When it last said that it moves; from its beginning until then."""
+        self._work = work
+        self._clock = clock
+
+    def beat(self, progress: object = None) -> None:
+        """Say that the work moves, and with `progress` how far it is."""
+        self.progressed_at = self._clock.monotonic()
+        self._work.beat(progress)
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first from these inputs."""
+        return self._work.attempt
+
+    @property
+    def fencing_token(self) -> int:
+        """Rises with every attempt; give it to systems that can refuse a smaller one."""
+        return self._work.fencing_token
+
+    @property
+    def cancelled(self) -> bool:
+        return self._work.cancelled
+
+    @property
+    def lease_lost(self) -> bool:
+        return self._work.lease_lost
+
+    @property
+    def cancel(self) -> CancelToken:
+        """What to wait for, or to pass on, to be stopped in time."""
+        return self._work.cancel
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry the ids."""
+        return logging.LoggerAdapter(_LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt})

@@ -1,0 +1,98 @@
+-- What `records.py` asks of PostgreSQL, under READ COMMITTED. Whoever changes an execution locks it first, in the order of their
+-- numbers, and its attempts after that: two that meet wait for each other in one direction only. Claims lock attempts alone, and
+-- pass over those that are locked.
+
+-- name: executions
+-- Executions by their numbers; nobody else changes them until the end of the transaction.
+SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions
+WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
+
+-- name: executions_seen
+-- The same, as they are seen: a read.
+SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
+
+-- name: values
+-- What is kept of the nodes of executions.
+SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error FROM longwatch_values
+WHERE execution = ANY (:executions::int8[])
+
+-- name: open
+-- The open attempts of executions.
+SELECT execution, seq, node, held, computed_with, attempt, lane, heartbeat_timeout, abandon_after, max_attempts
+FROM longwatch_computations WHERE held < 3 AND execution = ANY (:executions::int8[])
+
+-- name: mine
+-- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
+-- Nobody releases them until the end of the transaction. They are found by their numbers, and by nothing else.
+SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int, coalesce({lapsed}, false)::int
+FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND held = 2
+    AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
+ORDER BY seq FOR UPDATE
+
+-- name: of_seqs
+-- The executions of attempts.
+SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[])
+
+-- name: keep
+-- What is kept of nodes, given as arrays.
+INSERT INTO longwatch_values
+    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, changed_at)
+SELECT kept.*, :wall_now
+FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
+    :tried_with::text[], :spent::int4[], :crashes::int4[], :failed::int2[], :error::text[]) AS kept
+ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
+    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
+    failed = excluded.failed, error = excluded.error, changed_at = excluded.changed_at
+
+-- name: begin
+-- New attempts, given as arrays, in line at once or after a delay.
+INSERT INTO longwatch_computations
+    (lane, held, ready_at, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    created_at)
+SELECT lane, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
+    crashes, attempt - 1, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
+FROM unnest(:lane::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :crashes::int4[],
+    :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
+    AS opening (lane, delay, execution, node, attempt, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
+
+-- name: close
+-- Attempts are over, given as arrays.
+UPDATE longwatch_computations AS attempt SET held = 3, state = closing.state, end_cause = cause, error = closing.error,
+    ended_at = :wall_now
+FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[]) AS closing (seq, state, cause, error)
+WHERE attempt.seq = closing.seq AND held < 3
+
+-- name: touch
+-- Executions have changed, given as arrays.
+UPDATE longwatch_executions AS changed SET revision = given.revision, updated_at = :wall_now
+FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision)
+WHERE changed.execution = given.execution
+
+-- name: lapsed
+-- Leased attempts whose lease has ended or that are past their deadline, as they are seen: a read. One whose owner was forgotten
+-- has a page that cannot be read.
+SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+WHERE held = 2 AND {lapsed} LIMIT :limit
+
+-- name: held_by
+-- The leases of one owner, as many as asked for: a read.
+SELECT seq, owner, term, execution FROM longwatch_computations WHERE held = 2 AND owner = :owner LIMIT :limit
+
+-- name: ready_lanes
+-- Those of some lines in which something is free, or delayed and due.
+SELECT lane FROM unnest(:lanes::int8[]) AS line (lane)
+WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lane = line.lane AND held = 0)
+    OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lane = line.lane AND held = 1 AND ready_at <= :wall_now)
+
+-- name: next_due
+-- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
+SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE held = 1 AND lane = ANY (:lanes::int8[])
+
+-- name: graph_of
+-- Whose lines these are.
+SELECT lane, graph, version FROM longwatch_lanes WHERE lane = ANY (:lanes::int8[])
+
+-- name: lock_lane
+-- Let nobody else count and take attempts of this line until the end of the transaction.
+SELECT pg_advisory_xact_lock(:lane)

@@ -1,0 +1,83 @@
+-- What `records.py` asks of every engine in the same words.
+
+-- name: make_lane
+-- A line of attempts, made when it is new, with its cap brought up to date.
+INSERT INTO longwatch_lanes (graph, version, node, most) VALUES (:graph, :version, :node, :most)
+ON CONFLICT (graph, version, node) DO UPDATE SET most = excluded.most RETURNING lane
+
+-- name: move_attempts
+-- The attempts of a node that wait, into another line.
+UPDATE longwatch_computations SET lane = :target WHERE lane = :lane AND node = :node AND held < 2
+
+-- name: lanes_of
+-- Every line of a graph.
+SELECT lane, node, most FROM longwatch_lanes WHERE graph = :graph AND version = :version
+
+-- name: start
+-- A new execution; nothing if there is one with its key.
+INSERT INTO longwatch_executions (id, graph, version, idempotency_key, created_at, updated_at)
+VALUES (:id, :graph, :version, :key, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
+
+-- name: with_key
+-- The execution that bears a key.
+SELECT execution, id, version FROM longwatch_executions WHERE graph = :graph AND idempotency_key = :key
+
+-- name: find
+-- An execution by its id.
+SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
+
+-- name: newest
+-- A page of executions, the newest first, with how many attempts wait and run, how many nodes were given up, and how many are set.
+SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 2),
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND held = 2),
+    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
+    (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1)
+FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
+
+-- name: attempts
+-- Every attempt of an execution, oldest first.
+SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
+    heartbeat_deadline - :lease_now, deadline - :lease_now, CASE WHEN held = 1 THEN ready_at - :wall_now END, crashes, releases
+FROM longwatch_computations WHERE execution = :execution ORDER BY seq
+
+-- name: cancel
+-- An execution goes no further.
+UPDATE longwatch_executions SET cancelled = 1 WHERE execution = :execution
+
+-- name: running_in
+-- How many attempts of a line run.
+SELECT count(*) FROM longwatch_computations WHERE lane = :lane AND held = 2
+
+-- name: begin_sweep
+-- Be the one who makes a sweep, if the last one began long enough ago.
+INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, :wall_now)
+ON CONFLICT (sweep) DO UPDATE SET began_at = excluded.began_at
+WHERE longwatch_sweeps.began_at <= :wall_now - CAST(:every AS double precision) OR longwatch_sweeps.began_at > :wall_now RETURNING position
+
+-- name: sweep_position
+-- Where a sweep goes on.
+SELECT position FROM longwatch_sweeps WHERE sweep = :sweep
+
+-- name: move_sweep
+-- Where a sweep goes on next time.
+UPDATE longwatch_sweeps SET position = :position WHERE sweep = :sweep
+
+-- name: log_sweep
+-- What a sweep came to.
+INSERT INTO longwatch_sweep_runs (sweep, began_at, lasted, found, error) VALUES (:sweep, :wall_now - :lasted, :lasted, :found, :error)
+
+-- name: trim_log
+-- Keep the newest runs.
+DELETE FROM longwatch_sweep_runs WHERE run <= (SELECT max(run) FROM longwatch_sweep_runs) - :keep
+
+-- name: sweep_runs
+-- The newest runs.
+SELECT sweep, began_at, lasted, found, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
+
+-- name: quiet
+-- A page of executions of which nothing waits or runs.
+SELECT execution, graph, version FROM longwatch_executions AS e
+WHERE execution > :after AND cancelled = 0
+    AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 3)
+ORDER BY execution LIMIT :limit

@@ -1,0 +1,76 @@
+-- What `records.py` asks of SQLite. One writer at a time, so what was read in a transaction stays as it was until its end.
+
+-- name: executions
+-- Executions by their numbers.
+SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions
+WHERE execution IN (SELECT value FROM json_each(:executions))
+
+-- name: values
+-- What is kept of the nodes of executions.
+SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error FROM longwatch_values
+WHERE execution IN (SELECT value FROM json_each(:executions))
+
+-- name: open
+-- The open attempts of executions.
+SELECT execution, seq, node, held, computed_with, attempt, lane, heartbeat_timeout, abandon_after, max_attempts
+FROM longwatch_computations WHERE held < 3 AND execution IN (SELECT value FROM json_each(:executions))
+
+-- name: mine
+-- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
+SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce({lapsed}, 0)
+FROM json_each(:claims) AS claim JOIN longwatch_computations ON seq = json_extract(claim.value, '$[0]')
+WHERE held = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
+
+-- name: of_seqs
+-- The executions of attempts.
+SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
+
+-- name: keep
+-- What is kept of a node.
+INSERT INTO longwatch_values
+    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, changed_at)
+VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :wall_now)
+ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
+    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
+    failed = excluded.failed, error = excluded.error, changed_at = excluded.changed_at
+
+-- name: begin
+-- A new attempt, in line at once or after a delay.
+INSERT INTO longwatch_computations
+    (lane, held, ready_at, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    created_at)
+VALUES (:lane, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node, :attempt, :crashes,
+    :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
+
+-- name: close
+-- An attempt is over.
+UPDATE longwatch_computations SET held = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
+WHERE seq = :seq AND held < 3
+
+-- name: touch
+-- Executions have changed.
+UPDATE longwatch_executions SET revision = :revision, updated_at = :wall_now WHERE execution = :execution
+
+-- name: lapsed
+-- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline.
+SELECT seq, leased.owner, term, execution, incarnation, page
+FROM longwatch_computations AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+WHERE held = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
+
+-- name: held_by
+-- The leases of one owner, as many as asked for.
+SELECT seq, owner, term, execution FROM longwatch_computations WHERE held = 2 AND owner = :owner LIMIT :limit
+
+-- name: ready_lanes
+-- Those of some lines in which something is free, or delayed and due.
+SELECT value FROM json_each(:lanes) AS lane
+WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE lane = lane.value AND held = 0)
+    OR EXISTS (SELECT 1 FROM longwatch_computations WHERE lane = lane.value AND held = 1 AND ready_at <= :wall_now)
+
+-- name: next_due
+-- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
+SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE held = 1 AND lane IN (SELECT value FROM json_each(:lanes))
+
+-- name: graph_of
+-- Whose lines these are.
+SELECT lane, graph, version FROM longwatch_lanes WHERE lane IN (SELECT value FROM json_each(:lanes))

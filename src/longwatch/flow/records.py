@@ -1,0 +1,196 @@
+"""Executions in a SQL store: read whole, changed by `standing` and `advancing`, written back, in one transaction.
+
+Whoever changes an execution has it to itself until the end of the transaction, so nothing is decided on what was true a moment
+ago: the one writer of SQLite sees to that, a lock on the execution's row on PostgreSQL. Several executions are loaded and saved
+together, with as many statements as one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from longwatch.flow.standing import Attempt, Closing, Opening, Standing, Stored, Terms
+from longwatch.store.claims import Claim, LeaseSql
+from longwatch.store.database import Transaction
+from longwatch.store.named_sql import load_queries
+
+TABLE = "longwatch_computations"
+Lanes = Mapping[str, int]
+"""Where the attempts of each node wait in line."""
+
+_AT_CLAIM = "last_heartbeat_at = :wall_now, started_at = :wall_now, state = 'computing'"
+_FREED = "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, state = 'not_set'"
+_LAPSED = "(heartbeat_deadline < :lease_now OR deadline < :lease_now)"
+LEASE = {
+    dialect: LeaseSql(
+        leased=f"heartbeat_deadline = :lease_now + heartbeat_timeout, deadline = :lease_now + abandon_after, {_AT_CLAIM}",
+        renewed=(
+            f"heartbeat_deadline = CASE WHEN heartbeat_deadline IS NOT NULL THEN"
+            f" {greatest}(heartbeat_deadline, :lease_now + heartbeat_timeout) END, last_heartbeat_at = :wall_now"
+        ),
+        freed=_FREED,
+        lapsed=_LAPSED,
+    )
+    for dialect, greatest in (("sqlite", "max"), ("postgresql", "greatest"))
+}
+"""An attempt's lease is its heartbeat: it ends at `heartbeat_deadline`, by its own timeout, and at its hard deadline. A row without
+the former, from before there were heartbeats, has only the latter.
+"""
+
+
+class Kind(NamedTuple):
+    """What an execution is of."""
+
+    graph: str
+    version: str
+
+
+class Mine(NamedTuple):
+    """A claim that still holds."""
+
+    claim: Claim
+    execution: int
+    node: str
+    is_late: bool
+    has_lapsed: bool
+
+
+class Records:
+    """The statements. Everything here runs inside a transaction that the caller opened."""
+
+    def __init__(self, dialect: str) -> None:
+        self.sql = load_queries("longwatch.flow", "queries", dialect, lapsed=_LAPSED)
+        self._takes_arrays = dialect == "postgresql"
+
+    # --- whole executions ---
+
+    def load(self, tx: Transaction, executions: Iterable[int], *, to_change: bool = True) -> dict[int, tuple[Standing, Kind]]:
+        """Those that there are; `to_change`: and nobody else changes them until the end of the transaction."""
+        listed = {"executions": self.listed(sorted(set(executions)))}
+        query = self.sql["executions"] if to_change else self.sql.get("executions_seen", self.sql["executions"])
+        found = {
+            number: (Standing(number, name, revision=revision, cancelled=bool(cancelled)), Kind(graph, version))
+            for number, name, revision, cancelled, graph, version in tx.rows(query, listed)
+        }
+        for number, node, *stored in tx.rows(self.sql["values"], listed):
+            found[number][0].nodes[node] = _stored(stored)
+        for number, *attempt in tx.rows(self.sql["open"], listed):
+            read = _attempt(attempt)
+            found[number][0].open[read.node] = read
+        return found
+
+    def save(self, tx: Transaction, standings: Iterable[Standing], kinds: Mapping[int, Kind]) -> None:
+        """Write what has changed, and tell who waits for it."""
+        touched = [standing for standing in standings if standing.is_touched]
+        if not touched:
+            return
+        self._post(tx, "close", [_closing(closing) for standing in touched for closing in standing.closings])
+        self._post(tx, "keep", [_kept(standing, node) for standing in touched for node in sorted(standing.changed)])
+        self._post(tx, "begin", [_opening(standing, opening) for standing in touched for opening in standing.openings.values()])
+        tx.post_many(self.sql["touch"], [{"execution": each.number, "revision": each.revision} for each in touched])
+        for standing in touched:
+            for node in standing.changed:
+                tx.announce(changes_of(standing.id, node))
+            if standing.concerns_all:
+                tx.announce(changes_of(standing.id))
+            if standing.openings:
+                tx.announce(work_of(kinds[standing.number]))
+            if standing.calls_off_running:
+                tx.announce(endings_of(kinds[standing.number]))
+
+    # --- claims ---
+
+    def mine(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, Mine]:
+        """Those of these claims that still hold, and hold until the end of the transaction."""
+        if not claims:
+            return {}
+        found = tx.rows(self.sql["mine"], self._shown(claims))
+        read = [Mine(Claim(*row[:3]), row[3], row[4], bool(row[5]), bool(row[6])) for row in found]
+        return {each.claim: each for each in read}
+
+    def executions_of(self, tx: Transaction, claims: Iterable[Claim]) -> dict[int, int]:
+        """By the number of the attempt, that of its execution."""
+        seqs = self.listed([claim.seq for claim in claims])
+        return dict(tx.rows(self.sql["of_seqs"], {"seqs": seqs}))
+
+    def listed(self, numbers: list[int]) -> Any:
+        """Numbers as a parameter."""
+        return numbers if self._takes_arrays else json.dumps(numbers)
+
+    def lock_lane(self, tx: Transaction, lane: int) -> None:
+        """Where several write at the same time, those who have to count come one after the other."""
+        if (lock := self.sql.get("lock_lane")) is not None:
+            tx.rows(lock, {"lane": lane})
+
+    def _shown(self, claims: Sequence[Claim]) -> dict[str, object]:
+        if not self._takes_arrays:
+            return {"claims": json.dumps(claims)}
+        seqs, owners, terms = map(list, zip(*sorted(claims), strict=True))
+        return {"seqs": seqs, "owners": owners, "terms": terms}
+
+    def _post(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
+        if rows:
+            tx.post_many(self.sql[query], rows)
+
+
+def changes_of(execution: str, node: str = "") -> str:
+    """The channel that tells of changes of a node; without one: of whatever may concern all nodes."""
+    return f"execution/{execution}/{node}"
+
+
+def work_of(kind: Kind) -> str:
+    """The channel that tells of attempts to be made."""
+    return f"flow/{kind.graph}/{kind.version}"
+
+
+def endings_of(kind: Kind) -> str:
+    """The channel that tells of running attempts that are not wanted any more."""
+    return f"flow-over/{kind.graph}/{kind.version}"
+
+
+def _stored(row: Sequence[Any]) -> Stored:
+    is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error = row
+    return Stored(bool(is_set), value, revision, computed_with, tried_with, spent, crashes, bool(failed), error)
+
+
+def _attempt(row: Sequence[Any]) -> Attempt:
+    seq, node, held, computed_with, number, *terms = row
+    return Attempt(seq, node, held, computed_with, number, Terms(*terms))
+
+
+def _kept(standing: Standing, node: str) -> dict[str, object]:
+    stored = standing.nodes[node]
+    return {
+        "execution": standing.number,
+        "node": node,
+        "is_set": int(stored.is_set),
+        "value": stored.value,
+        "revision": stored.revision,
+        "computed_with": stored.computed_with,
+        "tried_with": stored.tried_with,
+        "spent": stored.spent,
+        "crashes": stored.crashes,
+        "failed": int(stored.failed),
+        "error": stored.error,
+    }
+
+
+def _opening(standing: Standing, opening: Opening) -> dict[str, object]:
+    return {
+        "lane": opening.terms.lane,
+        "delay": float(opening.delay),
+        "execution": standing.number,
+        "node": opening.node,
+        "attempt": opening.number,
+        "crashes": opening.crashes,
+        "computed_with": opening.computed_with,
+        "heartbeat_timeout": opening.terms.heartbeat_timeout,
+        "abandon_after": float(opening.terms.abandon_after),
+        "max_attempts": opening.terms.max_attempts,
+    }
+
+
+def _closing(closing: Closing) -> dict[str, object]:
+    return {"seq": closing.seq, "state": str(closing.state), "cause": str(closing.cause), "error": closing.error}

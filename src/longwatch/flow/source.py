@@ -1,0 +1,254 @@
+"""The attempts of some graphs as a source of work: claimed, renewed, concluded, swept.
+
+How an attempt is concluded, all in one transaction: its execution is locked and read → the claim is looked at, and one that does
+not hold any more changes nothing → the result is kept, or the attempt is spent → what follows from that is opened → the next
+attempts are claimed. So a result is never there without what follows from it, and a late one never counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from math import inf
+from typing import NamedTuple
+
+from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.core.events import Events
+from longwatch.flow.advancing import advance
+from longwatch.flow.records import LEASE, TABLE, Kind, Mine, Records, work_of
+from longwatch.flow.registry import Line, Registry
+from longwatch.flow.standing import Cause, Standing
+from longwatch.flow.sweeping import SWEEP_EVERY, Sweeping
+from longwatch.host.incarnation import Incarnation
+from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.database import Database, Row, Transaction
+from longwatch.work.place import LEASE_UNDER_A_PARENT
+from longwatch.work.source import Exchange, Leased, Outcome, Settlement
+
+KIND = "flow"
+_COLUMNS = ("execution", "node", "lane", "attempt", "computed_with", "failures", "crashes", "abandon_after", "heartbeat_timeout")
+_INPUTS = {
+    "sqlite": (
+        "(SELECT json_group_object(v.node, value) FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution"
+        " AND is_set = 1 AND v.node IN (SELECT key FROM json_each(longwatch_computations.computed_with)))"
+    ),
+    "postgresql": (
+        "(SELECT coalesce(json_object_agg(v.node, value)::text, '{}') FROM longwatch_values AS v"
+        " WHERE v.execution = longwatch_computations.execution AND is_set = 1"
+        " AND longwatch_computations.computed_with::jsonb ? v.node)"
+    ),
+}
+_ID = "(SELECT id FROM longwatch_executions WHERE longwatch_executions.execution = longwatch_computations.execution)"
+
+
+class Attempted(NamedTuple):
+    """An attempt that was claimed, and what it is computed from: the values, as JSON, in a JSON object."""
+
+    execution: int
+    node: str
+    lane: int
+    number: int
+    computed_with: str
+    failures: int
+    crashes: int
+    abandon_after: float
+    heartbeat_timeout: float | None
+    inputs: str
+    id: str
+    claimed_at: float
+    """On the worker's own clock, from just before it was asked for."""
+
+    @property
+    def deliveries(self) -> int:
+        return self.number
+
+
+class FlowSource:
+    """A `work.Source` over the attempts of registered graphs. Without any it can still renew, and bring back what others lost."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry | None = None,
+        *,
+        sweep_every: float = SWEEP_EVERY,
+        clock: Clock | None = None,
+        events: Events | None = None,
+    ) -> None:
+        self.database = database
+        self.records = Records(database.dialect)
+        self.registry = registry or Registry(database, self.records)
+        self._clock = clock or SystemClock()
+        self._claims = Claims(
+            dialect=database.dialect,
+            table=TABLE,
+            columns=(*_COLUMNS, _INPUTS[database.dialect], _ID),
+            owners=database.owners,
+            lease=LEASE[database.dialect],
+        )
+        self.sweeping = Sweeping(
+            database, self.records, self._claims, self.registry, every=sweep_every, clock=self._clock, events=events
+        )
+        self._executions: dict[Claim, int] = {}
+        self._turn = 0
+
+    # --- work.Source ---
+
+    def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+        self.registry.registered()
+        return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
+
+    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:  # noqa: ARG002 - every attempt has its own
+        lanes = self._lines()
+        if not settlements and self.database.looks_first and not self.database.read(lambda tx: self._ready(tx, lanes)):
+            return Exchange([], [])
+        asked = self._clock.monotonic()
+
+        def work(tx: Transaction) -> Exchange:
+            settled = self._settle(tx, settlements)
+            return Exchange(settled, self._claim(tx, lanes, owner, want, asked) if want else [])
+
+        exchange = self.database.write(work)
+        for settlement in settlements:
+            self._executions.pop(settlement.claim, None)
+        self._executions.update((leased.claim, leased.item.execution) for leased in exchange.leased)
+        return exchange
+
+    def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+        return self.database.write(lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip))
+
+    def held(self, *, owner: int) -> list[Claim]:
+        return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
+
+    def sweep(self) -> int:
+        return self.sweeping.look()
+
+    def next_due(self) -> float | None:
+        lanes = self.records.listed([line.lane for line in self._lines()])
+        [(wait,)] = self.database.read(lambda tx: tx.rows(self.records.sql["next_due"], {"lanes": lanes}))
+        return None if wait is None else max(float(wait), 0.0)
+
+    def whereabouts(self) -> dict[str, str] | None:
+        """Nobody else renews attempts whose heartbeats have to come more often than a parent's."""
+        if self._shortest_timeout() < LEASE_UNDER_A_PARENT:
+            return None
+        return {"kind": KIND, "url": self.database.address, "name": ", ".join(kind.graph for kind in self.registry.graphs)}
+
+    def listen(self, wakeup: Wakeup) -> Callable[[], None]:
+        undo = [self.database.listen(work_of(kind), wakeup) for kind in self.registry.graphs]
+        return lambda: _call_all(undo)
+
+    # --- settling ---
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Settle without claiming; for each whether the attempt was still the claimant's."""
+        settled = self.database.write(lambda tx: self._settle(tx, settlements))
+        for settlement in settlements:
+            self._executions.pop(settlement.claim, None)
+        return settled
+
+    def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+        concluding = [each for each in settlements if each.outcome is not Outcome.BACK]
+        concluded = self._conclude(tx, concluding) if concluding else {}
+        back = [each for each in settlements if each.outcome is Outcome.BACK]
+        given = {each.claim: self._give_back(tx, each) for each in back}
+        return [bool(concluded.get(each.claim) or given.get(each.claim)) for each in settlements]
+
+    def _give_back(self, tx: Transaction, settlement: Settlement) -> bool:
+        for kind in self.registry.graphs:
+            tx.announce(work_of(kind))
+        return self._claims.release(tx, [settlement.claim], blame=Blame.RELEASE, delay=settlement.delay)[0]
+
+    def _conclude(self, tx: Transaction, settlements: Sequence[Settlement]) -> dict[Claim, bool]:
+        """Together: as many statements for all of them as for one."""
+        graphs = self.registry.registered()
+        loaded = self.records.load(tx, self._executions_of(tx, settlements))
+        mine = self.records.mine(tx, [settlement.claim for settlement in settlements])
+        concluded = {settlement.claim: self._concluded(settlement, mine, loaded) for settlement in settlements}
+        touched = {mine[claim].execution for claim, counts in concluded.items() if counts}
+        for number in touched:
+            standing, kind = loaded[number]
+            registered = graphs.get(kind)
+            if registered is not None:
+                advance(registered.graph, standing, registered.lanes)
+                for line in registered.capped:
+                    tx.announce(work_of(line.kind))
+        self.records.save(tx, (loaded[number][0] for number in touched), {number: loaded[number][1] for number in touched})
+        return concluded
+
+    def _executions_of(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[int]:
+        known = [self._executions.get(settlement.claim) for settlement in settlements]
+        if None in known:
+            return list(self.records.executions_of(tx, [settlement.claim for settlement in settlements]).values())
+        return [number for number in known if number is not None]
+
+    def _concluded(self, settlement: Settlement, mine: Mapping[Claim, Mine], loaded: Mapping[int, tuple[Standing, Kind]]) -> bool:
+        found = mine.get(settlement.claim)
+        if found is None:
+            return False
+        standing = loaded[found.execution][0]
+        attempt = standing.open.get(found.node)
+        if attempt is None or attempt.seq != settlement.claim.seq:
+            return False
+        if settlement.outcome is Outcome.DONE:
+            standing.succeed(attempt, (settlement.result or b"null").decode())
+        else:
+            standing.end(attempt, _cause(settlement), error=settlement.error, delay=settlement.delay)
+        return True
+
+    # --- claiming ---
+
+    def _lines(self) -> list[Line]:
+        """In which lines to look, another one first each time."""
+        lines = list(chain.from_iterable(registered.lines for registered in self.registry.registered().values()))
+        self._turn += 1
+        start = self._turn % max(len(lines), 1)
+        return lines[start:] + lines[:start]
+
+    def _shortest_timeout(self) -> float:
+        nodes = chain.from_iterable(graph.order for graph in self.registry.graphs.values())
+        return min((node.options.heartbeat_timeout_seconds for node in nodes), default=inf)
+
+    def _ready(self, tx: Transaction, lines: Sequence[Line]) -> bool:
+        return bool(tx.rows(self.records.sql["ready_lanes"], {"lanes": self.records.listed([line.lane for line in lines])}))
+
+    def _claim(self, tx: Transaction, lines: Sequence[Line], owner: int, want: int, asked: float) -> list[Leased]:
+        leased: list[Leased] = []
+        for line in lines:
+            room = self._room(tx, line, want - len(leased))
+            if room > 0:
+                rows = self._claims.claim(tx, lane=line.lane, owner=owner, duration=0.0, limit=room)
+                leased += [self._leased(row, line, asked) for row in rows]
+        return leased
+
+    def _room(self, tx: Transaction, line: Line, want: int) -> int:
+        """How many may be taken from a line: no more than its caps allow, counted while nobody else counts."""
+        for lanes, most in line.caps:
+            if want > 0:
+                self.records.lock_lane(tx, lanes[0])
+                running = sum(tx.rows(self.records.sql["running_in"], {"lane": lane})[0][0] for lane in lanes)
+                want = min(want, most - running)
+        return want
+
+    def _leased(self, row: Row, line: Line, asked: float) -> Leased:
+        item = Attempted._make((*row[3:], asked))
+        node = self.registry.graphs[line.kind].nodes.get(item.node)
+        return Leased(
+            Claim(*row[:3]),
+            item,
+            alone=item.crashes > 0,
+            lasts=item.heartbeat_timeout,
+            retry=None if node is None else node.options.retry,
+        )
+
+
+def _cause(settlement: Settlement) -> Cause:
+    """Why an attempt came to nothing; `reason` says it, where it was not the code that raised."""
+    if settlement.outcome is Outcome.DEAD:
+        return Cause.PERMANENT
+    return Cause(settlement.reason) if settlement.reason else Cause.RAISED
+
+
+def _call_all(undo: Iterable[Callable[[], None]]) -> None:
+    for each in undo:
+        each()

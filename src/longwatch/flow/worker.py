@@ -1,0 +1,124 @@
+"""A worker: computes what is ready, of some graphs, on the slots of the work engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from longwatch.core.clock import Wakeup
+from longwatch.core.events import Events
+from longwatch.core.lease import LeasePolicy
+from longwatch.errors import UsageError
+from longwatch.flow.context import FlowContext
+from longwatch.flow.graph import Graph
+from longwatch.flow.nodes import Node
+from longwatch.flow.options import is_whole
+from longwatch.flow.overtime import Overtime
+from longwatch.flow.records import endings_of
+from longwatch.flow.running import AttemptRunner
+from longwatch.flow.source import FlowSource
+from longwatch.flow.sweeping import SWEEP_EVERY
+from longwatch.host.errand import Errand
+from longwatch.work.engine import Engine
+from longwatch.work.engine_loop import EngineLoop
+from longwatch.work.place import Place
+from longwatch.work.policy import MOST_SLOTS, EnginePolicy, Surroundings
+
+if TYPE_CHECKING:
+    from longwatch.flow.flow import Flow
+
+_A_THIRD = 1 / 3
+
+
+class FlowWorker(EngineLoop):
+    """Computes nodes, `concurrency` at a time, until it is shut down; made by `Flow.worker`.
+
+    `with worker:` has it run in a thread of its own for the length of the block; `run` blocks; in a LoopGroup it is a loop like any
+    other. It renews the heartbeats of all it has in one statement, and sweeps every `sweep_interval_seconds`.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a worker can be told
+        self,
+        flow: Flow,
+        *,
+        concurrency: int = 8,
+        name: str | None = None,
+        sweep_interval_seconds: float = SWEEP_EVERY,
+        shutdown_timeout: float | None = None,
+        events: Events | None = None,
+    ) -> None:
+        super().__init__(name=name, shutdown_timeout=shutdown_timeout, clock=flow.clock, events=events)
+        if not is_whole(concurrency, most=MOST_SLOTS):
+            raise UsageError(f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}")
+        if not sweep_interval_seconds > 0:
+            raise UsageError(f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}")
+        self.flow = flow
+        self.concurrency = concurrency
+        self._flow_source = FlowSource(flow.database, flow.registry, sweep_every=sweep_interval_seconds, clock=self.clock)
+        self._overtime: Overtime | None = None
+        self._errand: Errand | None = None
+
+    def __enter__(self) -> Self:
+        self._errand = Errand(self.run, name=self._called, loud=True)
+        self._errand.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        errand, self._errand = self._errand, None
+        self.shutdown()
+        if errand is not None:
+            errand.over.block(None)
+
+    def __repr__(self) -> str:
+        return f"<FlowWorker {self._called} of {self.flow!r}>"
+
+    # --- what the engine is given ---
+
+    @property
+    def _source(self) -> FlowSource:
+        return self._flow_source
+
+    def _runner(self, place: Place) -> AttemptRunner:
+        policy = EnginePolicy()
+        around = Surroundings(place.name, policy, self.clock, place.events, self.heartbeat)
+        self._flow_source.sweeping.events = place.events
+        overtime = self._overtime = Overtime(self._flow_source.settle, around)
+        return AttemptRunner(self._graph_of, overtime, self._apart, clock=self.clock)
+
+    def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
+        return EnginePolicy(slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait)
+
+    def _lease(self) -> LeasePolicy:
+        """By the node that has to be renewed most often, and the one that dies soonest."""
+        options = [node.options for node in chain.from_iterable(graph.order for graph in self.flow.registry.graphs.values())]
+        if not options:
+            return LeasePolicy(240.0)
+        shortest = min(each.heartbeat_timeout_seconds for each in options)
+        interval = min(each.heartbeat_interval_seconds for each in options)
+        return LeasePolicy(shortest, renew_at=min(interval / shortest, _A_THIRD))
+
+    @contextmanager
+    def _alongside(self, engine: Engine, place: Place) -> Iterator[None]:  # noqa: ARG002 - the contract
+        """Deadlines are watched, and attempts that are called off elsewhere are noticed."""
+        assert self._overtime is not None
+        over = Wakeup()
+        over.listen(engine.doubt)
+        undo = [self.flow.database.listen(endings_of(kind), over) for kind in self.flow.registry.graphs]
+        try:
+            with self._overtime.watching():
+                yield
+        finally:
+            for each in undo:
+                each()
+
+    def _graph_of(self, lane: int) -> Graph:
+        for registered in self.flow.registry.registered().values():
+            if any(line.lane == lane for line in registered.lines):
+                return registered.graph
+        raise LookupError(f"line {lane} is of no graph that is known here")
+
+    def _apart(self, node: Node, inputs: str, context: FlowContext) -> bytes:  # noqa: ARG002
+        raise UsageError("isolation='process' is not there yet")
