@@ -288,6 +288,21 @@ def test_leases_that_are_over_or_whose_process_has_ended_are_renewed_no_more(rig
         assert eventually(lambda: is_renewed_no_more(rig, source))
 
 
+def test_one_that_ends_while_its_store_is_being_opened_is_swept_and_not_renewed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeSource()
+    with a_worker(rig) as worker:
+
+        def found_late(where: object, stores: object) -> FakeSource:
+            rig.ended(worker.pid)
+            return source
+
+        monkeypatch.setattr(module, "found_source", found_late)
+        rig.started(worker.pid)
+        rig.told_to_keep(worker)
+        source.await_calls("sweep", 1)
+        assert eventually(lambda: is_renewed_no_more(rig, source))
+
+
 def test_a_store_that_does_not_answer_holds_up_nobody_elses_leases(rig: Rig) -> None:
     slow, quick = rig.sources["slow"], rig.sources["quick"] = FakeSource(), FakeSource()
     go_on = Wakeup()

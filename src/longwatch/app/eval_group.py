@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from longwatch.app.evaluation import EvalFacts, Evaluation
-from longwatch.app.target import load_object
+from longwatch.app.target import load_object, telling
 from longwatch.core.backoff import BackoffPolicy
-from longwatch.core.masking import mask_text
-from longwatch.errors import LongwatchError, UsageError
+from longwatch.errors import UsageError
 from longwatch.evals.evalloop import EvalLoop
 from longwatch.mailbox.opening import open_store
 from longwatch.runtime.group import LoopGroup
 from longwatch.runtime.mainloop import MainLoop
-from longwatch.work.judging import described
 
 FACTS = "LONGWATCH_EVAL"
 """The variable that says what to evaluate."""
@@ -46,7 +41,7 @@ def group() -> LoopGroup:
 def _loop(target: str) -> MainLoop[Any, Any]:
     found = _loaded(target, "shop.agent:loop")
     if callable(found) and not isinstance(found, MainLoop):
-        with _telling(target):
+        with telling(target):
             found = found()
     if not isinstance(found, MainLoop):
         raise UsageError(f"{target!r} is of type {type(found).__name__}; it has to be a MainLoop, or a function that returns one")
@@ -56,18 +51,5 @@ def _loop(target: str) -> MainLoop[Any, Any]:
 def _loaded(target: str, example: str) -> Any:
     if ":" not in target:
         raise UsageError(f"{target!r} names nothing; write it as module:name, such as {example}")
-    with _telling(target):
+    with telling(target):
         return load_object(target)
-
-
-@contextmanager
-def _telling(target: str) -> Iterator[None]:
-    """What somebody's code raises is told by the name that was asked for, and where it was; UsageError."""
-    try:
-        yield
-    except LongwatchError:
-        raise
-    except (Exception, SystemExit) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = "" if frame.filename.startswith(("<", __file__)) else f" ({frame.filename}, line {frame.lineno})"
-        raise UsageError(f"{target!r} cannot be used: {mask_text(' '.join(described(error).split()))}{place}") from error

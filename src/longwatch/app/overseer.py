@@ -24,6 +24,7 @@ from longwatch.app.child_stacks import freeze, save_stacks
 from longwatch.app.line import Line
 from longwatch.app.preflight import MODULE
 from longwatch.app.renewing import Renewer
+from longwatch.app.sources import found_source
 from longwatch.app.ward import Kept, Silent, Ward
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
@@ -44,7 +45,6 @@ from longwatch.host.beatpage import ForeignPage
 from longwatch.host.errand import Errand
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
-from longwatch.mailbox.opening import found_source
 from longwatch.observe.merging import LATELY, Merged
 from longwatch.observe.tally import Sample, Tally
 
@@ -105,7 +105,8 @@ class Overseer(Service):
 
     def sources(self) -> Iterable[tuple[str, Any]]:
         """The mailboxes that are worked on, by name."""
-        return {(kept.store, kept.name): (kept.name, kept.source) for ward in self.wards() for kept in ward.kept.values()}.values()
+        every = (kept for ward in self.wards() for kept in tuple(ward.kept.values()))
+        return {(kept.store, kept.name): (kept.name, kept.source) for kept in every if kept.is_mailbox}.values()
 
     # --- the service contract ---
 
@@ -230,6 +231,12 @@ class Overseer(Service):
             self._renewers[kept.store] = Renewer(clock=self._clock, events=self._events)
             self._renewers[kept.store].start()
         self._renewers[kept.store].take(kept)
+        if not self._is_here(ward):  # it ended while its store was looked for
+            self._bury(ward)
+
+    def _is_here(self, ward: Ward) -> bool:
+        with self._lock:
+            return self._wards.get(ward.pid) is ward
 
     def _let_go(self, ward: Ward, owner: int) -> None:
         kept = ward.kept.pop(owner, None)

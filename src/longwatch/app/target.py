@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from longwatch.app.preflight import split
+from longwatch.core.masking import mask_text
 from longwatch.core.nearest import did_you_mean
-from longwatch.errors import UsageError
+from longwatch.errors import LongwatchError, UsageError
 from longwatch.host.runnable import Runnable
 from longwatch.runtime.group import LoopGroup
+from longwatch.work.judging import described
+
+FLOW_WORK = "LONGWATCH_FLOW_WORK"
+"""The variable that says that the target is a Flow, and what its worker is told: of `longwatch flow work`."""
 
 
 def load_group(target: str) -> LoopGroup:
-    """Import it: a LoopGroup, a loop, a list of loops, or a function without arguments that returns one of these.
+    """Import it: a LoopGroup, a loop, a Flow, a list of these two, or a function without arguments that returns one of these.
 
     The present directory is where modules are looked for first, as for `python app.py`.
     """
+    asked = os.environ.pop(FLOW_WORK, None)  # it is this process's alone, not its children's
     found = load_object(target)
     if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
         found = found()
-    return _grouped(found, target)
+    if asked is not None:
+        return _computing(require_flow(found, target, otherwise="; `longwatch worker` runs loops"), **json.loads(asked))
+    return _computing(found) if is_flow(found) else _grouped(found, target)
 
 
 def load_object(target: str) -> Any:
@@ -31,6 +43,32 @@ def load_object(target: str) -> Any:
     if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     return _attribute(_imported(module_name, target), name, target)
+
+
+def is_flow(found: Any) -> bool:
+    """Whoever has one has loaded its module."""
+    module = sys.modules.get("longwatch.flow.flow")
+    return module is not None and isinstance(found, module.Flow)
+
+
+def require_flow(found: Any, target: str, *, otherwise: str = "") -> Any:
+    if not is_flow(found):
+        kind = type(found).__name__
+        raise UsageError(f"{target!r} is of type {kind}; it has to be a Flow, or a function that returns one{otherwise}")
+    return found
+
+
+@contextmanager
+def telling(target: str) -> Iterator[None]:
+    """What somebody's code raises is told by the name that was asked for, and where it was; UsageError."""
+    try:
+        yield
+    except LongwatchError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if frame.filename.startswith(("<", __file__)) else f" ({frame.filename}, line {frame.lineno})"
+        raise UsageError(f"{target!r} cannot be used: {mask_text(' '.join(described(error).split()))}{place}") from error
 
 
 def _imported(module_name: str, target: str) -> Any:
@@ -58,15 +96,21 @@ def _attribute(module: Any, name: str, target: str) -> Any:
     return found
 
 
+def _computing(flow: Any, **settings: Any) -> LoopGroup:
+    return LoopGroup([flow.worker(name="flow", **settings)])
+
+
 def _grouped(found: Any, target: str) -> LoopGroup:
     if isinstance(found, LoopGroup):
         return found
-    loops = list(found) if isinstance(found, list | tuple) else [found]
+    listed = list(found) if isinstance(found, list | tuple) else [found]
+    loops = [each.worker() if is_flow(each) else each for each in listed]
     if loops and all(map(_is_loop, loops)):
         return LoopGroup(loops)
     kind = type(found).__name__
     raise UsageError(
-        f"{target!r} is of type {kind}; it has to be a LoopGroup, a loop, a list of loops, or a function that returns one"
+        f"{target!r} is of type {kind};"
+        " it has to be a LoopGroup, a loop, a list of loops, or a function that returns one, or a Flow"
     )
 
 

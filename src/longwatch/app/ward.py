@@ -10,6 +10,7 @@ from typing import Any
 from longwatch.core.health import Reason
 from longwatch.core.lease import LeasePolicy
 from longwatch.host.beatpage import ForeignPage
+from longwatch.mailbox.backend import KIND as MAILBOX
 from longwatch.observe.tally import Sample
 from longwatch.work.place import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Source
@@ -30,6 +31,7 @@ class Kept:
         self.page = page
         self.store = whereabouts["url"]
         self.name = whereabouts["name"]
+        self.is_mailbox = whereabouts["kind"] == MAILBOX
         self.engine = engine
         self._renewed_at = -inf
 

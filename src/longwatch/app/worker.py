@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from longwatch.app.command import working_directory
@@ -36,7 +36,7 @@ from longwatch.supervisor.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerWishes:
-    """What `longwatch worker` was asked for. A health port of None: the group's own."""
+    """What `longwatch worker` was asked for. A health port of None: the group's own. `env`: what its processes find in theirs."""
 
     target: str
     processes: int
@@ -45,6 +45,7 @@ class WorkerWishes:
     health_host: str | None
     state: Path | None
     log: LogSettings
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def worker(wishes: WorkerWishes, environ: Mapping[str, str]) -> int:
@@ -71,7 +72,7 @@ class _Parent:
     def run(self, environ: Mapping[str, str], undo: ExitStack) -> int:
         wishes, clock = self._wishes, self._clock
         undo.callback(self._workers.stop)
-        settings = WorkerSettings(target=wishes.target, processes=wishes.processes)
+        settings = WorkerSettings(target=wishes.target, processes=wishes.processes, env=dict(wishes.env))
         here = working_directory(None)
         facts, plans = worker_plans(wishes.name, settings, base=here, environ=environ, told=self._workers.told)
         names = [plan.name for plan in plans]

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from longwatch import __version__
-from longwatch.cli import db, evals, mailbox, programs
+from longwatch.cli import db, evals, flow, mailbox, programs
 from longwatch.cli.check import check
 from longwatch.cli.entry import HELD_BACK
 from longwatch.cli.init import init
@@ -53,6 +53,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 COMMANDS: tuple[Callable[..., Any], ...] = (up, worker, *programs.COMMANDS, init, check)
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(flow.app, name="flow")
 app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
 app.add_typer(evals.app, name="eval")
@@ -75,7 +76,7 @@ def root(
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
     del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
-    if context.invoked_subcommand not in {"run", "up", "worker"}:  # which let them through when they are ready for them
+    if context.invoked_subcommand not in {"run", "up", "worker", "flow"}:  # which let them through when they are ready for them
         let_through()
     if context.invoked_subcommand is None:
         _show_help(context)

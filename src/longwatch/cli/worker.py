@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+Processes = Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes run them. [1]", show_default=False)]
+Name = Annotated[str, typer.Option(metavar="NAME", help="What the processes are called in logs. [worker]", show_default=False)]
+HealthPort = Annotated[
+    int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where health and metrics are. [the group's]")
+]
+HealthHost = Annotated[str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")]
+StateDir = Annotated[
+    str, typer.Option(metavar="DIR", help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]", show_default=False)
+]
+LogLevel = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")]
+LogFormat = Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")]
+
 
 def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
     target: Annotated[str, typer.Argument(metavar="MODULE:GROUP", show_default=False, help="The loops, as shop.workers:group.")],
-    processes: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="How many processes run them. [1]", show_default=False)
-    ] = 1,
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="What the processes are called in logs. [worker]", show_default=False)
-    ] = "worker",
-    health_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where health and metrics are. [the group's]")
-    ] = None,
-    health_host: Annotated[str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")] = None,
-    state_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]", show_default=False)
-    ] = ".longwatch",
-    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")] = None,
-    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")] = None,
+    processes: Processes = 1,
+    name: Name = "worker",
+    health_port: HealthPort = None,
+    health_host: HealthHost = None,
+    state_dir: StateDir = ".longwatch",
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> int:
     """Run the loops of a group in worker processes.
 
@@ -36,6 +41,31 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     after another. Exits with 0, 1 if something had to be killed, 2 for wrong use,
     100 when the processes failed too often.
     """
+    return run_processes(
+        target,
+        processes=processes,
+        name=name,
+        health_port=health_port,
+        health_host=health_host,
+        state_dir=state_dir,
+        log_level=log_level,
+        log_format=log_format,
+    )
+
+
+def run_processes(  # noqa: PLR0913 - one argument an option
+    target: str,
+    *,
+    processes: int,
+    name: str,
+    health_port: int | None,
+    health_host: str | None,
+    state_dir: str,
+    log_level: str | None,
+    log_format: str | None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Have worker processes run what the target names until they are told to stop; the exit code. `env`: for them alone."""
     from longwatch.app.worker import WorkerWishes  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.worker import worker as run  # noqa: PLC0415
     from longwatch.config.settings import load_settings  # noqa: PLC0415
@@ -50,5 +80,6 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         health_host=health_host,
         state=None if state_dir == "off" else Path(state_dir),
         log=settings.supervisor.log,
+        env=env or {},
     )
     return run(wishes, dict(os.environ))

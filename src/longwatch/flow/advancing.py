@@ -50,6 +50,7 @@ def advance(graph: Graph, standing: Standing, lanes: Mapping[str, int]) -> None:
 def _advance_node(node: Node, standing: Standing, unsettled: set[str], lanes: Mapping[str, int]) -> bool:
     """Whether its value may change yet."""
     inputs = inputs_of(node, standing)
+    standing.forget_others(node.name, inputs)
     following = judged(node, standing, unsettled, inputs)
     attempt = standing.open.get(node.name)
     if attempt is not None and (following is Next.CLOSED or attempt.computed_with != inputs):

@@ -75,7 +75,7 @@ def _read(node: Node, name: str, text: str, signature: Signature) -> Any:
     if kind is Any:
         return value
     try:
-        return msgspec.convert(value, kind, strict=False)
+        return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, TypeError) as error:
         raise PermanentError(f"the value of {name!r} is none that node {node.name!r} takes: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock
@@ -20,7 +21,7 @@ class FlowContext:
     node with `progress_timeout_seconds` has to call it.
     """
 
-    __slots__ = ("_clock", "_work", "deadline", "execution", "node", "progressed_at")
+    __slots__ = ("_clock", "_work", "deadline", "execution", "last_words", "node", "progressed_at")
 
     def __init__(self, work: WorkContext, *, deadline: Deadline, clock: Clock) -> None:
         self.execution: str = work.leased.item.id
@@ -28,6 +29,8 @@ class FlowContext:
         self.deadline = deadline
         self.progressed_at = clock.monotonic()
         """When it last said that it moves; from its beginning until then."""
+        self.last_words: Callable[[], str] = str
+        """For who gives it up: what can be told of where its code is; answers within a second."""
         self._work = work
         self._clock = clock
 

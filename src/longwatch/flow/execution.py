@@ -11,9 +11,9 @@ import msgspec
 from longwatch.core.deadline import Deadline
 from longwatch.errors import ComputationFailedError, DeadlineExceededError, NotSetError, UnknownExecutionError, UsageError
 from longwatch.flow.advancing import Next, advance
-from longwatch.flow.explaining import Explanation, explained, survey
+from longwatch.flow.explaining import Explanation, explained, lost, survey
 from longwatch.flow.graph import Graph
-from longwatch.flow.records import Kind
+from longwatch.flow.records import Kind, changes_of
 from longwatch.flow.standing import LEASED, Cause, Standing
 from longwatch.store.database import Row, Transaction
 
@@ -136,8 +136,7 @@ class Execution:
         self._definition.node(node)
         if not wait:
             return self._present(node, newer_than)
-        found = self._awaited(node, newer_than)
-        return found.value if found is not None else self._wait(node, newer_than, timeout)
+        return self._wait(node, newer_than, timeout)
 
     def value(self, node: str) -> Value | None:
         """Its value with its revision, whether it is that of the present inputs or not; None if it is not set."""
@@ -205,6 +204,7 @@ class Execution:
 
         def cancel(tx: Transaction) -> None:
             tx.execute(self._flow.records.sql["cancel"], {"execution": self._number})
+            tx.announce(changes_of(self.id))
 
         return self._change(work, beside=cancel)
 
@@ -226,7 +226,7 @@ class Execution:
         registered = self._flow.registry.registered()[self._kind]
         records = self._flow.records
 
-        def transaction(tx: Transaction) -> int:
+        def transaction(tx: Transaction) -> tuple[int, Standing]:
             standing = self._loaded(records.load(tx, [self._number]))
             was_cancelled = standing.cancelled
             work(standing)
@@ -235,9 +235,9 @@ class Execution:
                 raise UsageError(f"execution {self.id} was cancelled and changes no more; start another")
             advance(registered.graph, standing, registered.lanes)
             records.save(tx, [standing], {standing.number: self._kind})
-            return standing.revision
+            return standing.revision, standing
 
-        return self._flow.database.write(transaction)
+        return self._flow.hands.write(self._flow.database, self._kind, transaction)
 
     def _standing(self) -> Standing:
         loaded = self._flow.database.read(lambda tx: self._flow.records.load(tx, [self._number], to_change=False))
@@ -263,6 +263,8 @@ class Execution:
 
     def _awaited(self, node: str, newer_than: int | None) -> Value | None:
         """What is waited for, if it is there; ComputationFailedError if it will not come."""
+        if not self._is_worth_a_look(node):
+            return None
         standing = self._standing()
         found = self._value(standing, node)
         if found is not None and found.fresh and (newer_than is None or found.revision > newer_than):
@@ -270,16 +272,21 @@ class Execution:
         self._require_hope(standing, node)
         return None
 
+    def _is_worth_a_look(self, node: str) -> bool:
+        """A glance costs a fraction of a look, and most end there."""
+        asked = {"execution": self._number, "node": node}
+        rows = self._flow.database.read(lambda tx: tx.rows(self._flow.records.sql["glance"], asked))
+        return not rows or bool(rows[0][0])
+
     def _require_hope(self, standing: Standing, node: str) -> None:
         if standing.cancelled:
             raise ComputationFailedError(f"node {node!r} of {self.id} will get no value: the execution was cancelled")
-        spent = [name for name, up in survey(self._definition, standing).items() if up is Next.SPENT]
-        if spent and (node in spent or not standing.open):
-            culprit = node if node in spent else spent[0]
-            error = standing.nodes[culprit].error
-            about = "" if culprit == node else f": {culprit!r}, which it may wait for,"
+        culprit = lost(self._definition, standing).get(node)
+        if culprit is not None:
+            stored = standing.nodes[culprit]
+            who = "it" if culprit == node else f"{culprit!r}, which it waits for,"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value{about} failed {standing.nodes[culprit].spent} times: {error};"
+                f"node {node!r} of {self.id} will get no value: {who} failed {stored.spent} times: {stored.error};"
                 f" `retry` has it tried again"
             )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from longwatch.flow.advancing import Next, inputs_of, judged
-from longwatch.flow.gates import Finding
+from longwatch.flow.gates import NOT, Finding
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
 from longwatch.flow.standing import LEASED, Standing
@@ -48,6 +48,21 @@ def survey(graph: Graph, standing: Standing) -> dict[str, Next]:
     return found
 
 
+def lost(graph: Graph, standing: Standing) -> dict[str, str]:
+    """The nodes that will get no value of the present inputs, each with the node that was given up and is to blame for it."""
+    found: dict[str, str] = {}
+    for name, up in survey(graph, standing).items():
+        node = graph.nodes[name]
+        before = [each for each in node.upstream if each in found]
+        if up is Next.SPENT:
+            found[name] = name
+        elif up is Next.WAITS and any(map(standing.is_set, before)):
+            found[name] = found[next(filter(standing.is_set, before))]
+        elif before and up is Next.CLOSED and not node.gate.may_be_met(standing, found):
+            found[name] = found[before[0]]
+    return found
+
+
 def explained(graph: Graph, standing: Standing) -> Explanation:
     up = survey(graph, standing)
     inputs = [_input(node, standing) for node in graph.nodes.values() if node.is_input]
@@ -68,8 +83,17 @@ def _computed(node: Node, standing: Standing, up: dict[str, Next]) -> NodeFacts:
 
 
 def _closed(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001 - as its neighbours
-    missing = [name for name in node.upstream if not standing.is_set(name)]
-    return "blocked", f"waits for its gate{': ' + ', '.join(missing) + ' not set' if missing else ''}"
+    return "blocked", f"waits for its gate: {', '.join(dict.fromkeys(_unmet(node.gate.find(standing))))}"
+
+
+def _unmet(finding: Finding, *, wanted: bool = True) -> Iterator[str]:
+    """The conditions that are to blame for it."""
+    if finding.met is wanted:
+        return
+    if not finding.parts:
+        yield finding.text
+    for part in finding.parts:
+        yield from _unmet(part, wanted=wanted is not (finding.text == NOT))
 
 
 def _fresh(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001

@@ -15,6 +15,7 @@ from longwatch.flow.advancing import advance
 from longwatch.flow.calling import VALUES
 from longwatch.flow.execution import Execution, Summary
 from longwatch.flow.graph import Graph
+from longwatch.flow.hands import Hands
 from longwatch.flow.records import Kind, Records, changes_of
 from longwatch.flow.registry import Registry
 from longwatch.flow.source import FlowSource
@@ -42,6 +43,7 @@ class Flow:
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs)
+        self.hands = Hands()
         self._is_ours = not isinstance(store, Database)
 
     # --- executions ---
@@ -63,19 +65,20 @@ class Flow:
         registered = self.registry.registered()[kind]
         name = secrets.token_hex(8)
 
-        def work(tx: Transaction) -> tuple[str, int, Kind]:
+        def work(tx: Transaction) -> tuple[tuple[str, int, Kind], Standing | None]:
             made = tx.rows(self.records.sql["start"], {**kind._asdict(), "id": name, "key": key})
             if not made:
                 [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
-                return first, number, Kind(graph, its_version)
+                return (first, number, Kind(graph, its_version)), None
             standing = Standing(made[0][0], name, revision=0, cancelled=False)
             for node, text in texts.items():
                 standing.put(node, text)
             advance(registered.graph, standing, registered.lanes)
             self.records.save(tx, [standing], {standing.number: kind})
-            return name, standing.number, kind
+            return (name, standing.number, kind), standing
 
-        return Execution(self, *self.database.write(work))
+        found, number, its = self.hands.write(self.database, kind, work)
+        return Execution(self, found, number, self.registry.find(*its))
 
     def execution(self, name: str) -> Execution:
         """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if its graph is not known here."""

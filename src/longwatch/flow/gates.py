@@ -7,11 +7,13 @@ inside a transaction, and have to be quick and without side effects. One that ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from longwatch.errors import GraphError
+
+NOT = "not"
 
 
 class View(Protocol):
@@ -29,6 +31,8 @@ class Finding(NamedTuple):
     text: str
     met: bool
     parts: tuple[Finding, ...] = ()
+    broken: bool = False
+    """Whether it cannot be said: a test raised. The contrary is not met either, then."""
 
 
 class Gate(ABC):
@@ -44,6 +48,10 @@ class Gate(ABC):
 
     def met(self, view: View) -> bool:
         return self.find(view).met
+
+    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
+        """Whether it is, or may yet be although those of its nodes that are lost stay as they are."""
+        return self.met(view) or any(node not in lost for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,9 @@ class When(Gate):
         try:
             met = bool(self.test(view.value(self.node)))
         except Exception as error:  # noqa: BLE001 - it is anybody's code; what cannot be said is not met
-            return Finding(f"{self.text} of {self.node} raised {type(error).__name__}: {error}", met=False)
+            from longwatch.work.judging import described  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
+
+            return Finding(f"{self.text} of {self.node} raised {described(error)}", met=False, broken=True)
         return Finding(f"{self.text} of {self.node} is {'true' if met else 'false'}", met)
 
 
@@ -99,9 +109,12 @@ class All(Gate):
     def met(self, view: View) -> bool:
         return all(part.met(view) for part in self.parts)
 
+    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
+        return all(part.may_be_met(view, lost) for part in self.parts)
+
     def find(self, view: View) -> Finding:
         found = tuple(part.find(view) for part in self.parts)
-        return Finding("all of", all(each.met for each in found), found)
+        return Finding("all of", all(each.met for each in found), found, any(each.broken for each in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,10 @@ class AnyOf(Gate):
 
     def find(self, view: View) -> Finding:
         found = tuple(part.find(view) for part in self.parts)
-        return Finding("any of", any(each.met for each in found), found)
+        return Finding("any of", any(each.met for each in found), found, any(each.broken for each in found))
+
+    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
+        return any(part.may_be_met(view, lost) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class Not(Gate):
 
     def find(self, view: View) -> Finding:
         found = self.part.find(view)
-        return Finding("not", not found.met, (found,))
+        return Finding(NOT, not (found.met or found.broken), (found,), found.broken)
 
 
 Condition = str | Gate

@@ -10,7 +10,7 @@ from longwatch.errors import GraphError, UsageError
 from longwatch.flow.gates import Condition
 from longwatch.flow.nodes import Node, compute
 from longwatch.flow.nodes import input as input_
-from longwatch.flow.options import is_whole
+from longwatch.flow.options import MOST, is_whole
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 LONGEST = 200
@@ -25,8 +25,8 @@ class Graph:
     def __init__(self, name: str, *, version: str, nodes: Iterable[Node] = (), max_running: int | None = None) -> None:
         self.name = _checked("name", name)
         self.version = _checked("version", version)
-        if max_running is not None and not is_whole(max_running):
-            raise GraphError(f"max_running of graph {name!r} must be a whole number of 1 or more, or None, not {max_running!r}")
+        if max_running is not None and not is_whole(max_running, most=MOST):
+            raise GraphError(f"max_running of graph {name!r} must be a whole number of 1 to {MOST}, or None, not {max_running!r}")
         self.max_running = max_running
         self.nodes: dict[str, Node] = {}
         self.order: tuple[Node, ...] = ()

@@ -70,8 +70,15 @@ def _check_function(name: str, function: Any, gate: Gate) -> None:
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise GraphError(f"the function of node {name!r} is a generator, which nobody would run through; use return, not yield")
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _signature(name, function).parameters.values():
         _check_parameter(name, parameter, gate)
+
+
+def _signature(name: str, function: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        raise GraphError(f"node {name!r} needs a function that says its parameters, not {function!r}; wrap it in one") from None
 
 
 def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
@@ -88,7 +95,8 @@ def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> Non
 
 def _check_importable(name: str, function: Any) -> None:
     where = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
-    if "None" in where.split(":") or "<" in where or where.startswith("__main__:"):
+    of_an_object = inspect.ismethod(function) and not inspect.isclass(function.__self__)
+    if of_an_object or "None" in where.split(":") or "<" in where or where.startswith("__main__:"):
         raise GraphError(
             f"the function of node {name!r} ({where}) cannot be imported by a child process, which isolation='process' needs;"
             " define it at the top of a module"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from math import inf, isfinite
+from math import inf
+from sys import float_info
 from typing import Any
 
 from longwatch.core.backoff import BackoffPolicy
@@ -49,6 +50,8 @@ class NodeOptions:
 
 _SECONDS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
 _WHOLE = ("max_attempts", "max_memory", "max_running")
+MOST = 2**31 - 1
+"""What every store can count to."""
 
 
 def checked_options(node: str, given: dict[str, Any]) -> NodeOptions:
@@ -71,10 +74,11 @@ def checked_options(node: str, given: dict[str, Any]) -> NodeOptions:
 
 def _check_one(node: str, name: str, value: Any) -> None:
     if name in _SECONDS or (name == "progress_timeout_seconds" and value is not None):
-        _require(_is_number(value) and value > 0, node, name, "a number of seconds above 0", value)
+        _require(is_number(value) and value > 0, node, name, "a number of seconds above 0", value)
     elif name in _WHOLE:
         optional = value is None and name != "max_attempts"
         _require(optional or is_whole(value), node, name, "a whole number of 1 or more", value)
+        _require(optional or name == "max_memory" or value <= MOST, node, name, f"no more than {MOST}", value)
     elif name == "retry":
         _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
     elif name == "isolation":
@@ -95,8 +99,9 @@ def is_whole(value: Any, *, most: float = inf) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+def is_number(value: Any) -> bool:
+    """Whether it is one that can be counted with; a whole number may be too large for that."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _require(holds: bool, node: str, name: str, rule: str, value: Any) -> None:  # noqa: FBT001 - the condition is the point of the call

@@ -58,6 +58,8 @@ class Overtime:
         self._lock = threading.Lock()
         self._news = Wakeup()
         self._ending = False
+        self._resting = False
+        self._busy = False
         self._errand = Errand(self._turn, name=f"{around.name}-overtime", loud=True)
 
     @contextmanager
@@ -72,8 +74,8 @@ class Overtime:
     def begin(self, running: Running) -> None:
         with self._lock:
             self._running[running.work.leased.claim.seq] = running
-            first = len(self._running) == 1
-        if first or running.due()[0] < self._clock.monotonic() + BEAT_EVERY:
+            self._busy = True
+        if self._resting or running.due()[0] < self._clock.monotonic() + BEAT_EVERY:
             self._news.set()
 
     def end(self, running: Running) -> None:
@@ -89,10 +91,13 @@ class Overtime:
             self._look()
 
     def _patience(self) -> float | None:
+        """Until the next thing to do; after a round in which nothing ran, for ever: who begins something rarely has to wake it."""
         now = self._clock.monotonic()
         with self._lock:
             dues = [each.due()[0] for each in self._running.values() if each.work.ruling is None]
-        if not dues and not self._untold:
+            self._resting = not (dues or self._untold or self._busy)
+            self._busy = False
+        if self._resting:
             return None
         waits = [BEAT_EVERY, *(due - now for due in dues)]
         return max(min(waits), self._telling.retry_in if self._untold else 0.0)
@@ -116,7 +121,8 @@ class Overtime:
         item = running.work.leased.item
         limit = running.progress_timeout if cause is Cause.STALLED else item.abandon_after
         error = f"{_WORDS[cause]} {limit:g} seconds"
-        running.work.ruling = Settlement(running.work.leased.claim, Outcome.FAILED, reason=str(cause), error=error)
+        ruling = running.work.ruling = Settlement(running.work.leased.claim, Outcome.FAILED, reason=str(cause), error=error)
+        running.work.ruling = ruling._replace(error=error + running.context.last_words())
         self._untold.append(running)
         self._tell()
         running.work.cancel.cancel(str(cause))

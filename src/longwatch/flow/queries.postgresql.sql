@@ -13,12 +13,12 @@ SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executi
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term FROM longwatch_values
 WHERE execution = ANY (:executions::int8[])
 
 -- name: open
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, lane, heartbeat_timeout, abandon_after, max_attempts
+SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts
 FROM longwatch_computations WHERE held < 3 AND execution = ANY (:executions::int8[])
 
 -- name: mine
@@ -36,24 +36,24 @@ SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]
 -- name: keep
 -- What is kept of nodes, given as arrays.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, changed_at)
+    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
 SELECT kept.*, :wall_now
 FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
-    :tried_with::text[], :spent::int4[], :crashes::int4[], :failed::int2[], :error::text[]) AS kept
+    :tried_with::text[], :spent::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[]) AS kept
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
-    failed = excluded.failed, error = excluded.error, changed_at = excluded.changed_at
+    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
 -- name: begin
 -- New attempts, given as arrays, in line at once or after a delay.
 INSERT INTO longwatch_computations
-    (lane, held, ready_at, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
 SELECT lane, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
-    crashes, attempt - 1, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
-FROM unnest(:lane::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :crashes::int4[],
+    term, crashes, attempt - 1, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
+FROM unnest(:lane::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
     :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
-    AS opening (lane, delay, execution, node, attempt, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
+    AS opening (lane, delay, execution, node, attempt, term, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
 
 -- name: close
 -- Attempts are over, given as arrays.
@@ -70,10 +70,10 @@ WHERE changed.execution = given.execution
 
 -- name: lapsed
 -- Leased attempts whose lease has ended or that are past their deadline, as they are seen: a read. One whose owner was forgotten
--- has a page that cannot be read.
+-- has a page that cannot be read. But for those that were seen.
 SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND {lapsed} LIMIT :limit
+WHERE held = 2 AND {lapsed} AND seq <> ALL (:seen::int8[]) LIMIT :limit
 
 -- name: held_by
 -- The leases of one owner, as many as asked for: a read.
@@ -96,3 +96,19 @@ SELECT lane, graph, version FROM longwatch_lanes WHERE lane = ANY (:lanes::int8[
 -- name: lock_lane
 -- Let nobody else count and take attempts of this line until the end of the transaction.
 SELECT pg_advisory_xact_lock(:lane)
+
+-- name: make_turn
+-- A sweep that was never made.
+INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, 0) ON CONFLICT DO NOTHING
+
+-- name: begin_sweep
+-- Be the one who makes a sweep, if the last one began long enough ago, and nobody is about to be; or has been for too long.
+WITH turn AS (
+    UPDATE longwatch_sweeps SET began_at = :wall_now WHERE sweep = (
+        SELECT sweep FROM longwatch_sweeps
+        WHERE sweep = :sweep AND (began_at <= :wall_now - :every::float8 OR began_at > :wall_now) FOR UPDATE SKIP LOCKED
+    ) RETURNING position
+)
+SELECT position FROM turn
+UNION ALL SELECT position FROM longwatch_sweeps
+WHERE sweep = :sweep AND began_at <= :wall_now - 3 * :every::float8 AND NOT EXISTS (SELECT 1 FROM turn)

@@ -26,6 +26,12 @@ SELECT execution, id, version FROM longwatch_executions WHERE graph = :graph AND
 -- An execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
+-- name: glance
+-- Whether it is worth looking at an execution for the value of a node: it is set, something was given up, or all was cancelled.
+SELECT cancelled = 1 OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
+    AND (failed = 1 OR (node = :node AND is_set = 1)))
+FROM longwatch_executions AS e WHERE execution = :execution
+
 -- name: newest
 -- A page of executions, the newest first, with how many attempts wait and run, how many nodes were given up, and how many are set.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
@@ -38,7 +44,7 @@ FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.exe
 -- name: attempts
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
-    heartbeat_deadline - :lease_now, deadline - :lease_now, CASE WHEN held = 1 THEN ready_at - :wall_now END, crashes, releases
+    CASE WHEN held = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN held = 2 THEN deadline - :lease_now END, CASE WHEN held = 1 THEN ready_at - :wall_now END, crashes, releases
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: cancel
@@ -48,12 +54,6 @@ UPDATE longwatch_executions SET cancelled = 1 WHERE execution = :execution
 -- name: running_in
 -- How many attempts of a line run.
 SELECT count(*) FROM longwatch_computations WHERE lane = :lane AND held = 2
-
--- name: begin_sweep
--- Be the one who makes a sweep, if the last one began long enough ago.
-INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, :wall_now)
-ON CONFLICT (sweep) DO UPDATE SET began_at = excluded.began_at
-WHERE longwatch_sweeps.began_at <= :wall_now - CAST(:every AS double precision) OR longwatch_sweeps.began_at > :wall_now RETURNING position
 
 -- name: sweep_position
 -- Where a sweep goes on.
@@ -76,8 +76,8 @@ DELETE FROM longwatch_sweep_runs WHERE run <= (SELECT max(run) FROM longwatch_sw
 SELECT sweep, began_at, lasted, found, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
 
 -- name: quiet
--- A page of executions of which nothing waits or runs.
-SELECT execution, graph, version FROM longwatch_executions AS e
-WHERE execution > :after AND cancelled = 0
+-- A page of executions of a graph of which nothing waits or runs.
+SELECT execution FROM longwatch_executions AS e
+WHERE execution > :after AND graph = :graph AND version = :version AND cancelled = 0
     AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 3)
 ORDER BY execution LIMIT :limit

@@ -7,12 +7,12 @@ WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term FROM longwatch_values
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: open
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, lane, heartbeat_timeout, abandon_after, max_attempts
+SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts
 FROM longwatch_computations WHERE held < 3 AND execution IN (SELECT value FROM json_each(:executions))
 
 -- name: mine
@@ -28,18 +28,18 @@ SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FRO
 -- name: keep
 -- What is kept of a node.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, changed_at)
-VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :wall_now)
+    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
+VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
-    failed = excluded.failed, error = excluded.error, changed_at = excluded.changed_at
+    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
 -- name: begin
 -- A new attempt, in line at once or after a delay.
 INSERT INTO longwatch_computations
-    (lane, held, ready_at, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
-VALUES (:lane, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node, :attempt, :crashes,
+VALUES (:lane, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node, :attempt, :term, :crashes,
     :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
 
 -- name: close
@@ -52,10 +52,12 @@ WHERE seq = :seq AND held < 3
 UPDATE longwatch_executions SET revision = :revision, updated_at = :wall_now WHERE execution = :execution
 
 -- name: lapsed
--- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline.
+-- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline;
+-- but for those that were seen.
 SELECT seq, leased.owner, term, execution, incarnation, page
 FROM longwatch_computations AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
+WHERE held = 2 AND ({lapsed} OR boot <> :boot)
+    AND seq NOT IN (SELECT value FROM json_each(:seen)) LIMIT :limit
 
 -- name: held_by
 -- The leases of one owner, as many as asked for.
@@ -74,3 +76,9 @@ SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE held = 1 AND 
 -- name: graph_of
 -- Whose lines these are.
 SELECT lane, graph, version FROM longwatch_lanes WHERE lane IN (SELECT value FROM json_each(:lanes))
+
+-- name: begin_sweep
+-- Be the one who makes a sweep, if the last one began long enough ago.
+INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, :wall_now)
+ON CONFLICT (sweep) DO UPDATE SET began_at = excluded.began_at
+WHERE longwatch_sweeps.began_at <= :wall_now - :every OR longwatch_sweeps.began_at > :wall_now RETURNING position

@@ -35,8 +35,9 @@ class Registered:
     lanes: Mapping[str, int]
 
     @property
-    def capped(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.caps)
+    def is_capped(self) -> bool:
+        """Whether what ends makes room for others."""
+        return any(line.caps for line in self.lines)
 
 
 class Registry:

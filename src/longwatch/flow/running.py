@@ -8,6 +8,7 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.flow.apart import ApartEndedError
 from longwatch.flow.calling import arguments, written
 from longwatch.flow.context import FlowContext
 from longwatch.flow.graph import Graph
@@ -44,6 +45,9 @@ class AttemptRunner:
         running = self._begun(node, context)
         try:
             result = self._computed(node, leased, running.context)
+        except ApartEndedError as error:
+            self._overtime.end(running)
+            return error.settlement(leased.claim)
         except BaseException:
             self._overtime.end(running)
             raise

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.events import Events
 from longwatch.flow.advancing import advance
-from longwatch.flow.records import LEASE, TABLE, Kind, Mine, Records, work_of
+from longwatch.flow.records import LEASE, TABLE, Kind, Loaded, Mine, Records, work_of
 from longwatch.flow.registry import Line, Registry
-from longwatch.flow.standing import Cause, Standing
+from longwatch.flow.standing import Cause
 from longwatch.flow.sweeping import SWEEP_EVERY, Sweeping
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Database, Row, Transaction
+from longwatch.work.feeder import Offer
 from longwatch.work.place import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
@@ -105,8 +106,11 @@ class FlowSource:
         asked = self._clock.monotonic()
 
         def work(tx: Transaction) -> Exchange:
-            settled = self._settle(tx, settlements)
-            return Exchange(settled, self._claim(tx, lanes, owner, want, asked) if want else [])
+            settled, ready = self._settle(tx, settlements)
+            leased = self._claim(tx, lanes, owner, want, asked) if want else []
+            if is_more_left(leased, want):
+                announce_work(tx, ready)
+            return Exchange(settled, leased)
 
         exchange = self.database.write(work)
         for settlement in settlements:
@@ -138,32 +142,53 @@ class FlowSource:
         undo = [self.database.listen(work_of(kind), wakeup) for kind in self.registry.graphs]
         return lambda: _call_all(undo)
 
+    # --- hand over hand ---
+
+    def claim_for(self, tx: Transaction, offer: Offer, kind: Kind) -> None:
+        """Lease some of what this transaction makes to a worker that has room, and give it that once it is committed."""
+        asked = self._clock.monotonic()
+        leased = self._claim(tx, self.registry.registered()[kind].lines, offer.owner, offer.want, asked)
+        if is_more_left(leased, offer.want):
+            announce_work(tx, [kind])
+
+        def give() -> None:
+            self._executions.update((each.claim, each.item.execution) for each in leased)
+            offer.give(leased, asked)
+
+        tx.after_commit(give)
+
     # --- settling ---
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """Settle without claiming; for each whether the attempt was still the claimant's."""
-        settled = self.database.write(lambda tx: self._settle(tx, settlements))
+        settled = self.database.write(lambda tx: self._settle_and_tell(tx, settlements))
         for settlement in settlements:
             self._executions.pop(settlement.claim, None)
         return settled
 
-    def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+    def _settle_and_tell(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
+        settled, ready = self._settle(tx, settlements)
+        announce_work(tx, ready)
+        return settled
+
+    def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> tuple[list[bool], Collection[Kind]]:
+        """For each whether it was still the claimant's; and of which graphs there is something to be computed now."""
         concluding = [each for each in settlements if each.outcome is not Outcome.BACK]
-        concluded = self._conclude(tx, concluding) if concluding else {}
+        concluded, ready = self._conclude(tx, concluding) if concluding else ({}, set[Kind]())
         back = [each for each in settlements if each.outcome is Outcome.BACK]
         given = {each.claim: self._give_back(tx, each) for each in back}
-        return [bool(concluded.get(each.claim) or given.get(each.claim)) for each in settlements]
+        if back:
+            announce_work(tx, self.registry.graphs)
+        return [bool(concluded.get(each.claim) or given.get(each.claim)) for each in settlements], ready
 
     def _give_back(self, tx: Transaction, settlement: Settlement) -> bool:
-        for kind in self.registry.graphs:
-            tx.announce(work_of(kind))
         return self._claims.release(tx, [settlement.claim], blame=Blame.RELEASE, delay=settlement.delay)[0]
 
-    def _conclude(self, tx: Transaction, settlements: Sequence[Settlement]) -> dict[Claim, bool]:
+    def _conclude(self, tx: Transaction, settlements: Sequence[Settlement]) -> tuple[dict[Claim, bool], set[Kind]]:
         """Together: as many statements for all of them as for one."""
         graphs = self.registry.registered()
-        loaded = self.records.load(tx, self._executions_of(tx, settlements))
-        mine = self.records.mine(tx, [settlement.claim for settlement in settlements])
+        claims = [settlement.claim for settlement in settlements]
+        loaded, mine = self.records.load_for(tx, self._executions_of(tx, settlements), claims)
         concluded = {settlement.claim: self._concluded(settlement, mine, loaded) for settlement in settlements}
         touched = {mine[claim].execution for claim, counts in concluded.items() if counts}
         for number in touched:
@@ -171,10 +196,10 @@ class FlowSource:
             registered = graphs.get(kind)
             if registered is not None:
                 advance(registered.graph, standing, registered.lanes)
-                for line in registered.capped:
-                    tx.announce(work_of(line.kind))
-        self.records.save(tx, (loaded[number][0] for number in touched), {number: loaded[number][1] for number in touched})
-        return concluded
+                if registered.is_capped:  # one that ended makes room for one that may wait elsewhere
+                    announce_work(tx, [kind])
+        kinds = {number: loaded[number][1] for number in touched}
+        return concluded, self.records.save(tx, (loaded[number][0] for number in touched), kinds)
 
     def _executions_of(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[int]:
         known = [self._executions.get(settlement.claim) for settlement in settlements]
@@ -182,7 +207,7 @@ class FlowSource:
             return list(self.records.executions_of(tx, [settlement.claim for settlement in settlements]).values())
         return [number for number in known if number is not None]
 
-    def _concluded(self, settlement: Settlement, mine: Mapping[Claim, Mine], loaded: Mapping[int, tuple[Standing, Kind]]) -> bool:
+    def _concluded(self, settlement: Settlement, mine: Mapping[Claim, Mine], loaded: Loaded) -> bool:
         found = mine.get(settlement.claim)
         if found is None:
             return False
@@ -240,6 +265,17 @@ class FlowSource:
             lasts=item.heartbeat_timeout,
             retry=None if node is None else node.options.retry,
         )
+
+
+def announce_work(tx: Transaction, kinds: Iterable[Kind]) -> None:
+    """Tell the workers of these graphs that there is something to be computed."""
+    for kind in kinds:
+        tx.announce(work_of(kind))
+
+
+def is_more_left(leased: Sequence[Leased], want: int) -> bool:
+    """Whether something may be ready after a claim: it took as many as it wanted, or one that comes alone."""
+    return len(leased) >= want or any(each.alone for each in leased)
 
 
 def _cause(settlement: Settlement) -> Cause:

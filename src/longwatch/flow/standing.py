@@ -73,6 +73,8 @@ class Stored:
     crashes: int = 0
     failed: bool = False
     error: str | None = None
+    term: int = 0
+    """The highest of its attempts that are over."""
 
     def start_over(self, inputs: str | None) -> None:
         """Attempts are counted anew."""
@@ -97,6 +99,7 @@ class Attempt(NamedTuple):
     computed_with: str
     number: int
     terms: Terms
+    term: int = 0
 
 
 class Opening(NamedTuple):
@@ -221,9 +224,21 @@ class Standing:
         spent, crashes = (stored.spent, stored.crashes) if stored is not None and stored.tried_with == inputs else (0, 0)
         self.openings[node] = Opening(node, inputs, spent + 1, crashes, delay, terms)
 
+    def forget_others(self, node: str, inputs: str) -> None:
+        """What was to be tried, or was given up, with other inputs than these is not any more."""
+        opening, stored = self.openings.get(node), self.nodes.get(node)
+        if opening is not None and opening.computed_with != inputs:
+            del self.openings[node]
+        if stored is not None and stored.failed and stored.tried_with != inputs:
+            stored.start_over(None)
+            self.changed.add(node)
+
     def _close(self, attempt: Attempt, state: State, cause: Cause, error: str | None = None) -> None:
         if self.open.get(attempt.node) == attempt:
             del self.open[attempt.node]
+        stored = self.node(attempt.node)
+        stored.term = max(stored.term, attempt.term)
+        self.changed.add(attempt.node)
         self._closed.append(attempt)
         self.closings.append(Closing(attempt.seq, state, cause, error))
 

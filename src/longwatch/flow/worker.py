@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -12,10 +12,9 @@ from longwatch.core.clock import Wakeup
 from longwatch.core.events import Events
 from longwatch.core.lease import LeasePolicy
 from longwatch.errors import UsageError
-from longwatch.flow.context import FlowContext
+from longwatch.flow.apart import ProcessRunner
 from longwatch.flow.graph import Graph
-from longwatch.flow.nodes import Node
-from longwatch.flow.options import is_whole
+from longwatch.flow.options import is_number, is_whole
 from longwatch.flow.overtime import Overtime
 from longwatch.flow.records import endings_of
 from longwatch.flow.running import AttemptRunner
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 _A_THIRD = 1 / 3
+_CHILDREN_END_WITHIN = 10.0
+"""Seconds; they are killed at once, and are gone before that unless the machine hangs."""
 
 
 class FlowWorker(EngineLoop):
@@ -53,12 +54,13 @@ class FlowWorker(EngineLoop):
         super().__init__(name=name, shutdown_timeout=shutdown_timeout, clock=flow.clock, events=events)
         if not is_whole(concurrency, most=MOST_SLOTS):
             raise UsageError(f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}")
-        if not sweep_interval_seconds > 0:
+        if not (is_number(sweep_interval_seconds) and sweep_interval_seconds > 0):
             raise UsageError(f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}")
         self.flow = flow
         self.concurrency = concurrency
         self._flow_source = FlowSource(flow.database, flow.registry, sweep_every=sweep_interval_seconds, clock=self.clock)
         self._overtime: Overtime | None = None
+        self._apart: ProcessRunner | None = None
         self._errand: Errand | None = None
 
     def __enter__(self) -> Self:
@@ -86,6 +88,7 @@ class FlowWorker(EngineLoop):
         around = Surroundings(place.name, policy, self.clock, place.events, self.heartbeat)
         self._flow_source.sweeping.events = place.events
         overtime = self._overtime = Overtime(self._flow_source.settle, around)
+        self._apart = ProcessRunner(clock=self.clock, events=place.events, left=self._time_left)
         return AttemptRunner(self._graph_of, overtime, self._apart, clock=self.clock)
 
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
@@ -102,17 +105,18 @@ class FlowWorker(EngineLoop):
 
     @contextmanager
     def _alongside(self, engine: Engine, place: Place) -> Iterator[None]:  # noqa: ARG002 - the contract
-        """Deadlines are watched, and attempts that are called off elsewhere are noticed."""
+        """Deadlines are watched, attempts that are called off elsewhere are noticed, and children end after all else."""
         assert self._overtime is not None
+        assert self._apart is not None
         over = Wakeup()
         over.listen(engine.doubt)
-        undo = [self.flow.database.listen(endings_of(kind), over) for kind in self.flow.registry.graphs]
-        try:
-            with self._overtime.watching():
-                yield
-        finally:
-            for each in undo:
-                each()
+        with ExitStack() as undo:
+            undo.callback(self._apart.stop, timeout=_CHILDREN_END_WITHIN)
+            for kind in self.flow.registry.graphs:
+                undo.callback(self.flow.database.listen(endings_of(kind), over))
+            undo.enter_context(self._overtime.watching())
+            undo.enter_context(self.flow.hands.lent(engine, self._flow_source))
+            yield
 
     def _graph_of(self, lane: int) -> Graph:
         for registered in self.flow.registry.registered().values():
@@ -120,5 +124,6 @@ class FlowWorker(EngineLoop):
                 return registered.graph
         raise LookupError(f"line {lane} is of no graph that is known here")
 
-    def _apart(self, node: Node, inputs: str, context: FlowContext) -> bytes:  # noqa: ARG002
-        raise UsageError("isolation='process' is not there yet")
+    def _time_left(self) -> float | None:
+        turn = self._turns.present
+        return None if turn is None else turn.deadline.remaining()

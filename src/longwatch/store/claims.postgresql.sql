@@ -36,7 +36,7 @@ WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
 -- name: settle
 -- The work is done: the rows go, those that are still their claimants'. They are found by their numbers, and by nothing else:
 -- the rest is written so that no plan looks for them among all that their owner holds.
-DELETE FROM {table} WHERE seq = ANY (:seqs::int8[]) AND held > 1
+DELETE FROM {table} WHERE seq = ANY (:seqs::int8[]) AND held > 1 AND held < 3
     AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 RETURNING seq, owner, term
 
@@ -44,7 +44,7 @@ RETURNING seq, owner, term
 -- Give rows back, at once or after a delay, and count why. They are told as they were: an update returns the owner that it
 -- wrote, none.
 WITH theirs AS MATERIALIZED (
-    SELECT seq, owner, term FROM {table} WHERE seq = ANY (:seqs::int8[]) AND held > 1
+    SELECT seq, owner, term FROM {table} WHERE seq = ANY (:seqs::int8[]) AND held > 1 AND held < 3
         AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
     ORDER BY seq FOR UPDATE
 ), given_back AS (

@@ -60,6 +60,9 @@ class Transaction(Protocol):
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         """Run a statement and return what it selects or returns."""
 
+    def rows_of(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        """Run several statements, in their order, and return what each selects; where asking takes its time, ask once for all."""
+
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
         """Run a statement; how many rows it changed."""
 

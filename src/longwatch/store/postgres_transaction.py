@@ -49,6 +49,9 @@ class PostgresTransaction:
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         return self._here().rows(self._run(sql, parameters or _NO_PARAMETERS))
 
+    def rows_of(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self._here().rows(result) for result in self._run_all(statements)]
+
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
         return self._run(sql, parameters or _NO_PARAMETERS).command_tuples or 0
 
@@ -108,8 +111,12 @@ class PostgresTransaction:
         self._wire = None
 
     def _run(self, sql: str, parameters: Parameters) -> PGresult:
+        return self._run_all([(sql, parameters)])[0]
+
+    def _run_all(self, statements: Sequence[tuple[str, Parameters]]) -> list[PGresult]:
         wire = self._here()
-        self._send(sql, parameters)
+        for sql, parameters in statements:
+            self._send(sql, parameters)
         asks = not self.has_written and self._begin is not READ_ONLY
         if asks:
             wire.send(_HAS_WRITTEN)
@@ -117,7 +124,7 @@ class PostgresTransaction:
         results = wire.answer(self._deadline)
         if asks:
             [(self.has_written,)] = wire.rows(results[-1])
-        return results[ahead]
+        return results[ahead : ahead + len(statements)]
 
     def _send(self, sql: str, parameters: Parameters) -> None:
         wire = self._here()
@@ -147,6 +154,9 @@ class UsersTransaction:
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         self._run(sql, parameters or _NO_PARAMETERS)
         return self._cursor.fetchall() if self._cursor.description else []
+
+    def rows_of(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self.rows(sql, parameters) for sql, parameters in statements]
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
         self._run(sql, parameters or _NO_PARAMETERS)

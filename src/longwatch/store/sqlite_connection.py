@@ -43,6 +43,9 @@ class SqliteTransaction:
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         return self._connection.execute(_checked(sql), self._timed(parameters or {})).fetchall()
 
+    def rows_of(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self.rows(sql, parameters) for sql, parameters in statements]
+
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
         return self._connection.execute(_checked(sql), self._timed(parameters or {})).rowcount
 

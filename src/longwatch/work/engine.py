@@ -12,6 +12,7 @@ from longwatch.core.heartbeat import Heartbeat
 from longwatch.host.parent import ParentLine
 from longwatch.host.service import Service
 from longwatch.work.drain import Drain, Told
+from longwatch.work.feeder import Offer
 from longwatch.work.policy import EnginePolicy, Surroundings
 from longwatch.work.shift import Shift
 from longwatch.work.slots import Runner
@@ -80,6 +81,11 @@ class Engine(Service):
     def freshness(self) -> float:
         """Seconds since the stalest of them, and of its own, has beaten."""
         return max(beat.elapsed() for beat in (self.heartbeat, *self.heartbeats()))
+
+    def offer(self, most: int) -> Offer | None:
+        """Room for up to so many rows, for whoever makes some; None if there is none. From any thread."""
+        shift = self._shift
+        return None if shift is None else shift.feeder.offer(most)
 
     def doubt(self) -> None:
         """Somebody may have taken rows that it has: have it compare with the store."""

@@ -71,7 +71,7 @@ class EngineLoop(ABC):
         return ()
 
     def _alongside(self, _engine: Engine, _place: Place) -> AbstractContextManager[object]:
-        """What goes on while the engine works."""
+        """What goes on while the engine works, until it has stopped."""
         return nullcontext()
 
     # --- the contract of a Runnable ---
@@ -162,15 +162,16 @@ class EngineLoop(ABC):
             policy = replace(policy, lease=LeasePolicy(LEASE_UNDER_A_PARENT), stale_after=None)
         engine = self._engine = self._made(place, policy)
         stopped = True
-        try:
-            if self._has_started(engine, turn, place):
-                with self._alongside(engine, place):
+        with ExitStack() as alongside:
+            try:
+                if self._has_started(engine, turn, place):
+                    alongside.enter_context(self._alongside(engine, place))
                     self._wait(engine, turn)
-        finally:
-            stopped = engine.stop(deadline=turn.deadline)
-            self.heartbeat.beat()  # from here on its own counts again
-            self._engine = None
-            self._drained = False
+            finally:
+                stopped = engine.stop(deadline=turn.deadline)
+                self.heartbeat.beat()  # from here on its own counts again
+                self._engine = None
+                self._drained = False
         if not stopped:
             raise ShutdownTimeoutError(f"{place.name} was still busy when its time to stop was over; its work is left behind")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
@@ -22,10 +23,32 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement, Source
 from longwatch.work.tenure import Tenure
 
 
+class Offer:
+    """Room that an engine has, for whoever makes rows to lease them to it in the transaction that makes them.
+
+    `give` what was leased once that is committed, and `close` the offer in any case: an engine does not end before that.
+    """
+
+    def __init__(self, feeder: Feeder, want: int, *, owner: int) -> None:
+        self.want = want
+        self.owner = owner
+        self._feeder = feeder
+
+    def give(self, leased: list[Leased], asked: float) -> None:
+        """These are its own now; they were asked for at this moment. From any thread."""
+        if leased:
+            self._feeder.given.append((leased, asked))
+
+    def close(self, *, in_doubt: bool = False) -> None:
+        """`in_doubt`: nobody knows whether anything was leased."""
+        self._feeder.offer_is_over(in_doubt=in_doubt)
+
+
 class Feeder:
     """Feeds the slots of one engine.
 
     `held` are the rows that wait or run here, `unsettled` what is to be told to the source; both change in its thread only.
+    `given` are rows that others have leased for it.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - it stands between the source, the slots and the engine
@@ -62,6 +85,11 @@ class Feeder:
         self._alone_since = 0.0
         self._solo: Leased | None = None
         self._again: float | None = 0.0
+        self.given: deque[tuple[list[Leased], float]] = deque()
+        self._was_given = False
+        self._offers = 0
+        self._offering = threading.Lock()
+        self._unknown: set[Claim] = set()
         self._batch = MOST_AT_ONCE
         self._tried: set[Claim] = set()
         self._in_doubt = False
@@ -85,6 +113,22 @@ class Feeder:
         self._in_doubt = True
         self._news.set()
 
+    def offer(self, most: int) -> Offer | None:
+        """Room for up to so many rows; None if there is none. From any thread."""
+        with self._offering:
+            want = 0 if self._policy.polls is not None else min(self._room(), most)
+            if want <= 0:
+                return None
+            self._offers += 1
+        return Offer(self, want, owner=self._tenure.owner)
+
+    def offer_is_over(self, *, in_doubt: bool) -> None:
+        with self._offering:
+            self._offers -= 1
+            self._in_doubt = self._in_doubt or in_doubt
+        if self.given or in_doubt or self._course.state is not Drain.RUNNING:
+            self._news.set()
+
     def _turn(self) -> None:
         while not self._is_over():
             self._whole.make(self._once)
@@ -105,7 +149,8 @@ class Feeder:
         self._page.beat_engine(self._clock.monotonic())
 
     def _is_over(self) -> bool:
-        return self._course.state in ENDING and not self.held and not self.unsettled
+        with self._offering:  # an offer that is made now is made before this, or not at all
+            return self._course.state in ENDING and not (self.held or self.unsettled or self.given or self._offers)
 
     # --- resting ---
 
@@ -128,13 +173,13 @@ class Feeder:
             self._listen(self._again)
 
     def _is_something_done(self) -> bool:
-        return bool(self._crew.finished or self.unsettled)
+        return bool(self._crew.finished or self.unsettled or self.given)
 
     def _join(self) -> None:
         """Something is done: give more of it a moment to be settled with it, unless the slots have nothing left to do."""
         crew = self._crew
         crew.enough, crew.bell = self._policy.settle_batch - len(self.unsettled), self._joined
-        if len(crew.finished) < crew.enough and not crew.line.empty():
+        if len(crew.finished) < crew.enough and not crew.line.empty() and not self.given:
             self._clock.wait(self._joined, self._policy.settle_within)
         crew.bell = None
         self._joined.clear()
@@ -174,8 +219,10 @@ class Feeder:
     # --- collecting ---
 
     def _collect(self) -> None:
-        """Take over what the slots finished, and what they should not hold any more."""
+        """Take over what the slots finished, what others have leased for us, and what the slots should not hold any more."""
         self._take_over()
+        while self.given:
+            self._accept(*self.given.popleft())
         if self._course.state is not Drain.RUNNING or self._seat.hushed:
             self._crew.drop_waiting()
             self._hand_back_alone()
@@ -184,6 +231,14 @@ class Feeder:
         self._take_over()
         if not self.held:
             self._seat.vacate()
+
+    def _accept(self, leased: list[Leased], asked: float) -> None:
+        """Rows that are ours already; where another has to run alone, they go back."""
+        if self._seat.occupy():
+            self._hand_out(leased, asked)
+            self._again, self._was_given = self._policy.settle_within, True
+        else:
+            self.unsettled += [Settlement(each.claim, Outcome.BACK) for each in leased]
 
     def _take_over(self) -> None:
         finished = self._crew.finished
@@ -220,8 +275,9 @@ class Feeder:
             self._reconcile()
         self._run_alone()
         want = min(self._room(), MOST_AT_ONCE)
-        if want and not self._seat.occupy():
+        if self._was_given or (want and not self._seat.occupy()):  # whoever gave has looked for us
             want = 0
+        self._was_given = False
         batch = self.unsettled[: self._batch]
         if batch or want:
             self._swap(batch, want)
@@ -315,18 +371,20 @@ class Feeder:
         """Compare our leases with the store's: give back what we know nothing about, stop what is not ours any more.
 
         A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
-        is missing once.
+        is missing once. So it is with one that we know nothing about: somebody may just be giving it to us.
         """
         found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
         if found is None:
             return
         store = set(found)
         known = self.held.union(settlement.claim for settlement in self.unsettled)
-        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim not in known]
+        unknown = store - known
+        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim in unknown & self._unknown]
+        self._unknown = unknown - self._unknown
         missing = self.held.difference(store, (each.leased.claim for each in self._crew.running() if each.settled))
         self._lose(missing & self._missing)
         self._missing = missing
-        self._in_doubt = bool(missing)
+        self._in_doubt = bool(missing or self._unknown)
 
     def _lose(self, gone: set[Claim]) -> None:
         running = self._crew.running()

@@ -21,7 +21,6 @@ CREATE TABLE longwatch_executions (
     updated_at double precision NOT NULL
 ) WITH (fillfactor = 60);
 CREATE UNIQUE INDEX longwatch_executions_key ON longwatch_executions (graph, idempotency_key) WHERE idempotency_key IS NOT NULL;
-CREATE INDEX longwatch_executions_of ON longwatch_executions (graph, execution);
 
 CREATE TABLE longwatch_values (
     execution bigint NOT NULL,
@@ -35,6 +34,7 @@ CREATE TABLE longwatch_values (
     crashes integer NOT NULL DEFAULT 0,  -- … how many of them ended with their process …
     failed smallint NOT NULL DEFAULT 0,  -- … whether there will be another …
     error text,  -- … and what the last of them said
+    term bigint NOT NULL DEFAULT 0,  -- the highest of its attempts that are over: the next ones begin above it
     changed_at double precision NOT NULL,
     PRIMARY KEY (execution, node)
 ) WITH (fillfactor = 70);
@@ -74,9 +74,7 @@ CREATE TABLE longwatch_computations (
 CREATE INDEX longwatch_computations_free ON longwatch_computations (lane, seq) WHERE held = 0;
 CREATE INDEX longwatch_computations_delayed ON longwatch_computations (lane, ready_at) WHERE held = 1;
 CREATE INDEX longwatch_computations_leased ON longwatch_computations (owner) WHERE held = 2;
-CREATE INDEX longwatch_computations_running ON longwatch_computations (lane) WHERE held = 2;
-CREATE INDEX longwatch_computations_open ON longwatch_computations (execution) WHERE held < 3;
-CREATE INDEX longwatch_computations_of ON longwatch_computations (execution, seq);
+CREATE INDEX longwatch_computations_of ON longwatch_computations (execution, held);
 
 CREATE TABLE longwatch_sweeps (
     sweep text PRIMARY KEY,

@@ -1,4 +1,5 @@
--- Graphs, their executions, the values of their nodes, and every attempt to compute one.
+-- Graphs, their executions, the values of their nodes, and every attempt to compute one. Every step of an execution writes here, and
+-- every page it writes to costs: so there are few indexes, and no numbers that are kept apart.
 
 CREATE TABLE longwatch_lanes (
     lane INTEGER PRIMARY KEY,
@@ -10,7 +11,7 @@ CREATE TABLE longwatch_lanes (
 );
 
 CREATE TABLE longwatch_executions (
-    execution INTEGER PRIMARY KEY AUTOINCREMENT,
+    execution INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     graph TEXT NOT NULL,
     version TEXT NOT NULL,
@@ -21,7 +22,6 @@ CREATE TABLE longwatch_executions (
     updated_at REAL NOT NULL
 );
 CREATE UNIQUE INDEX longwatch_executions_key ON longwatch_executions (graph, idempotency_key) WHERE idempotency_key IS NOT NULL;
-CREATE INDEX longwatch_executions_of ON longwatch_executions (graph, execution);
 
 CREATE TABLE longwatch_values (
     execution INTEGER NOT NULL,
@@ -35,13 +35,14 @@ CREATE TABLE longwatch_values (
     crashes INTEGER NOT NULL DEFAULT 0,  -- … how many of them ended with their process …
     failed INTEGER NOT NULL DEFAULT 0,  -- … whether there will be another …
     error TEXT,  -- … and what the last of them said
+    term INTEGER NOT NULL DEFAULT 0,  -- the highest of its attempts that are over: the next ones begin above it
     changed_at REAL NOT NULL,
     PRIMARY KEY (execution, node)
-);
+) WITHOUT ROWID;
 CREATE INDEX longwatch_values_failed ON longwatch_values (execution) WHERE failed = 1;
 
 CREATE TABLE longwatch_computations (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    seq INTEGER PRIMARY KEY,
     lane INTEGER NOT NULL,
     held INTEGER NOT NULL DEFAULT 0,  -- as of every claimable row; 3: it has ended
     ready_at REAL NOT NULL DEFAULT 0,
@@ -71,9 +72,7 @@ CREATE TABLE longwatch_computations (
 CREATE INDEX longwatch_computations_free ON longwatch_computations (lane, seq) WHERE held = 0;
 CREATE INDEX longwatch_computations_delayed ON longwatch_computations (lane, ready_at) WHERE held = 1;
 CREATE INDEX longwatch_computations_leased ON longwatch_computations (owner) WHERE held = 2;
-CREATE INDEX longwatch_computations_running ON longwatch_computations (lane) WHERE held = 2;
-CREATE INDEX longwatch_computations_open ON longwatch_computations (execution) WHERE held < 3;
-CREATE INDEX longwatch_computations_of ON longwatch_computations (execution, seq);
+CREATE INDEX longwatch_computations_of ON longwatch_computations (execution, held);
 
 CREATE TABLE longwatch_sweeps (
     sweep TEXT PRIMARY KEY,

@@ -1,0 +1,104 @@
+"""Flow: a durable workflow of three steps that do nothing, beside DBOS, and what graphs cost in a worker.
+
+One worker process; one execution after the other, and with 50 in flight. DBOS runs its workflow in the calling process; with 50 in
+flight the better of 50 threads of ours and its own counts. Commits are what one execution asks of the disk.
+
+In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3, BENCH_EXECUTIONS=200 in a round,
+BENCH_PARTS=race,closer,rows.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peers"))
+
+from queueing import environments  # noqa: E402 - after the path
+
+STORES = ("sqlite", "postgresql")
+WAYS = {"sequential": "one after the other", "in_flight": "50 in flight"}
+Rounds = Sequence[dict[str, float]]
+
+
+def several(name: str, default: str) -> list[str]:
+    return [word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip()]
+
+
+def rounds_of(kind: str, fresh: object) -> tuple[Rounds, Rounds]:
+    from flowing import trials  # noqa: PLC0415 - its packages are there only now
+
+    count = int(os.environ.get("BENCH_EXECUTIONS") or 200)
+    ours: list[dict[str, float]] = []
+    theirs: list[dict[str, float]] = []
+    for number in range(int(os.environ.get("BENCH_ROUNDS") or 3)):
+        print(f"{kind}, round {number + 1}", file=sys.stderr, flush=True)
+        ours.append(trials.longwatch(fresh(), count))  # type: ignore[operator] # a Store's
+        theirs.append(trials.dbos(fresh(), count))  # type: ignore[operator]
+    return ours, theirs
+
+
+def race(place: Path) -> None:
+    from queueing import stores  # noqa: PLC0415
+
+    print("| store | | Longwatch/s | DBOS/s | ratio |\n|---|---|---:|---:|---:|")
+    for kind in several("BENCH_STORES", ",".join(STORES)):
+        with stores.opened(kind, place / kind) as store:
+            ours, theirs = rounds_of(kind, store.fresh)
+        for way, words in WAYS.items():
+            mine, other = (statistics.median(each[way] for each in rounds) for rounds in (ours, theirs))
+            print(f"| {kind} | {words} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f}× |", flush=True)
+
+
+def closer(place: Path) -> None:
+    from flowing import trials  # noqa: PLC0415
+    from queueing import stores  # noqa: PLC0415
+
+    print("\n| store | `set` to first line, p50 ms | idle worker, % of a core | commits an execution |\n|---|---:|---:|---:|")
+    for kind in several("BENCH_STORES", ",".join(STORES)):
+        with stores.opened(kind, place / kind) as store:
+            found = trials.longwatch(store.fresh(), 1, "closer")
+            commits = trials.commits(store.fresh(), place) if kind == "sqlite" else None
+        shown = "–" if commits is None else f"{commits:.2f}"
+        print(f"| {kind} | {found['latency']:.1f} | {found['idle']:.2f} | {shown} |", flush=True)
+
+
+def rows(place: Path) -> None:
+    from flowing import rows as many  # noqa: PLC0415
+    from queueing import stores  # noqa: PLC0415
+
+    print(
+        "\n| store | renewing 10,000 attempts, ms | a sweep beside 1,000 ended, ms | beside 1,000,000, ms |\n|---|---:|---:|---:|"
+    )
+    for kind in several("BENCH_STORES", ",".join(STORES)):
+        with stores.opened(kind, place / kind) as store:
+            renewed = many.renewal(store.fresh())
+            few, lots = many.sweeps(store.fresh())
+        print(f"| {kind} | {renewed:.0f} | {few:.1f} | {lots:.1f} |", flush=True)
+
+
+PARTS = {"race": race, "closer": closer, "rows": rows}
+
+
+def main() -> None:
+    environments.BUILD.mkdir(exist_ok=True)
+    if not environments.complete():
+        sys.exit(subprocess.run([environments.ours(), __file__], check=False).returncode)
+    parts = several("BENCH_PARTS", ",".join(PARTS))
+    if "race" in parts:
+        environments.peers()
+    with tempfile.TemporaryDirectory(prefix="longwatch-bench-", dir=environments.BUILD) as place:
+        Path(place).chmod(0o755)
+        for part in parts:
+            PARTS[part](Path(place))
+    print(f"\ndbos 3.3.0; medians of {os.environ.get('BENCH_ROUNDS') or 3} interleaved rounds.")
+
+
+if __name__ == "__main__":
+    main()

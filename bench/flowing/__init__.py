@@ -1,0 +1,1 @@
+"""The parts of bench/flow: `trials` runs the contenders, `rows` measures renewals and sweeps over many rows."""

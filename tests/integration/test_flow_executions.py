@@ -1,0 +1,548 @@
+"""Executions on every kind of store: what is set, got, waited for, called off, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flow_rig import PATIENCE, TOO_NEW, Desk, database_fixture, hints_only_fixture, url_fixture  # noqa: F401 - fixtures
+from longwatch.errors import (
+    ComputationFailedError,
+    DeadlineExceededError,
+    NotSetError,
+    SchemaTooNewError,
+    SerializationError,
+    UnknownExecutionError,
+    UnknownGraphError,
+    UsageError,
+)
+from longwatch.flow import Flow, Graph, compute, input, not_, or_  # noqa: A004 - the contract's word
+from longwatch.host.errand import Errand
+from longwatch.store.database import Database
+from longwatch.testing import FakeClock
+from snippet import running
+
+
+def scrape(version: str = "1", **options: Any) -> Graph:
+    """url → pages → titles; depth is for nobody."""
+    return Graph(
+        "scrape",
+        version=version,
+        nodes=[
+            input("url"),
+            input("depth"),
+            compute("pages", ["url"], lambda url: len(url or ""), **options),
+            compute("titles", ["pages"], lambda pages: ["title"] * pages),
+        ],
+    )
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """On which who waits for a value can be seen to wait."""
+    return FakeClock()
+
+
+@pytest.fixture
+def desk(database: Database, clock: FakeClock) -> Desk:
+    return Desk(database, scrape(), clock=clock)
+
+
+class Waiting:
+    """A `get` in a thread of its own."""
+
+    def __init__(self, get: Callable[[], Any]) -> None:
+        self._get = get
+        self._errand = Errand(self._run, name="waiting")
+        self._errand.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._get()
+        except Exception as error:  # noqa: BLE001 - it is told to who asks
+            self.result = error
+
+    def answer(self) -> Any:
+        assert self._errand.over.block(PATIENCE)
+        return self.result
+
+
+class TestValues:
+    def test_are_computed_and_got(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        assert {"url": "abc"} == execution.values()
+        assert {"pages": 1, "titles": 1} == desk.run_all()
+        assert {"url": "abc", "pages": 3, "titles": ["title"] * 3} == execution.values()
+        assert 3 == execution.get("pages", timeout=0) == execution.get("pages", wait=False)
+        assert (3, 2, True) == execution.value("pages")
+        assert 3 == execution.revision
+
+    def test_are_found_again_by_the_id_of_their_execution(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", {"url": "abc"}, depth=1)
+        again = desk.flow.execution(execution.id)
+        assert {"url": "abc", "depth": 1} == again.values()
+        assert f"<Execution {execution.id} of scrape 1>" == repr(again)
+
+    def test_set_together_are_one_revision(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape")
+        assert 0 == execution.revision
+        assert 1 == execution.set({"url": "abc"}, depth=1)
+        assert [1, 1] == [value.revision for value in map(execution.value, ("url", "depth")) if value]
+
+    @pytest.mark.parametrize(
+        ("old", "new"), [("abc", "abc"), (None, None), ({"x": 1, "y": {"z": 2, "w": 3}}, {"y": {"w": 3, "z": 2}, "x": 1})]
+    )
+    def test_set_to_the_same_change_nothing(self, desk: Desk, old: Any, new: Any) -> None:
+        execution = desk.flow.start("scrape", depth=old)
+        assert 1 == execution.set(depth=new)
+        assert 2 == execution.set(depth="other")
+
+    def test_none_is_one(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url=None)
+        desk.run_all()
+        assert {"url": None, "pages": 0, "titles": []} == execution.values()
+        assert execution.get("url") is None
+        assert (None, 1, True) == execution.value("url")
+
+    def test_are_unset_with_all_that_cannot_be_without(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc", depth=1)
+        desk.run_all()
+        assert 4 == execution.unset("url")
+        assert {"depth": 1} == execution.values()
+        assert 4 == execution.unset("url")
+        assert {} == desk.run_all()
+
+    def test_a_change_computes_what_depends_on_it(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(depth=5)
+        assert {} == desk.run_all()
+        execution.set(url="xyz")
+        value = execution.value("titles")
+        assert value is not None
+        assert not value.fresh
+        assert {"pages": 1} == desk.run_all()
+        assert 3 == execution.get("pages", timeout=0)
+        execution.set(url="xyzw")
+        assert {"pages": 1, "titles": 1} == desk.run_all()
+
+    @pytest.mark.parametrize("value", ["\x00", "€\u2028", "a" * 100_000, 2**70, 1.5, {"a": [None, True]}, "null", ""])
+    def test_come_back_as_they_were(self, desk: Desk, value: Any) -> None:
+        execution = desk.flow.start("scrape", depth=value)
+        assert value == execution.get("depth")
+
+    @pytest.mark.parametrize("value", ["\x00", "€\u2028", "'\"\\", "null", ""])
+    def test_come_to_their_functions_as_they_were(self, database: Database, value: Any) -> None:
+        desk = Desk(database, Graph("same", version="1", nodes=[input("a"), compute("b", "a", lambda a: [a])]))
+        execution = desk.flow.start("same", a=value)
+        desk.run_all()
+        assert [value] == execution.get("b", timeout=0)
+
+    def test_that_are_not_set_come_as_none_or_not_at_all(self, database: Database) -> None:
+        nodes = [input("a"), input("b"), compute("c", [or_("a", "b"), not_("b")], lambda **given: sorted(given))]
+        desk = Desk(database, Graph("some", version="1", nodes=nodes))
+        execution = desk.flow.start("some", a=1)
+        desk.run_all()
+        assert ["a"] == execution.get("c", timeout=0)
+        execution.set(b=1)
+        with pytest.raises(NotSetError):
+            execution.get("c", wait=False)
+
+
+class TestGet:
+    def test_without_waiting_says_that_there_is_none(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        with pytest.raises(NotSetError, match=f"node 'pages' of {execution.id} has no value$"):
+            execution.get("pages", wait=False)
+        with pytest.raises(NotSetError, match="has no value newer than 1"):
+            execution.get("url", wait=False, newer_than=1)
+        assert "abc" == execution.get("url", wait=False, newer_than=0)
+
+    def test_without_waiting_takes_an_old_value(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="abcd")
+        assert 3 == execution.get("pages", wait=False)
+
+    def test_says_after_its_time_what_the_node_waits_for(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape")
+        with pytest.raises(DeadlineExceededError) as caught:
+            execution.get("pages", timeout=0)
+        assert f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its gate: url is not set" == str(
+            caught.value
+        )
+
+    def test_ends_after_its_time(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("pages", timeout=60))
+        clock.await_parked(1)
+        clock.advance(60, parked=0)
+        assert "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3" in str(waiting.answer())
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_is_woken_by_the_result(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
+        clock.await_parked(1)
+        desk.run_all()
+        assert ["title"] * 3 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_waits_for_the_value_of_the_present_inputs(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="xyz")
+        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
+        clock.await_parked(1)
+        assert {"pages": 1} == desk.run_all()
+        assert ["title"] * 3 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_waits_for_one_that_is_newer(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        assert 3 == execution.get("pages", newer_than=1, timeout=0)
+        waiting = Waiting(lambda: execution.get("pages", newer_than=2, timeout=PATIENCE))
+        clock.await_parked(1)
+        execution.set(url="abcd")
+        desk.run_all()
+        assert 4 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_is_woken_by_another_process(self, desk: Desk, clock: FakeClock, url: str) -> None:
+        """There is no net below: it is the change that wakes it."""
+        execution = desk.flow.start("scrape")
+        with running(OTHER.format(url=url, id=execution.id)) as child:
+            assert "ready" == child.line()
+            heard = Waiting(lambda: execution.get("depth", timeout=PATIENCE))
+            clock.await_parked(1)
+            child.say()
+            assert "of another process" == heard.answer()
+            assert "set" == child.line()
+            assert (0, "") == child.end()
+
+
+OTHER = """
+    from longwatch.flow import Flow, Graph
+    graph = Graph("scrape", version="1")
+    graph.input("depth")
+    with Flow({url!r}, [graph]) as flow:
+        execution = flow.execution({id!r})
+        print("ready", flush=True)
+        input()
+        execution.set(depth="of another process")
+        print("set", flush=True)
+"""
+
+
+class TestHope:
+    def test_ends_at_once_when_a_node_is_given_up(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.spend(execution, "pages")
+        with pytest.raises(ComputationFailedError) as caught:
+            execution.get("pages")
+        expected = f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; `retry` has it tried again"
+        assert expected == str(caught.value)
+        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 3 times: broken"):
+            execution.get("titles")
+
+    def test_ends_for_what_has_an_old_value_that_will_not_be_replaced(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="abcd")
+        desk.dead(desk.take_one())
+        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"):
+            execution.get("titles", timeout=0)
+        assert ["title"] * 3 == execution.get("titles", wait=False)
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_ends_for_who_waits_already(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("pages", "titles")]
+        clock.await_parked(2)
+        desk.dead(desk.take_one())
+        assert [ComputationFailedError] * 2 == [type(each.answer()) for each in waiting]
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_does_not_end_for_what_does_not_come_after_it(self, database: Database, clock: FakeClock) -> None:
+        nodes = [input("a"), input("b"), compute("c", "a", lambda a: a), compute("d", "b", lambda b: b)]
+        desk = Desk(database, Graph("two", version="1", nodes=nodes), clock=clock)
+        execution = desk.flow.start("two", a=1)
+        desk.dead(desk.take_one())
+        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("b", "d")]
+        clock.await_parked(2)
+        execution.set(b=2)
+        desk.run_all()
+        assert [2, 2] == [each.answer() for each in waiting]
+
+    def test_ends_though_others_are_at_work(self, database: Database) -> None:
+        nodes = [
+            input("a"),
+            input("b"),
+            compute("c", "a", lambda a: a),
+            compute("d", "c", lambda c: c),
+            compute("e", "b", lambda b: b),
+        ]
+        desk = Desk(database, Graph("two", version="1", nodes=nodes))
+        execution = desk.flow.start("two", a=1)
+        desk.dead(desk.take_one())
+        execution.set(b=1)
+        with pytest.raises(ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"):
+            execution.get("d", timeout=0)
+
+    def test_does_not_end_while_another_way_is_open(self, database: Database) -> None:
+        nodes = [
+            input("a"),
+            compute("b", "a", lambda a: a),
+            compute("c", "a", lambda a: a),
+            compute("d", or_("b", "c"), lambda b, c: (b, c)),
+        ]
+        desk = Desk(database, Graph("ways", version="1", nodes=nodes))
+        execution = desk.flow.start("ways", a=1)
+        b, c = sorted(desk.take(), key=lambda leased: leased.item.node)
+        desk.dead(b)
+        with pytest.raises(DeadlineExceededError):
+            execution.get("d", timeout=0)
+        desk.done(c, 1)
+        desk.run_all()
+        assert [None, 1] == execution.get("d", timeout=0)
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_ends_when_the_execution_is_cancelled(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape")
+        waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
+        clock.await_parked(1)
+        execution.cancel()
+        assert f"node 'pages' of {execution.id} will get no value: the execution was cancelled" == str(waiting.answer())
+
+
+class TestStarting:
+    def test_with_a_key_that_is_borne_finds_that_execution_as_it_is(self, desk: Desk) -> None:
+        first = desk.flow.start("scrape", url="abc", idempotency_key="k")
+        assert first.id == desk.flow.start("scrape", url="other", idempotency_key="k").id
+        assert "abc" == first.get("url")
+        assert first.id != desk.flow.start("scrape", url="abc", idempotency_key="l").id
+        assert 2 == len(desk.flow.executions())
+
+    def test_with_the_same_key_from_all_sides_makes_one(self, desk: Desk) -> None:
+        together = threading.Barrier(4)
+
+        def start() -> str:
+            together.wait(PATIENCE)
+            return desk.flow.start("scrape", url="abc", idempotency_key="k").id
+
+        started = [Waiting(start) for _ in range(4)]
+        assert 1 == len({each.answer() for each in started})
+        assert [("pages",)] == desk.rows("SELECT node FROM longwatch_computations")
+
+    def test_a_key_is_of_one_graph(self, database: Database) -> None:
+        flow = Flow(database, [Graph("one", version="1"), Graph("two", version="1")])
+        assert flow.start("one", idempotency_key="k").id != flow.start("two", idempotency_key="k").id
+
+    def test_with_the_key_of_a_version_that_is_not_known_here_says_so(self, database: Database) -> None:
+        Flow(database, [scrape("1")]).start("scrape", idempotency_key="k")
+        with pytest.raises(UnknownGraphError, match="graph 'scrape' of version '1' was not given to this Flow, which has 2"):
+            Flow(database, [scrape("2")]).start("scrape", idempotency_key="k")
+
+    @pytest.mark.parametrize("key", ["", "a" * 1001, 3, "a\n", b"k"])
+    def test_with_a_key_that_is_none_is_refused(self, desk: Desk, key: Any) -> None:
+        with pytest.raises(UsageError, match="idempotency_key must be printable text of 1 to 1000 characters"):
+            desk.flow.start("scrape", idempotency_key=key)
+
+    def test_takes_the_version_that_was_given_last(self, database: Database) -> None:
+        flow = Flow(database, [scrape("1"), scrape("2")])
+        assert ("2", "1") == (flow.start("scrape").version, flow.start("scrape", version="1").version)
+
+    def test_an_input_may_have_the_name_of_a_parameter(self, database: Database) -> None:
+        nodes = [input("graph"), input("version"), input("inputs")]
+        execution = Flow(database, [Graph("odd", version="1", nodes=nodes)]).start("odd", {"version": 1, "graph": 2, "inputs": 3})
+        assert {"graph": 2, "version": 1, "inputs": 3} == execution.values()
+
+
+class TestByHand:
+    def test_a_node_that_was_given_up_is_tried_again_with_all_its_attempts(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.spend(execution, "pages")
+        execution.retry("pages")
+        desk.spend(execution, "pages")
+        assert [1, 2, 3] * 2 == [each.attempt for each in execution.computations()]
+        execution.retry("pages")
+        assert {"pages": 1, "titles": 1} == desk.run_all()
+
+    def test_one_that_waits_for_its_next_attempt_is_tried_at_once(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.failed(desk.take_one(), delay=3600.0)
+        assert [] == desk.take()
+        execution.retry("pages")
+        assert 1 == desk.take_one().item.number
+        assert [("pages", "failed", "raised"), ("pages", "cancelled", "asked"), ("pages", "computing", None)] == desk.states(
+            execution
+        )
+
+    def test_what_cannot_be_retried_says_why(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        with pytest.raises(UsageError, match=r"'titles' .* was not given up, so there is nothing to retry"):
+            execution.retry("titles")
+        with pytest.raises(UsageError, match="node 'url' of graph 'scrape' is an input, nobody computes it; set it"):
+            execution.retry("url")
+        desk.take()
+        with pytest.raises(UsageError, match=r"'pages' .* is being computed; abandon it first, or wait"):
+            execution.retry("pages")
+
+    def test_one_that_runs_is_abandoned_spent_and_tried_again(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        leased = desk.take_one()
+        execution.abandon("pages")
+        assert not desk.done(leased, 99)
+        assert [("pages", "abandoned", "asked"), ("pages", "not_set", None)] == desk.states(execution)
+        assert 2 == desk.take_one().item.number
+
+    def test_what_cannot_be_abandoned_says_why(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        with pytest.raises(UsageError, match=r"'titles' .* has no open attempt to abandon"):
+            execution.abandon("titles")
+        with pytest.raises(UsageError, match="is an input"):
+            execution.abandon("url")
+
+    def test_an_execution_that_is_cancelled_changes_no_more(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc", depth=1)
+        leased = desk.take_one()
+        assert 1 == execution.cancel()
+        assert not desk.done(leased, 3)
+        assert [("pages", "cancelled", "execution")] == desk.states(execution)
+        assert {"url": "abc", "depth": 1} == execution.values()
+        assert 1 == execution.cancel() == execution.set(depth=1)
+        with pytest.raises(UsageError, match=f"execution {execution.id} was cancelled and changes no more; start another"):
+            execution.set(depth=2)
+        with pytest.raises(UsageError, match="changes no more"):
+            execution.unset("url")
+        assert 1 == execution.get("depth")
+        assert 0 == desk.flow.sweep()
+
+    def test_why_nothing_happens_is_said(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        assert "pages: waiting; it is ready and waits for a worker, attempt 1 of 3" in str(execution.explain())
+        desk.take()
+        assert "pages is being computed, attempt 1 of 3" == execution.explain().line("pages")
+        assert ["url", "depth", "pages", "titles"] == [facts.node for facts in execution.explain().nodes]
+
+
+class TestComputations:
+    def test_say_what_an_attempt_was(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        [waiting] = execution.computations()
+        assert ("pages", "not_set", 1, {"url": 1}) == (waiting.node, waiting.state, waiting.attempt, waiting.computed_with)
+        assert (None, None, None, None) == (waiting.started_at, waiting.owner, waiting.heartbeat_in, waiting.deadline_in)
+        desk.failed(desk.take_one(), "because", delay=60.0)
+        over, delayed = execution.computations()
+        assert ("failed", "raised", "because", desk.owner) == (over.state, over.end_cause, over.error, over.owner)
+        assert over.started_at is not None
+        assert over.ended_at is not None
+        assert over.created_at <= over.started_at <= over.ended_at
+        assert delayed.ready_in is not None
+        assert 0 < delayed.ready_in <= 60
+        desk.database.jump.wall += 61
+        desk.run_all()
+        assert [("pages", "failed", "raised"), ("pages", "success", "done"), ("titles", "success", "done")] == desk.states(
+            execution
+        )
+
+    def test_are_counted_in_the_list_of_executions(self, desk: Desk) -> None:
+        first = desk.flow.start("scrape", url="abc")
+        second, third = desk.flow.start("scrape"), desk.flow.start("scrape", url="a")
+        third.cancel()
+        desk.take()
+        listed = desk.flow.executions()
+        assert [third.id, second.id, first.id] == [each.id for each in listed]
+        assert ["cancelled", "idle", "running"] == [each.state for each in listed]
+        assert [second.id] == [each.id for each in desk.flow.executions(limit=1, before=listed[0].number)]
+        assert [] == desk.flow.executions(graph="other")
+        second.set(url="b")
+        assert "waiting" == desk.flow.executions()[1].state
+        desk.dead(desk.take_one())
+        assert "failed" == desk.flow.executions()[1].state
+        second.unset("url")
+        assert "idle" == desk.flow.executions()[1].state
+
+
+class TestBadInput:
+    def test_an_execution_that_there_is_not(self, desk: Desk) -> None:
+        with pytest.raises(UnknownExecutionError, match="there is no execution 'abc' in "):
+            desk.flow.execution("abc")
+
+    def test_an_execution_that_is_gone(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        for table in ("computations", "values", "executions"):
+            desk.write(f"DELETE FROM longwatch_{table}")
+        for act in (lambda: execution.get("url"), lambda: execution.set(url="b"), execution.explain, execution.cancel):
+            with pytest.raises(UnknownExecutionError, match=f"there is no execution '{execution.id}' any more"):
+                act()
+
+    def test_a_graph_that_was_not_given(self, desk: Desk) -> None:
+        with pytest.raises(UnknownGraphError, match=r"graph 'scrap' was not given to this Flow.*did you mean scrape"):
+            desk.flow.start("scrap")
+        with pytest.raises(UnknownGraphError, match="of version '7' was not given to this Flow, which has 1"):
+            desk.flow.start("scrape", version="7")
+
+    def test_an_execution_of_a_graph_that_was_not_given(self, desk: Desk, database: Database) -> None:
+        execution = desk.flow.start("scrape")
+        with pytest.raises(UnknownGraphError, match="it has none"):
+            Flow(database).execution(execution.id)
+
+    @pytest.mark.parametrize("act", ["start", "set", "unset"])
+    def test_setting_what_is_no_input(self, desk: Desk, act: str) -> None:
+        execution = desk.flow.start("scrape")
+        acts: dict[str, Callable[[str], object]] = {
+            "start": lambda name: desk.flow.start("scrape", {name: 1}),
+            "set": lambda name: execution.set({name: 1}),
+            "unset": execution.unset,
+        }
+        with pytest.raises(UsageError, match="node 'pages' of graph 'scrape' is computed; set what it comes after: url"):
+            acts[act]("pages")
+        with pytest.raises(UsageError, match="graph 'scrape' has no node 'urls'; did you mean url"):
+            acts[act]("urls")
+        assert 1 == len(desk.flow.executions())
+
+    def test_asking_for_a_node_that_there_is_not(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape")
+        for act in (execution.get, execution.value, execution.retry, execution.abandon):
+            with pytest.raises(UsageError, match="has no node 'page'; did you mean pages"):
+                act("page")
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), [float("-inf")], "\ud800", {1, object()}])
+    def test_a_value_that_cannot_be_kept(self, desk: Desk, value: Any) -> None:
+        execution = desk.flow.start("scrape", depth=1)
+        with pytest.raises(SerializationError, match=r"a value of type .* cannot be kept"):
+            execution.set(depth=value)
+        with pytest.raises(SerializationError):
+            desk.flow.start("scrape", depth=value)
+        assert (1, 1) == (execution.get("depth"), len(desk.flow.executions()))
+
+    def test_a_store_of_a_newer_version(self, database: Database, url: str) -> None:
+        database.write(lambda tx: tx.execute(f"INSERT INTO longwatch_schema VALUES ({TOO_NEW}, 'of_tomorrow', '')"))
+        with Flow(url, [scrape()]) as flow:
+            for act in (lambda: flow.start("scrape"), lambda: flow.execution("a"), flow.sweep):
+                with pytest.raises(SchemaTooNewError, match="upgrade Longwatch"):
+                    act()
+
+
+@pytest.mark.parametrize("address", ["redis://localhost", "memory://here", "nothing", "mysql://x", "sqlite"])
+def test_a_store_without_sql_is_refused(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Flow(address)
+    assert "sqlite://" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["scrape", None])
+def test_what_is_no_graph_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="graphs= takes Graph objects"):
+        Flow("sqlite:///never.db", [wrong])
+
+
+def test_a_graph_is_given_once() -> None:
+    with pytest.raises(UsageError, match="graph 'scrape' is given twice in version '1'"):
+        Flow("sqlite:///never.db", [scrape(), scrape()])

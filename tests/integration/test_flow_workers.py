@@ -1,0 +1,460 @@
+"""Workers with threads of their own: what they compute, how many at a time, and how what runs too long is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from flow_rig import PATIENCE, database_fixture, on_one_machine, opened, url_fixture  # noqa: F401 - fixtures
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.events import AttemptAbandoned, Events
+from longwatch.errors import ComputationFailedError, PermanentError, UsageError
+from longwatch.flow import Execution, Flow, FlowContext, FlowWorker, Graph, compute, input  # noqa: A004 - the contract's word
+from longwatch.flow.source import FlowSource
+from longwatch.host.errand import Errand
+from longwatch.runtime import LoopGroup
+from longwatch.store.database import Database
+from longwatch.testing import RecordingObserver
+
+AT_ONCE = BackoffPolicy(initial=0.0)
+
+
+def graph(*nodes: Any, **settings: Any) -> Graph:
+    return Graph("work", version="1", nodes=[input("a"), *nodes], **settings)
+
+
+def node(function: Callable[..., Any], name: str = "b", **options: Any) -> Any:
+    return compute(name, "a", function, **{"retry": AT_ONCE, **options})
+
+
+def ended(execution: Execution) -> list[tuple[str, str | None]]:
+    return [(each.state, each.end_cause) for each in execution.computations()]
+
+
+class Count:
+    """How many are inside at the same time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._inside = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+
+@contextmanager
+def working(database: Database, *graphs: Graph, **settings: Any) -> Iterator[Flow]:
+    flow = Flow(database, graphs)
+    with flow.worker(**settings):
+        yield flow
+
+
+class TestComputing:
+    def test_threads_and_coroutines(self, database: Database) -> None:
+        async def later(b: int) -> int:
+            await asyncio.sleep(0)
+            return b + 1
+
+        made = graph(node(lambda a: a + 1), compute("c", "b", later))
+        with working(database, made) as flow:
+            assert 3 == flow.start("work", a=1).get("c", timeout=PATIENCE)
+
+    def test_what_was_ready_before_it_came(self, database: Database) -> None:
+        flow = Flow(database, [graph(node(lambda a: a + 1))])
+        executions = [flow.start("work", a=number) for number in range(20)]
+        with flow.worker(concurrency=4):
+            assert [*range(1, 21)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+        assert [[("success", "done")]] * 20 == [ended(execution) for execution in executions]
+
+    def test_as_many_at_a_time_as_it_was_told(self, database: Database) -> None:
+        count, meeting = Count(), threading.Barrier(3)
+
+        def meet(a: int) -> int:
+            with count.one():
+                meeting.wait(PATIENCE)
+            return a
+
+        with working(database, graph(node(meet)), concurrency=3) as flow:
+            executions = [flow.start("work", a=number) for number in range(6)]
+            assert [*range(6)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+        assert 3 == count.most
+
+    def test_the_context_says_what_it_is_about(self, database: Database) -> None:
+        seen: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+
+        def look(a: int, context: FlowContext) -> int:
+            remaining = context.deadline.remaining()
+            seen.put((context.execution, context.node, context.attempt, context.cancelled, context.lease_lost, remaining))
+            seen.put((context.fencing_token,))
+            context.beat("half")
+            context.logger.info("here")
+            if context.attempt < 3:
+                raise RuntimeError("again")
+            return a
+
+        with working(database, graph(node(look, abandon_after_seconds=100.0))) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        told = [seen.get_nowait() for _ in range(6)]
+        assert [(execution.id, "b", number, False, False) for number in (1, 2, 3)] == [each[:5] for each in told[::2]]
+        assert all(0 < each[5] <= 100 for each in told[::2])
+        tokens = [each[0] for each in told[1::2]]
+        assert sorted(set(tokens)) == tokens
+        assert [("failed", "raised")] * 2 + [("success", "done")] == ended(execution)
+
+    def test_a_short_computation_makes_no_heartbeat_write(
+        self,
+        database: Database,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        renewals: list[object] = []
+        monkeypatch.setattr(FlowSource, "renew", lambda *_, **given: renewals.append(given))
+        with working(database, graph(node(lambda a: a))) as flow:
+            for number in range(10):
+                assert number == flow.start("work", a=number).get("b", timeout=PATIENCE)
+        assert [] == renewals
+        assert [(0,)] == database.read(
+            lambda tx: tx.rows("SELECT count(*) FROM longwatch_computations WHERE last_heartbeat_at > started_at")
+        )
+
+    def test_a_longer_one_is_renewed_while_it_runs(self, database: Database) -> None:
+        over, began = threading.Event(), threading.Event()
+
+        def wait(a: int) -> int:
+            began.set()
+            assert over.wait(PATIENCE)
+            return a
+
+        options: dict[str, Any] = {"heartbeat_interval_seconds": 0.2, "heartbeat_timeout_seconds": 2.0}
+        with working(database, graph(node(wait, **options))) as flow:
+            execution = flow.start("work", a=1)
+            assert began.wait(PATIENCE)
+            await_that(lambda: _was_renewed(execution))
+            over.set()
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        assert [("success", "done")] == ended(execution)
+
+
+def _was_renewed(execution: Execution) -> bool:
+    [running] = execution.computations()
+    return (running.last_heartbeat_at or 0) > (running.started_at or 0)
+
+
+def await_that(holds: Callable[[], bool]) -> None:
+    """For what gives no sign that one could wait for."""
+    news = threading.Event()
+    for _ in range(int(PATIENCE / 0.01)):
+        if holds():
+            return
+        news.wait(0.01)
+    pytest.fail("it has not come to hold")
+
+
+class TestErrors:
+    def test_are_tried_again_and_then_given_up(self, database: Database) -> None:
+        def broken(a: int) -> int:
+            raise RuntimeError(f"no {a}")
+
+        with working(database, graph(node(broken))) as flow:
+            execution = flow.start("work", a=1)
+            with pytest.raises(ComputationFailedError, match="failed 3 times: RuntimeError: no 1"):
+                execution.get("b", timeout=PATIENCE)
+        assert [("failed", "raised")] * 3 == ended(execution)
+
+    def test_that_are_permanent_are_the_end_at_once(self, database: Database) -> None:
+        def hopeless(a: int) -> int:
+            raise PermanentError(f"never {a}")
+
+        with working(database, graph(node(hopeless))) as flow:
+            execution = flow.start("work", a=1)
+            with pytest.raises(ComputationFailedError, match="failed 1 times: PermanentError: never 1"):
+                execution.get("b", timeout=PATIENCE)
+        assert [("failed", "permanent")] == ended(execution)
+
+    @pytest.mark.parametrize("result", [object(), float("nan")])
+    def test_a_result_that_cannot_be_kept_is_the_end_at_once(self, database: Database, result: Any) -> None:
+        async def later(a: int) -> Any:
+            return result
+
+        made = graph(node(lambda a: result), node(later, "c"))
+        with working(database, made) as flow:
+            execution = flow.start("work", a=1)
+            for name in ("b", "c"):
+                with pytest.raises(ComputationFailedError, match=f"what node '{name}' returned cannot be kept: a value of type"):
+                    execution.get(name, timeout=PATIENCE)
+        assert [("failed", "permanent")] * 2 == ended(execution)
+
+    def test_a_value_that_the_function_does_not_take_is_the_end_at_once(self, database: Database) -> None:
+        def typed(a: int) -> int:
+            return a
+
+        refused = pytest.raises(ComputationFailedError, match="the value of 'a' is none that node 'b' takes")
+        with working(database, graph(node(typed))) as flow, refused:
+            flow.start("work", a=[]).get("b", timeout=PATIENCE)
+
+
+class TestLimits:
+    """Heartbeats are made all the while, every 70 seconds: longer than any of these limits."""
+
+    def test_a_runaway_that_beats_is_ended_at_its_deadline_and_tried_again(self, database: Database) -> None:
+        reasons: list[str] = []
+
+        def run_away(a: int, context: FlowContext) -> int:
+            if context.attempt == 1:
+                while not context.cancel.wakeup.block(0.01):
+                    context.beat()
+                reasons.append(context.cancel.reason)
+                return 99
+            return a
+
+        observer = RecordingObserver()
+        with working(database, graph(node(run_away, abandon_after_seconds=0.3)), events=Events(observer)) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+        assert "it took longer than 0.3 seconds" == execution.computations()[0].error
+        assert ["deadline"] == reasons
+        assert ["deadline"] == [event.cause for event in observer.of(AttemptAbandoned)]
+
+    def test_a_coroutine_is_cancelled_at_its_deadline(self, database: Database) -> None:
+        ends: list[str] = []
+
+        async def run_away(a: int, context: FlowContext) -> int:
+            if context.attempt == 1:
+                try:
+                    await asyncio.sleep(10 * PATIENCE)
+                except asyncio.CancelledError:
+                    ends.append("cancelled")
+                    raise
+            return a
+
+        with working(database, graph(node(run_away, abandon_after_seconds=0.3))) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+        assert ["cancelled"] == ends
+
+    def test_one_that_does_not_listen_is_retried_elsewhere_and_its_result_does_not_count(self, database: Database) -> None:
+        over = threading.Event()
+
+        def deaf(a: int, context: FlowContext) -> int:
+            if context.attempt == 1:
+                assert over.wait(PATIENCE)
+                return 99
+            return a
+
+        with working(database, graph(node(deaf, abandon_after_seconds=0.3)), concurrency=2) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+            over.set()
+        assert 1 == execution.get("b", wait=False)
+        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+
+    def test_one_that_does_not_say_that_it_moves_is_stalled(self, database: Database) -> None:
+        def stall(a: int, context: FlowContext) -> int:
+            if context.attempt == 1:
+                assert context.cancel.wakeup.block(PATIENCE)
+            return a
+
+        with working(database, graph(node(stall, progress_timeout_seconds=0.3))) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        assert [("abandoned", "stalled"), ("success", "done")] == ended(execution)
+        assert "it has not said that it moves for 0.3 seconds" == execution.computations()[0].error
+
+    def test_one_that_says_so_goes_on(self, database: Database) -> None:
+        def move(a: int, context: FlowContext) -> int:
+            for _ in range(20):
+                assert not context.cancel.wakeup.block(0.05)
+                context.beat()
+            return a
+
+        with working(database, graph(node(move, progress_timeout_seconds=0.5))) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=PATIENCE)
+        assert [("success", "done")] == ended(execution)
+
+
+class TestBeingCalledOff:
+    @pytest.mark.parametrize("returns", [True, False])
+    @pytest.mark.parametrize("way", ["cancel", "set", "abandon"])
+    def test_running_code_is_told_and_nothing_of_it_counts(self, database: Database, way: str, *, returns: bool) -> None:
+        began: queue.SimpleQueue[int] = queue.SimpleQueue()
+        told = threading.Event()
+
+        def wait(a: int, context: FlowContext) -> int:
+            began.put(a)
+            if context.attempt == 1 and a == 1:
+                assert context.cancel.wakeup.block(PATIENCE)
+                told.set()
+                if not returns:
+                    raise RuntimeError("told to stop")
+                return 99
+            return a
+
+        acts: dict[str, Callable[[Execution], object]] = {
+            "cancel": Execution.cancel,
+            "set": lambda execution: execution.set(a=2),
+            "abandon": lambda execution: execution.abandon("b"),
+        }
+        with working(database, graph(node(wait)), concurrency=2) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == began.get(timeout=PATIENCE)
+            acts[way](execution)
+            assert told.wait(PATIENCE)
+            if way != "cancel":
+                assert {"set": 2, "abandon": 1}[way] == execution.get("b", timeout=PATIENCE)
+        first = {"cancel": ("cancelled", "execution"), "set": ("cancelled", "superseded"), "abandon": ("abandoned", "asked")}[way]
+        assert [first, *[("success", "done")] * (way != "cancel")] == ended(execution)
+        assert int(way != "cancel") == began.qsize()
+        assert way != "cancel" or "b" not in execution.values()
+
+    def test_by_the_end_of_the_worker_goes_back_unspent(self, database: Database) -> None:
+        began = threading.Event()
+
+        def wait(a: int, context: FlowContext) -> int:
+            began.set()
+            assert context.cancel.wakeup.block(PATIENCE)
+            raise RuntimeError("told to stop")
+
+        flow = Flow(database, [graph(node(wait))])
+        worker = flow.worker()
+        with worker:
+            execution = flow.start("work", a=1)
+            assert began.wait(PATIENCE)
+            assert worker.shutdown(timeout=2.0)
+        assert [("not_set", None)] == ended(execution)
+        assert 1 == execution.computations()[0].attempt
+
+
+class TestCaps:
+    """Over two workers, each with a store of its own to the same rows."""
+
+    @pytest.mark.parametrize("of", ["node", "graph"])
+    def test_are_never_exceeded_and_used_in_full(self, database: Database, url: str, of: str) -> None:
+        count, meeting = Count(), threading.Barrier(2)
+
+        def meet(a: int) -> int:
+            with count.one():
+                meeting.wait(PATIENCE)
+            return a
+
+        capped: dict[str, Any] = {"max_running": 2}
+        made = graph(node(meet, **(capped if of == "node" else {})), **(capped if of == "graph" else {}))
+        with opened(url) as second, working(second, made), working(database, made) as flow:
+            executions = [flow.start("work", a=number) for number in range(12)]
+            assert [*range(12)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+        assert 2 == count.most
+
+    def test_of_one_node_does_not_keep_the_others(self, database: Database) -> None:
+        over = threading.Event()
+
+        def wait(a: int) -> int:
+            assert over.wait(PATIENCE)
+            return a
+
+        made = graph(node(wait, max_running=1), node(lambda a: a, "c"))
+        with working(database, made, concurrency=2) as flow:
+            executions = [flow.start("work", a=number) for number in range(6)]
+            assert [*range(6)] == [execution.get("c", timeout=PATIENCE) for execution in executions]
+            over.set()
+            assert [*range(6)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+
+    def test_of_a_graph_is_shared_by_its_nodes(self, database: Database) -> None:
+        count = Count()
+
+        def one(a: int) -> int:
+            with count.one():
+                return a
+
+        made = graph(node(one, max_running=3), node(one, "c"), max_running=1)
+        with working(database, made) as flow:
+            executions = [flow.start("work", a=number) for number in range(10)]
+            assert [[*range(10)]] * 2 == [[each.get(name, timeout=PATIENCE) for each in executions] for name in ("b", "c")]
+        assert 1 == count.most
+
+
+@on_one_machine
+class TestInAGroup:
+    @contextmanager
+    def grouped(self, worker: FlowWorker) -> Iterator[LoopGroup]:
+        group = LoopGroup([worker], health_host="127.0.0.1", health_port=0, events=Events(RecordingObserver()))
+        errand = Errand(lambda: group.run(install_signals=False), name="group")
+        errand.start()
+        try:
+            yield group
+        finally:
+            group.shutdown(timeout=PATIENCE)
+            assert errand.over.block(PATIENCE)
+
+    def test_it_works_drains_resumes_and_ends(self, database: Database) -> None:
+        flow = Flow(database, [graph(node(lambda a: a))])
+        worker = flow.worker(name="flow")
+        with self.grouped(worker) as group:
+            assert 1 == flow.start("work", a=1).get("b", timeout=PATIENCE)
+            assert worker.running
+            group.drain()
+            await_that(lambda: _is_draining(worker))
+            execution = flow.start("work", a=2)
+            assert [("not_set", None)] == ended(execution)
+            group.resume()
+            assert 2 == execution.get("b", timeout=PATIENCE)
+        assert not worker.running
+
+    def test_it_is_as_fresh_as_what_it_runs(self, database: Database) -> None:
+        over, began = threading.Event(), threading.Event()
+
+        def wait(a: int) -> int:
+            began.set()
+            assert over.wait(PATIENCE)
+            return a
+
+        flow = Flow(database, [graph(node(wait))])
+        worker = flow.worker()
+        with self.grouped(worker):
+            execution = flow.start("work", a=1)
+            assert began.wait(PATIENCE)
+            assert worker.heartbeat.elapsed() < PATIENCE
+            assert worker.entered
+            over.set()
+            assert 1 == execution.get("b", timeout=PATIENCE)
+
+    def test_it_may_run_again(self, database: Database) -> None:
+        flow = Flow(database, [graph(node(lambda a: a))])
+        worker = flow.worker()
+        for number in range(2):
+            with worker:
+                assert number == flow.start("work", a=number).get("b", timeout=PATIENCE)
+        assert not worker.running
+
+
+def _is_draining(worker: FlowWorker) -> bool:
+    engine = worker._engine
+    return engine is not None and engine.draining
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, "3", True, 10**6])
+def test_a_worker_of_no_sensible_size_is_refused(concurrency: Any) -> None:
+    with pytest.raises(UsageError, match="concurrency must be a whole number from 1 to "):
+        Flow("sqlite:///never.db").worker(concurrency=concurrency)
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), "5", None])
+def test_a_worker_that_sweeps_at_no_sensible_interval_is_refused(interval: Any) -> None:
+    with pytest.raises(UsageError, match="sweep_interval_seconds must be a number above 0"):
+        Flow("sqlite:///never.db").worker(sweep_interval_seconds=interval)
