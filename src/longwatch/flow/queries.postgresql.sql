@@ -98,8 +98,9 @@ SELECT lane, graph, version FROM longwatch_lanes WHERE lane = ANY (:lanes::int8[
 SELECT pg_advisory_xact_lock(:lane)
 
 -- name: make_turn
--- A sweep that was never made.
-INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, 0) ON CONFLICT DO NOTHING
+-- A sweep that was never made. Looked for first: an insert would wait for whoever has it locked.
+INSERT INTO longwatch_sweeps (sweep, began_at)
+SELECT :sweep, 0 WHERE NOT EXISTS (SELECT 1 FROM longwatch_sweeps WHERE sweep = :sweep) ON CONFLICT DO NOTHING
 
 -- name: begin_sweep
 -- Be the one who makes a sweep, if the last one began long enough ago, and nobody is about to be; or has been for too long.
