@@ -108,7 +108,8 @@ class Notes:
 
     def raw(self) -> list[list[Any]]:
         with suppress(FileNotFoundError):
-            return [json.loads(line) for line in self._path.read_text().splitlines()]
+            whole, _, _ = self._path.read_text().rpartition("\n")  # the last one may just be written
+        return [json.loads(line) for line in whole.splitlines()]
         return []
 
     def all(self, what: str, job: str | None = None) -> list[Note]:

@@ -87,7 +87,7 @@ class Feeder:
         self._again: float | None = 0.0
         self.given: deque[tuple[list[Leased], float]] = deque()
         self._was_given = False
-        self._offers = 0
+        self._offers = self._offered = 0
         self._offering = threading.Lock()
         self._unknown: set[Claim] = set()
         self._batch = MOST_AT_ONCE
@@ -120,6 +120,7 @@ class Feeder:
             if want <= 0:
                 return None
             self._offers += 1
+            self._offered += 1
         return Offer(self, want, owner=self._tenure.owner)
 
     def offer_is_over(self, *, in_doubt: bool) -> None:
@@ -371,16 +372,19 @@ class Feeder:
         """Compare our leases with the store's: give back what we know nothing about, stop what is not ours any more.
 
         A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
-        is missing once. So it is with one that we know nothing about: somebody may just be giving it to us.
+        is missing once. So it is with one that we know nothing about, where somebody may just be giving it to us.
         """
+        offered = self._offered
         found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
         if found is None:
             return
         store = set(found)
         known = self.held.union(settlement.claim for settlement in self.unsettled)
         unknown = store - known
-        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim in unknown & self._unknown]
-        self._unknown = unknown - self._unknown
+        is_certain = not (self._offers or self.given) and offered == self._offered
+        certain = unknown if is_certain else unknown & self._unknown
+        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim in certain]
+        self._unknown = unknown - certain
         missing = self.held.difference(store, (each.leased.claim for each in self._crew.running() if each.settled))
         self._lose(missing & self._missing)
         self._missing = missing
