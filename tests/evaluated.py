@@ -19,6 +19,7 @@ from longwatch.app.evaluation import Evaluation, find
 from longwatch.mailbox import open_store
 from supervised import PATIENCE, Lines, clean_environment, kill_all, launched
 from upheld import marked
+from written import written_lines
 
 APP = """
 import json, os, signal, time
@@ -132,15 +133,13 @@ class Place:
 
     def notes(self, what: str) -> Counter[str]:
         """How often each sample was noted so."""
-        with suppress(FileNotFoundError):
-            notes = [json.loads(line) for line in (self.cwd / "notes").read_text().splitlines()]
-            return Counter(sample for _, word, sample in notes if word == what)
-        return Counter()
+        notes = [json.loads(line) for line in written_lines(self.cwd / "notes")]
+        return Counter(sample for _, word, sample in notes if word == what)
 
     @property
     def processes(self) -> set[int]:
         """Those that have noted something."""
-        return {json.loads(line)[0] for line in (self.cwd / "notes").read_text().splitlines()}
+        return {json.loads(line)[0] for line in written_lines(self.cwd / "notes")}
 
     def report(self, run: str) -> dict[str, Any]:
         return dict(json.loads((self.cwd / ".longwatch" / "evals" / f"{run}.json").read_text()))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from longwatch.host.beatpage import read_page
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.database import Database
 from longwatch.store.opening import open_database
+from written import written_lines
 
 DIAMOND = {"a": ["number"], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"]}
 MOST_SECONDS = 900.0
@@ -55,10 +56,8 @@ class Journal:
         os.close(descriptor)
 
     def words(self, first: str) -> list[list[str]]:
-        with suppress(FileNotFoundError):
-            lines = [line.split() for line in self.path.read_text().splitlines()]
-            return [words[1:] for words in lines if words[0] == first]
-        return []
+        lines = [line.split() for line in written_lines(self.path)]
+        return [words[1:] for words in lines if words[0] == first]
 
 
 class Note(NamedTuple):

@@ -19,6 +19,7 @@ from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.mailbox.opening import open_store
 from supervised import PATIENCE, Record, as_record, eventually, launched
 from upheld import Facts, Upheld, unused_port, write_config
+from written import written_lines
 
 APP = """
 import ctypes, json, os, signal, subprocess, sys, threading, time
@@ -107,10 +108,7 @@ class Notes:
         self._path = cwd / "notes"
 
     def raw(self) -> list[list[Any]]:
-        with suppress(FileNotFoundError):
-            whole, _, _ = self._path.read_text().rpartition("\n")  # the last one may just be written
-        return [json.loads(line) for line in whole.splitlines()]
-        return []
+        return [json.loads(line) for line in written_lines(self._path)]
 
     def all(self, what: str, job: str | None = None) -> list[Note]:
         found = [Note(*words) for words in self.raw() if words[1] in {"begin", "end"}]
