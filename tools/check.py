@@ -113,7 +113,7 @@ def _unit_tests(run: Run, version: str, interpreter: str) -> None:
 
     run.step(f"environment for Python {version}", made)
     for python in ready:
-        run.pytest(f"unit tests on Python {version}", python, "-p", "no:cacheprovider", "tests/unit")
+        run.pytest(f"unit tests on Python {version}", python, "-n", "2", "-p", "no:cacheprovider", "tests/unit")
 
 
 def _summary(run: Run, *, counted: bool) -> int:

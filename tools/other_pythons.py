@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
-UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randomly")
+UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randomly", "pytest-xdist")
 
 
 def others() -> list[str]:

@@ -83,6 +83,10 @@ class FlowWorker(EngineLoop):
     def _source(self) -> FlowSource:
         return self._flow_source
 
+    @property
+    def home(self) -> object:
+        return self.flow.database.identity
+
     def _runner(self, place: Place) -> AttemptRunner:
         policy = EnginePolicy()
         around = Surroundings(place.name, policy, self.clock, place.events, self.heartbeat)

@@ -82,6 +82,10 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
     def _source(self) -> Source:
         return self.requests.backend
 
+    @property
+    def home(self) -> object:
+        return self.requests.backend.home
+
     def _runner(self, place: Place) -> Handling:
         return Handling(
             self.handle,

@@ -15,6 +15,7 @@ from longwatch.host.watchdog import Stall
 from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.runtime.member import Member
+from longwatch.work.engine_loop import EngineLoop
 
 Gauge = tuple[str, tuple[str, ...], float]
 """The name of a metric, the values of its labels, and its number."""
@@ -50,8 +51,8 @@ class Vitals:
             yield Check(f"loop {member.name}", partial(self._loop, member), _READY, quick=True)
         yield Check("watchdog", self._watched, frozenset({Aspect.LIVE}), quick=True)
         yield Check("started", self._started, frozenset({Aspect.STARTED}), quick=True)
-        for number, mailbox in enumerate(self._stores(), 1):
-            yield Check(f"store {number}", partial(_reach, mailbox), _READY)
+        for number, loop in enumerate(self._by_store(), 1):
+            yield Check(f"store {number}", partial(_reached, loop), _READY)
 
     def readiness(self) -> Report:
         """What can be said without asking a store."""
@@ -121,9 +122,10 @@ class Vitals:
         found = (getattr(member.loop, "requests", None) for member in self.members)
         return [requests for requests in found if isinstance(requests, Mailbox)]
 
-    def _stores(self) -> list[Mailbox[Any]]:
-        """One mailbox for each store."""
-        return list({mailbox.backend.home: mailbox for mailbox in self._mailboxes()}.values())
+    def _by_store(self) -> list[EngineLoop]:
+        """One loop for each store."""
+        found = (member.loop for member in self.members)
+        return list({loop.home: loop for loop in found if isinstance(loop, EngineLoop)}.values())
 
 
 def mailbox_gauges(name: str, stats: Stats) -> list[Gauge]:
@@ -133,9 +135,9 @@ def mailbox_gauges(name: str, stats: Stats) -> list[Gauge]:
     return [(f"longwatch_mailbox_{what}", (name,), float(number)) for what, number in (shown | oldest).items()]
 
 
-def _reach(mailbox: Mailbox[Any]) -> Reason:
+def _reached(loop: EngineLoop) -> Reason:
     try:
-        mailbox.backend.next_due()
+        loop.reach()
     except (MailboxError, StoreError):
         return Reason.UNREACHABLE
     return Reason.OK

@@ -58,6 +58,11 @@ class EngineLoop(ABC):
     @abstractmethod
     def _source(self) -> Source: ...
 
+    @property
+    @abstractmethod
+    def home(self) -> object:
+        """What stands for its store: equal for two loops over the same."""
+
     @abstractmethod
     def _runner(self, place: Place) -> Runner:
         """Who runs the rows of one run."""
@@ -129,6 +134,10 @@ class EngineLoop(ABC):
         engine = self._engine
         if engine is not None:
             engine.excuse_the_fresh(after)
+
+    def reach(self) -> None:
+        """Ask its store something small; its error comes out if that cannot be."""
+        self._source.next_due()
 
     @property
     def entered(self) -> bool:
