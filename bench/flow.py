@@ -49,7 +49,7 @@ def race(place: Path) -> None:
 
     print("| store | | Longwatch/s | DBOS/s | ratio |\n|---|---|---:|---:|---:|")
     for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / kind) as store:
+        with stores.opened(kind, place / f"race-{kind}") as store:
             ours, theirs = rounds_of(kind, store.fresh)
         for way, words in WAYS.items():
             mine, other = (statistics.median(each[way] for each in rounds) for rounds in (ours, theirs))
@@ -62,7 +62,7 @@ def closer(place: Path) -> None:
 
     print("\n| store | `set` to first line, p50 ms | idle worker, % of a core | commits an execution |\n|---|---:|---:|---:|")
     for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / kind) as store:
+        with stores.opened(kind, place / f"closer-{kind}") as store:
             found = trials.longwatch(store.fresh(), 1, "closer")
             commits = trials.commits(store.fresh(), place) if kind == "sqlite" else None
         shown = "–" if commits is None else f"{commits:.2f}"
@@ -77,7 +77,7 @@ def rows(place: Path) -> None:
         "\n| store | renewing 10,000 attempts, ms | a sweep beside 1,000 ended, ms | beside 1,000,000, ms |\n|---|---:|---:|---:|"
     )
     for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / kind) as store:
+        with stores.opened(kind, place / f"rows-{kind}") as store:
             renewed = many.renewal(store.fresh())
             few, lots = many.sweeps(store.fresh())
         print(f"| {kind} | {renewed:.0f} | {few:.1f} | {lots:.1f} |", flush=True)
