@@ -11,24 +11,18 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 
-from queueing import environments  # noqa: E402 - after the path
+from queueing.parts import run_parts, several  # noqa: E402 - after the path
 
 STORES = ("sqlite", "postgresql")
 WAYS = {"sequential": "one after the other", "in_flight": "50 in flight"}
 Rounds = Sequence[dict[str, float]]
-
-
-def several(name: str, default: str) -> list[str]:
-    return [word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip()]
 
 
 def rounds_of(kind: str, fresh: object) -> tuple[Rounds, Rounds]:
@@ -87,16 +81,7 @@ PARTS = {"race": race, "closer": closer, "rows": rows}
 
 
 def main() -> None:
-    environments.BUILD.mkdir(exist_ok=True)
-    if not environments.complete():
-        sys.exit(subprocess.run([environments.ours(), __file__], check=False).returncode)
-    parts = several("BENCH_PARTS", ",".join(PARTS))
-    if "race" in parts:
-        environments.peers()
-    with tempfile.TemporaryDirectory(prefix="longwatch-bench-", dir=environments.BUILD) as place:
-        Path(place).chmod(0o755)
-        for part in parts:
-            PARTS[part](Path(place))
+    run_parts(__file__, PARTS, with_peers="race")
     print(f"\ndbos 3.3.0; medians of {os.environ.get('BENCH_ROUNDS') or 3} interleaved rounds.")
 
 

@@ -8,19 +8,13 @@ In the environment: BENCH_STORES=sqlite,redis,postgresql which stores, BENCH_ROU
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))  # for the marks, which stand beside the apps
 
-from queueing import environments  # noqa: E402 - after the path
-
-
-def several(name: str, default: str) -> list[str]:
-    return [word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip()]
+from queueing.parts import run_parts, several  # noqa: E402 - after the path
 
 
 def run_race(place: Path) -> None:
@@ -72,16 +66,7 @@ PARTS = {"race": run_race, "figures": run_figures, "health": run_health, "ending
 
 
 def main() -> None:
-    environments.BUILD.mkdir(exist_ok=True)
-    if not environments.complete():
-        sys.exit(subprocess.run([environments.ours(), __file__], check=False).returncode)
-    parts = several("BENCH_PARTS", ",".join(PARTS))
-    if "race" in parts:
-        environments.peers()
-    with tempfile.TemporaryDirectory(prefix="longwatch-bench-", dir=environments.BUILD) as place:
-        Path(place).chmod(0o755)
-        for part in parts:
-            PARTS[part](Path(place))
+    run_parts(__file__, PARTS, with_peers="race")
 
 
 if __name__ == "__main__":

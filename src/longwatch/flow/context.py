@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.work.context import WorkContext
+from longwatch.work.user_context import IdentifiedLogger, UserContext
 
 _LOGGER = logging.getLogger("longwatch.flow")
 
 
-class FlowContext:
+class FlowContext(UserContext):
     """One attempt. `execution` and `node` say what it computes, `deadline` until when it may.
 
     Code that takes long looks at `cancelled` now and then: it says stop, because the deadline has passed, the inputs have changed,
@@ -21,9 +21,10 @@ class FlowContext:
     node with `progress_timeout_seconds` has to call it.
     """
 
-    __slots__ = ("_clock", "_work", "deadline", "execution", "last_words", "node", "progressed_at")
+    __slots__ = ("_clock", "deadline", "execution", "last_words", "node", "progressed_at")
 
     def __init__(self, work: WorkContext, *, deadline: Deadline, clock: Clock) -> None:
+        super().__init__(work)
         self.execution: str = work.leased.item.id
         self.node: str = work.leased.item.node
         self.deadline = deadline
@@ -31,7 +32,6 @@ class FlowContext:
         """When it last said that it moves; from its beginning until then."""
         self.last_words: Callable[[], str] = str
         """For who gives it up: what can be told of where its code is; answers within a second."""
-        self._work = work
         self._clock = clock
 
     def beat(self, progress: object = None) -> None:
@@ -40,29 +40,6 @@ class FlowContext:
         self._work.beat(progress)
 
     @property
-    def attempt(self) -> int:
-        """1 for the first from these inputs."""
-        return self._work.attempt
-
-    @property
-    def fencing_token(self) -> int:
-        """Rises with every attempt; give it to systems that can refuse a smaller one."""
-        return self._work.fencing_token
-
-    @property
-    def cancelled(self) -> bool:
-        return self._work.cancelled
-
-    @property
-    def lease_lost(self) -> bool:
-        return self._work.lease_lost
-
-    @property
-    def cancel(self) -> CancelToken:
-        """What to wait for, or to pass on, to be stopped in time."""
-        return self._work.cancel
-
-    @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry the ids."""
-        return logging.LoggerAdapter(_LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt})
+        return IdentifiedLogger(_LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt})

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
-from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.runtime.messages import MainLoopRequest
 from longwatch.work.context import WorkContext
+from longwatch.work.user_context import IdentifiedLogger, UserContext
 
 _LOGGER = logging.getLogger("longwatch.runtime.handler")
 
 
-class MainLoopContext:
+class MainLoopContext(UserContext):
     """One run of a handler. `request_id`, `message_id` and `trace` say what it works on; `deadline` until when.
 
     Code that takes long calls `beat`, and looks at `cancelled` now and then: it says stop, because the process shuts down, the
     lease is lost, or the deadline has passed. Once `lease_lost` is true, nothing it does counts any more.
     """
 
-    __slots__ = ("_clock", "_loop", "_work", "deadline", "message_id", "request_id", "trace")
+    __slots__ = ("_clock", "_loop", "deadline", "message_id", "request_id", "trace")
 
     def __init__(self, work: WorkContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock) -> None:
+        super().__init__(work)
         self.request_id = request.request_id
         self.message_id: str = work.leased.item.id
         self.trace = request.trace
         self.deadline = _deadline(request, clock)
-        self._work = work
         self._loop = loop
         self._clock = clock
 
@@ -39,41 +38,14 @@ class MainLoopContext:
         self._work.beat(progress)
 
     @property
-    def attempt(self) -> int:
-        """1 for the first delivery."""
-        return self._work.attempt
-
-    @property
-    def fencing_token(self) -> int:
-        """Rises with every delivery of the message; give it to systems that can refuse a smaller one."""
-        return self._work.fencing_token
-
-    @property
-    def lease_lost(self) -> bool:
-        return self._work.lease_lost
-
-    @property
     def cancelled(self) -> bool:
-        return self._work.cancelled or self.deadline.expired
-
-    @property
-    def cancel(self) -> CancelToken:
-        """What to wait for, or to pass on, to be stopped in time."""
-        return self._work.cancel
+        return super().cancelled or self.deadline.expired
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry the ids."""
         ids = {"loop": self._loop, "request_id": self.request_id, "message_id": self.message_id, "attempt": self.attempt}
-        return _Identified(_LOGGER, ids)
-
-
-class _Identified(logging.LoggerAdapter[logging.Logger]):
-    """Adds the ids to whatever the caller adds."""
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
-        return msg, kwargs
+        return IdentifiedLogger(_LOGGER, ids)
 
 
 def _deadline(request: MainLoopRequest[Any], clock: Clock) -> Deadline:
