@@ -119,6 +119,8 @@ def test_a_store_that_is_not_there_is_told_and_not_made(place: Place, words: tup
     told = place.refuses(*words)
     assert "no store at sqlite:///longwatch.db; name the flow first, as module:name, or give --store" == told
     assert ["flow_app.py"] == [each.name for each in place.cwd.iterdir()]
+    told = place.refuses(*words, "--store", "sqlite:///nope.db")
+    assert "no store at sqlite:///nope.db; check the URL; the first flow.start(…) makes it" == told
 
 
 @pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-1], WITH_CODE[0]], ids=" ".join)
@@ -209,7 +211,7 @@ def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, 
         (("set", "job={1"), "the value of 'job' is not JSON: "),
         (("set", "job=2026-11-15"), "the value of 'job' is not JSON: "),
         (("set", "job=None"), "the value of 'job' is not JSON: "),
-        (("set", "job="), "the value of 'job' is not JSON: "),
+        (("set", "job="), "the value of 'job' is empty; "),
         (("retry", "job"), "node 'job' of graph 'jobs' is an input, nobody computes it; set it"),
         (("retry", "report"), "node 'report' of "),
         (("abandon", "report"), "node 'report' of "),
@@ -387,7 +389,7 @@ def test_set_takes_json_and_text_that_cannot_be_json(place: Place, words: tuple[
 def test_set_sets_all_in_one_revision(place: Place) -> None:
     started = place.start()
     told = place.says("set", started.id, "job=1", "draft=2", LONGWATCH_FLOW=TARGET)
-    assert [f"execution {started.id} is set, at revision 2"] == told
+    assert [f"execution {started.id} has its inputs, at revision 2"] == told
     assert {"job": 1, "draft": 2} == started.values()
 
 
@@ -442,7 +444,7 @@ def states(execution: Execution) -> list[str]:
     [
         ("flow_app:group", "'flow_app:group' is of type LoopGroup; it has to be a Flow, or a function that returns one; `"),
         ("flow_app:number", "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one"),
-        ("flow_app", "'flow_app' is too much; write: longwatch flow work module:flow"),
+        ("flow_app", "'flow_app' is no flow; write: longwatch flow work module:flow"),
         ("nothing:flow", "there is no module 'nothing', which 'nothing:flow' names"),
         ("flow_app:flwo", "'flow_app:flwo': flow_app has no 'flwo'; did you mean flow?"),
         ("broken:flow", "'broken:flow' cannot be imported: ZeroDivisionError: division by zero ("),

@@ -59,10 +59,11 @@ def existing_flow(target: str) -> Iterator[Flow]:
 
 
 @contextmanager
-def existing_store(url: str) -> Iterator[Flow]:
-    """A store without the code of its graphs; UsageError if it is not there, or has no executions."""
+def existing_store(url: str, *, given: bool) -> Iterator[Flow]:
+    """A store without the code of its graphs; UsageError if it is not there, or has no executions. `given`: somebody named it."""
+    cure = "check the URL; the first flow.start(…) makes it" if given else "name the flow first, as module:name, or give --store"
     with Flow(url) as flow:
-        _require_executions(flow, "name the flow first, as module:name, or give --store")
+        _require_executions(flow, cure)
         yield flow
 
 
@@ -131,5 +132,11 @@ def read_value(node: str, word: str) -> Any:
     except SerializationError as error:
         if word and word[0] not in _LIKE_JSON and word not in _LIKE_PYTHON:
             return word
+        if not word:
+            raise UsageError(f"the value of {node!r} is empty; --text sets empty text, `unset` is for code") from None
+        if word in _LIKE_PYTHON:
+            raise UsageError(
+                f"the value of {node!r} is not JSON: {word} is Python; write null, true, false, or use --text"
+            ) from None
         detail = str(error).removeprefix("a value cannot be read: ")
         raise UsageError(f"the value of {node!r} is not JSON: {detail}; quote it for the shell, or use --text") from None

@@ -55,6 +55,8 @@ def require_flow(found: Any, target: str, *, otherwise: str = "") -> Any:
     if not is_flow(found):
         kind = type(found).__name__
         raise UsageError(f"{target!r} is of type {kind}; it has to be a Flow, or a function that returns one{otherwise}")
+    if found.closed:
+        raise UsageError(f'{target!r} was closed while its module was imported; put that `with` under if __name__ == "__main__":')
     return found
 
 

@@ -190,7 +190,7 @@ def set_(
         raise UsageError(f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once")
     with _existing(named, "set") as flow:
         revision = flow.execution(identity).set(values)
-    _tell_revision(identity, revision, "is set", as_json=json)
+    _tell_revision(identity, revision, "has its inputs", as_json=json)
 
 
 @app.command()
@@ -251,6 +251,8 @@ def _addressed(
     if len(given) < len(wanted):
         raise UsageError(f"{wanted[len(given)]} is missing; write: {_usage(command, *wanted)}")
     if most is not None and len(given) > most:
+        if flow is None and ":" not in given[0]:
+            raise UsageError(f"{given[0]!r} is no flow; write: {_usage(command, *wanted, *filter(None, [optional]))}")
         raise UsageError(f"{given[most]!r} is too much; write: {_usage(command, *wanted, *filter(None, [optional]))}")
     return flow, given
 
@@ -281,7 +283,10 @@ def _looked_at(named: str | None, store: str | None) -> AbstractContextManager[F
     if named and store:
         raise UsageError("a flow has its own store; name the flow or give --store, not both")
     target = named or ("" if store else os.environ.get(FLOW, ""))
-    return existing_flow(target) if target else existing_store(store or os.environ.get("LONGWATCH_STORE") or DEFAULT_STORE)
+    if target:
+        return existing_flow(target)
+    named_store = store or os.environ.get("LONGWATCH_STORE")
+    return existing_store(named_store or DEFAULT_STORE, given=bool(named_store))
 
 
 def _assignment(word: str) -> tuple[str, str]:

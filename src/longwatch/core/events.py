@@ -346,7 +346,13 @@ class LeaseLost(Event):
     engine: str
     rows: tuple[int, ...]
     reason: str
-    """`untrusted`: it could not be renewed in time, `stale`: no beat, so it was not renewed, `taken`: the store gave it away."""
+    """`untrusted`: it could not be renewed in time, `stale`: no beat, so it was not renewed, `taken`: the store gave it away,
+    `called_off`: somebody wanted that.
+    """
+
+    @property
+    def level(self) -> Level:
+        return Level.INFO if self.reason == "called_off" else self.loudness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,11 +171,15 @@ class Execution:
         self._require_computed(node)
 
         def work(standing: Standing) -> None:
+            if standing.cancelled:
+                raise self._is_over()
             attempt, stored = standing.open.get(node), standing.nodes.get(node)
             if attempt is not None and attempt.held == LEASED:
                 raise UsageError(f"node {node!r} of {self.id} is being computed; abandon it first, or wait")
             if attempt is None and not (stored is not None and stored.failed):
-                raise UsageError(f"node {node!r} of {self.id} was not given up, so there is nothing to retry; see explain")
+                raise UsageError(
+                    f"node {node!r} of {self.id} was not given up, so there is nothing to retry; explain() says how it stands"
+                )
             if attempt is not None:
                 standing.call_off(attempt, Cause.ASKED)
             if stored is not None:
@@ -189,9 +193,11 @@ class Execution:
         self._require_computed(node)
 
         def work(standing: Standing) -> None:
+            if standing.cancelled:
+                raise self._is_over()
             attempt = standing.open.get(node)
             if attempt is None:
-                raise UsageError(f"node {node!r} of {self.id} has no open attempt to abandon; see explain")
+                raise UsageError(f"node {node!r} of {self.id} has no open attempt to abandon; explain() says how it stands")
             standing.end(attempt, Cause.ASKED, error="abandoned by hand")
 
         return self._change(work)
@@ -217,6 +223,9 @@ class Execution:
     def _definition(self) -> Graph:
         return self._flow.registry.graphs[self._kind]
 
+    def _is_over(self) -> UsageError:
+        return UsageError(f"execution {self.id} was cancelled and changes no more; start another")
+
     def _require_computed(self, node: str) -> None:
         if self._definition.node(node).is_input:
             raise UsageError(f"node {node!r} of graph {self.graph!r} is an input, nobody computes it; set it")
@@ -232,7 +241,7 @@ class Execution:
             work(standing)
             beside(tx)
             if was_cancelled and standing.is_touched:
-                raise UsageError(f"execution {self.id} was cancelled and changes no more; start another")
+                raise self._is_over()
             advance(registered.graph, standing, registered.lanes)
             records.save(tx, [standing], {standing.number: self._kind})
             return standing.revision, standing

@@ -44,6 +44,8 @@ class Flow:
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs)
         self.hands = Hands()
+        self.closed = False
+        """Whether it was closed, and with it the store that it had opened."""
         self._is_ours = not isinstance(store, Database)
 
     # --- executions ---
@@ -112,6 +114,7 @@ class Flow:
     def close(self) -> None:
         """Close the store, if this Flow has opened it; idempotent."""
         if self._is_ours:
+            self.closed = True
             self.database.close()
 
     def __enter__(self) -> Self:

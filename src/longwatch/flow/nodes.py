@@ -60,7 +60,7 @@ def checked_name(name: Any) -> str:
     is_name = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name != CONTEXT
     if not is_name or len(name) > LONGEST_NAME:
         raise GraphError(
-            f"{name!r} cannot be the name of a node; use a Python name of up to {LONGEST_NAME} characters, other than {CONTEXT!r}"
+            f"{name!r} cannot be the name of a node; say name=, a Python name of up to {LONGEST_NAME} characters, not {CONTEXT!r}"
         )
     return str(name)
 

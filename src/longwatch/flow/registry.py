@@ -47,6 +47,8 @@ class Registry:
         self.graphs: dict[Kind, Graph] = {}
         self._database = database
         self._records = records
+        if isinstance(graphs, Graph):
+            raise UsageError(f"graphs= takes a list of graphs; write graphs=[{graphs.name}]")
         self._known: tuple[tuple[int, int], dict[Kind, Registered]] | None = None
         for graph in graphs:
             self._add(graph)

@@ -56,6 +56,8 @@ class FlowWorker(EngineLoop):
             raise UsageError(f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}")
         if not (is_number(sweep_interval_seconds) and sweep_interval_seconds > 0):
             raise UsageError(f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}")
+        if not flow.registry.graphs:
+            raise UsageError("this Flow was given no graphs, so a worker would have nothing to do; write Flow(store, graphs=[...])")
         self.flow = flow
         self.concurrency = concurrency
         self._flow_source = FlowSource(flow.database, flow.registry, sweep_every=sweep_interval_seconds, clock=self.clock)

@@ -88,10 +88,10 @@ class Engine(Service):
         return None if shift is None else shift.feeder.offer(most)
 
     def doubt(self) -> None:
-        """Somebody may have taken rows that it has: have it compare with the store."""
+        """Rows that it has may be called off: have it compare with the store."""
         shift = self._shift
         if shift is not None:
-            shift.feeder.doubt()
+            shift.feeder.doubt(called_off=True)
 
     def excuse_the_fresh(self, after: float) -> None:
         """Before the process is ended because of silence: rows whose slot has beaten within so long are not to blame for it."""

@@ -92,7 +92,7 @@ class Feeder:
         self._unknown: set[Claim] = set()
         self._batch = MOST_AT_ONCE
         self._tried: set[Claim] = set()
-        self._in_doubt = False
+        self._in_doubt = self._called_off = False
         self._missing: set[Claim] = set()
         self._whole = SourceCall("feed", around)
         self._exchange = SourceCall("exchange", around)
@@ -108,8 +108,9 @@ class Feeder:
         """How many leases the engine has, as far as it knows."""
         return len(self.held) + len(self.unsettled)
 
-    def doubt(self) -> None:
-        """The store may know of other leases than we do: ask it."""
+    def doubt(self, *, called_off: bool = False) -> None:
+        """The store may know of other leases than we do: ask it. `called_off`: somebody has said so."""
+        self._called_off = self._called_off or called_off
         self._in_doubt = True
         self._news.set()
 
@@ -398,4 +399,5 @@ class Feeder:
         if gone.difference(each.leased.claim for each in running):
             self._crew.drop_waiting()
         if lost:
-            self._events.emit(LeaseLost(engine=self._name, rows=tuple(each.leased.claim.seq for each in lost), reason="taken"))
+            reason, self._called_off = "called_off" if self._called_off else "taken", False
+            self._events.emit(LeaseLost(engine=self._name, rows=tuple(each.leased.claim.seq for each in lost), reason=reason))
