@@ -89,7 +89,7 @@ class When(Gate):
             return Finding(f"{self.node} is not set, so {self.text} cannot be asked", met=False)
         try:
             met = bool(self.test(view.value(self.node)))
-        except Exception as error:  # noqa: BLE001 - it is anybody's code; what cannot be said is not met
+        except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
             from longwatch.work.judging import described  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
 
             return Finding(f"{self.text} of {self.node} raised {described(error)}", met=False, broken=True)

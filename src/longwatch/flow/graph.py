@@ -28,6 +28,8 @@ class Graph:
         if max_running is not None and not is_whole(max_running, most=MOST):
             raise GraphError(f"max_running of graph {name!r} must be a whole number of 1 to {MOST}, or None, not {max_running!r}")
         self.max_running = max_running
+        self.sealed = False
+        """Whether a Flow has it: then it stays as it is."""
         self.nodes: dict[str, Node] = {}
         self.order: tuple[Node, ...] = ()
         """The nodes that are computed, each after those that it depends on."""
@@ -77,6 +79,8 @@ class Graph:
 
     def _add(self, nodes: Iterable[Node]) -> None:
         """All of them, or none: what does not hold together is refused here, where its definition stands."""
+        if self.sealed:
+            raise GraphError(f"graph {self.name!r} was given to a Flow; define all of its nodes before that")
         known = dict(self.nodes)
         for node in nodes:
             if not isinstance(node, Node):

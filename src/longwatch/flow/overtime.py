@@ -11,6 +11,7 @@ Heartbeats in the store are not made here: the engine's keeper renews all of a w
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from longwatch.work.policy import Surroundings
 from longwatch.work.source import Outcome, Settlement
 
 BEAT_EVERY = 1.0
+_A_MOMENT = 0.5
+"""Seconds that a store has to answer, before work is told to stop without that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Overtime:
         self._events: Events = around.events
         self._telling = SourceCall("abandon", around)
         self._running: dict[int, Running] = {}
-        self._untold: list[Running] = []
+        self._untold: deque[Running] = deque()
+        self._teller: Errand | None = None
         self._lock = threading.Lock()
         self._news = Wakeup()
         self._ending = False
@@ -112,11 +116,12 @@ class Overtime:
                 self._rule(each, cause)
             else:
                 each.work.beat()
-        self._tell()
+        if self._untold:
+            self._tell_soon()
 
     def _rule(self, running: Running, cause: Cause) -> None:
         """It has had its time: what it says does not count from here on. It is told to stop once the store knows, or does not
-        answer: one that obeys at once would otherwise be settled twice.
+        answer in a moment: one that obeys at once would otherwise be settled twice.
         """
         item = running.work.leased.item
         limit = running.progress_timeout if cause is Cause.STALLED else item.abandon_after
@@ -124,8 +129,15 @@ class Overtime:
         ruling = running.work.ruling = Settlement(running.work.leased.claim, Outcome.FAILED, reason=str(cause), error=error)
         running.work.ruling = ruling._replace(error=error + running.context.last_words())
         self._untold.append(running)
-        self._tell()
+        self._tell_soon()
         running.work.cancel.cancel(str(cause))
+
+    def _tell_soon(self) -> None:
+        """In a thread of its own, because a store that does not answer must not keep others from their beats and their ends."""
+        if self._teller is None or self._teller.over.is_set():
+            self._teller = Errand(self._tell, name="longwatch-overtime-telling", loud=True)
+            self._teller.start(here_if_no_thread=True)
+        self._teller.over.block(_A_MOMENT)
 
     def _tell(self) -> None:
         """Have the store know, as often as it takes; if its slot was quicker, that has counted."""
@@ -136,7 +148,7 @@ class Overtime:
             counted = self._telling.make(lambda ruling=ruling: self._settle([ruling]))  # type: ignore[misc]
             if counted is None:
                 return
-            self._untold.pop(0)
+            self._untold.popleft()
             running.work.settled = True
             running.work.lease_lost = True
             if counted[0]:

@@ -113,3 +113,16 @@ WITH turn AS (
 SELECT position FROM turn
 UNION ALL SELECT position FROM longwatch_sweeps
 WHERE sweep = :sweep AND began_at <= :wall_now - 3 * :every::float8 AND NOT EXISTS (SELECT 1 FROM turn)
+
+-- name: inputs_of_it
+-- Of an attempt, the values that it is computed from, as JSON; null if they are more than a statement can return. A column.
+(SELECT CASE WHEN count(*) = 0 THEN json_build_object()::text WHEN sum(length(value)) <= 67108864 THEN json_object_agg(v.node, value)::text END
+    FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution
+    AND is_set = 1 AND jsonb_exists(longwatch_computations.computed_with::jsonb, v.node))
+
+-- name: is_stale
+-- Of an attempt, whether its inputs have changed since: by somebody who does not know the node, of an older release. A column.
+EXISTS (SELECT 1 FROM jsonb_each_text(longwatch_computations.computed_with::jsonb) AS needed (key, value)
+    WHERE needed.value::int8 <> coalesce((
+        SELECT v.revision FROM longwatch_values AS v
+        WHERE v.execution = longwatch_computations.execution AND v.node = needed.key AND v.is_set = 1), 0))

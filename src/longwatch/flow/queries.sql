@@ -81,3 +81,7 @@ SELECT execution FROM longwatch_executions AS e
 WHERE execution > :after AND graph = :graph AND version = :version AND cancelled = 0
     AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 3)
 ORDER BY execution LIMIT :limit
+
+-- name: id_of_it
+-- Of an attempt, the id of its execution; a column.
+(SELECT id FROM longwatch_executions WHERE longwatch_executions.execution = longwatch_computations.execution)

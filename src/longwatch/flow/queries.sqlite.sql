@@ -82,3 +82,15 @@ SELECT lane, graph, version FROM longwatch_lanes WHERE lane IN (SELECT value FRO
 INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, :wall_now)
 ON CONFLICT (sweep) DO UPDATE SET began_at = excluded.began_at
 WHERE longwatch_sweeps.began_at <= :wall_now - :every OR longwatch_sweeps.began_at > :wall_now RETURNING position
+
+-- name: inputs_of_it
+-- Of an attempt, the values that it is computed from, as JSON; null if they are more than a statement can return. A column.
+(SELECT CASE WHEN count(*) = 0 OR sum(length(value)) <= 67108864 THEN json_group_object(v.node, value) END
+    FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution
+    AND is_set = 1 AND v.node IN (SELECT key FROM json_each(longwatch_computations.computed_with)))
+
+-- name: is_stale
+-- Of an attempt, whether its inputs have changed since: by somebody who does not know the node, of an older release. A column.
+EXISTS (SELECT 1 FROM json_each(longwatch_computations.computed_with) AS needed WHERE needed.value <> coalesce((
+    SELECT v.revision FROM longwatch_values AS v
+    WHERE v.execution = longwatch_computations.execution AND v.node = needed.key AND v.is_set = 1), 0))

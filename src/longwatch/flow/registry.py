@@ -61,6 +61,14 @@ class Registry:
             self._known = (os.getpid(), self._database.generation), found
         return self._known[1]
 
+    def refresh(self) -> None:
+        """Look again: another process may have given a node a line of its own."""
+        found = {
+            kind: _registered(graph, kind, self._database.read(lambda tx, kind=kind: _known(tx, self._records, kind)))  # type: ignore[misc]
+            for kind, graph in self.graphs.items()
+        }
+        self._known = (os.getpid(), self._database.generation), found
+
     def find(self, name: str, version: str | None = None) -> Kind:
         """The graph of that name; without a version the one that was given last. UnknownGraphError, with the nearest name."""
         versions = [kind for kind in self.graphs if kind.graph == name and version in {None, kind.version}]
@@ -79,6 +87,7 @@ class Registry:
         kind = Kind(graph.name, graph.version)
         if kind in self.graphs:
             raise UsageError(f"graph {graph.name!r} is given twice in version {graph.version!r}; give one of them another version")
+        graph.sealed = True
         self.graphs[kind] = graph
 
 

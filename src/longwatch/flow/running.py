@@ -8,6 +8,7 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.errors import PermanentError
 from longwatch.flow.apart import ApartEndedError
 from longwatch.flow.calling import arguments, written
 from longwatch.flow.context import FlowContext
@@ -64,6 +65,8 @@ class AttemptRunner:
         return running
 
     def _computed(self, node: Node, leased: Leased, context: FlowContext) -> Any:
+        if leased.item.inputs is None:
+            raise PermanentError(f"the inputs of node {node.name!r} are too large together; store them elsewhere and pass where")
         if node.options.isolation is Isolation.PROCESS:
             return _Written(self._apart(node, leased.item.inputs, context))
         assert node.function is not None

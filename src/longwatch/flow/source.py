@@ -27,19 +27,8 @@ from longwatch.work.place import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 KIND = "flow"
+_REFRESH_EVERY = 10.0
 _COLUMNS = ("execution", "node", "lane", "attempt", "computed_with", "failures", "crashes", "abandon_after", "heartbeat_timeout")
-_INPUTS = {
-    "sqlite": (
-        "(SELECT json_group_object(v.node, value) FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution"
-        " AND is_set = 1 AND v.node IN (SELECT key FROM json_each(longwatch_computations.computed_with)))"
-    ),
-    "postgresql": (
-        "(SELECT coalesce(json_object_agg(v.node, value)::text, '{}') FROM longwatch_values AS v"
-        " WHERE v.execution = longwatch_computations.execution AND is_set = 1"
-        " AND longwatch_computations.computed_with::jsonb ? v.node)"
-    ),
-}
-_ID = "(SELECT id FROM longwatch_executions WHERE longwatch_executions.execution = longwatch_computations.execution)"
 
 
 class Attempted(NamedTuple):
@@ -54,7 +43,9 @@ class Attempted(NamedTuple):
     crashes: int
     abandon_after: float
     heartbeat_timeout: float | None
-    inputs: str
+    inputs: str | None
+    """None: they are too large together."""
+    is_stale: bool
     id: str
     claimed_at: float
     """On the worker's own clock, from just before it was asked for."""
@@ -83,7 +74,7 @@ class FlowSource:
         self._claims = Claims(
             dialect=database.dialect,
             table=TABLE,
-            columns=(*_COLUMNS, _INPUTS[database.dialect], _ID),
+            columns=(*_COLUMNS, *(self.records.sql[name] for name in ("inputs_of_it", "is_stale", "id_of_it"))),
             owners=database.owners,
             lease=LEASE[database.dialect],
         )
@@ -91,6 +82,7 @@ class FlowSource:
             database, self.records, self._claims, self.registry, every=sweep_every, clock=self._clock, events=events
         )
         self._executions: dict[Claim, int] = {}
+        self._refresh_at = self._clock.monotonic() + _REFRESH_EVERY
         self._turn = 0
 
     # --- work.Source ---
@@ -125,6 +117,9 @@ class FlowSource:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
     def sweep(self) -> int:
+        if self._clock.monotonic() >= self._refresh_at:
+            self._refresh_at = self._clock.monotonic() + _REFRESH_EVERY
+            self.registry.refresh()
         return self.sweeping.look()
 
     def next_due(self) -> float | None:
@@ -146,6 +141,9 @@ class FlowSource:
 
     def claim_for(self, tx: Transaction, offer: Offer, kind: Kind) -> None:
         """Lease some of what this transaction makes to a worker that has room, and give it that once it is committed."""
+        if offer.closed:  # whoever began this has given up waiting for it, and the worker may have ended since
+            announce_work(tx, [kind])
+            return
         asked = self._clock.monotonic()
         leased = self._claim(tx, self.registry.registered()[kind].lines, offer.owner, offer.want, asked)
         if is_more_left(leased, offer.want):
@@ -239,18 +237,33 @@ class FlowSource:
 
     def _claim(self, tx: Transaction, lines: Sequence[Line], owner: int, want: int, asked: float) -> list[Leased]:
         leased: list[Leased] = []
+        for lane in sorted(
+            {lanes[0] for line in lines for lanes, _ in line.caps}
+        ):  # in one order, or two would wait for each other
+            self.records.lock_lane(tx, lane)
         for line in lines:
             room = self._room(tx, line, want - len(leased))
             if room > 0:
                 rows = self._claims.claim(tx, lane=line.lane, owner=owner, duration=0.0, limit=room)
                 leased += [self._leased(row, line, asked) for row in rows]
-        return leased
+        stale = {each.item.execution for each in leased if each.item.is_stale}
+        if stale:
+            self._call_off_stale(tx, stale)
+        return [each for each in leased if not each.item.is_stale]
+
+    def _call_off_stale(self, tx: Transaction, executions: set[int]) -> None:
+        """Bring these up to date: what was begun with other inputs is called off, and begun anew."""
+        graphs = self.registry.registered()
+        loaded = self.records.load(tx, executions)
+        for standing, kind in loaded.values():
+            advance(graphs[kind].graph, standing, graphs[kind].lanes)
+        kinds = {number: kind for number, (_, kind) in loaded.items()}
+        announce_work(tx, self.records.save(tx, (standing for standing, _ in loaded.values()), kinds))
 
     def _room(self, tx: Transaction, line: Line, want: int) -> int:
         """How many may be taken from a line: no more than its caps allow, counted while nobody else counts."""
         for lanes, most in line.caps:
             if want > 0:
-                self.records.lock_lane(tx, lanes[0])
                 running = sum(tx.rows(self.records.sql["running_in"], {"lane": lane})[0][0] for lane in lanes)
                 want = min(want, most - running)
         return want

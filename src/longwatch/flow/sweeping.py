@@ -138,7 +138,7 @@ class Sweeping:
             due = [(each, found) for each in lost if (found := mine.get(each.claim)) and (found.has_lapsed or not recheck)]
             self._records.close_orphans(tx, [found for _, found in due if found.execution not in loaded])
             due = [(each, found) for each, found in due if found.execution in loaded]
-            unbegun = [each.claim for each, found in due if each.blame is Blame.RELEASE and not found.is_late]
+            unbegun = [each.claim for each, _ in due if each.blame is Blame.RELEASE]
             self._claims.release(tx, unbegun, blame=Blame.RELEASE)
             for kind in {loaded[found.execution][1] for each, found in due if each.claim in set(unbegun)}:
                 tx.announce(work_of(kind))

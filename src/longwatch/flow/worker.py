@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 _A_THIRD = 1 / 3
+_PATIENCE = 30.0
+"""Seconds that the end of a `with` waits for what runs, unless a worker has its own."""
 _CHILDREN_END_WITHIN = 10.0
 """Seconds; they are killed at once, and are gone before that unless the machine hangs."""
 
@@ -72,7 +74,7 @@ class FlowWorker(EngineLoop):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         errand, self._errand = self._errand, None
-        self.shutdown()
+        self.shutdown(timeout=_PATIENCE if self.shutdown_timeout is None else self.shutdown_timeout)
         if errand is not None:
             errand.over.block(None)
 
@@ -98,7 +100,8 @@ class FlowWorker(EngineLoop):
         return AttemptRunner(self._graph_of, overtime, self._apart, clock=self.clock)
 
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
-        return EnginePolicy(slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait)
+        """Little is claimed ahead: the deadline of an attempt counts from its claim."""
+        return EnginePolicy(slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait, most_ahead=self.concurrency)
 
     def _lease(self) -> LeasePolicy:
         """By the node that has to be renewed most often, and the one that dies soonest."""

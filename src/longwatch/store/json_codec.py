@@ -43,7 +43,10 @@ class Codec(Generic[BodyT]):
             data = self._encoder.encode(body)
         except (TypeError, ValueError, RecursionError, UnicodeError) as error:
             raise self._unwritable(body, str(error)) from None
-        self._require_readable(body, data)
+        try:
+            self._require_readable(body, data)
+        except RecursionError as error:
+            raise self._unwritable(body, str(error)) from None
         if len(data) > self.largest:
             raise InvalidParameterError(
                 f"{self._wording.thing} of {len(data)} bytes is larger than {self.largest}; {self._wording.cure}"

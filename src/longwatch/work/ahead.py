@@ -20,8 +20,9 @@ _AGAIN_AFTER = 20
 class LeaseAhead:
     """Remembers recent durations and says how many rows to hold beyond those that run. One owner; not thread-safe."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, most: int | None = None) -> None:
         self._slots = slots
+        self._most = MOST if most is None else min(most, MOST)
         self._recent: deque[float] = deque(maxlen=_REMEMBERED)
         self._fresh = 0
         self.ahead = 0
@@ -48,4 +49,4 @@ class LeaseAhead:
     def _reckon(self) -> int:
         ordered = sorted(self._recent)
         p95 = ordered[int(len(ordered) * 0.95)]
-        return 0 if p95 > WITHIN else min(int(self._slots * WITHIN / max(p95, 1e-6)), MOST)
+        return 0 if p95 > WITHIN else min(int(self._slots * WITHIN / max(p95, 1e-6)), self._most)

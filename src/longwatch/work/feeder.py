@@ -32,6 +32,7 @@ class Offer:
     def __init__(self, feeder: Feeder, want: int, *, owner: int) -> None:
         self.want = want
         self.owner = owner
+        self.closed = False
         self._feeder = feeder
 
     def give(self, leased: list[Leased], asked: float) -> None:
@@ -41,6 +42,7 @@ class Offer:
 
     def close(self, *, in_doubt: bool = False) -> None:
         """`in_doubt`: nobody knows whether anything was leased."""
+        self.closed = True
         self._feeder.offer_is_over(in_doubt=in_doubt)
 
 
@@ -79,7 +81,7 @@ class Feeder:
         self._name = around.name
         self._clock = around.clock
         self._events = around.events
-        self._ahead = LeaseAhead(policy.slots)
+        self._ahead = LeaseAhead(policy.slots, most=policy.most_ahead)
         self._joined = Wakeup()
         self._alone: deque[Leased] = deque()
         self._alone_since = 0.0

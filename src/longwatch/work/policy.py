@@ -33,6 +33,7 @@ class EnginePolicy:
     `alone_within`    how long a row that has to run alone waits for the others to end, before it is left to other workers for
                       as long
     `cancel_grace`    how long before the deadline of a stop what still runs is cancelled, at most a tenth of the time left
+    `most_ahead`      rows that wait here beyond those that run, at the most; None: as many as can be begun soon
     `polls`           it takes rows so many times and no more; None: for ever
     `poll_wait`       how long one of those times may wait for a row
     """
@@ -47,6 +48,7 @@ class EnginePolicy:
     stale_after: float | None = None
     alone_within: float = 10.0
     cancel_grace: float = 1.0
+    most_ahead: int | None = None
     polls: int | None = None
     poll_wait: float = 0.0
 
