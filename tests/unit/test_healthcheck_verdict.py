@@ -125,7 +125,7 @@ def test_an_answer_made_to_harm_the_reader_is_a_failure_like_any_other(nasty: by
     assert isinstance(verdict(nasty), str)
 
 
-@given(noise=st.binary(max_size=200))
+@given(noise=st.binary(max_size=200).filter(lambda noise: b"healthy" not in noise))
 def test_noise_is_never_healthy_and_never_raises(noise: bytes) -> None:
     assert isinstance(verdict(noise), str)
     assert isinstance(verdict(answer(noise)), str)
