@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 _A_THIRD = 1 / 3
+_AHEAD = 4
+"""Attempts for each slot that wait here at the most."""
 _PATIENCE = 30.0
 """Seconds that the end of a `with` waits for what runs, unless a worker has its own."""
 _CHILDREN_END_WITHIN = 10.0
@@ -101,7 +103,9 @@ class FlowWorker(EngineLoop):
 
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
         """Little is claimed ahead: the deadline of an attempt counts from its claim."""
-        return EnginePolicy(slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait, most_ahead=self.concurrency)
+        return EnginePolicy(
+            slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait, most_ahead=_AHEAD * self.concurrency
+        )
 
     def _lease(self) -> LeasePolicy:
         """By the node that has to be renewed most often, and the one that dies soonest."""
