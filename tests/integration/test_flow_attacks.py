@@ -130,12 +130,20 @@ def test_an_attempt_whose_inputs_were_changed_by_an_older_release_is_begun_anew(
         execution = new.start("grows", x=1)
         with old.worker():
             execution.get("y", timeout=PATIENCE)
-        new.execution(execution.id).set(x=2)
+        new.sweep()
+        assert "not_set" == last_state(execution, "z")
+        old.execution(execution.id).set(x=2)
+        assert "not_set" == last_state(execution, "z")  # who does not know it leaves it as it is
         with old.worker():
-            old.execution(execution.id).get("y", timeout=PATIENCE)
-        old.execution(execution.id).set(x=3)
+            assert 2 == old.execution(execution.id).get("y", timeout=PATIENCE)
         with new.worker():
-            assert [3, 3] == new.execution(execution.id).get("z", timeout=PATIENCE)
+            assert [2, 2] == execution.get("z", timeout=PATIENCE)
+        attempts = [each.state for each in execution.computations() if "z" == each.node]
+    assert ["cancelled", "success"] == attempts
+
+
+def last_state(execution: Execution, node: str) -> str:
+    return [each.state for each in execution.computations() if each.node == node][-1]
 
 
 def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(sqlite: Database) -> None:

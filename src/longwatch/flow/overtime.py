@@ -5,6 +5,7 @@ slot counts as alive for as long as this thread turns, whatever its code does. O
 too long that it moves, is ruled on: how it is settled is decided from here on; the store is told at once, which has it tried
 again, and the code is told to stop. Code that does not gets no more beats: its slot is out of service, and the watchdog's rule
 applies.
+Its waits end at moments that it computes anew each time (`host.periodic` keeps one interval), so it turns a loop of its own.
 Heartbeats in the store are not made here: the engine's keeper renews all of a worker's attempts in one statement.
 """
 

@@ -7,18 +7,15 @@ together, with as many statements as one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from longwatch.flow.standing import Attempt, Cause, Closing, Opening, Standing, State, Stored, Terms
-from longwatch.store.claims import Claim, LeaseSql
+from longwatch.store.claims import Claim, LeaseSql, shown_claims
 from longwatch.store.database import Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 TABLE = "longwatch_computations"
-Lanes = Mapping[str, int]
-"""Where the attempts of each node wait in line."""
 
 _AT_CLAIM = "last_heartbeat_at = :wall_now, started_at = :wall_now, state = 'computing'"
 _FREED = "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, state = 'not_set'"
@@ -85,7 +82,7 @@ class Records:
         first = self.sql["executions"] if to_change else self.sql.get("executions_seen", self.sql["executions"])
         asked: list[tuple[str, Parameters]] = [(first, listed), (self.sql["values"], listed), (self.sql["open"], listed)]
         if claims:
-            asked.append((self.sql["mine"], self._shown(claims)))
+            asked.append((self.sql["mine"], shown_claims(claims, arrays=self._takes_arrays)))
         if passing and self._takes_arrays:
             asked = [(f"{sql} SKIP LOCKED" if sql.endswith("FOR UPDATE") else sql, parameters) for sql, parameters in asked]
         found, values, attempts, *mine = tx.rows_of(asked)
@@ -136,12 +133,6 @@ class Records:
         """Where several write at the same time, those who have to count come one after the other."""
         if (lock := self.sql.get("lock_lane")) is not None:
             tx.rows(lock, {"lane": lane})
-
-    def _shown(self, claims: Sequence[Claim]) -> dict[str, object]:
-        if not self._takes_arrays:
-            return {"claims": json.dumps(claims)}
-        seqs, owners, terms = map(list, zip(*sorted(claims), strict=True))
-        return {"seqs": seqs, "owners": owners, "terms": terms}
 
     def _post(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
         if rows:

@@ -62,12 +62,15 @@ class Registry:
         return self._known[1]
 
     def refresh(self) -> None:
-        """Look again: another process may have given a node a line of its own."""
-        found = {
-            kind: _registered(graph, kind, self._database.read(lambda tx, kind=kind: _known(tx, self._records, kind)))  # type: ignore[misc]
-            for kind, graph in self.graphs.items()
-        }
-        self._known = (os.getpid(), self._database.generation), found
+        """Look again: another process may have given a node a line of its own, or the store may have been emptied."""
+        self._known = (
+            (os.getpid(), self._database.generation),
+            {kind: self._looked_up(kind, graph) for kind, graph in self.graphs.items()},
+        )
+
+    def _looked_up(self, kind: Kind, graph: Graph) -> Registered:
+        known = self._database.read(lambda tx: _known(tx, self._records, kind))
+        return _registered(graph, kind, known) if WHOLE in known else register(self._database, self._records, graph)
 
     def find(self, name: str, version: str | None = None) -> Kind:
         """The graph of that name; without a version the one that was given last. UnknownGraphError, with the nearest name."""

@@ -28,6 +28,8 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 KIND = "flow"
 _REFRESH_EVERY = 10.0
+_STALE_FOR = 1.0
+"""Seconds for which a stale attempt that cannot be called off here is left to others."""
 _COLUMNS = ("execution", "node", "lane", "attempt", "computed_with", "failures", "crashes", "abandon_after", "heartbeat_timeout")
 
 
@@ -237,28 +239,35 @@ class FlowSource:
 
     def _claim(self, tx: Transaction, lines: Sequence[Line], owner: int, want: int, asked: float) -> list[Leased]:
         leased: list[Leased] = []
-        for lane in sorted(
-            {lanes[0] for line in lines for lanes, _ in line.caps}
-        ):  # in one order, or two would wait for each other
-            self.records.lock_lane(tx, lane)
+        self._lock_caps(tx, lines)
         for line in lines:
             room = self._room(tx, line, want - len(leased))
             if room > 0:
                 rows = self._claims.claim(tx, lane=line.lane, owner=owner, duration=0.0, limit=room)
                 leased += [self._leased(row, line, asked) for row in rows]
-        stale = {each.item.execution for each in leased if each.item.is_stale}
+        stale = [each for each in leased if each.item.is_stale]
         if stale:
-            self._call_off_stale(tx, stale)
+            self._call_off(tx, stale)
         return [each for each in leased if not each.item.is_stale]
 
-    def _call_off_stale(self, tx: Transaction, executions: set[int]) -> None:
-        """Bring these up to date: what was begun with other inputs is called off, and begun anew."""
+    def _lock_caps(self, tx: Transaction, lines: Sequence[Line]) -> None:
+        """All of them, in one order: two who lock one by one would wait for each other."""
+        for lane in sorted({lanes[0] for line in lines for lanes, _ in line.caps}):
+            self.records.lock_lane(tx, lane)
+
+    def _call_off(self, tx: Transaction, stale: Sequence[Leased]) -> None:
+        """Attempts that were just claimed, and whose inputs have changed: called off, and begun anew. Those of a node that is not
+        known here, or of an execution that somebody else is changing just now, go back.
+        """
         graphs = self.registry.registered()
-        loaded = self.records.load(tx, executions)
+        loaded, _ = self.records.load_for(tx, (each.item.execution for each in stale), (), passing=True)
         for standing, kind in loaded.values():
             advance(graphs[kind].graph, standing, graphs[kind].lanes)
         kinds = {number: kind for number, (_, kind) in loaded.items()}
         announce_work(tx, self.records.save(tx, (standing for standing, _ in loaded.values()), kinds))
+        over = {closing.seq for standing, _ in loaded.values() for closing in standing.closings}
+        left = [each.claim for each in stale if each.claim.seq not in over]
+        self._claims.release(tx, left, blame=Blame.RELEASE, delay=_STALE_FOR)
 
     def _room(self, tx: Transaction, line: Line, want: int) -> int:
         """How many may be taken from a line: no more than its caps allow, counted while nobody else counts."""

@@ -153,15 +153,19 @@ class Claims:
         return None if wait is None else max(float(wait), 0.0)
 
     def _show(self, claims: Sequence[Claim]) -> dict[str, object]:
-        """Claims as parameters: three arrays, or one JSON text. In the order of the rows, so that two that meet lock them alike."""
-        if not self._takes_arrays:
-            return {"claims": json.dumps(claims)}
-        seqs, owners, terms = map(list, zip(*sorted(claims), strict=True))
-        return {"seqs": seqs, "owners": owners, "terms": terms}
+        return shown_claims(claims, arrays=self._takes_arrays)
 
     def _enter(self, transaction: Transaction, owner: int) -> None:
         """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
         transaction.execute(self.sql["register"], self._owners.facts[owner])
+
+
+def shown_claims(claims: Sequence[Claim], *, arrays: bool) -> dict[str, object]:
+    """Claims as parameters: three arrays, or one JSON text. In the order of the rows, so that two that meet lock them alike."""
+    if not arrays:
+        return {"claims": json.dumps(claims)}
+    seqs, owners, terms = map(list, zip(*sorted(claims), strict=True))
+    return {"seqs": seqs, "owners": owners, "terms": terms}
 
 
 def _told(shown: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
