@@ -15,6 +15,7 @@ from longwatch.errors import ComputationFailedError, GraphError, SerializationEr
 from longwatch.flow import Execution, Flow, Graph, when
 from longwatch.store.database import Database
 from longwatch.testing import RecordingObserver
+from longwatch.work.feeder import Offer
 from supervised import eventually
 
 PATIENCE = 30.0
@@ -146,7 +147,23 @@ def last_state(execution: Execution, node: str) -> str:
     return [each.state for each in execution.computations() if each.node == node][-1]
 
 
-def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(sqlite: Database) -> None:
+class Reopened:
+    """An offer that was closed, and is not closed again."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        self.in_doubt = False
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._offer, name)
+
+
+def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits for a busy store may give up, the worker may end, and then it is written."""
     flow = Flow(sqlite, [plain()])
     with flow.worker():
@@ -154,9 +171,8 @@ def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(sq
         hand, offer = flow.hands._offered(next(iter(flow.registry.graphs)))
         assert hand is not None
         assert offer is not None
-        offer.close(in_doubt=True)
-        execution = Flow(sqlite, [plain()]).start("plain", x=1)
-        kind = next(iter(flow.registry.graphs))
-        sqlite.write(lambda tx: hand.source.claim_for(tx, offer, kind))
+        offer.close()
+        monkeypatch.setattr(flow.hands, "_offered", lambda _: (hand, Reopened(offer)))
+        execution = flow.start("plain", x=1)
         assert 1 == execution.get("y", timeout=PATIENCE)
     assert [] == [each for each in execution.computations() if "computing" == each.state]

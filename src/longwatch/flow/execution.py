@@ -13,7 +13,7 @@ from longwatch.errors import ComputationFailedError, DeadlineExceededError, NotS
 from longwatch.flow.advancing import Next, advance
 from longwatch.flow.explaining import Explanation, explained, lost, survey
 from longwatch.flow.graph import Graph
-from longwatch.flow.records import Kind, changes_of
+from longwatch.flow.records import Kind, Lessee, changes_of
 from longwatch.flow.standing import LEASED, Cause, Standing
 from longwatch.store.database import Row, Transaction
 
@@ -235,7 +235,7 @@ class Execution:
         registered = self._flow.registry.registered()[self._kind]
         records = self._flow.records
 
-        def transaction(tx: Transaction) -> tuple[int, Standing]:
+        def transaction(tx: Transaction, lessee: Lessee | None) -> tuple[int, Standing]:
             standing = self._loaded(records.load(tx, [self._number]))
             was_cancelled = standing.cancelled
             work(standing)
@@ -243,7 +243,7 @@ class Execution:
             if was_cancelled and standing.is_touched:
                 raise self._is_over()
             advance(registered.graph, standing, registered.lanes)
-            records.save(tx, [standing], {standing.number: self._kind})
+            records.save(tx, [standing], {standing.number: self._kind}, lessee)
             return standing.revision, standing
 
         return self._flow.hands.write(self._flow.database, self._kind, transaction)
@@ -272,20 +272,21 @@ class Execution:
 
     def _awaited(self, node: str, newer_than: int | None) -> Value | None:
         """What is waited for, if it is there; ComputationFailedError if it will not come."""
-        if not self._is_worth_a_look(node):
+        standing = self._flow.database.read(lambda tx: self._looked_at(tx, node))
+        if standing is None:
             return None
-        standing = self._standing()
         found = self._value(standing, node)
         if found is not None and found.fresh and (newer_than is None or found.revision > newer_than):
             return found
         self._require_hope(standing, node)
         return None
 
-    def _is_worth_a_look(self, node: str) -> bool:
-        """A glance costs a fraction of a look, and most end there."""
-        asked = {"execution": self._number, "node": node}
-        rows = self._flow.database.read(lambda tx: tx.rows(self._flow.records.sql["glance"], asked))
-        return not rows or bool(rows[0][0])
+    def _looked_at(self, tx: Transaction, node: str) -> Standing | None:
+        """A glance costs a fraction of a look, and most end there: nothing to be seen."""
+        rows = tx.rows(self._flow.records.sql["glance"], {"execution": self._number, "node": node})
+        if rows and not rows[0][0]:
+            return None
+        return self._loaded(self._flow.records.load(tx, [self._number], to_change=False))
 
     def _require_hope(self, standing: Standing, node: str) -> None:
         if standing.cancelled:

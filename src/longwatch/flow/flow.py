@@ -16,7 +16,7 @@ from longwatch.flow.calling import VALUES
 from longwatch.flow.execution import Execution, Summary
 from longwatch.flow.graph import Graph
 from longwatch.flow.hands import Hands
-from longwatch.flow.records import Kind, Records, changes_of
+from longwatch.flow.records import Kind, Lessee, Records, changes_of
 from longwatch.flow.registry import Registry
 from longwatch.flow.source import FlowSource
 from longwatch.flow.standing import Standing
@@ -67,16 +67,17 @@ class Flow:
         registered = self.registry.registered()[kind]
         name = secrets.token_hex(8)
 
-        def work(tx: Transaction) -> tuple[tuple[str, int, Kind], Standing | None]:
-            made = tx.rows(self.records.sql["start"], {**kind._asdict(), "id": name, "key": key})
-            if not made:
-                [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
-                return (first, number, Kind(graph, its_version)), None
-            standing = Standing(made[0][0], name, revision=0, cancelled=False)
+        def work(tx: Transaction, lessee: Lessee | None) -> tuple[tuple[str, int, Kind], Standing | None]:
+            standing = Standing(0, name)
             for node, text in texts.items():
                 standing.put(node, text)
             advance(registered.graph, standing, registered.lanes)
-            self.records.save(tx, [standing], {standing.number: kind})
+            made = tx.rows(self.records.sql["start"], {**kind._asdict(), "id": name, "key": key, "revision": standing.revision})
+            if not made:
+                [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
+                return (first, number, Kind(graph, its_version)), None
+            standing.number = made[0][0]
+            self.records.save(tx, [standing], {standing.number: kind}, lessee)
             return (name, standing.number, kind), standing
 
         found, number, its = self.hands.write(self.database, kind, work)

@@ -7,12 +7,12 @@ what was not handed over as always.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from longwatch.flow.records import Kind
-from longwatch.flow.source import FlowSource, announce_work
+from longwatch.flow.records import Kind, announce_work
+from longwatch.flow.source import FlowSource, Making
 from longwatch.flow.standing import Standing
 from longwatch.store.database import Database, Transaction
 from longwatch.work.engine import Engine
@@ -45,18 +45,18 @@ class Hands:
         finally:
             self._hands = tuple(each for each in self._hands if each is not hand)
 
-    def write(self, database: Database, kind: Kind, work: Callable[[Transaction], tuple[T, Standing | None]]) -> T:
-        """Do this work in a transaction, and hand over what it made ready. It says which execution it has changed."""
+    def write(self, database: Database, kind: Kind, making: Making[T]) -> T:
+        """Do this work in a transaction, and hand over what it made ready."""
         hand, offer = self._offered(kind)
         if hand is None or offer is None:
-            return database.write(lambda tx: _told(tx, work(tx), kind))
-        failed = True
+            return database.write(lambda tx: _told(tx, making(tx, None), kind))
         try:
-            result = database.write(lambda tx: _handed(tx, work(tx), hand, offer, kind))
-            failed = False
+            return database.write(lambda tx: hand.source.hand_over(tx, offer, kind, making))
+        except BaseException:
+            offer.in_doubt = True
+            raise
         finally:
-            offer.close(in_doubt=failed)
-        return result
+            offer.close()
 
     def _offered(self, kind: Kind) -> tuple[Hand | None, Offer | None]:
         for hand in self._hands:
@@ -73,11 +73,4 @@ def _told(tx: Transaction, made: tuple[T, Standing | None], kind: Kind) -> T:
     result, standing = made
     if standing is not None and standing.openings:
         announce_work(tx, [kind])
-    return result
-
-
-def _handed(tx: Transaction, made: tuple[T, Standing | None], hand: Hand, offer: Offer, kind: Kind) -> T:
-    result, standing = made
-    if standing is not None and standing.openings:
-        hand.source.claim_for(tx, offer, kind)
     return result

@@ -4,12 +4,12 @@
 
 -- name: executions
 -- Executions by their numbers; nobody else changes them until the end of the transaction.
-SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
 -- name: executions_seen
 -- The same, as they are seen: a read.
-SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
+SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
 -- What is kept of the nodes of executions.
@@ -18,7 +18,7 @@ WHERE execution = ANY (:executions::int8[])
 
 -- name: open
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts
+SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts, owner
 FROM longwatch_computations WHERE held < 3 AND execution = ANY (:executions::int8[])
 
 -- name: mine
@@ -33,8 +33,8 @@ ORDER BY seq FOR UPDATE
 -- The executions of attempts.
 SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[])
 
--- name: keep
--- What is kept of nodes, given as arrays.
+-- name: keep_many
+-- The same for many nodes, given as arrays.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
 SELECT kept.*, :wall_now
@@ -44,8 +44,8 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
     computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
--- name: begin
--- New attempts, given as arrays, in line at once or after a delay.
+-- name: begin_many
+-- The same for many, given as arrays.
 INSERT INTO longwatch_computations
     (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
@@ -55,16 +55,16 @@ FROM unnest(:lane::int8[], :delay::float8[], :execution::int8[], :node::text[], 
     :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
     AS opening (lane, delay, execution, node, attempt, term, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
 
--- name: close
--- Attempts are over, given as arrays.
+-- name: close_many
+-- The same for many, given as arrays.
 UPDATE longwatch_computations AS attempt SET held = 3, state = closing.state, end_cause = cause, error = closing.error,
     ended_at = :wall_now
 FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[]) AS closing (seq, state, cause, error)
 WHERE attempt.seq = closing.seq AND held < 3
 
--- name: touch
--- Executions have changed, given as arrays.
-UPDATE longwatch_executions AS changed SET revision = given.revision, updated_at = :wall_now
+-- name: touch_many
+-- The same for many, given as arrays.
+UPDATE longwatch_executions AS changed SET revision = given.revision, changes = changes + 1, updated_at = :wall_now
 FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision)
 WHERE changed.execution = given.execution
 

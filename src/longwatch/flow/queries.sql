@@ -15,8 +15,8 @@ SELECT lane, node, most FROM longwatch_lanes WHERE graph = :graph AND version = 
 
 -- name: start
 -- A new execution; nothing if there is one with its key.
-INSERT INTO longwatch_executions (id, graph, version, idempotency_key, created_at, updated_at)
-VALUES (:id, :graph, :version, :key, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
+INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, created_at, updated_at)
+VALUES (:id, :graph, :version, :key, :revision, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
 -- name: with_key
 -- The execution that bears a key.
@@ -47,9 +47,51 @@ SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_a
     CASE WHEN held = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN held = 2 THEN deadline - :lease_now END, CASE WHEN held = 1 THEN ready_at - :wall_now END, crashes, releases
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
+-- name: unchanged
+-- Whether nothing was decided about an execution since, and a claim of it is still its claimant's.
+SELECT EXISTS (SELECT 1 FROM longwatch_executions WHERE execution = :execution AND changes = :changes {to_change})
+AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term {to_change})
+
+-- name: close
+-- An attempt is over.
+UPDATE longwatch_computations SET held = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
+WHERE seq = :seq AND held < 3
+
+-- name: keep
+-- What is kept of a node.
+INSERT INTO longwatch_values
+    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
+VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
+ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
+    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
+    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
+
+-- name: begin
+-- A new attempt, in line at once or after a delay.
+INSERT INTO longwatch_computations
+    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    created_at)
+VALUES (:lane, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node,
+    :attempt, :term, :crashes, :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
+
+-- name: begin_leased
+-- A new attempt that is leased at once; with whether its owner is entered.
+INSERT INTO longwatch_computations
+    (lane, {born}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
+SELECT :lane, {born_with}, :execution, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
+    :max_attempts, :wall_now
+FROM (SELECT CAST(:owner AS bigint) AS owner, CAST(:term AS bigint) AS term,
+    CAST(:heartbeat_timeout AS double precision) AS heartbeat_timeout, CAST(:abandon_after AS double precision) AS abandon_after) AS opening
+RETURNING seq, owner, term, execution, node,
+    EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = longwatch_computations.owner)
+
+-- name: touch
+-- An execution has changed.
+UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, updated_at = :wall_now WHERE execution = :execution
+
 -- name: cancel
 -- An execution goes no further.
-UPDATE longwatch_executions SET cancelled = 1 WHERE execution = :execution
+UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execution = :execution
 
 -- name: running_in
 -- How many attempts of a line run.

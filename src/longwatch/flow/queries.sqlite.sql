@@ -2,7 +2,7 @@
 
 -- name: executions
 -- Executions by their numbers.
-SELECT execution, id, revision, cancelled, graph, version FROM longwatch_executions
+SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values
@@ -12,7 +12,7 @@ WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: open
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts
+SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts, owner
 FROM longwatch_computations WHERE held < 3 AND execution IN (SELECT value FROM json_each(:executions))
 
 -- name: mine
@@ -24,32 +24,6 @@ WHERE held = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_ext
 -- name: of_seqs
 -- The executions of attempts.
 SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
-
--- name: keep
--- What is kept of a node.
-INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
-VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
-ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
-    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
-    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
-
--- name: begin
--- A new attempt, in line at once or after a delay.
-INSERT INTO longwatch_computations
-    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
-    created_at)
-VALUES (:lane, :delay > 0, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node, :attempt, :term, :crashes,
-    :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
-
--- name: close
--- An attempt is over.
-UPDATE longwatch_computations SET held = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
-WHERE seq = :seq AND held < 3
-
--- name: touch
--- Executions have changed.
-UPDATE longwatch_executions SET revision = :revision, updated_at = :wall_now WHERE execution = :execution
 
 -- name: lapsed
 -- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline;

@@ -8,7 +8,8 @@ together, with as many statements as one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from longwatch.flow.standing import Attempt, Cause, Closing, Opening, Standing, State, Stored, Terms
 from longwatch.store.claims import Claim, LeaseSql, shown_claims
@@ -16,13 +17,19 @@ from longwatch.store.database import Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 TABLE = "longwatch_computations"
+_FEW = 3
 
-_AT_CLAIM = "last_heartbeat_at = :wall_now, started_at = :wall_now, state = 'computing'"
 _FREED = "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, state = 'not_set'"
 _LAPSED = "(heartbeat_deadline < :lease_now OR deadline < :lease_now)"
 LEASE = {
     dialect: LeaseSql(
-        leased=f"heartbeat_deadline = :lease_now + heartbeat_timeout, deadline = :lease_now + abandon_after, {_AT_CLAIM}",
+        leased={
+            "heartbeat_deadline": ":lease_now + heartbeat_timeout",
+            "deadline": ":lease_now + abandon_after",
+            "last_heartbeat_at": ":wall_now",
+            "started_at": ":wall_now",
+            "state": "'computing'",
+        },
         renewed=(
             f"heartbeat_deadline = CASE WHEN heartbeat_deadline IS NOT NULL THEN"
             f" {greatest}(heartbeat_deadline, :lease_now + heartbeat_timeout) END, last_heartbeat_at = :wall_now"
@@ -54,6 +61,18 @@ class Mine(NamedTuple):
     has_lapsed: bool
 
 
+class Lessee(Protocol):
+    """A worker that takes attempts in the statement that makes them."""
+
+    owner: int
+
+    def takes(self, opening: Opening) -> bool:
+        """Whether it has room for this one; then that is taken."""
+
+    def bear(self, standing: Standing, opening: Opening, rows: Sequence[Row]) -> None:
+        """One is made: seq, owner, term, execution, node, and whether the owner is entered."""
+
+
 Loaded = dict[int, tuple[Standing, Kind]]
 """By their numbers, executions and what they are of."""
 
@@ -62,7 +81,8 @@ class Records:
     """The statements. Everything here runs inside a transaction that the caller opened."""
 
     def __init__(self, dialect: str) -> None:
-        self.sql = load_queries("longwatch.flow", "queries", dialect, lapsed=_LAPSED)
+        to_change = "FOR UPDATE" if dialect == "postgresql" else ""
+        self.sql = load_queries("longwatch.flow", "queries", dialect, to_change=to_change, **LEASE[dialect].places(dialect))
         self._takes_arrays = dialect == "postgresql"
 
     # --- whole executions ---
@@ -88,18 +108,36 @@ class Records:
         found, values, attempts, *mine = tx.rows_of(asked)
         return _loaded(found, values, attempts), _mine(mine[0] if mine else [])
 
-    def save(self, tx: Transaction, standings: Iterable[Standing], kinds: Mapping[int, Kind]) -> set[Kind]:
-        """Write what has changed, and tell who waits for it; of which graphs there is something to be computed now.
+    def require(self, tx: Transaction, loaded: Loaded, mine: Iterable[Mine]) -> None:
+        """Go on only if these executions are as they were, and these claims still hold; nobody else changes that until the end of
+        the transaction. ChangedError comes out of the whole if not.
+        """
+        for each in sorted(mine, key=lambda each: each.execution):
+            known = {"execution": each.execution, "changes": loaded[each.execution][0].changes, **each.claim._asdict()}
+            tx.require(self.sql["unchanged"], known)
 
-        Whoever saves takes that, or tells the workers (`work_of`).
+    def save(
+        self, tx: Transaction, standings: Iterable[Standing], kinds: Mapping[int, Kind], lessee: Lessee | None = None
+    ) -> set[Kind]:
+        """Write what has changed, and tell who waits for it; of which graphs there is something in line to be computed now.
+
+        What the `lessee` takes is its own at once, and not in line. Whoever saves takes the rest, or tells the workers (`work_of`).
         """
         touched = [standing for standing in standings if standing.is_touched]
         if not touched:
             return set()
+        born, free = list[tuple[Standing, Opening]](), list[tuple[Standing, Opening]]()
+        for standing in touched:
+            for opening in standing.openings.values():
+                (born if lessee is not None and lessee.takes(opening) else free).append((standing, opening))
         self._post(tx, "close", [_closing(closing) for standing in touched for closing in standing.closings])
         self._post(tx, "keep", [_kept(standing, node) for standing in touched for node in sorted(standing.changed)])
-        self._post(tx, "begin", [_opening(standing, opening) for standing in touched for opening in standing.openings.values()])
-        tx.post_many(self.sql["touch"], [{"execution": each.number, "revision": each.revision} for each in touched])
+        self._post(tx, "begin", [_opening(*each) for each in free])
+        if lessee is not None:
+            for standing, opening in born:
+                row = {**_opening(standing, opening), "owner": lessee.owner}
+                tx.ask(self.sql["begin_leased"], row, partial(lessee.bear, standing, opening))
+        self._post(tx, "touch", [_touched(standing) for standing in touched if standing.changes is not None])
         for standing in touched:
             for node in standing.changed:
                 tx.announce(changes_of(standing.id, node))
@@ -107,7 +145,7 @@ class Records:
                 tx.announce(changes_of(standing.id))
             if standing.calls_off_running:
                 tx.announce(endings_of(kinds[standing.number]))
-        return {kinds[standing.number] for standing in touched if standing.openings}
+        return {kinds[standing.number] for standing, _ in free}
 
     def close_orphans(self, tx: Transaction, found: Sequence[Mine]) -> None:
         """Those of these attempts whose execution is gone, and not just locked: nobody will miss them."""
@@ -135,8 +173,18 @@ class Records:
             tx.rows(lock, {"lane": lane})
 
     def _post(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
-        if rows:
-            tx.post_many(self.sql[query], rows)
+        """A few one by one: a server takes longer to take arrays apart."""
+        if len(rows) > _FEW or not self._takes_arrays:
+            tx.post_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
+        else:
+            for row in rows:
+                tx.post(self.sql[query], row)
+
+
+def announce_work(tx: Transaction, kinds: Iterable[Kind]) -> None:
+    """Tell the workers of these graphs that there is something to be computed."""
+    for kind in kinds:
+        tx.announce(work_of(kind))
 
 
 def changes_of(execution: str, node: str = "") -> str:
@@ -156,8 +204,8 @@ def endings_of(kind: Kind) -> str:
 
 def _loaded(found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]) -> Loaded:
     loaded = {
-        number: (Standing(number, name, revision=revision, cancelled=bool(cancelled)), Kind(graph, version))
-        for number, name, revision, cancelled, graph, version in found
+        number: (Standing(number, name, revision=revision, cancelled=bool(cancelled), changes=changes), Kind(graph, version))
+        for number, name, revision, changes, cancelled, graph, version in found
     }
     for number, node, *stored in values:
         if number in loaded:
@@ -180,8 +228,8 @@ def _stored(row: Sequence[Any]) -> Stored:
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:
-    seq, node, held, computed_with, number, term, *terms = row
-    return Attempt(seq, node, held, computed_with, number, Terms(*terms), term)
+    seq, node, held, computed_with, number, term, *terms, owner = row
+    return Attempt(seq, node, held, computed_with, number, Terms(*terms), term, owner)
 
 
 def _kept(standing: Standing, node: str) -> dict[str, object]:
@@ -217,6 +265,10 @@ def _opening(standing: Standing, opening: Opening) -> dict[str, object]:
         "abandon_after": float(opening.terms.abandon_after),
         "max_attempts": opening.terms.max_attempts,
     }
+
+
+def _touched(standing: Standing) -> dict[str, object]:
+    return {"execution": standing.number, "revision": standing.revision}
 
 
 def _closing(closing: Closing) -> dict[str, object]:

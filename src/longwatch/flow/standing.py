@@ -12,6 +12,7 @@ was begun with other inputs is known as such, and so are the attempts that were 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -100,6 +101,7 @@ class Attempt(NamedTuple):
     number: int
     terms: Terms
     term: int = 0
+    owner: int | None = None
 
 
 class Opening(NamedTuple):
@@ -123,13 +125,18 @@ class Closing(NamedTuple):
 
 
 class Standing:
-    """One execution, for the length of a transaction that has it to itself. It is a `gates.View`."""
+    """One execution, for the length of a transaction that has it to itself. It is a `gates.View`.
 
-    def __init__(self, number: int, name: str, *, revision: int, cancelled: bool) -> None:
+    `changes`: how often it was written; None for one that is new. Two with the same number of changes are the same, but for who is
+    at the open attempts.
+    """
+
+    def __init__(self, number: int, name: str, *, revision: int = 0, cancelled: bool = False, changes: int | None = None) -> None:
         self.number = number
         self.id = name
         self.revision = revision
         self.cancelled = cancelled
+        self.changes = changes
         self.nodes: dict[str, Stored] = {}
         self.open: dict[str, Attempt] = {}
         self.changed: set[str] = set()
@@ -232,6 +239,14 @@ class Standing:
         if stored is not None and stored.failed and stored.tried_with != inputs:
             stored.start_over(None)
             self.changed.add(node)
+
+    def written(self, begun: Mapping[str, Attempt]) -> None:
+        """What was decided stands in the store: it is as if it had been read from there. `begun`: what became of the openings."""
+        self.open.update(begun)
+        self.changes = 0 if self.changes is None else self.changes + 1
+        self._seen, self._confirmed = self.revision, False
+        for decided in (self.changed, self.openings, self.closings, self._closed):
+            decided.clear()
 
     def _close(self, attempt: Attempt, state: State, cause: Cause, error: str | None = None) -> None:
         if self.open.get(attempt.node) == attempt:

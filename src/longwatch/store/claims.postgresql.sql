@@ -4,16 +4,14 @@
 
 -- name: claim
 -- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due,
--- unless it is just being freed. They come back in no order, each with whether the owner is entered. A term is the server's
--- time, or one more than the last: in an older state that was restored a row and its owner may have the same numbers again, but
--- never the same term.
+-- unless it is just being freed. They come back in no order, each with whether the owner is entered.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now LIMIT 1 FOR UPDATE SKIP LOCKED
 ), line AS MATERIALIZED (
     SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 AND {gate} AND NOT EXISTS (SELECT 1 FROM due)
     ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 )
-UPDATE {table} SET held = 2, owner = :owner, term = greatest(term + 1, (:lease_now * 1000000)::int8),
+UPDATE {table} SET held = 2, owner = :owner, term = {next_term},
     {leased}, deliveries = deliveries + 1
 WHERE seq = ANY (ARRAY(
     SELECT seq FROM line

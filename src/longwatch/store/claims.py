@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from typing import NamedTuple
 
@@ -37,23 +37,46 @@ class Blame(StrEnum):
 
 
 class LeaseSql(NamedTuple):
-    """How a lease stands in the columns of a row, in SQL: what a claim, a renewal and giving back write, and when it has ended."""
+    """How a lease stands in the columns of a row, in SQL: what a claim (by column), a renewal and giving back write, and when it
+    has ended.
+    """
 
-    leased: str
+    leased: Mapping[str, str]
     renewed: str
     freed: str
     lapsed: str
 
+    def places(self, dialect: str) -> dict[str, str]:
+        """What fills the places in queries; with what a row is made with that is leased from the first: `born` and `born_with`."""
+        term = _NEXT_TERM[dialect]
+        born = {"held": "2", "owner": "owner", "deliveries": "1", "term": term, **self.leased}
+        return {
+            **self._asdict(),
+            "leased": ", ".join(f"{column} = {value}" for column, value in self.leased.items()),
+            "next_term": term,
+            "born": ", ".join(born),
+            "born_with": ", ".join(born.values()),
+        }
+
+
+_NEXT_TERM = {
+    "sqlite": "max(term + 1, CAST(:wall_now * 1000000 AS INTEGER))",
+    "postgresql": "greatest(term + 1, (:lease_now * 1000000)::int8)",
+}
+"""Time, or one more than the last: in an older state that was restored a row and its owner may have the same numbers again, but
+never the same term.
+"""
+
 
 _ONE_COLUMN = {
     "sqlite": LeaseSql(
-        leased="lease_until = :lease_now + :duration",
+        leased={"lease_until": ":lease_now + :duration"},
         renewed="lease_until = max(lease_until, :lease_now + :duration)",
         freed="lease_until = NULL",
         lapsed="lease_until < :lease_now",
     ),
     "postgresql": LeaseSql(
-        leased="lease_until = :lease_now + :duration::float8",
+        leased={"lease_until": ":lease_now + :duration::float8"},
         renewed="lease_until = greatest(lease_until, :lease_now + :duration::float8)",
         freed="lease_until = NULL",
         lapsed="lease_until < :lease_now",
@@ -79,7 +102,7 @@ class Claims:
         lease: LeaseSql | None = None,
     ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
-        written = (lease or _ONE_COLUMN[dialect])._asdict()
+        written = (lease or _ONE_COLUMN[dialect]).places(dialect)
         self.sql = load_queries("longwatch.store", "claims", dialect, table=table, columns=names, gate=gate, **written)
         self._owners = owners or Owners()
         self._takes_arrays = dialect == "postgresql"
@@ -88,7 +111,7 @@ class Claims:
         """Enter an owner; the number that stands for it in leases."""
         owner = secrets.randbits(62)
         self._owners.facts[owner] = {"owner": owner, "incarnation": str(incarnation), "boot": incarnation.boot, "page": page}
-        self._enter(transaction, owner)
+        self.enter(transaction, owner)
         return owner
 
     def claim(self, transaction: Transaction, *, lane: int, owner: int, duration: float, limit: int) -> list[Row]:
@@ -101,7 +124,7 @@ class Claims:
         if not found and self.free_the_due(transaction, lane=lane):
             found = transaction.rows(self.sql["claim"], parameters)
         if found and not found[0][-1]:
-            self._enter(transaction, owner)
+            self.enter(transaction, owner)
         return sorted(row[:-1] for row in found)
 
     def renew(self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
@@ -155,7 +178,7 @@ class Claims:
     def _show(self, claims: Sequence[Claim]) -> dict[str, object]:
         return shown_claims(claims, arrays=self._takes_arrays)
 
-    def _enter(self, transaction: Transaction, owner: int) -> None:
+    def enter(self, transaction: Transaction, owner: int) -> None:
         """Also again: one that held nothing may have been forgotten by a sweeper that could not see whether it lives."""
         transaction.execute(self.sql["register"], self._owners.facts[owner])
 

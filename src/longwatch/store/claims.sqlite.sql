@@ -8,7 +8,7 @@ WITH line AS MATERIALIZED (
         AND NOT EXISTS (SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now)
     ORDER BY seq LIMIT :limit
 )
-UPDATE {table} SET held = 2, owner = :owner, term = max(term + 1, CAST(:wall_now * 1000000 AS INTEGER)),
+UPDATE {table} SET held = 2, owner = :owner, term = {next_term},
     {leased}, deliveries = deliveries + 1
 WHERE seq IN (
     SELECT seq FROM line

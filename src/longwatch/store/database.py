@@ -28,6 +28,10 @@ class VanishedError(StoreError):
     """A row that others refer to is gone: the store was restored or emptied, and what was learnt before is to be asked again."""
 
 
+class ChangedError(Exception):
+    """What a transaction was sure of is not so; nothing of it was made."""
+
+
 @dataclass(slots=True)
 class Jump:
     """Seconds that a test adds to a store's clocks."""
@@ -73,7 +77,19 @@ class Transaction(Protocol):
         """
 
     def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
-        """`execute_many` for who does not need the answer: it may leave with the next statement or the commit, and fail there."""
+        """`execute_many`, in the way of `post`."""
+
+    def ask(self, sql: str, parameters: Parameters, answer: Callable[[list[Row]], None]) -> None:
+        """`rows` for who needs the answer no sooner than the commit: `answer` is called with it by then.
+
+        Never, if all was committed and only the answers were lost.
+        """
+
+    def post(self, sql: str, parameters: Parameters) -> None:
+        """The same for who needs none: it may leave with the next statement or the commit, and fail there."""
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        """Go on only if this selects what is true: or else ChangedError comes out of the whole, here or in place of the commit."""
 
     def announce(self, channel: str) -> None:
         """Announce the channel once this is committed; nothing if it is not."""

@@ -11,7 +11,7 @@ from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
 
 from longwatch.errors import StoreError, UnsupportedError, UsageError
-from longwatch.store.database import Jump, Parameters, Row
+from longwatch.store.database import ChangedError, Jump, Parameters, Row
 from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError, is_without_mailbox, vanished
 from longwatch.store.postgres_statement import bound, columns
 from longwatch.store.postgres_wire import Order, Wire
@@ -24,6 +24,10 @@ READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
 READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 _HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 _NO_PARAMETERS: Parameters = {}
+_REQUIRED = "SELECT ln(({})::int)"
+"""Zero has no logarithm: the statement fails, with an error that no other has, and what comes behind it is not done."""
+
+Answer = Callable[[list[Row]], None]
 
 
 class PostgresTransaction:
@@ -40,7 +44,7 @@ class PostgresTransaction:
         self._deadline = deadline
         self._begin = begin
         self._is_begun = False
-        self._ahead = 0
+        self._ahead: list[Answer | None] = []
         self._is_posted = False
         self.has_written = False
         self.channels: set[str] = set()
@@ -63,9 +67,16 @@ class PostgresTransaction:
         for arrays in pieces[:-1]:
             self.execute(sql, arrays)
         for arrays in pieces[-1:]:
-            self._send(sql, arrays)
-            self._ahead += 1
-            self.has_written = self._is_posted = True
+            self._post(sql, arrays)
+
+    def ask(self, sql: str, parameters: Parameters, answer: Answer) -> None:
+        self._post(sql, parameters, answer)
+
+    def post(self, sql: str, parameters: Parameters) -> None:
+        self._post(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        self._post(_REQUIRED.format(sql), parameters)
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)
@@ -86,7 +97,9 @@ class PostgresTransaction:
         wire.send(*testimony)
         wire.send(b"COMMIT")
         try:
-            wire.answer(self._deadline, behind=behind)
+            self._hand_out(wire.answer(self._deadline, behind=behind))
+        except psycopg.errors.InvalidArgumentForLogarithm:
+            raise ChangedError from None
         except psycopg.errors.InFailedSqlTransaction:
             raise StoreError("nothing was written: a statement had failed, and its error was passed over") from None
 
@@ -120,11 +133,27 @@ class PostgresTransaction:
         asks = not self.has_written and self._begin is not READ_ONLY
         if asks:
             wire.send(_HAS_WRITTEN)
-        ahead, self._ahead, self._is_posted = self._ahead, 0, False
-        results = wire.answer(self._deadline)
+        self._is_posted = False
+        try:
+            results = self._hand_out(wire.answer(self._deadline))
+        except psycopg.errors.InvalidArgumentForLogarithm:
+            raise ChangedError from None
         if asks:
             [(self.has_written,)] = wire.rows(results[-1])
-        return results[ahead : ahead + len(statements)]
+        return results[: len(statements)]
+
+    def _post(self, sql: str, parameters: Parameters, answer: Answer | None = None) -> None:
+        self._send(sql, parameters)
+        self._ahead.append(answer)
+        self.has_written = self._is_posted = True
+
+    def _hand_out(self, results: list[PGresult]) -> list[PGresult]:
+        """Give those who posted a question its answer; what was answered behind them."""
+        ahead, self._ahead = self._ahead, []
+        for result, answer in zip(results, ahead, strict=False):
+            if answer is not None:
+                answer(self._here().rows(result))
+        return results[len(ahead) :]
 
     def _send(self, sql: str, parameters: Parameters) -> None:
         wire = self._here()
@@ -135,7 +164,7 @@ class PostgresTransaction:
             for statement in self._begin:
                 wire.send(statement)
             wire.prove()
-            self._ahead += len(self._begin)
+            self._ahead += [None] * len(self._begin)
         wire.send(text, values)
 
     def _here(self) -> Wire:
@@ -167,6 +196,16 @@ class UsersTransaction:
 
     def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
         self.execute_many(sql, parameters)
+
+    def ask(self, sql: str, parameters: Parameters, answer: Answer) -> None:
+        answer(self.rows(sql, parameters))
+
+    def post(self, sql: str, parameters: Parameters) -> None:
+        self._run(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        if not self.rows(sql, parameters)[0][0]:
+            raise ChangedError
 
     def announce(self, channel: str) -> None:
         """At once, in their transaction: the server tells nobody before it commits, and tells once."""

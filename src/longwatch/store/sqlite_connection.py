@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from longwatch.errors import UsageError
-from longwatch.store.database import Jump, Parameters, Row
+from longwatch.store.database import ChangedError, Jump, Parameters, Row
 from longwatch.store.forks import using
 from longwatch.store.sqlite_errors import translated
 
@@ -54,6 +54,16 @@ class SqliteTransaction:
 
     def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
         self.execute_many(sql, parameters)
+
+    def ask(self, sql: str, parameters: Parameters, answer: Callable[[list[Row]], None]) -> None:
+        answer(self.rows(sql, parameters))
+
+    def post(self, sql: str, parameters: Parameters) -> None:
+        self.execute(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        if not self.rows(sql, parameters)[0][0]:
+            raise ChangedError
 
     def announce(self, channel: str) -> None:
         self.channels.add(channel)

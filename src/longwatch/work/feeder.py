@@ -33,6 +33,8 @@ class Offer:
         self.want = want
         self.owner = owner
         self.closed = False
+        self.in_doubt = False
+        """Whether nobody knows if anything was leased."""
         self._feeder = feeder
 
     def give(self, leased: list[Leased], asked: float) -> None:
@@ -40,10 +42,9 @@ class Offer:
         if leased:
             self._feeder.given.append((leased, asked))
 
-    def close(self, *, in_doubt: bool = False) -> None:
-        """`in_doubt`: nobody knows whether anything was leased."""
+    def close(self) -> None:
         self.closed = True
-        self._feeder.offer_is_over(in_doubt=in_doubt)
+        self._feeder.offer_is_over(in_doubt=self.in_doubt)
 
 
 class Feeder:

@@ -16,6 +16,7 @@ CREATE TABLE longwatch_executions (
     version text NOT NULL,
     idempotency_key text,
     revision bigint NOT NULL DEFAULT 0,
+    changes bigint NOT NULL DEFAULT 0,  -- how often anything about it or its attempts was decided
     cancelled smallint NOT NULL DEFAULT 0,
     created_at double precision NOT NULL,
     updated_at double precision NOT NULL

@@ -17,6 +17,7 @@ CREATE TABLE longwatch_executions (
     version TEXT NOT NULL,
     idempotency_key TEXT,
     revision INTEGER NOT NULL DEFAULT 0,
+    changes INTEGER NOT NULL DEFAULT 0,  -- how often anything about it or its attempts was decided
     cancelled INTEGER NOT NULL DEFAULT 0,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL
