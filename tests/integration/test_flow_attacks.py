@@ -15,7 +15,7 @@ from longwatch.errors import ComputationFailedError, GraphError, SerializationEr
 from longwatch.flow import Execution, Flow, Graph, when
 from longwatch.store.database import Database
 from longwatch.testing import RecordingObserver
-from longwatch.work.feeder import Offer
+from longwatch.work.offers import Offer
 from supervised import eventually
 
 PATIENCE = 30.0

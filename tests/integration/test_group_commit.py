@@ -270,3 +270,79 @@ class TestTheThread:
         database.write(lambda _: database.close())
         with pytest.raises(StoreClosedError):
             database.write(insert(1))
+
+
+def held_back(work: Work, begun: threading.Event, go: threading.Event) -> Work:
+    """The same, in the middle of which a test may do something."""
+
+    def held(tx: Transaction) -> object:
+        begun.set()
+        go.wait(PATIENCE)
+        return work(tx)
+
+    return held
+
+
+class TestAJobThatMayBeWrittenHere:
+    @pytest.fixture(name="quiet")
+    def quiet_fixture(self, database: SqliteDatabase) -> SqliteDatabase:
+        """Nobody has shared a commit for a while."""
+        for number in range(10):
+            database.write(insert(f"before {number}"))
+        return database
+
+    def test_is_by_the_thread_that_asks(self, quiet: SqliteDatabase) -> None:
+        assert threading.get_ident() == quiet.write_here(lambda tx: (insert(1)(tx), threading.get_ident())[1])
+        assert 1 in values(quiet)
+
+    def test_is_not_while_somebody_writes(self, quiet: SqliteDatabase) -> None:
+        with held_up(writer(quiet)):
+            job = writer(quiet).submit(lambda _: threading.get_ident(), here=True)
+        assert threading.get_ident() != job.result(PATIENCE)
+
+    def test_is_not_where_commits_are_shared(self, quiet: SqliteDatabase) -> None:
+        together(quiet, [insert(number) for number in range(3)])
+        assert threading.get_ident() != quiet.write_here(lambda _: threading.get_ident())
+
+    def test_that_fails_has_written_nothing(self, quiet: SqliteDatabase) -> None:
+        with pytest.raises(ValueError, match="no"):
+            quiet.write_here(failing(ValueError("no"), after="half"))
+        assert "half" not in values(quiet)
+        quiet.write_here(insert("whole"))
+        assert "whole" in values(quiet)
+
+    def test_refuses_a_write_within(self, quiet: SqliteDatabase) -> None:
+        with pytest.raises(UsageError, match="a write inside a write"):
+            quiet.write_here(lambda _: quiet.write(insert(1)))
+        with pytest.raises(UsageError, match="a write inside a write"):
+            quiet.write_here(lambda _: quiet.write_here(insert(1)))
+
+    def test_keeps_others_waiting_no_longer_than_it_takes(self, quiet: SqliteDatabase) -> None:
+        begun, go = threading.Event(), threading.Event()
+        here = threading.Thread(target=lambda: quiet.write_here(held_back(insert("here"), begun, go)))
+        here.start()
+        assert begun.wait(PATIENCE)
+        other = writer(quiet).submit(insert("other"))
+        go.set()
+        other.result(PATIENCE)
+        here.join(PATIENCE)
+        assert ["here", "other"] == values(quiet)[-2:]
+
+    def test_is_finished_before_the_end(self, quiet: SqliteDatabase) -> None:
+        begun, go, answers = threading.Event(), threading.Event(), list[object]()
+
+        def write() -> None:
+            answers.append(quiet.write_here(held_back(insert("last"), begun, go)))
+
+        here, closing = threading.Thread(target=write), threading.Thread(target=quiet.close)
+        here.start()
+        assert begun.wait(PATIENCE)
+        closing.start()
+        go.set()
+        for thread in (here, closing):
+            thread.join(PATIENCE)
+        assert [1] == answers
+        with SqliteDatabase(quiet.path) as again:
+            assert "last" in values(again)
+        with pytest.raises(StoreClosedError):
+            quiet.write_here(insert("later"))

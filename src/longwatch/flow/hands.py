@@ -16,7 +16,7 @@ from longwatch.flow.source import FlowSource, Making
 from longwatch.flow.standing import Standing
 from longwatch.store.database import Database, Transaction
 from longwatch.work.engine import Engine
-from longwatch.work.feeder import Offer
+from longwatch.work.offers import Offer
 
 T = TypeVar("T")
 

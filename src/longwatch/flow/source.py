@@ -25,7 +25,7 @@ from longwatch.flow.sweeping import SWEEP_EVERY, Sweeping
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim
 from longwatch.store.database import ChangedError, Database, Transaction
-from longwatch.work.feeder import Offer
+from longwatch.work.offers import Offer
 from longwatch.work.place import LEASE_UNDER_A_PARENT
 from longwatch.work.source import Exchange, Leased, Settlement
 
@@ -165,7 +165,7 @@ class FlowSource:
                 announce_work(tx, concluded.ready)
             return concluded, lessee, leased
 
-        concluded, lessee, leased = self.database.write(work)
+        concluded, lessee, leased = self.database.write_here(work)
         self._concluding.forget(settlements)
         self._take(leased, concluded.written, lessee)
         if lines and want:
@@ -174,7 +174,7 @@ class FlowSource:
             self._lookout.saw(anybody=True)
         if not lessee.is_whole:
             raise StoreError("it was written, but which attempts were leased by it was lost with the connection")
-        return Exchange([concluded.settled[each.claim] for each in settlements], leased)
+        return Exchange([concluded.settled[each.claim] for each in settlements], leased, is_all=not (lines or concluded.ready))
 
     def _take(self, leased: Sequence[Leased], written: Sequence[tuple[Standing, Kind]], lessee: FromBirth) -> None:
         """After the commit: remember what was left, and be entered again if somebody has struck us off."""

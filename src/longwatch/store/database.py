@@ -132,6 +132,13 @@ class Database(ABC):
         one commit without seeing each other's failures.
         """
 
+    def write_here(self, work: Callable[[Transaction], T]) -> T:
+        """`write` by the thread that asks, where an engine has another one for that which rests: nobody has to be woken.
+
+        For who has all the time it takes: a disk that hangs is waited for.
+        """
+        return self.write(work)
+
     @abstractmethod
     def read(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
         """Run work that only reads, on one consistent view, without waiting for writers."""

@@ -24,6 +24,10 @@ MOST_JOBS = 512
 """Jobs in one transaction: enough to share an fsync, few enough that nobody waits long."""
 
 
+_QUIET = 8
+"""Commits in a row that nobody wanted to share, after which a thread may write for itself."""
+
+
 class GroupCommit:
     """A queue of jobs and the thread that commits them.
 
@@ -39,20 +43,48 @@ class GroupCommit:
         self._changed = threading.Condition()
         self._closed = False
         self._errand: Errand | None = None
+        self._pen = threading.Lock()
+        self._writer = 0
+        self._quiet = 0
 
-    def submit(self, work: Callable[[Any], T]) -> Future[T]:
-        """Queue a job; its future is settled when it is on disk, or is not."""
+    def submit(self, work: Callable[[Any], T], *, here: bool = False) -> Future[T]:
+        """Queue a job; its future is settled when it is on disk, or is not. `here`: written by this thread, if nobody else does."""
         future: Future[T] = Future()
         with self._changed:
-            if self._errand is not None and self._errand.inside:
+            if self._writer == threading.get_ident():
                 raise UsageError("a write inside a write would wait for itself; pass the transaction on with tx=")
             if self._closed:
                 raise StoreClosedError("the store was closed; open it again")
             if self._errand is None:
                 self._errand = self._started()
-            self._jobs.append((work, future))
-            self._changed.notify()
+            if not (here and self._quiet >= _QUIET and not self._jobs and self._pen.acquire(blocking=False)):
+                self._jobs.append((work, future))
+                self._changed.notify()
+                return future
+        self._write_here((work, future))
         return future
+
+    def _write_here(self, job: Job) -> None:
+        try:
+            if job[1].set_running_or_notify_cancel():
+                self._write([job])
+        finally:
+            self._pen.release()
+            if self._jobs:  # somebody came meanwhile: it is better to share commits again
+                self._quiet = 0
+
+    def _write(self, jobs: list[Job]) -> None:
+        """With the pen in hand. Nothing comes out of it: the thread may be everybody's, and goes on; the error is shown."""
+        self._writer = threading.get_ident()
+        try:
+            self._commit(jobs)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            for _, future in jobs:
+                if not future.done():
+                    future.set_exception(error)
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        finally:
+            self._writer = 0
 
     def close(self, *, patience: float = CALL_TIMEOUT) -> None:
         """Take no more jobs, finish those that wait, end the thread; one that does not end in time is left to it."""
@@ -79,19 +111,16 @@ class GroupCommit:
             while self._turn():
                 pass
         finally:
-            self._at_end()
+            with self._pen:
+                self._at_end()
 
     def _turn(self) -> bool:
         """One batch; False when there will be no more. Keeps nothing of it while it waits for the next."""
         jobs = self._take()
-        try:
-            if jobs:
-                self._commit(jobs)
-        except BaseException as error:  # noqa: BLE001 - the thread is everybody's: it goes on, and the error is shown
-            for _, future in jobs:
-                if not future.done():
-                    future.set_exception(error)
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        if jobs:
+            with self._pen:
+                self._write(jobs)
+        self._quiet = 0 if len(jobs) > 1 else self._quiet + 1
         if len(jobs) > 1:
             time.sleep(0)  # let those who were just told queue their next: it nearly halves the commits of eight busy threads
         return bool(jobs)

@@ -65,6 +65,9 @@ class SqliteDatabase(Database):
     def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         return _result(self._open().writer.submit(work), timeout)
 
+    def write_here(self, work: Callable[[Any], T]) -> T:
+        return _result(self._open().writer.submit(work, here=True), CALL_TIMEOUT)
+
     def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for nobody
         """But for one that recovers the file after a crash: SQLite gives that up after some seconds, and we once more."""
         try:

@@ -25,7 +25,7 @@ from longwatch.work.context import WorkContext
 from longwatch.work.pending import Answer
 from longwatch.work.place import Place
 from longwatch.work.policy import EnginePolicy, Surroundings
-from longwatch.work.slots import Crew, Slot
+from longwatch.work.slots import Crew, Finished, Slot
 from longwatch.work.source import Leased, Settlement
 from longwatch.work.tenure import Tenure
 
@@ -199,9 +199,10 @@ class _LoneSlot(Slot):
         self._worker.passed(Step.COMPUTED)
         return answer
 
-    def _end(self, context: WorkContext, answer: Answer) -> None:
-        super()._end(context, answer)
+    def _end(self, context: WorkContext, answer: Answer) -> Finished:
+        finished = super()._end(context, answer)
         self._worker.passed(Step.FINISHED)
+        return finished
 
 
 class _Here:

@@ -12,7 +12,7 @@ from longwatch.core.heartbeat import Heartbeat
 from longwatch.host.parent import ParentLine
 from longwatch.host.service import Service
 from longwatch.work.drain import Drain, Told
-from longwatch.work.feeder import Offer
+from longwatch.work.offers import Offer
 from longwatch.work.policy import EnginePolicy, Surroundings
 from longwatch.work.shift import Shift
 from longwatch.work.slots import Runner

@@ -1,4 +1,10 @@
-"""The feeder: one thread that settles what is done and claims what comes next, in one exchange with the source."""
+"""The feeder: settles what is done and claims what comes next, in one exchange with the source.
+
+It has a thread, which waits for a reason to deal and deals. Where there is little to do, waking threads takes longer than anything
+else: so while it rests, a slot that has finished the only thing that ran deals in its place, and goes on with what it got; and who
+gives rows hands them to the slots. The baton sees to it that there is one who deals at a time; everything that changes is changed
+with it in hand.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ from longwatch.work.ahead import STUCK_AFTER, WITHIN, LeaseAhead
 from longwatch.work.calls import SourceCall
 from longwatch.work.drain import ENDING, Course, Drain
 from longwatch.work.ledger import Ledger
+from longwatch.work.offers import Offer, Offers
 from longwatch.work.policy import MOST_AT_ONCE, Surroundings
 from longwatch.work.polling import Polling
 from longwatch.work.slots import Crew, Finished
@@ -22,36 +29,14 @@ from longwatch.work.solitude import Seat
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement, Source
 from longwatch.work.tenure import Tenure
 
-
-class Offer:
-    """Room that an engine has, for whoever makes rows to lease them to it in the transaction that makes them.
-
-    `give` what was leased once that is committed, and `close` the offer in any case: an engine does not end before that.
-    """
-
-    def __init__(self, feeder: Feeder, want: int, *, owner: int) -> None:
-        self.want = want
-        self.owner = owner
-        self.closed = False
-        self.in_doubt = False
-        """Whether nobody knows if anything was leased."""
-        self._feeder = feeder
-
-    def give(self, leased: list[Leased], asked: float) -> None:
-        """These are its own now; they were asked for at this moment. From any thread."""
-        if leased:
-            self._feeder.given.append((leased, asked))
-
-    def close(self) -> None:
-        self.closed = True
-        self._feeder.offer_is_over(in_doubt=self.in_doubt)
+_QUICK = 64
+"""Slots of an engine in which one that has finished looks whether any other runs."""
 
 
 class Feeder:
     """Feeds the slots of one engine.
 
-    `held` are the rows that wait or run here, `unsettled` what is to be told to the source; both change in its thread only.
-    `given` are rows that others have leased for it.
+    `held` are the rows that wait or run here, `unsettled` what is to be told to the source.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - it stands between the source, the slots and the engine
@@ -88,14 +73,16 @@ class Feeder:
         self._alone_since = 0.0
         self._solo: Leased | None = None
         self._again: float | None = 0.0
-        self.given: deque[tuple[list[Leased], float]] = deque()
         self._was_given = False
-        self._offers = self._offered = 0
-        self._offering = threading.Lock()
+        self.offers = Offers(self._offer_is_over)
+        self._baton = threading.Lock()
+        self._helps = SourceCall("feed", around)
+        self._helper: deque[Leased] | None = None
+        self._is_quick = policy.polls is None and policy.slots <= _QUICK
         self._unknown: set[Claim] = set()
         self._batch = MOST_AT_ONCE
         self._tried: set[Claim] = set()
-        self._in_doubt = self._called_off = False
+        self._in_doubt = self._called_off = self._has_failed = False
         self._missing: set[Claim] = set()
         self._whole = SourceCall("feed", around)
         self._exchange = SourceCall("exchange", around)
@@ -119,19 +106,11 @@ class Feeder:
 
     def offer(self, most: int) -> Offer | None:
         """Room for up to so many rows; None if there is none. From any thread."""
-        with self._offering:
-            want = 0 if self._policy.polls is not None else min(self._room(), most)
-            if want <= 0:
-                return None
-            self._offers += 1
-            self._offered += 1
-        return Offer(self, want, owner=self._tenure.owner)
+        return self.offers.make(lambda: 0 if self._policy.polls is not None else min(self._room(), most), owner=self._tenure.owner)
 
-    def offer_is_over(self, *, in_doubt: bool) -> None:
-        with self._offering:
-            self._offers -= 1
-            self._in_doubt = self._in_doubt or in_doubt
-        if self.given or in_doubt or self._course.state is not Drain.RUNNING:
+    def _offer_is_over(self, in_doubt: bool) -> None:  # noqa: FBT001 - a callback
+        self._in_doubt = self._in_doubt or in_doubt
+        if in_doubt or self._course.state is not Drain.RUNNING or (self.offers.given and not self._take_given()):
             self._news.set()
 
     def _turn(self) -> None:
@@ -143,6 +122,10 @@ class Feeder:
 
     def _once(self) -> None:
         self._rest()
+        with self._baton:
+            self._deal()
+
+    def _deal(self) -> None:
         self._beat()
         self._collect()
         self._trade()
@@ -154,8 +137,45 @@ class Feeder:
         self._page.beat_engine(self._clock.monotonic())
 
     def _is_over(self) -> bool:
-        with self._offering:  # an offer that is made now is made before this, or not at all
-            return self._course.state in ENDING and not (self.held or self.unsettled or self.given or self._offers)
+        with self._baton, self.offers.lock:  # an offer that is made now is made before this, or not at all
+            is_empty = not (self.held or self.unsettled or self.offers.given or self.offers.open)
+            return self._course.state in ENDING and is_empty
+
+    # --- dealt by others ---
+
+    def _help(self) -> Leased | None:
+        """A slot deals in place of the feeder's thread, which rests; what the slot is to go on with."""
+        if not self._baton.acquire(blocking=False):
+            self._news.set()
+            return None
+        mine: deque[Leased] = deque()
+        self._helper = mine
+        try:
+            self._helps.make(self._deal)
+        finally:
+            self._helper = None
+            self._baton.release()
+        if not self._is_at_rest():
+            self._news.set()
+        return mine.popleft() if mine else None
+
+    def _take_given(self) -> bool:
+        """Hand what was given to the slots while the feeder's thread rests; False if that is left to it."""
+        if self._crew.helper is None or not self._baton.acquire(blocking=False):
+            return False
+        try:
+            while self.offers.given:
+                self._accept(*self.offers.given.popleft())
+            return self._is_at_rest()
+        finally:
+            self._baton.release()
+
+    def _is_at_rest(self) -> bool:
+        """Whether it may go on resting as it does: there is nothing that it has to do, or to do at another time."""
+        waits = self._again is not None or self._exchange.retry_in or self._helps.retry_in
+        is_asked = self.unsettled or self._alone or self._in_doubt or self._has_failed
+        is_crowded = len(self.held) > self._policy.slots
+        return self._course.state is Drain.RUNNING and not (waits or is_asked or is_crowded)
 
     # --- resting ---
 
@@ -178,13 +198,13 @@ class Feeder:
             self._listen(self._again)
 
     def _is_something_done(self) -> bool:
-        return bool(self._crew.finished or self.unsettled or self.given)
+        return bool(self._crew.finished or self.unsettled or self.offers.given)
 
     def _join(self) -> None:
         """Something is done: give more of it a moment to be settled with it, unless the slots have nothing left to do."""
         crew = self._crew
         crew.enough, crew.bell = self._policy.settle_batch - len(self.unsettled), self._joined
-        if len(crew.finished) < crew.enough and not crew.line.empty() and not self.given:
+        if len(crew.finished) < crew.enough and not crew.line.empty() and not self.offers.given:
             self._clock.wait(self._joined, self._policy.settle_within)
         crew.bell = None
         self._joined.clear()
@@ -193,9 +213,10 @@ class Feeder:
         """Wait for the first that is finished, or for other news."""
         crew = self._crew
         crew.enough, crew.bell = 1, self._news
+        crew.helper = self._help if self._is_quick else None
         if not crew.finished:
             self._clock.wait(self._news, patience)
-        crew.bell = None
+        crew.bell = crew.helper = None
 
     def _patience(self) -> float:
         waits = [self._policy.poll]
@@ -225,9 +246,10 @@ class Feeder:
 
     def _collect(self) -> None:
         """Take over what the slots finished, what others have leased for us, and what the slots should not hold any more."""
+        while self.offers.given:  # before what is finished: it may be among that
+            self._accept(*self.offers.given.popleft())
+            self._again, self._was_given = self._policy.settle_within, True
         self._take_over()
-        while self.given:
-            self._accept(*self.given.popleft())
         if self._course.state is not Drain.RUNNING or self._seat.hushed:
             self._crew.drop_waiting()
             self._hand_back_alone()
@@ -241,7 +263,6 @@ class Feeder:
         """Rows that are ours already; where another has to run alone, they go back."""
         if self._seat.occupy():
             self._hand_out(leased, asked)
-            self._again, self._was_given = self._policy.settle_within, True
         else:
             self.unsettled += [Settlement(each.claim, Outcome.BACK) for each in leased]
 
@@ -299,7 +320,8 @@ class Feeder:
         self._batch = MOST_AT_ONCE
         del self.unsettled[: len(batch)]
         self._check(batch, exchange)
-        self._again = self._look_again_in(want, len(exchange.leased))
+        self._has_failed = any(settlement.outcome is not Outcome.DONE for settlement in batch)
+        self._again = None if exchange.is_all else self._look_again_in(want, len(exchange.leased))
         if want:
             self._polling.polled(len(exchange.leased))
         self._hand_out(exchange.leased, asked)
@@ -345,6 +367,8 @@ class Feeder:
             if each.alone:
                 self._alone_since = self._clock.monotonic()
                 self._alone.append(each)
+            elif self._helper is not None and not self._helper:
+                self._helper.append(each)
             else:
                 self._crew.line.put(each)
         self._run_alone()
@@ -378,14 +402,14 @@ class Feeder:
         A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
         is missing once. So it is with one that we know nothing about, where somebody may just be giving it to us.
         """
-        offered = self._offered
+        offered = self.offers.made
         found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
         if found is None:
             return
         store = set(found)
         known = self.held.union(settlement.claim for settlement in self.unsettled)
         unknown = store - known
-        is_certain = not (self._offers or self.given) and offered == self._offered
+        is_certain = not (self.offers.open or self.offers.given) and offered == self.offers.made
         certain = unknown if is_certain else unknown & self._unknown
         self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim in certain]
         self._unknown = unknown - certain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -52,15 +52,17 @@ class Slot:
     def _turn(self) -> None:
         take = self._crew.line.get
         while (leased := take()) is not None:
-            self._live(leased)
+            following: Leased | None = leased
+            while following is not None:
+                following = self._live(following)
 
-    def _live(self, leased: Leased) -> None:
-        """The life of a row in its slot."""
+    def _live(self, leased: Leased) -> Leased | None:
+        """The life of a row in its slot; the row to go on with, if it got one for it."""
         context = self._begin(leased)
         if context is None:
             self._crew.finish(_handed_back(leased))
-        else:
-            self._end(context, self._run(context))
+            return None
+        return self._crew.hand_in(self._end(context, self._run(context)))
 
     def _begin(self, leased: Leased) -> WorkContext | None:
         """Its context, or None if it may not begin any more. The context is shown first: whoever then forbids it either finds
@@ -86,7 +88,7 @@ class Slot:
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
             return self._crew.failed(context, error)
 
-    def _end(self, context: WorkContext, answer: Answer) -> None:
+    def _end(self, context: WorkContext, answer: Answer) -> Finished:
         lasted = self._crew.clock.monotonic() - context.began
         context.close()
         self.pulse.end()
@@ -95,13 +97,14 @@ class Slot:
             answer = Settled(context.ruling.outcome) if context.settled else context.ruling
         elif context.lease_lost and type(answer) is Settlement:
             answer = Settlement(answer.claim, Outcome.BACK)
-        self._crew.finish(Finished(context.leased, answer, lasted))
+        return Finished(context.leased, answer, lasted)
 
 
 class Crew:
     """The slots of one engine, the line of rows before them and the heap of finished ones behind them.
 
     `bell` is what the feeder waits for while it rests: it is rung when `enough` rows are finished, or none is left in line.
+    `helper` does the feeder's work meanwhile, in the thread of a slot; then nobody has to be woken.
     """
 
     def __init__(self, runner: Runner, tenure: Tenure, page: BeatPage, around: Surroundings) -> None:
@@ -117,6 +120,7 @@ class Crew:
         self.begun_at = -inf
         self.bell: Wakeup | None = None
         self.enough = 1
+        self.helper: Callable[[], Leased | None] | None = None
         self.slots = [Slot(number, self) for number in range(around.policy.slots)]
         self._started: list[Slot] = []
         self._tenure = tenure
@@ -143,6 +147,15 @@ class Crew:
 
     def may_begin(self, now: float) -> bool:
         return self.taking and self._tenure.is_trusted(now)
+
+    def hand_in(self, finished: Finished) -> Leased | None:
+        """The same by a slot that has time now: if nothing else runs or waits, it settles the row itself, and may get another."""
+        helper = self.helper
+        if helper is None or not self.line.empty() or any(slot.context is not None for slot in self.slots):
+            self.finish(finished)
+            return None
+        self.finished.append(finished)
+        return helper()
 
     def finish(self, finished: Finished) -> None:
         """Hand a row over to be settled, and wake the feeder when it has a reason to come."""

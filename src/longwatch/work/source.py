@@ -65,10 +65,14 @@ class Settlement(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The answer to one exchange: for each settlement whether the row was still the claimant's, and the rows newly leased."""
+    """The answer to one exchange: for each settlement whether the row was still the claimant's, and the rows newly leased.
+
+    `is_all`: nothing is left to be claimed, as far as is known; who makes something ready tells.
+    """
 
     settled: list[bool]
     leased: list[Leased]
+    is_all: bool = False
 
 
 class Source(Protocol):

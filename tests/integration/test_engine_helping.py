@@ -1,0 +1,168 @@
+"""Where little is to be done nobody is woken for it: a slot settles what it has done itself, and who gives rows hands them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from engine_rig import QUIET, RESTING, Gate, Rig, numbered, rigged
+from longwatch.core.events import SourceFailed
+from longwatch.errors import StoreUnreachableError
+from longwatch.store.claims import Claim
+from longwatch.work.context import WorkContext
+from longwatch.work.source import Leased, Outcome, Settlement
+
+DONE = Outcome.DONE
+
+
+class Traders:
+    """Which threads have made the exchanges."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.names: list[str] = []
+        rig.source.faults["exchange"] = lambda: self.names.append(threading.current_thread().name)
+
+
+def test_a_slot_that_finishes_the_only_row_settles_it_and_goes_on_with_the_next() -> None:
+    threads: list[str] = []
+
+    class Noting(Gate):
+        def __call__(self, leased: Leased, context: WorkContext) -> Settlement | None:
+            threads.append(threading.current_thread().name)
+            return super().__call__(leased, context)
+
+    gate = Noting()
+    with rigged(gate, *numbered(1)) as rig:
+        gate.next()
+        rig.settle_down()
+        traders = Traders(rig)
+        with rig.source.changed:
+            rig.source.rows += numbered(2)  # nobody is told
+        gate.open(1)
+        assert 2 == gate.next()
+        assert threads[0] == threads[1]
+        assert threads[0] == traders.names[0]
+        gate.open(2)
+        rig.source.await_settled((1, DONE), (2, DONE))
+
+
+def test_while_others_run_the_feeder_does() -> None:
+    gate = Gate()
+    with rigged(gate, *numbered(1, 2)) as rig:
+        gate.next(), gate.next()
+        rig.settle_down()
+        traders = Traders(rig)
+        gate.open(1)
+        rig.source.await_settled((1, DONE))
+        assert ["engine-feeder"] == traders.names
+        gate.open(2)
+
+
+def test_an_engine_of_many_slots_leaves_it_to_the_feeder() -> None:
+    gate = Gate()
+    with rigged(gate, *numbered(1), policy=dataclasses.replace(QUIET, slots=65)) as rig:
+        gate.next()
+        rig.settle_down()
+        traders = Traders(rig)
+        gate.open(1)
+        rig.source.await_settled((1, DONE))
+        assert ["engine-feeder"] == traders.names
+
+
+def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_feeder() -> None:
+    gate = Gate()
+    with rigged(gate, *numbered(1)) as rig:
+        gate.next()
+        rig.settle_down()
+        traders = Traders(rig)
+        note = rig.source.faults["exchange"]
+
+        def away() -> None:
+            note()
+            raise StoreUnreachableError("away")
+
+        rig.source.faults["exchange"] = away
+        gate.open(1)
+        rig.source.await_that(lambda: len(traders.names) >= 1)
+        rig.clock.await_parked(RESTING)
+        rig.source.faults.clear()
+        rig.pass_time(1.0)
+        rig.source.await_settled((1, DONE))
+        assert traders.names[0].startswith("engine-slot")
+
+
+def test_a_delayed_retry_that_the_slot_has_settled_is_waited_for() -> None:
+    """The feeder rests until something is due; what is due sooner now has to wake it."""
+    gate = Gate()
+    with rigged(gate, *numbered(1)) as rig:
+        gate.next()
+        rig.settle_down()
+        asked = rig.source.calls.count("next_due")
+        gate.fail(1, ValueError("broken"))
+        rig.source.await_that(lambda: rig.source.calls.count("next_due") > asked)
+
+
+def _signalled(event: threading.Event) -> bool:
+    event.set()
+    return True
+
+
+def test_a_stop_waits_for_the_slot_that_settles() -> None:
+    gate, busy, go = Gate(), threading.Event(), threading.Event()
+    with rigged(gate, *numbered(1)) as rig:
+        gate.next()
+        rig.settle_down()
+        rig.source.faults["exchange"] = lambda: _signalled(busy) and go.wait(10.0)
+        gate.open(1)
+        assert busy.wait(10.0)
+        rig.engine.drain()
+        go.set()
+        rig.source.await_settled((1, DONE))
+    assert 0 == rig.engine.holding
+
+
+def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
+    gate = Gate()
+    with rigged(gate) as rig:
+        rig.settle_down()
+        offer = rig.engine.offer(1)
+        assert offer is not None
+        [row] = numbered(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        exchanges = rig.source.calls.count("exchange")
+        offer.give([Leased(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        assert 7 == gate.next()
+        assert exchanges == rig.source.calls.count("exchange")
+        gate.open(7)
+        rig.source.await_settled((7, DONE))
+
+
+def test_rows_that_are_given_while_it_ends_go_back() -> None:
+    with rigged(Gate()) as rig:
+        rig.settle_down()
+        offer = rig.engine.offer(1)
+        assert offer is not None
+        rig.engine.drain()
+        [row] = numbered(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        offer.give([Leased(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        rig.source.await_settled((7, Outcome.BACK))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_many_rows_one_after_the_other_are_all_settled_once(slots: int) -> None:
+    def runner(leased: Leased, context: WorkContext) -> Settlement:
+        return Settlement(leased.claim, DONE)
+
+    with rigged(runner, policy=dataclasses.replace(QUIET, slots=slots)) as rig:
+        for number in range(300):
+            rig.source.put(*numbered(number))
+            rig.source.await_that(lambda number=number: len(rig.source.settlements) == number + 1)  # type: ignore[misc]
+    assert [(number, DONE) for number in range(300)] == rig.source.outcomes()
+    assert not rig.observer.of(SourceFailed)
