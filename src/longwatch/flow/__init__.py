@@ -7,16 +7,17 @@ its missing pulse.
 
 The life of an attempt
     opened    in the transaction that made its node ready: a start, a set, or the result that it waited for (`advancing.py`)
-    claimed   by a worker, with its inputs; `heartbeat_deadline` is its timeout from then, `deadline` is `abandon_after_seconds`
+    claimed   by a worker, with its inputs; `heartbeat_deadline` is its timeout from then, `deadline` is `abandon_after_seconds`.
+              Where nobody is in line that is in the statement that opens it, for a worker that has room (`leasing.py`)
     computed  in a slot (`running.py`): in a thread, on the loop, or in a process of its own; renewed with all others of its worker
               in one statement; watched by its worker, to the second (`overtime.py`)
-    concluded its result, what follows from it and the release of the claim are one transaction (`source.py`, `standing.py`)
+    concluded its result, what follows from it and the release of the claim are one transaction (`concluding.py`, `standing.py`)
     or it came to nothing: raised, abandoned at a deadline, without a heartbeat, with its worker, by hand: one function counts it
     and opens the next (`standing.Standing.end`), whoever noticed
 
 Invariants
     1. Whoever changes an execution has it to itself until the end of the transaction: nothing is written on a state that was read
-       before another wrote.
+       before another wrote. Every write counts in `changes`: who remembers an execution makes sure that nobody has written since.
     2. A result counts only for the (attempt, owner, term) that was claimed, and an attempt only for the inputs that it was opened
        with: a late one changes nothing, an upstream change calls off what was begun with the old value.
     3. Two limits, never one: `heartbeat_deadline` proves life and is short, `deadline` bounds one attempt and may be long. Each is

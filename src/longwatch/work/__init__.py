@@ -1,7 +1,8 @@
 """The one engine that runs claimed rows: slots, lease-ahead, context, lease keeping, batched settle, drain.
 
 Who does what in one engine
-    feeder   one thread that talks to the source: it settles what is done and claims what comes next, in one exchange (`feeder.py`)
+    feeder   talks to the source: it settles what is done and claims what comes next, in one exchange (`feeder.py`); one thread,
+             and while that rests, the slot that has finished the only row that ran
     slots    N threads that run user code, one row at a time each; `async def` code runs on one loop thread while its slot waits,
              and is cancelled there when its context is (`slots.py`, `coroutines.py`)
     keeper   one thread that watches the time: it has every lease renewed in one call, at a third of the lease, with quick retries
@@ -40,7 +41,7 @@ Invariants
     5. A lease that this side knows nothing of (an exchange without an answer, a store that was set back), and a row that is not
        ours any more though we think so, are found by comparing with the store: after every exchange that failed, after every
        renewal, and as often when nothing is held here. Renewing by owner would otherwise keep the first for ever.
-    6. The feeder never waits for user code, the keeper never waits for the store, user code waits for neither (but for its own
+    6. Whoever feeds never waits for user code, the keeper never waits for the store, user code waits for neither (but for its own
        calls). Whatever a source or user code raises, none of these threads ends by it.
 
 Drain (`drain.py` is the table)
