@@ -285,6 +285,32 @@ class TestAWorkerInTheSameProcess:
         desk.leave()
 
 
+@pytest.mark.parametrize("inputs", [0, 1, 3, 4, 40])
+def test_an_execution_with_any_number_of_inputs_is_started_whole(database: Database, inputs: int) -> None:
+    """A server numbers it, and what is written of a few inputs does not wait for the number."""
+    graph = Graph("wide", version="1")
+    for number in range(inputs):
+        graph.input(f"x{number}")
+        graph.compute(after=f"x{number}", name=f"y{number}")(lambda **values: next(iter(values.values())))
+    flow = Flow(database, [graph])
+    given = {f"x{number}": number for number in range(inputs)}
+    first, second = flow.start("wide", given), flow.start("wide", given)
+    assert given == first.values() == second.values()
+    assert inputs == len(first.computations()) == len(second.computations())
+    with flow.worker():
+        assert list(range(inputs)) == [second.get(f"y{number}", timeout=PATIENCE) for number in range(inputs)]
+
+
+@on_postgres
+def test_a_start_whose_answer_was_lost_is_found_by_its_name(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow(database, [chain()])
+    flow.start("chain", x=1)
+    monkeypatch.setattr(PostgresTransaction, "ask", lambda self, sql, parameters, _: self.post(sql, parameters))
+    execution = flow.start("chain", x=5)
+    monkeypatch.undo()
+    assert {"x": 5} == execution.values()
+
+
 @on_postgres
 def test_leases_whose_answer_was_lost_are_in_doubt(desk: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     """All was committed, but which attempts it leased nobody knows: the engine asks the store what it holds."""

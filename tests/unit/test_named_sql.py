@@ -87,7 +87,7 @@ class TestEverySqlFileOfTheProduct:
             assert not re.search(r"[?%$@]|:\d", bare), name
 
     def test_is_filled_in_with_nothing_but_names_conditions_and_how_a_lease_is_written(self, path: Path) -> None:
-        lease = {"leased", "renewed", "freed", "lapsed", "next_term", "born", "born_with", "to_change"}
+        lease = {"leased", "renewed", "freed", "lapsed", "next_term", "born", "born_with", "to_change", "execution"}
         assert {"table", "columns", "gate", *lease} >= set(re.findall(r"\{(.*?)\}", path.read_text()))
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 
+_SOON = 0.9
+"""Seconds within which somebody who is woken was told; later it may be that stores wake everybody now and then."""
+
+
 class Value(NamedTuple):
     """The value of a node. `fresh`: it is that of the present inputs, no other is being computed."""
 
@@ -270,9 +274,9 @@ class Execution:
             raise NotSetError(f"node {node!r} of {self.id} has no value" + ("" if found is None else f" newer than {newer_than}"))
         return found.value
 
-    def _awaited(self, node: str, newer_than: int | None) -> Value | None:
+    def _awaited(self, node: str, newer_than: int | None, *, is_told: bool) -> Value | None:
         """What is waited for, if it is there; ComputationFailedError if it will not come."""
-        standing = self._flow.database.read(lambda tx: self._looked_at(tx, node))
+        standing = self._flow.database.read(lambda tx: self._looked_at(tx, node, is_told=is_told))
         if standing is None:
             return None
         found = self._value(standing, node)
@@ -281,11 +285,12 @@ class Execution:
         self._require_hope(standing, node)
         return None
 
-    def _looked_at(self, tx: Transaction, node: str) -> Standing | None:
-        """A glance costs a fraction of a look, and most end there: nothing to be seen."""
-        rows = tx.rows(self._flow.records.sql["glance"], {"execution": self._number, "node": node})
-        if rows and not rows[0][0]:
-            return None
+    def _looked_at(self, tx: Transaction, node: str, *, is_told: bool) -> Standing | None:
+        """Unless somebody has told, with a glance first, which costs a fraction of a look: most end there, nothing to be seen."""
+        if not is_told:
+            rows = tx.rows(self._flow.records.sql["glance"], {"execution": self._number, "node": node})
+            if rows and not rows[0][0]:
+                return None
         return self._loaded(self._flow.records.load(tx, [self._number], to_change=False))
 
     def _require_hope(self, standing: Standing, node: str) -> None:
@@ -301,14 +306,15 @@ class Execution:
             )
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:
-        deadline = Deadline.after(timeout, self._flow.clock)
+        clock, deadline, is_told = self._flow.clock, Deadline.after(timeout, self._flow.clock), False
         with self._flow.listening(self.id, node) as news:
             while True:
                 news.clear()
-                found = self._awaited(node, newer_than)
+                found = self._awaited(node, newer_than, is_told=is_told)
                 if found is not None:
                     return found.value
                 if deadline.expired:
                     waits = self.explain().line(node)
                     raise DeadlineExceededError(f"node {node!r} of {self.id} has no value after {timeout:g} s; {waits}")
-                self._flow.clock.wait(news, deadline.remaining())
+                began = clock.monotonic()
+                is_told = clock.wait(news, deadline.remaining()) and clock.monotonic() - began < _SOON

@@ -67,21 +67,20 @@ class Flow:
         registered = self.registry.registered()[kind]
         name = secrets.token_hex(8)
 
-        def work(tx: Transaction, lessee: Lessee | None) -> tuple[tuple[str, int, Kind], Standing | None]:
+        def work(tx: Transaction, lessee: Lessee | None) -> tuple[tuple[Standing, Kind], Standing | None]:
             standing = Standing(0, name)
             for node, text in texts.items():
                 standing.put(node, text)
             advance(registered.graph, standing, registered.lanes)
-            made = tx.rows(self.records.sql["start"], {**kind._asdict(), "id": name, "key": key, "revision": standing.revision})
-            if not made:
-                [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
-                return (first, number, Kind(graph, its_version)), None
-            standing.number = made[0][0]
-            self.records.save(tx, [standing], {standing.number: kind}, lessee)
-            return (name, standing.number, kind), standing
+            if self.records.start(tx, standing, kind, key, lessee):
+                return (standing, kind), standing
+            [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
+            return (Standing(number, first), Kind(graph, its_version)), None
 
-        found, number, its = self.hands.write(self.database, kind, work)
-        return Execution(self, found, number, self.registry.find(*its))
+        found, its = self.hands.write(self.database, kind, work)
+        if not found.number:  # the answer was lost with the connection
+            return self.execution(found.id)
+        return Execution(self, found.id, found.number, self.registry.find(*its))
 
     def execution(self, name: str) -> Execution:
         """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if its graph is not known here."""

@@ -61,7 +61,7 @@ WHERE seq = :seq AND held < 3
 -- What is kept of a node.
 INSERT INTO longwatch_values
     (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
-VALUES (:execution, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
+VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
@@ -71,14 +71,14 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
 INSERT INTO longwatch_computations
     (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
-VALUES (:lane, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, :execution, :node,
+VALUES (:lane, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, {execution}, :node,
     :attempt, :term, :crashes, :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
 
 -- name: begin_leased
 -- A new attempt that is leased at once; with whether its owner is entered.
 INSERT INTO longwatch_computations
     (lane, {born}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
-SELECT :lane, {born_with}, :execution, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
+SELECT :lane, {born_with}, {execution}, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
     :max_attempts, :wall_now
 FROM (SELECT CAST(:owner AS bigint) AS owner, CAST(:term AS bigint) AS term,
     CAST(:heartbeat_timeout AS double precision) AS heartbeat_timeout, CAST(:abandon_after AS double precision) AS abandon_after) AS opening

@@ -44,6 +44,15 @@ the former, from before there were heartbeats, has only the latter.
 """
 
 
+_PLACES = {
+    "sqlite": {"to_change": "", "execution": ":execution"},
+    "postgresql": {
+        "to_change": "FOR UPDATE",
+        "execution": "coalesce(:execution, currval('longwatch_executions_execution_seq'))",
+    },
+}
+
+
 class Kind(NamedTuple):
     """What an execution is of."""
 
@@ -81,8 +90,7 @@ class Records:
     """The statements. Everything here runs inside a transaction that the caller opened."""
 
     def __init__(self, dialect: str) -> None:
-        to_change = "FOR UPDATE" if dialect == "postgresql" else ""
-        self.sql = load_queries("longwatch.flow", "queries", dialect, to_change=to_change, **LEASE[dialect].places(dialect))
+        self.sql = load_queries("longwatch.flow", "queries", dialect, **_PLACES[dialect], **LEASE[dialect].places(dialect))
         self._takes_arrays = dialect == "postgresql"
 
     # --- whole executions ---
@@ -115,6 +123,22 @@ class Records:
         for each in sorted(mine, key=lambda each: each.execution):
             known = {"execution": each.execution, "changes": loaded[each.execution][0].changes, **each.claim._asdict()}
             tx.require(self.sql["unchanged"], known)
+
+    def start(self, tx: Transaction, standing: Standing, kind: Kind, key: str | None, lessee: Lessee | None) -> bool:
+        """Write one that is new; False if there is one with its key. It has its number when that is committed.
+
+        Where a server numbers it, what is written of it need not wait for the number: it is that of the last one made.
+        """
+        facts = {**kind._asdict(), "id": standing.id, "key": key, "revision": standing.revision}
+        if key is None and self._takes_arrays and max(len(standing.changed), len(standing.openings)) <= _FEW:
+            tx.ask(self.sql["start"], facts, partial(_number, standing))
+        else:
+            made = tx.rows(self.sql["start"], facts)
+            if not made:
+                return False
+            _number(standing, made)
+        self.save(tx, [standing], {standing.number: kind}, lessee)
+        return True
 
     def save(
         self, tx: Transaction, standings: Iterable[Standing], kinds: Mapping[int, Kind], lessee: Lessee | None = None
@@ -235,7 +259,7 @@ def _attempt(row: Sequence[Any]) -> Attempt:
 def _kept(standing: Standing, node: str) -> dict[str, object]:
     stored = standing.nodes[node]
     return {
-        "execution": standing.number,
+        "execution": standing.number or None,
         "node": node,
         "is_set": int(stored.is_set),
         "value": stored.value,
@@ -256,7 +280,7 @@ def _opening(standing: Standing, opening: Opening) -> dict[str, object]:
         "term": 0 if stored is None else stored.term,
         "lane": opening.terms.lane,
         "delay": float(opening.delay),
-        "execution": standing.number,
+        "execution": standing.number or None,
         "node": opening.node,
         "attempt": opening.number,
         "crashes": opening.crashes,
@@ -265,6 +289,10 @@ def _opening(standing: Standing, opening: Opening) -> dict[str, object]:
         "abandon_after": float(opening.terms.abandon_after),
         "max_attempts": opening.terms.max_attempts,
     }
+
+
+def _number(standing: Standing, rows: Sequence[Row]) -> None:
+    [(standing.number,)] = rows
 
 
 def _touched(standing: Standing) -> dict[str, object]:

@@ -13,12 +13,14 @@ from collections import deque
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
-from longwatch.core.events import LeaseLost, SettlementRefused
+from longwatch.core.events import SettlementRefused
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.errand import Errand
 from longwatch.store.claims import Claim
 from longwatch.work.ahead import STUCK_AFTER, WITHIN, LeaseAhead
+from longwatch.work.alone import Alone
 from longwatch.work.calls import SourceCall
+from longwatch.work.doubts import Doubts
 from longwatch.work.drain import ENDING, Course, Drain
 from longwatch.work.ledger import Ledger
 from longwatch.work.offers import Offer, Offers
@@ -69,21 +71,18 @@ class Feeder:
         self._events = around.events
         self._ahead = LeaseAhead(policy.slots, most=policy.most_ahead)
         self._joined = Wakeup()
-        self._alone: deque[Leased] = deque()
-        self._alone_since = 0.0
-        self._solo: Leased | None = None
+        self._alone = Alone(seat, around.clock, within=policy.alone_within)
         self._again: float | None = 0.0
         self._was_given = False
         self.offers = Offers(self._offer_is_over)
+        self._doubts = Doubts(source, tenure, crew, self.offers, around)
         self._baton = threading.Lock()
         self._helps = SourceCall("feed", around)
         self._helper: deque[Leased] | None = None
         self._is_quick = policy.polls is None and policy.slots <= _QUICK
-        self._unknown: set[Claim] = set()
         self._batch = MOST_AT_ONCE
         self._tried: set[Claim] = set()
-        self._in_doubt = self._called_off = self._has_failed = False
-        self._missing: set[Claim] = set()
+        self._has_failed = False
         self._whole = SourceCall("feed", around)
         self._exchange = SourceCall("exchange", around)
         self._heartbeat = around.heartbeat
@@ -91,7 +90,6 @@ class Feeder:
         self._polling = Polling(policy, around.clock)
         self._ledger = Ledger(around)
         self._look = SourceCall("next_due", around)
-        self._audit = SourceCall("held", around)
         self._eager = Backoff(BackoffPolicy(initial=min(0.001, policy.poll), cap=policy.poll))
 
     def holding(self) -> int:
@@ -100,8 +98,7 @@ class Feeder:
 
     def doubt(self, *, called_off: bool = False) -> None:
         """The store may know of other leases than we do: ask it. `called_off`: somebody has said so."""
-        self._called_off = self._called_off or called_off
-        self._in_doubt = True
+        self._doubts.arise(called_off=called_off)
         self._news.set()
 
     def offer(self, most: int) -> Offer | None:
@@ -109,7 +106,8 @@ class Feeder:
         return self.offers.make(lambda: 0 if self._policy.polls is not None else min(self._room(), most), owner=self._tenure.owner)
 
     def _offer_is_over(self, in_doubt: bool) -> None:  # noqa: FBT001 - a callback
-        self._in_doubt = self._in_doubt or in_doubt
+        if in_doubt:
+            self._doubts.arise()
         if in_doubt or self._course.state is not Drain.RUNNING or (self.offers.given and not self._take_given()):
             self._news.set()
 
@@ -173,7 +171,7 @@ class Feeder:
     def _is_at_rest(self) -> bool:
         """Whether it may go on resting as it does: there is nothing that it has to do, or to do at another time."""
         waits = self._again is not None or self._exchange.retry_in or self._helps.retry_in
-        is_asked = self.unsettled or self._alone or self._in_doubt or self._has_failed
+        is_asked = self.unsettled or self._alone.is_waited_for or self._doubts.are_there or self._has_failed
         is_crowded = len(self.held) > self._policy.slots
         return self._course.state is Drain.RUNNING and not (waits or is_asked or is_crowded)
 
@@ -222,8 +220,8 @@ class Feeder:
         waits = [self._policy.poll]
         if not self._crew.line.empty():
             waits.append(WITHIN)
-        if self._alone:
-            waits.append(max(self._alone_since + self._policy.alone_within - self._clock.monotonic(), 0.0))
+        if self._alone.is_waited_for:
+            waits.append(self._alone.patience())
         if self._room():
             waits += [self._until_due(), self._polling.patience()]
         return min(waits)
@@ -238,7 +236,7 @@ class Feeder:
 
     def _room(self) -> int:
         """How many rows may be claimed."""
-        if self._course.state is not Drain.RUNNING or self._tenure.broken or self._alone or self._solo or self._seat.hushed:
+        if self._course.state is not Drain.RUNNING or self._tenure.broken or self._alone.is_any or self._seat.hushed:
             return 0
         return self._polling.bounded(max(self._policy.slots + self._ahead.ahead - len(self.held), 0), held=len(self.held))
 
@@ -289,16 +287,15 @@ class Feeder:
             self.unsettled.append(done.answer)
         elif done.answer is not None:
             self._ledger.settled(done.answer.outcome)
-        if self._solo is done.leased:
-            self._solo = None
-            self._seat.let_go()
+        self._alone.over(done.leased)
 
     # --- trading ---
 
     def _trade(self) -> None:
         """Settle and claim, in one exchange."""
-        if self._in_doubt:
-            self._reconcile()
+        if self._doubts.are_there:
+            known = self.held.union(settlement.claim for settlement in self.unsettled)
+            self.unsettled += [Settlement(claim, Outcome.BACK) for claim in self._doubts.settle(known, self.held)]
         self._run_alone()
         want = min(self._room(), MOST_AT_ONCE)
         if self._was_given or (want and not self._seat.occupy()):  # whoever gave has looked for us
@@ -339,7 +336,8 @@ class Feeder:
         """Nobody knows what happened. The settlements stay in line; half as many next time, so that one that cannot be made does
         not keep the others for ever.
         """
-        self._in_doubt = self._in_doubt or want > 0
+        if want:
+            self._doubts.arise()
         self._tried.update(settlement.claim for settlement in batch)
         if len(batch) == 1:
             self.unsettled.append(self.unsettled.pop(0))
@@ -365,8 +363,7 @@ class Feeder:
         for each in leased:
             self.held.add(each.claim)
             if each.alone:
-                self._alone_since = self._clock.monotonic()
-                self._alone.append(each)
+                self._alone.add(each)
             elif self._helper is not None and not self._helper:
                 self._helper.append(each)
             else:
@@ -377,54 +374,12 @@ class Feeder:
 
     def _run_alone(self) -> None:
         """Start the next of them if nothing else runs, here or in another engine of this process."""
-        if not self._alone or self._solo is not None:
-            return
-        granted = self._seat.ask()
-        if granted and len(self.held) == len(self._alone):
-            self._solo = self._alone.popleft()
-            self._crew.line.put(self._solo)
-        elif self._clock.monotonic() - self._alone_since >= self._policy.alone_within:
+        if (leased := self._alone.next(len(self.held))) is not None:
+            self._crew.line.put(leased)
+        elif self._alone.is_late:
             self._hand_back_alone(delay=self._policy.alone_within)
 
     def _hand_back_alone(self, *, delay: float = 0.0) -> None:
-        while self._alone:
-            leased = self._alone.popleft()
+        for leased in self._alone.drop():
             self.held.discard(leased.claim)
             self.unsettled.append(Settlement(leased.claim, Outcome.BACK, delay=delay))
-        if self._solo is None:
-            self._seat.let_go()
-
-    # --- what the store knows ---
-
-    def _reconcile(self) -> None:
-        """Compare our leases with the store's: give back what we know nothing about, stop what is not ours any more.
-
-        A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
-        is missing once. So it is with one that we know nothing about, where somebody may just be giving it to us.
-        """
-        offered = self.offers.made
-        found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
-        if found is None:
-            return
-        store = set(found)
-        known = self.held.union(settlement.claim for settlement in self.unsettled)
-        unknown = store - known
-        is_certain = not (self.offers.open or self.offers.given) and offered == self.offers.made
-        certain = unknown if is_certain else unknown & self._unknown
-        self.unsettled += [Settlement(claim, Outcome.BACK) for claim in found if claim in certain]
-        self._unknown = unknown - certain
-        missing = self.held.difference(store, (each.leased.claim for each in self._crew.running() if each.settled))
-        self._lose(missing & self._missing)
-        self._missing = missing
-        self._in_doubt = bool(missing or self._unknown)
-
-    def _lose(self, gone: set[Claim]) -> None:
-        running = self._crew.running()
-        lost = [each for each in running if each.leased.claim in gone and not each.lease_lost]
-        for context in lost:
-            self._crew.lose(context, blameless=True)
-        if gone.difference(each.leased.claim for each in running):
-            self._crew.drop_waiting()
-        if lost:
-            reason, self._called_off = "called_off" if self._called_off else "taken", False
-            self._events.emit(LeaseLost(engine=self._name, rows=tuple(each.leased.claim.seq for each in lost), reason=reason))
