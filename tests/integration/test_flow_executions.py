@@ -405,6 +405,8 @@ class TestByHand:
         execution = desk.flow.start("scrape", url="abc")
         with pytest.raises(UsageError, match=r"'titles' .* has no open attempt to abandon"):
             execution.abandon("titles")
+        with pytest.raises(UsageError, match=r"'pages' .* waits for a worker, nobody is at it"):
+            execution.abandon("pages")
         with pytest.raises(UsageError, match="is an input"):
             execution.abandon("url")
 

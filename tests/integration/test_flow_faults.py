@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -22,6 +20,7 @@ from longwatch.flow import Execution, Flow, FlowContext, Graph
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import RecordingObserver, run_graph
 from postgres_server import PostgresServer, end_server, make_server
+from small_disk import mounted, stuff
 
 HOUR = 3600.0
 PATIENCE = 30.0
@@ -268,34 +267,10 @@ class TestAStoreThatFails:
             assert {} == spent([each for execution in executions for each in execution.computations()])
 
 
-def mount(*words: str) -> None:
-    """Skips at home and fails in CI where that is not allowed."""
-    done = subprocess.run(["mount", *words], check=False, capture_output=True, text=True)
-    if done.returncode == 0:
-        return
-    reason = f"mount does not work here ({done.stderr.strip()}); needed by the tests of a full disk"
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place))
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def stuff(disk: Path) -> Path:
-    """Take all the space there is."""
-    ballast = disk / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return ballast
+    with mounted(tmp_path) as place:
+        yield place
 
 
 class TestAFullDisk:

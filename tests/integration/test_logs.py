@@ -17,6 +17,7 @@ from longwatch.errors import UsageError
 from longwatch.observe.logfile import LogFile
 from longwatch.observe.logs import EventLog, Sink, dropped_notice
 from longwatch.observe.outlet import Outlet
+from small_disk import mounted
 
 LINE = b"x" * 99 + b"\n"
 NOBODY = 65534
@@ -24,14 +25,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, mounted for the test."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], capture_output=True, check=False)
-    if mounted.returncode:
-        _missing("a small tmpfs cannot be mounted here (needs root)")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    with mounted(tmp_path, size="64k") as place:
+        yield place
 
 
 def _missing(reason: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.store.sqlite_file import network_file_system
+from small_disk import mount, mounted, stuff
 from snippet import running
 
 HOUR = 3600.0
@@ -330,36 +329,11 @@ class TestAFileThatMayNotBeWritten:
         assert ["one", "two"] == bodies(mailbox)
 
 
-def mount(*words: str) -> None:
-    """Skips at home and fails in CI where that is not allowed."""
-    done = subprocess.run(["mount", *words], check=False, capture_output=True, text=True)
-    if done.returncode == 0:
-        return
-    reason = f"mount does not work here ({done.stderr.strip()}); needed by the tests of a full disk"
-    if os.environ.get("CI"):
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path, opened: Callable[..., Letters]) -> Iterator[Path]:
-    """A file system of 2 MiB; unmounted after the stores on it are closed, lazily, because `opened` closes them later."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place))
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def stuff(disk: Path) -> Path:
-    """Take all the space there is."""
-    ballast = disk / "ballast"
-    try:
-        with ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-    except OSError:
-        return ballast
+    """Unmounted before `opened` closes the stores on it."""
+    with mounted(tmp_path) as place:
+        yield place
 
 
 class TestAFullDisk:

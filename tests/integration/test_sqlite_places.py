@@ -18,6 +18,7 @@ from longwatch.mailbox import open_mailbox
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.store.sqlite_errors import translated
 from longwatch.store.sqlite_file import LONGEST_PATH, prepare_file, require_place
+from small_disk import mounted
 
 
 def loop(folder: Path) -> Path:
@@ -155,14 +156,8 @@ def test_every_command_says_the_same_of_a_read_only_store(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own; skips at home and fails in CI where none can be mounted."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], check=False, capture_output=True)
-    if done.returncode:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"mount does not work here: {done.stderr.decode()}")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
+    with mounted(tmp_path) as place:
+        yield place
 
 
 @every_command

@@ -193,7 +193,7 @@ class Execution:
         return self._change(work)
 
     def abandon(self, node: str) -> int:
-        """Give up the attempt at a node that is open, and have it tried again if it may be; the revision."""
+        """Give up the attempt at a node that is under way, and have it tried again if it may be; the revision."""
         self._require_computed(node)
 
         def work(standing: Standing) -> None:
@@ -202,6 +202,8 @@ class Execution:
             attempt = standing.open.get(node)
             if attempt is None:
                 raise UsageError(f"node {node!r} of {self.id} has no open attempt to abandon; explain() says how it stands")
+            if attempt.held != LEASED:
+                raise UsageError(f"node {node!r} of {self.id} waits for a worker, nobody is at it; explain() says how it stands")
             standing.end(attempt, Cause.ASKED, error="abandoned by hand")
 
         return self._change(work)
