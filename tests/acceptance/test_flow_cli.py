@@ -395,7 +395,10 @@ def test_set_sets_all_in_one_revision(place: Place) -> None:
 
 def test_abandon_retry_and_cancel_act_on_an_execution(place: Place) -> None:
     started = place.start()
+    source = FlowSource(place.flow.database, place.flow.registry)
+    owner = source.enter(Incarnation.mine())
     for _ in range(3):
+        assert 1 == len(source.exchange([], owner=owner, want=1, duration=60.0).leased)
         assert {"execution": started.id, "revision": 1} == place.facts("abandon", TARGET, started.id, "pages")
     assert "failed" == place.facts("ls", TARGET)[0]["state"]
     assert [f"execution {started.id} tries pages again, at revision 1"] == place.says("retry", TARGET, started.id, "pages")
