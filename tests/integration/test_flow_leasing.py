@@ -215,6 +215,15 @@ class TestAnExecutionThatChangedMeanwhile:
         assert [True] == desk.trade(again).settled
         assert 1 == execution.get("b", wait=False)
 
+    def test_whose_attempt_it_has_given_back_and_claimed_again_keeps_the_later_term(self, desk: Listening) -> None:
+        _, [first] = begun(desk)
+        [second] = desk.trade(first).leased
+        desk.back(second)
+        [again] = desk.take()
+        assert (again.claim.seq, True) == (second.claim.seq, again.claim.term > second.claim.term)
+        assert [True] == desk.trade(again).settled
+        assert [(again.claim.term,)] == desk.rows("SELECT term FROM longwatch_values WHERE node = 'b'")
+
     def test_by_a_result_that_calls_off_another_attempt_is_read(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         """The last term of that has to be known, or the next attempt could begin below it."""
         graph = Graph("gated", version="1")
@@ -279,10 +288,19 @@ class TestAWorkerInTheSameProcess:
         execution, [first] = begun(desk)
         desk.write("DELETE FROM longwatch_owners")
         [second] = desk.trade(first).leased
-        assert [(desk.owner,)] == desk.rows("SELECT owner FROM longwatch_owners")
         assert [True] == desk.trade(second).settled
+        assert [(desk.owner,)] == desk.rows("SELECT owner FROM longwatch_owners")
         assert 1 == execution.get("b", wait=False)
         desk.leave()
+
+    def test_that_was_struck_off_is_given_what_is_started(self, database: Database) -> None:
+        flow = Flow(database, [chain()])
+        with flow.worker():
+            for number in range(5):
+                flow.start("chain", x=number).get("c", timeout=PATIENCE)
+                database.write(lambda tx: tx.execute("DELETE FROM longwatch_owners"))
+                assert number + 3 == flow.start("chain", x=number).get("c", timeout=PATIENCE)
+            assert 1 == len(database.read(lambda tx: tx.rows("SELECT owner FROM longwatch_owners")))
 
 
 @pytest.mark.parametrize("inputs", [0, 1, 3, 4, 40])

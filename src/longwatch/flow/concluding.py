@@ -90,10 +90,10 @@ class Concluding:
         if known is None or len(numbers) < len(claims):
             return None
         every = ((number, attempt) for number, (standing, _) in known.items() for attempt in standing.open.values())
-        attempts = {attempt.seq: (number, attempt.node) for number, attempt in every}
-        if any(claim.seq not in attempts for claim in claims):
+        attempts = {(attempt.seq, attempt.owner, attempt.term): (number, attempt.node) for number, attempt in every}
+        if any(claim not in attempts for claim in claims):  # given back meanwhile, and claimed again
             return None
-        mine = {claim: Mine(claim, *attempts[claim.seq], is_late=False, has_lapsed=False) for claim in claims}
+        mine = {claim: Mine(claim, *attempts[claim], is_late=False, has_lapsed=False) for claim in claims}
         self._records.require(tx, known, mine.values())
         return known, mine
 

@@ -60,6 +60,7 @@ class FlowSource:
             database, self.records, self._claims, self.registry, every=sweep_every, clock=self._clock, events=events
         )
         self._lookout = Lookout(self._clock)
+        self._struck_off: set[int] = set()
         self._refresh_at = self._clock.monotonic() + _REFRESH_EVERY
         self._turn = 0
 
@@ -117,6 +118,7 @@ class FlowSource:
         room = 0 if looks or offer.closed else offer.want
         lessee = self._claiming.from_birth([kind], owner=offer.owner, room=room, asked=asked)
         result, standing = making(tx, lessee)
+        self._enter_again(tx, lessee)
         if standing is None or not standing.openings:
             return result
         if offer.closed:  # whoever began this has given up waiting for it, and the worker may have ended since
@@ -160,6 +162,7 @@ class FlowSource:
         def work(tx: Transaction) -> tuple[Concluded, FromBirth, list[Leased]]:
             lessee = self._claiming.from_birth(list(self.registry.graphs), owner=owner, room=room, asked=asked)
             concluded = self._concluding.conclude(tx, settlements, lessee, recalls=recalls)
+            self._enter_again(tx, lessee)
             leased = self._claiming.claim(tx, lines, owner=owner, want=want, asked=asked) if lines and want else lessee.leased
             if not lines or is_more_left(leased, want):
                 announce_work(tx, concluded.ready)
@@ -177,11 +180,19 @@ class FlowSource:
         return Exchange([concluded.settled[each.claim] for each in settlements], leased, is_all=not (lines or concluded.ready))
 
     def _take(self, leased: Sequence[Leased], written: Sequence[tuple[Standing, Kind]], lessee: FromBirth) -> None:
-        """After the commit: remember what was left, and be entered again if somebody has struck us off."""
+        """After the commit: remember what was left, and whether somebody has struck us off."""
         self._concluding.note(leased)
         self._concluding.recall.keep(written, lessee)
-        if not lessee.is_entered:
-            self.database.write(lambda tx: self._claims.enter(tx, lessee.owner))
+        if lessee.leased:
+            (self._struck_off.discard if lessee.is_entered else self._struck_off.add)(lessee.owner)
+
+    def _enter_again(self, tx: Transaction, lessee: FromBirth) -> None:
+        """One that held nothing for long may have been struck off. Where that is told with the commit, it is entered by the next
+        one: a server's leases end without their owner, too.
+        """
+        if not lessee.is_entered or lessee.owner in self._struck_off:
+            self._claims.enter(tx, lessee.owner)
+            lessee.is_entered = True
 
     # --- looking ---
 
