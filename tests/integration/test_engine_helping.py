@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from den import eventually
 from engine_rig import QUIET, RESTING, Gate, Rig, numbered, rigged
 from longwatch.core.events import SourceFailed
 from longwatch.errors import StoreUnreachableError
@@ -139,6 +140,30 @@ def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
         assert exchanges == rig.source.calls.count("exchange")
         gate.open(7)
         rig.source.await_settled((7, DONE))
+
+
+def test_news_that_comes_with_a_given_row_is_heeded() -> None:
+    """Something is given, something is done, and something else is told of, all while the feeder is at the store."""
+    gate, busy, go = Gate(), threading.Event(), threading.Event()
+    with rigged(gate, *numbered(1), policy=dataclasses.replace(QUIET, slots=4)) as rig:
+        gate.next()
+        rig.settle_down()
+        offer = rig.engine.offer(1)
+        assert offer is not None
+        rig.source.faults["exchange"] = lambda: _signalled(busy) and go.wait(10.0)
+        rig.source.put(*numbered(2))
+        assert busy.wait(10.0)
+        del rig.source.faults["exchange"]
+        gate.open(1)
+        [row] = numbered(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        offer.give([Leased(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        assert eventually(lambda: bool(rig.feeder._crew.finished))
+        rig.source.put(*numbered(8))
+        go.set()
+        assert {2, 7, 8} == {gate.next(), gate.next(), gate.next()}
 
 
 def test_rows_that_are_given_while_it_ends_go_back() -> None:

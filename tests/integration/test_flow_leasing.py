@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
-from flow_rig import PATIENCE, Desk, database_fixture, on_postgres, url_fixture
+from flow_rig import PATIENCE, Desk, database_fixture, on_one_machine, on_postgres, url_fixture
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreError
 from longwatch.flow import Execution, Flow, Graph, not_
+from longwatch.flow.advancing import advance
+from longwatch.flow.standing import Standing
 from longwatch.store.database import ChangedError, Database, Transaction
 from longwatch.store.postgres_transaction import PostgresTransaction
 from longwatch.testing import FakeClock
+from longwatch.work.offers import Offers
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 __all__ = ["database_fixture", "url_fixture"]
@@ -301,6 +305,42 @@ class TestAWorkerInTheSameProcess:
                 database.write(lambda tx: tx.execute("DELETE FROM longwatch_owners"))
                 assert number + 3 == flow.start("chain", x=number).get("c", timeout=PATIENCE)
             assert 1 == len(database.read(lambda tx: tx.rows("SELECT owner FROM longwatch_owners")))
+
+
+@on_one_machine
+def test_what_was_leased_to_an_offer_that_is_closed_before_the_commit_goes_back(desk: Listening) -> None:
+    """Who began it may give up waiting while it is being written; the worker may have ended since."""
+    begun(desk)
+    offer = Offers(lambda _: None).make(lambda: 4, owner=desk.owner)
+    assert offer is not None
+    kind = desk.flow.registry.find("chain")
+
+    def closing(tx: Transaction, lessee: Any) -> tuple[None, Standing]:
+        standing = Standing(0, "late")
+        standing.put("x", "1")
+        registered = desk.flow.registry.registered()[kind]
+        advance(registered.graph, standing, registered.lanes)
+        desk.flow.records.start(tx, standing, kind, None, lessee)
+        offer.close()
+        return None, standing
+
+    desk.database.write(lambda tx: desk.source.hand_over(tx, offer, kind, closing))
+    assert "not_set" == desk.flow.execution("late").computations()[0].state
+    assert ["late"] == [each.item.id for each in desk.take(owner=desk.enter())]
+
+
+@on_one_machine
+def test_a_lease_whose_owner_is_not_known_is_found(desk: Listening) -> None:
+    execution, _ = begun(desk)
+    desk.write("DELETE FROM longwatch_owners")
+    assert 1 == desk.flow.sweep()
+    assert ["abandoned", "not_set"] == [each.state for each in execution.computations()]
+
+
+@on_postgres
+def test_a_logarithm_of_zero_of_the_user_is_an_error_of_sql(database: Database) -> None:
+    with pytest.raises(psycopg.errors.InvalidArgumentForLogarithm):
+        database.transact(lambda tx: tx.rows("SELECT ln(0)"))
 
 
 @pytest.mark.parametrize("inputs", [0, 1, 3, 4, 40])

@@ -328,6 +328,19 @@ class TestAJobThatMayBeWrittenHere:
         here.join(PATIENCE)
         assert ["here", "other"] == values(quiet)[-2:]
 
+    def test_may_end_the_store_afterwards(self, quiet: SqliteDatabase) -> None:
+        """It does not wait for itself."""
+        ended = threading.Event()
+
+        def close() -> None:
+            quiet.close()
+            ended.set()
+
+        quiet.write_here(lambda tx: tx.after_commit(close))
+        assert ended.is_set()
+        with pytest.raises(StoreClosedError):
+            quiet.write(insert("later"))
+
     def test_is_finished_before_the_end(self, quiet: SqliteDatabase) -> None:
         begun, go, answers = threading.Event(), threading.Event(), list[object]()
 

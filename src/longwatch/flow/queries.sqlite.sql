@@ -27,10 +27,10 @@ SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FRO
 
 -- name: lapsed
 -- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline;
--- but for those that were seen.
-SELECT seq, leased.owner, term, execution, incarnation, page
-FROM longwatch_computations AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND ({lapsed} OR boot <> :boot)
+-- but for those that were seen. One whose owner was forgotten has a page that cannot be read.
+SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+WHERE held = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
     AND seq NOT IN (SELECT value FROM json_each(:seen)) LIMIT :limit
 
 -- name: held_by

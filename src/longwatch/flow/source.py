@@ -23,7 +23,7 @@ from longwatch.flow.registry import Line, Registry
 from longwatch.flow.standing import Standing
 from longwatch.flow.sweeping import SWEEP_EVERY, Sweeping
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Blame, Claim
 from longwatch.store.database import ChangedError, Database, Transaction
 from longwatch.work.offers import Offer
 from longwatch.work.place import LEASE_UNDER_A_PARENT
@@ -122,6 +122,7 @@ class FlowSource:
         if standing is None or not standing.openings:
             return result
         if offer.closed:  # whoever began this has given up waiting for it, and the worker may have ended since
+            self._claims.release(tx, [each.claim for each in lessee.leased], blame=Blame.RELEASE)
             announce_work(tx, [kind])
             return result
         leased = self._claiming.claim(tx, lines, owner=offer.owner, want=offer.want, asked=asked) if looks else lessee.leased

@@ -95,7 +95,7 @@ class GroupCommit:
         if errand is None:
             if first:
                 self._at_end()
-        elif not errand.inside:
+        elif self._writer != threading.get_ident():
             errand.over.block(patience)
 
     def _started(self) -> Errand:

@@ -45,7 +45,7 @@ class PostgresTransaction:
         self._begin = begin
         self._is_begun = False
         self._ahead: list[Answer | None] = []
-        self._is_posted = False
+        self._is_posted = self._requires = False
         self.has_written = False
         self.channels: set[str] = set()
         self.callbacks: list[Callable[[], None]] = []
@@ -76,6 +76,7 @@ class PostgresTransaction:
         self._post(sql, parameters)
 
     def require(self, sql: str, parameters: Parameters) -> None:
+        self._requires = True
         self._post(_REQUIRED.format(sql), parameters)
 
     def announce(self, channel: str) -> None:
@@ -99,7 +100,8 @@ class PostgresTransaction:
         try:
             self._hand_out(wire.answer(self._deadline, behind=behind))
         except psycopg.errors.InvalidArgumentForLogarithm:
-            raise ChangedError from None
+            self._tell_changed()
+            raise
         except psycopg.errors.InFailedSqlTransaction:
             raise StoreError("nothing was written: a statement had failed, and its error was passed over") from None
 
@@ -137,10 +139,16 @@ class PostgresTransaction:
         try:
             results = self._hand_out(wire.answer(self._deadline))
         except psycopg.errors.InvalidArgumentForLogarithm:
-            raise ChangedError from None
+            self._tell_changed()
+            raise
         if asks:
             [(self.has_written,)] = wire.rows(results[-1])
         return results[: len(statements)]
+
+    def _tell_changed(self) -> None:
+        """A logarithm of zero in the user's SQL is the user's."""
+        if self._requires:
+            raise ChangedError from None
 
     def _post(self, sql: str, parameters: Parameters, answer: Answer | None = None) -> None:
         self._send(sql, parameters)

@@ -246,7 +246,7 @@ class Feeder:
         """Take over what the slots finished, what others have leased for us, and what the slots should not hold any more."""
         while self.offers.given:  # before what is finished: it may be among that
             self._accept(*self.offers.given.popleft())
-            self._again, self._was_given = self._policy.settle_within, True
+            self._was_given = True
         self._take_over()
         if self._course.state is not Drain.RUNNING or self._seat.hushed:
             self._crew.drop_waiting()
@@ -298,14 +298,16 @@ class Feeder:
             self.unsettled += [Settlement(claim, Outcome.BACK) for claim in self._doubts.settle(known, self.held)]
         self._run_alone()
         want = min(self._room(), MOST_AT_ONCE)
-        if self._was_given or (want and not self._seat.occupy()):  # whoever gave has looked for us
+        was_given, self._was_given = self._was_given, False
+        if was_given or (want and not self._seat.occupy()):  # the first of it may be done in a moment
             want = 0
-        self._was_given = False
         batch = self.unsettled[: self._batch]
         if batch or want:
             self._swap(batch, want)
         else:
             self._ledger.tell()
+        if was_given:
+            self._again = self._policy.settle_within
 
     def _swap(self, batch: list[Settlement], want: int) -> None:
         asked = self._clock.monotonic()
