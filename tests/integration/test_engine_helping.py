@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from longwatch.core.events import SourceFailed
 from longwatch.errors import StoreUnreachableError
 from longwatch.store.claims import Claim
 from longwatch.work.context import WorkContext
-from longwatch.work.source import Leased, Outcome, Settlement
+from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 DONE = Outcome.DONE
 
@@ -142,18 +143,26 @@ def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
         rig.source.await_settled((7, DONE))
 
 
-def test_news_that_comes_with_a_given_row_is_heeded() -> None:
-    """Something is given, something is done, and something else is told of, all while the feeder is at the store."""
+def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is given, something is done, and something else is told of, all while the feeder waits for the store's answer."""
     gate, busy, go = Gate(), threading.Event(), threading.Event()
     with rigged(gate, *numbered(1), policy=dataclasses.replace(QUIET, slots=4)) as rig:
         gate.next()
         rig.settle_down()
         offer = rig.engine.offer(1)
         assert offer is not None
-        rig.source.faults["exchange"] = lambda: _signalled(busy) and go.wait(10.0)
+        exchange = rig.source.exchange
+
+        def answered_late(*args: Any, **named: Any) -> Exchange:
+            answer = exchange(*args, **named)
+            busy.set()
+            go.wait(10.0)
+            return answer
+
+        monkeypatch.setattr(rig.source, "exchange", answered_late)
         rig.source.put(*numbered(2))
         assert busy.wait(10.0)
-        del rig.source.faults["exchange"]
+        monkeypatch.undo()
         gate.open(1)
         [row] = numbered(7)
         row.claim = Claim(7, offer.owner, 1)
