@@ -22,7 +22,7 @@ def test_a_thousand_starts_and_stops_leave_descriptors_and_memory_flat_and_nobod
         folders = len(cgroup_folders(os.getpid()))
         cycle(home, 800)
         descriptors_after, memory_after = measured(home)
-        assert descriptors == descriptors_after
+        assert max(growths(descriptors, descriptors_after)) <= 0  # others of this process may close some meanwhile
         assert [3 * MEBIBYTE > growth for growth in growths(memory, memory_after)] == [True, True], growths(memory, memory_after)
         assert [] == [process.pid for process in psutil.Process(home.pid).children(recursive=True)]
         assert {} == home.guardian._children
