@@ -126,6 +126,21 @@ class TestWhereNobodyIsInLine:
         assert [] == reads
         assert {"x": 0, "a": 1, "b": 1, "c": 1} == execution.values()
 
+    def test_nor_for_two_of_its_attempts_at_once(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        graph = Graph("twins", version="1")
+        graph.input("x")
+        graph.compute(after="x", name="first")(lambda x: x)
+        graph.compute(after="first", name="left")(lambda first: first)
+        graph.compute(after="first", name="right")(lambda first: first)
+        graph.compute(after=["left", "right"], name="both")(lambda left, right: [left, right])
+        desk = Listening(database, graph)
+        _, [first] = begun(desk, "twins")
+        twins = desk.trade(first).leased
+        reads = spied(desk.source.records, "load_for", monkeypatch)
+        assert ["both"] == [each.item.node for each in desk.trade(*twins).leased]
+        assert [] == reads
+        desk.leave()
+
     def test_one_of_whose_attempts_another_is_at_is_read(self, desk: Listening, reads: list[Any]) -> None:
         desk.flow.start("fork", x=0)
         other = desk.enter()

@@ -19,6 +19,7 @@ from longwatch.work.source import Leased
 _STALE_FOR = 1.0
 """Seconds for which a stale attempt that cannot be called off here is left to others."""
 _LARGEST_INPUTS = 64 << 20
+"""Characters of all values together, as in `inputs_of_it`."""
 _COLUMNS = ("execution", "node", "lane", "attempt", "computed_with", "failures", "crashes", "abandon_after", "heartbeat_timeout")
 
 

@@ -127,7 +127,7 @@ class Recall:
 
     def take(self, numbers: Iterable[int]) -> dict[int, tuple[Standing, Kind]] | None:
         """All of these; None if one is not known."""
-        found = {number: self._known.pop(number, None) for number in numbers}
+        found = {number: self._known.pop(number, None) for number in set(numbers)}
         whole = {number: each for number, each in found.items() if each is not None}
         return whole if len(whole) == len(found) else None
 

@@ -2,6 +2,8 @@
 
 Each job runs in a savepoint of its own, so one that fails takes nobody with it. If the transaction itself fails (disk full, I/O
 error), nothing happened and every job in it is told.
+
+Where nobody shares, a thread that may wait as long as it takes writes its job itself: there is one pen, and who has it writes.
 """
 
 from __future__ import annotations
