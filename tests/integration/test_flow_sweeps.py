@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from flow_rig import NO_SUCH_PID, PATIENCE, Desk, database_fixture, on_postgres,
 from longwatch.core.events import AttemptAbandoned, Events
 from longwatch.flow import Flow, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow import sweeping as module
+from longwatch.flow.records import Mine, Records
 from longwatch.flow.source import FlowSource
 from longwatch.flow.sweeping import STALLED_EVERY, SWEEP_EVERY, Sweeping
 from longwatch.host.errand import Errand
-from longwatch.store.database import Database
+from longwatch.store.claims import Claim
+from longwatch.store.database import Database, Transaction
 from longwatch.testing import FakeClock, RecordingObserver
 
 SILENT = 300.0
@@ -113,6 +116,25 @@ def test_sweepers_that_meet_take_each_row_once(desk: Desk, way: str) -> None:
     assert all(errand.over.block(PATIENCE) for errand in errands)
     assert (4, 40) == (len(counts), sum(counts))
     assert [["abandoned", "not_set"]] * 40 == [[each.state for each in execution.computations()] for execution in executions]
+
+
+@on_postgres
+def test_one_that_cannot_have_the_executions_leaves_their_attempts_to_who_has_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent(desk, 3)
+    free_claims, asked, counts = Records.free_claims, list[int](), list[int]()
+    other = Errand(lambda: counts.append(sweeper(desk)[0].sweeping.make_all()), name="sweep")
+
+    def meanwhile(self: Records, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, Mine]:
+        asked.append(len(claims))
+        if len(asked) == 1:
+            other.start()
+            assert other.over.block(PATIENCE)
+        return free_claims(self, tx, claims)
+
+    monkeypatch.setattr(Records, "free_claims", meanwhile)
+    assert (3, [0], [3, 0]) == (desk.flow.sweep(), counts, asked)
 
 
 @on_postgres

@@ -99,7 +99,7 @@ class Claiming:
         known here, or of an execution that somebody else is changing just now, go back.
         """
         graphs = self.registry.registered()
-        loaded, _ = self.records.load_for(tx, (each.item.execution for each in stale), (), passing=True)
+        loaded, _ = self.records.load_free(tx, (each.item.execution for each in stale))
         for standing, kind in loaded.values():
             advance(graphs[kind].graph, standing, graphs[kind].lanes)
         kinds = {number: kind for number, (_, kind) in loaded.items()}

@@ -100,21 +100,42 @@ class Records:
         return self.load_for(tx, executions, (), to_change=to_change)[0]
 
     def load_for(
-        self, tx: Transaction, executions: Iterable[int], claims: Sequence[Claim], *, to_change: bool = True, passing: bool = False
+        self, tx: Transaction, executions: Iterable[int], claims: Sequence[Claim], *, to_change: bool = True
     ) -> tuple[Loaded, dict[Claim, Mine]]:
-        """The same, and those of these claims that still hold, and hold until the end of the transaction.
-
-        `passing`: what somebody else has locked is passed over.
-        """
+        """The same, and those of these claims that still hold, and hold until the end of the transaction."""
         listed = {"executions": self.listed(sorted(set(executions)))}
-        first = self.sql["executions"] if to_change else self.sql.get("executions_seen", self.sql["executions"])
-        asked: list[tuple[str, Parameters]] = [(first, listed), (self.sql["values"], listed), (self.sql["open"], listed)]
+        asked = self._all_of(self.sql["executions"] if to_change else self._seen, listed)
         if claims:
             asked.append((self.sql["mine"], shown_claims(claims, arrays=self._takes_arrays)))
-        if passing and self._takes_arrays:
-            asked = [(f"{sql} SKIP LOCKED" if sql.endswith("FOR UPDATE") else sql, parameters) for sql, parameters in asked]
         found, values, attempts, *mine = tx.rows_of(asked)
         return _loaded(found, values, attempts), _mine(mine[0] if mine else [])
+
+    def load_free(self, tx: Transaction, executions: Iterable[int]) -> tuple[Loaded, set[int]]:
+        """Those that nobody else has locked, and nobody changes until the end of the transaction; and which ones are gone."""
+        numbers = set(executions)
+        listed = {"executions": self.listed(sorted(numbers))}
+        asked = [*self._all_of(self._passing(self.sql["executions"]), listed), (self._seen, listed)]
+        *free, there = tx.rows_of(asked)
+        return _loaded(*free), numbers - {row[0] for row in there}
+
+    def free_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, Mine]:
+        """Those of these claims that still hold, and that nobody else has locked.
+
+        Asked for only by whoever has their executions: of two that come at once, one locking the executions and the other the
+        attempts, neither could do anything.
+        """
+        return _mine(tx.rows(self._passing(self.sql["mine"]), shown_claims(claims, arrays=self._takes_arrays))) if claims else {}
+
+    def _all_of(self, executions: str, listed: Parameters) -> list[tuple[str, Parameters]]:
+        return [(executions, listed), (self.sql["values"], listed), (self.sql["open"], listed)]
+
+    @property
+    def _seen(self) -> str:
+        """Executions as they are seen; where nobody else writes, nothing needs locking."""
+        return self.sql.get("executions_seen", self.sql["executions"])
+
+    def _passing(self, locking: str) -> str:
+        return f"{locking} SKIP LOCKED" if self._takes_arrays else locking
 
     def require(self, tx: Transaction, loaded: Loaded, mine: Iterable[Mine]) -> None:
         """Go on only if these executions are as they were, and these claims still hold; nobody else changes that until the end of
@@ -172,13 +193,8 @@ class Records:
         return {kinds[standing.number] for standing, _ in free}
 
     def close_orphans(self, tx: Transaction, found: Sequence[Mine]) -> None:
-        """Those of these attempts whose execution is gone, and not just locked: nobody will miss them."""
-        if not found:
-            return
-        listed = {"executions": self.listed([each.execution for each in found])}
-        there = {row[0] for row in tx.rows(self.sql.get("executions_seen", self.sql["executions"]), listed)}
-        orphans = [Closing(each.claim.seq, State.CANCELLED, Cause.EXECUTION) for each in found if each.execution not in there]
-        self._post(tx, "close", [_closing(orphan) for orphan in orphans])
+        """End these attempts, whose execution is gone: nobody will miss them."""
+        self._post(tx, "close", [_closing(Closing(each.claim.seq, State.CANCELLED, Cause.EXECUTION)) for each in found])
 
     # --- claims ---
 

@@ -133,10 +133,12 @@ class Sweeping:
 
     def _give_back(self, lost: Sequence[_Lost], *, recheck: bool) -> int:
         def work(tx: Transaction) -> tuple[int, list[AttemptAbandoned]]:
-            claims = [each.claim for each in lost]
-            loaded, mine = self._records.load_for(tx, (each.execution for each in lost), claims, passing=True)
+            loaded, gone = self._records.load_free(tx, (each.execution for each in lost))
+            mine = self._records.free_claims(
+                tx, [each.claim for each in lost if each.execution in loaded or each.execution in gone]
+            )
             due = [(each, found) for each in lost if (found := mine.get(each.claim)) and (found.has_lapsed or not recheck)]
-            self._records.close_orphans(tx, [found for _, found in due if found.execution not in loaded])
+            self._records.close_orphans(tx, [found for _, found in due if found.execution in gone])
             due = [(each, found) for each, found in due if found.execution in loaded]
             unbegun = [each.claim for each, _ in due if each.blame is Blame.RELEASE]
             self._claims.release(tx, unbegun, blame=Blame.RELEASE)
@@ -173,7 +175,7 @@ class Sweeping:
         graphs = self._registry.registered()
 
         def work(tx: Transaction) -> int:
-            loaded, _ = self._records.load_for(tx, executions, (), passing=True)
+            loaded, _ = self._records.load_free(tx, executions)
             for standing, kind in loaded.values():
                 registered = graphs[kind]
                 advance(registered.graph, standing, registered.lanes)
