@@ -1,12 +1,15 @@
-"""What a test left running: children of this process and threads that would keep it alive."""
+"""What a test left behind: children of this process, threads, and descriptors."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 
@@ -36,6 +39,35 @@ class Running:
     def _extra(self, later: Running) -> list[str]:
         children = [f"child process {_described(child)}" for child in later.children - self.children]
         return sorted(children + [f"thread {thread.name}" for thread in later.threads - self.threads])
+
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """What happens within leaves no thread and no descriptor behind.
+
+    Those of tests before may end meanwhile, and what their threads open for a moment is given that moment.
+    """
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    yield
+    end = time.monotonic() + 5 * PATIENCE
+    while (extra := _opened_since(threads, descriptors)) and time.monotonic() < end:
+        threading.Event().wait(0.02)
+    assert not extra, f"left open: {', '.join(extra)}"
+
+
+def open_descriptors() -> dict[int, str]:
+    """What this process has open, and what that is; what only waits to be collected is not counted."""
+    gc.collect()
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that looked
+            found[int(link.name)] = str(link.readlink())
+    return found
+
+
+def _opened_since(threads: set[threading.Thread], descriptors: dict[int, str]) -> list[str]:
+    new = [f"{number} ({what})" for number, what in open_descriptors().items() if descriptors.get(number) != what]
+    return new + [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
 
 
 def _children() -> list[psutil.Process]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from textwrap import dedent
 
 PATIENCE = 30.0
-
-
-def open_descriptors() -> int:
-    """How many descriptors this process has open: the one that counts included, those that only wait to be collected not."""
-    gc.collect()
-    return len(list(Path("/dev/fd").iterdir()))
 
 
 class Snippet:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import pytest
 
 from den import PATIENCE, eventually
+from leaks import nothing_left_open
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.events import ControlFailed, Events
 from longwatch.errors import DeadlineExceededError, LongwatchError, NeedsPersonError, TryAgainError, UsageError
@@ -24,7 +25,7 @@ from longwatch.host.loop import LoopThread
 from longwatch.supervisor.client import ask
 from longwatch.supervisor.control import IDLE, LONGEST_REQUEST, MOST_CONNECTIONS, ControlServer
 from longwatch.testing import FakeClock, RecordingObserver
-from snippet import open_descriptors, running
+from snippet import running
 
 Facts = dict[str, Any]
 NOBODY = 65534
@@ -434,10 +435,9 @@ def test_those_who_left_while_they_were_being_answered_take_no_place(path: Path)
 def test_nothing_is_left_open_after_a_thousand_connections(path: Path) -> None:
     with serving(path) as supervisor:
         supervisor.ask(do="status")
-        before = open_descriptors()
-        for _ in range(1000):
-            supervisor.ask(do="status")
-        assert eventually(lambda: open_descriptors() <= before)  # the first one may not have been closed yet
+        with nothing_left_open():
+            for _ in range(1000):
+                supervisor.ask(do="status")
         assert eventually(lambda: not supervisor.server._tasks)
 
 

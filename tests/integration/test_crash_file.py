@@ -16,11 +16,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from den import eventually
+from leaks import nothing_left_open
 from longwatch.errors import UsageError
 from longwatch.host.errand import Errand
 from longwatch.host.stacks import CRASH_DIRECTORY, KEEP_FILES, KEEP_SECONDS, MOST_TO_STDERR, CrashFile, crash_directory, forget_old
 from longwatch.testing import FakeClock
-from snippet import PATIENCE, open_descriptors, running
+from snippet import PATIENCE, running
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 3600.0
@@ -56,11 +57,9 @@ def test_any_name_makes_a_file_in_the_directory(tmp_path: Path, name: str) -> No
 
 
 def test_one_that_stayed_empty_is_removed(tmp_path: Path) -> None:
-    before = open_descriptors()
-    with opened(tmp_path) as file:
+    with nothing_left_open(), opened(tmp_path) as file:
         assert (True, True) == (file.is_open, file.path.exists())
     assert (False, []) == (file.is_open, list(tmp_path.iterdir()))
-    assert before == open_descriptors()
 
 
 def test_one_that_was_written_to_is_kept(tmp_path: Path) -> None:
@@ -116,13 +115,11 @@ def fill(file: CrashFile) -> None:
 
 @pytest.mark.parametrize("spoil", [CrashFile.close, fill], ids=["closed", "disk full"])
 def test_what_cannot_be_written_is_not(tmp_path: Path, spoil: Callable[[CrashFile], None]) -> None:
-    before = open_descriptors()
-    with opened(tmp_path) as file:
+    with nothing_left_open(), opened(tmp_path) as file:
         spoil(file)
         file.write("x")
         file.dump("y")
         file.show()
-    assert before == open_descriptors()
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *files: CrashFile) -> bytes:

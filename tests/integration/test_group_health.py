@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from engine_rig import PATIENCE
+from leaks import nothing_left_open
 from longwatch.core.events import Events, GroupStarted, LoopDegraded, LoopRecovered
 from longwatch.core.health import Reason
 from longwatch.errors import StoreUnreachableError, UsageError
@@ -88,12 +89,12 @@ def test_a_port_that_is_taken_is_an_error_before_any_loop_runs_and_before_anybod
 ) -> None:
     watching: list[Watchdog] = []
     monkeypatch.setattr(Watchdog, "_start", watching.append)
-    loop, threads = StubLoop(), threading.active_count()
+    loop = StubLoop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         group = grouped(loop, clock=clock, health_port=taken.getsockname()[1])
-        with pytest.raises(UsageError, match=r"the health port \d+ on 127.0.0.1 is in use"):
+        with nothing_left_open(), pytest.raises(UsageError, match=r"the health port \d+ on 127.0.0.1 is in use"):
             group.run(install_signals=False)
-    assert (False, [], False, threads) == (loop.began.is_set(), watching, group.running, threading.active_count())
+    assert (False, [], False) == (loop.began.is_set(), watching, group.running)
     assert [] == list(crashes.iterdir())
 
 

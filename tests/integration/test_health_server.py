@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from den import PATIENCE, eventually
+from leaks import nothing_left_open, open_descriptors
 from longwatch.core.health import Aspect, Check, Reason, Result
 from longwatch.errors import LongwatchError, TryAgainError, UsageError
 from longwatch.host import health_server as module
@@ -25,7 +26,7 @@ from longwatch.host.http_requests import LONGEST_HEAD
 from longwatch.host.service import Service
 from longwatch.testing import check_service
 from ports import free_port
-from snippet import open_descriptors, running
+from snippet import running
 
 LIVE, READY, STARTED = (frozenset({aspect}) for aspect in Aspect)
 HEALTHY, UNHEALTHY = b'{"status": "healthy"}', b'{"status": "unhealthy"}'
@@ -330,10 +331,8 @@ def test_all_who_ask_at_once_get_the_same_answer_also_after_an_overrun(hanging: 
 
 
 def test_the_threads_of_checks_and_metrics_end_with_the_server() -> None:
-    before = set(threading.enumerate())
-    with serving(checks=[check(lambda: True)], metrics=str) as server:
+    with nothing_left_open(), serving(checks=[check(lambda: True)], metrics=str) as server:
         assert [200, 200] == [got(server, path)[0] for path in ("/health/ready", "/metrics")]
-    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 def test_one_check_that_hangs_takes_no_time_from_another(hanging: Hanging) -> None:
@@ -511,8 +510,8 @@ def test_a_client_that_leaves_its_answer_unread_is_sent_away_also_if_it_was_the_
     asked = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
     with serving(metrics=lambda: b"x" * 20_000_000, silence=inf) as server, calling(server, asked):
         assert eventually(lambda: unread(server) > 0)
-        descriptors, server.silence = open_descriptors(), 0.0
-        assert eventually(lambda: open_descriptors() < descriptors)
+        descriptors, server.silence = len(open_descriptors()), 0.0
+        assert eventually(lambda: len(open_descriptors()) < descriptors)
         assert [] == clients_of(server)
 
 
@@ -652,11 +651,11 @@ def test_a_client_that_has_said_its_last_word_still_gets_its_answer(hanging: Han
 @pytest.mark.parametrize("said", [b"", b"GET /", GET_READY, GET_READY * 3], ids=["nothing", "half", "all", "more"])
 def test_clients_that_go_away_leave_nothing_behind(said: bytes, hanging: Hanging, caplog: pytest.LogCaptureFixture) -> None:
     with serving(checks=[check(hanging.probe, deadline=0.05)]) as server:
-        before = open_descriptors()
+        before = len(open_descriptors())
         for linger in (b"\0" * 8, b"\1\0\0\0\0\0\0\0"):
             with calling(server, said) as caller:
                 caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        assert eventually(lambda: open_descriptors() <= before)
+        assert eventually(lambda: len(open_descriptors()) <= before)
         assert [] == clients_of(server)
     assert [] == caplog.records
 
@@ -722,14 +721,12 @@ def test_the_port_can_be_bound_again_right_after_a_stop() -> None:
 def test_a_stop_leaves_no_client_no_descriptor_and_no_thread_whenever_it_comes(said: bytes) -> None:
     with serving(checks=[check(lambda: True)]) as server, calling(server):
         pass
-    threads, descriptors = set(threading.enumerate()), open_descriptors()
-    for number in range(20):
-        with serving(checks=[check(lambda: True)]) as server, ExitStack() as callers:
-            for _ in range(number):
-                callers.enter_context(calling(server, said))
-            assert server.stop()
-    assert open_descriptors() <= descriptors
-    assert eventually(lambda: set(threading.enumerate()) <= threads)
+    with nothing_left_open():
+        for number in range(20):
+            with serving(checks=[check(lambda: True)]) as server, ExitStack() as callers:
+                for _ in range(number):
+                    callers.enter_context(calling(server, said))
+                assert server.stop()
 
 
 def test_what_is_asked_in_the_middle_of_a_stop_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -780,11 +777,9 @@ def test_other_refusals_are_told_with_their_cure(case: str) -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "a..b", "x" * 100], ids=["not ours", "no name", "too long"])
 def test_a_host_that_cannot_be_listened_on_is_told_and_nothing_is_left_running(host: str) -> None:
-    threads, descriptors = set(threading.enumerate()), open_descriptors()
     server = HealthServer(host=host, port=0)
-    with pytest.raises(UsageError, match=host.replace(".", r"\.")):
+    with nothing_left_open(), pytest.raises(UsageError, match=host.replace(".", r"\.")):
         server.start()
-    assert eventually(lambda: set(threading.enumerate()) <= threads and open_descriptors() <= descriptors)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 
-from leaks import Running
+import pytest
+
+from leaks import Running, nothing_left_open
 
 
 def test_a_child_that_still_runs_is_named() -> None:
@@ -42,3 +45,26 @@ def test_something_that_is_just_ending_is_waited_for() -> None:
     ending = Running(before.children, before.threads | {threading.Thread(name="ending")})
     sights = iter([ending, ending, before])
     assert [] == before.left_behind(now=lambda: next(sights))
+
+
+def test_a_descriptor_and_a_thread_that_stay_open_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leaks.PATIENCE", 0.01)
+    ended, ends = threading.Event(), list[int]()
+
+    def leak() -> None:
+        with nothing_left_open():
+            ends.extend(os.pipe())
+            threading.Thread(target=ended.wait, name="stays", daemon=True).start()
+
+    with pytest.raises(AssertionError, match=r"^left open: \d+ \(pipe:.*\), \d+ \(pipe:.*\), thread stays"):
+        leak()
+    ended.set()
+    for end in ends:
+        os.close(end)
+
+
+def test_what_was_open_before_may_be_closed_meanwhile() -> None:
+    ends = os.pipe()
+    with nothing_left_open():
+        for end in ends:
+            os.close(end)

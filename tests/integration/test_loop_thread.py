@@ -9,11 +9,12 @@ from contextlib import suppress
 
 import pytest
 
+from leaks import nothing_left_open
 from longwatch.errors import DeadlineExceededError, ServiceStateError
 from longwatch.host.errand import Errand
 from longwatch.host.loop import LoopThread
 from longwatch.testing import check_service
-from snippet import open_descriptors, running
+from snippet import running
 
 
 async def answer() -> str:
@@ -193,11 +194,10 @@ def test_stopping_a_thousand_times_leaves_descriptors_and_threads_flat() -> None
     loop = LoopThread()
     loop.call(answer(), timeout=10)
     loop.stop()
-    before = open_descriptors(), threading.active_count()
-    for _ in range(1000):
-        loop.call(answer(), timeout=10)
-        loop.stop()
-    assert before == (open_descriptors(), threading.active_count())
+    with nothing_left_open():
+        for _ in range(1000):
+            loop.call(answer(), timeout=10)
+            loop.stop()
 
 
 def test_a_forked_child_gets_its_own_loop_and_the_parents_goes_on() -> None:

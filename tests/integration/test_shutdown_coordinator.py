@@ -8,12 +8,13 @@ from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
+from leaks import nothing_left_open
 from longwatch.core.events import CallbackFailed, Events
 from longwatch.errors import ServiceStateError, UsageError
 from longwatch.host.errand import Errand
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.testing import RecordingObserver
-from snippet import open_descriptors, running
+from snippet import running
 
 PATIENCE = 10.0
 A_MOMENT = 0.05
@@ -87,29 +88,28 @@ def test_reset_restores_the_handlers_it_found() -> None:
 
 
 def test_installing_off_the_main_thread_raises_and_leaves_nothing_half_installed() -> None:
-    before = signal.getsignal(SIGTERM), open_descriptors(), threading.active_count()
-    installer = in_thread(ShutdownCoordinator.install)
-    assert installer.over.block(PATIENCE)
-    installer._thread.join()
+    before = signal.getsignal(SIGTERM)
+    with nothing_left_open():
+        installer = in_thread(ShutdownCoordinator.install)
+        assert installer.over.block(PATIENCE)
     assert isinstance(installer.error, ServiceStateError)
-    assert ShutdownCoordinator.get() is None
-    assert before == (signal.getsignal(SIGTERM), open_descriptors(), threading.active_count())
+    assert (None, before) == (ShutdownCoordinator.get(), signal.getsignal(SIGTERM))
 
 
 def test_an_install_that_fails_half_way_leaves_nothing_half_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(SIGTERM), open_descriptors()
-    with pytest.raises(UsageError, match="cannot be caught"):
-        ShutdownCoordinator.install(signals=[SIGTERM, SIGKILL])
+    before = signal.getsignal(SIGTERM)
 
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(RuntimeError, match="new thread"):
-            ShutdownCoordinator.install()
-    assert ShutdownCoordinator.get() is None
-    assert before == (signal.getsignal(SIGTERM), open_descriptors())
+    with nothing_left_open():
+        with pytest.raises(UsageError, match="cannot be caught"):
+            ShutdownCoordinator.install(signals=[SIGTERM, SIGKILL])
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="new thread"):
+                ShutdownCoordinator.install()
+    assert (None, before) == (ShutdownCoordinator.get(), signal.getsignal(SIGTERM))
     assert ShutdownCoordinator.install() is ShutdownCoordinator.get()
 
 
@@ -122,11 +122,10 @@ def test_resetting_off_the_main_thread_raises_and_it_stays_installed() -> None:
 
 
 def test_installing_and_resetting_leaves_no_thread_and_no_descriptor() -> None:
-    before = open_descriptors(), threading.active_count()
-    for _ in range(50):
-        ShutdownCoordinator.install()
-        ShutdownCoordinator.reset()
-    assert before == (open_descriptors(), threading.active_count())
+    with nothing_left_open():
+        for _ in range(50):
+            ShutdownCoordinator.install()
+            ShutdownCoordinator.reset()
 
 
 # --- callbacks ---------------------------------------------------------------------------------------------------------------

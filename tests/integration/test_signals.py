@@ -10,10 +10,11 @@ from signal import SIGHUP, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
 
 import pytest
 
+from leaks import nothing_left_open
 from longwatch.errors import ServiceStateError, UsageError
 from longwatch.host.errand import Errand
 from longwatch.host.signals import SignalStream, catching
-from snippet import open_descriptors, running
+from snippet import running
 
 
 def send(*signals: Signals) -> None:
@@ -89,8 +90,7 @@ def test_the_former_handlers_come_back() -> None:
 
 
 def test_the_former_handlers_come_back_when_the_block_raises_and_blocks_nest() -> None:
-    before = open_descriptors()
-    with catching([SIGUSR1]) as outer:
+    with nothing_left_open(), catching([SIGUSR1]) as outer:
         with suppress(KeyError), catching([SIGUSR1]) as inner:
             send(SIGUSR1)
             assert SIGUSR1 == inner.read(0)
@@ -98,7 +98,6 @@ def test_the_former_handlers_come_back_when_the_block_raises_and_blocks_nest() -
         send(SIGUSR1)
         assert SIGUSR1 == outer.read(0)
     assert signal.SIG_DFL == signal.getsignal(SIGUSR1)
-    assert before == open_descriptors()
 
 
 def test_a_handler_that_c_code_installed_comes_back() -> None:
@@ -143,13 +142,14 @@ def test_a_handler_unknown_to_python_comes_back() -> None:
 
 
 def test_off_the_main_thread_it_raises_and_changes_nothing() -> None:
-    before = signal.getsignal(SIGUSR1), open_descriptors()
+    before = signal.getsignal(SIGUSR1)
     stream = SignalStream([SIGUSR1])
     opener = Errand(stream.open, name="test")
-    opener.start()
-    assert opener.over.block(10)
+    with nothing_left_open():
+        opener.start()
+        assert opener.over.block(10)
     assert isinstance(opener.error, ServiceStateError)
-    assert before == (signal.getsignal(SIGUSR1), open_descriptors())
+    assert before == signal.getsignal(SIGUSR1)
     assert stream.read() is None
 
 
@@ -164,12 +164,12 @@ def test_closing_off_the_main_thread_raises_and_it_goes_on_catching() -> None:
 
 
 def test_a_signal_that_cannot_be_caught_is_refused_and_the_others_are_put_back() -> None:
-    before = signal.getsignal(SIGUSR1), open_descriptors()
-    with pytest.raises(UsageError, match="signal 9 cannot be caught"), catching([SIGUSR1, SIGKILL]):
-        pass
-    with pytest.raises(UsageError, match="signal 999 cannot be caught"), catching([SIGUSR1, 999]):
-        pass
-    assert before == (signal.getsignal(SIGUSR1), open_descriptors())
+    before = signal.getsignal(SIGUSR1)
+    with nothing_left_open():
+        for number in (SIGKILL, 999):
+            with pytest.raises(UsageError, match=f"signal {int(number)} cannot be caught"), catching([SIGUSR1, number]):
+                pass
+    assert before == signal.getsignal(SIGUSR1)
 
 
 def test_closing_ends_the_reader() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sqlite3
@@ -17,12 +16,13 @@ from typing import Self
 import pytest
 
 from den import eventually
+from leaks import nothing_left_open
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, UsageError
 from longwatch.mailbox import open_mailbox
 from longwatch.store.database import Transaction
 from longwatch.store.sqlite import SqliteDatabase, _result
-from snippet import open_descriptors, running
+from snippet import running
 
 PATIENCE = 30.0
 
@@ -220,10 +220,9 @@ class TestReading:
 
     def test_by_threads_that_come_and_go_leaves_nothing_open(self, database: SqliteDatabase) -> None:
         database.read(values)
-        before = open_descriptors()
-        for _ in range(10):
-            start(lambda: database.read(values)).join()
-        assert before == open_descriptors()
+        with nothing_left_open():
+            for _ in range(10):
+                start(lambda: database.read(values)).join()
 
 
 class TestATimeout:
@@ -265,14 +264,12 @@ class TestClosing:
         database.close()
 
     def test_leaves_no_thread_and_no_descriptor(self, path: Path) -> None:
-        before, descriptors = set(threading.enumerate()), open_descriptors()
-        database = SqliteDatabase(path)
-        database.listen("channel", Wakeup())
-        database.write(lambda _: None)
-        database.read(lambda _: None)
-        database.close()
-        assert eventually(lambda: set(threading.enumerate()) <= before)
-        assert descriptors == open_descriptors()
+        with nothing_left_open():
+            database = SqliteDatabase(path)
+            database.listen("channel", Wakeup())
+            database.write(lambda _: None)
+            database.read(lambda _: None)
+            database.close()
 
     def test_finishes_what_waits(self, database: SqliteDatabase, path: Path) -> None:
         with Busy(database) as busy:
@@ -306,13 +303,10 @@ class TestClosing:
         assert [] == database.read(read)
 
     def test_happens_by_itself_when_nobody_knows_it_any_more(self, path: Path) -> None:
-        before, descriptors = set(threading.enumerate()), open_descriptors()
-        database = SqliteDatabase(path)
-        database.write(lambda _: None)
-        del database
-        gc.collect()
-        assert eventually(lambda: set(threading.enumerate()) <= before)
-        assert descriptors == open_descriptors()
+        with nothing_left_open():
+            database = SqliteDatabase(path)
+            database.write(lambda _: None)
+            del database
 
     def test_happens_by_itself_when_the_interpreter_exits(self, path: Path, tmp_path: Path) -> None:
         code = f"""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from den import eventually
+from leaks import nothing_left_open
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import StoreClosedError, StoreUnreachableError, UsageError
@@ -18,7 +18,7 @@ from longwatch.store.ear import LARGEST, Ear
 from longwatch.store.neighbours import Neighbours
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.store.wakeups import Wakeups
-from snippet import open_descriptors, running
+from snippet import running
 
 NEVER = 10_000.0
 PATIENCE = 30.0
@@ -187,14 +187,13 @@ class TestListening:
         assert 0 == len(hints._listeners)
 
     def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(self, tmp_path: Path, place: Path) -> None:
-        before, descriptors = set(threading.enumerate()), open_descriptors()
-        hints = Wakeups(tmp_path / "some.db")
-        hints.listen("letters", Wakeup())
-        assert 1 == len(list(place.iterdir()))
-        hints.close()
-        hints.close()
-        assert eventually(lambda: set(threading.enumerate()) <= before)
-        assert (descriptors, []) == (open_descriptors(), list(place.iterdir()))
+        with nothing_left_open():
+            hints = Wakeups(tmp_path / "some.db")
+            hints.listen("letters", Wakeup())
+            assert 1 == len(list(place.iterdir()))
+            hints.close()
+            hints.close()
+        assert [] == list(place.iterdir())
 
     def test_is_refused_after_close(self, wakeups: Callable[..., Wakeups]) -> None:
         hints = wakeups()
@@ -211,9 +210,9 @@ class TestListening:
         assert closed.wait(PATIENCE)
 
     def test_begins_with_the_first_listener(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
-        before = set(threading.enumerate())
-        wakeups().announce(["letters"])
-        assert (before, []) == (set(threading.enumerate()), list(place.iterdir()))
+        hints, before = wakeups(), set(threading.enumerate())
+        hints.announce(["letters"])
+        assert (set(), []) == (set(threading.enumerate()) - before, list(place.iterdir()))
 
     def test_goes_on_in_the_parent_and_begins_anew_in_a_forked_child(self, tmp_path: Path) -> None:
         code = f"""
@@ -360,8 +359,9 @@ def test_an_ear_without_a_thread_is_a_clear_error(
     def refuse(_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    hints, descriptors = wakeups(), open_descriptors()
+    hints = wakeups()
     monkeypatch.setattr("longwatch.host.errand.Errand.start", refuse)
-    with pytest.raises(StoreUnreachableError, match=r"^no thread to listen with \(can't start new thread\); try again$"):
+    refused = pytest.raises(StoreUnreachableError, match=r"^no thread to listen with \(can't start new thread\); try again$")
+    with nothing_left_open(), refused:
         Ear(hints.place, lambda _: None, every=NEVER)
-    assert (descriptors, []) == (open_descriptors(), list(place.iterdir()))
+    assert [] == list(place.iterdir())

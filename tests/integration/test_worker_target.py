@@ -5,13 +5,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from leaks import nothing_left_open
 from longwatch.app import preflight
 from longwatch.app.preflight import GroupFacts, look_at, split
 from longwatch.app.target import load_group
@@ -94,9 +94,8 @@ def test_the_present_directory_comes_first(here: Path, monkeypatch: pytest.Monke
 
 def test_looking_at_a_group_starts_nothing_and_opens_nothing(here: Path) -> None:
     write(here, "group = LoopGroup([loop('a')])")
-    before = threading.active_count()
-    load_group("things:group")
-    assert before == threading.active_count()
+    with nothing_left_open():
+        load_group("things:group")
     assert not (here / "jobs.db").exists()
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leaks import nothing_left_open
 from longwatch.host.errand import Errand
 from longwatch.host.sdnotify import LONGEST, Notifier
 from longwatch.supervisor.notices import Notice
-from snippet import open_descriptors, running
+from snippet import running
 
 PATIENCE = 10.0
 
@@ -129,11 +130,10 @@ def test_without_an_address_nothing_is_said() -> None:
 
 
 def test_speaking_leaves_no_descriptor_behind(ear: Ear, path: str) -> None:
-    before = open_descriptors()
-    for each in (path, path + "-gone"):
-        for _ in range(5):
-            Notifier(each).beat()
-    assert before == open_descriptors()
+    with nothing_left_open():
+        for each in (path, path + "-gone"):
+            for _ in range(5):
+                Notifier(each).beat()
 
 
 def test_no_descriptor_left_is_no_error(ear: Ear, path: str) -> None:
