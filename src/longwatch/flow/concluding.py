@@ -13,6 +13,7 @@ from longwatch.flow.leasing import FromBirth, Recall
 from longwatch.flow.records import Kind, Loaded, Mine, Records, announce_work
 from longwatch.flow.registry import Registry
 from longwatch.flow.standing import Cause, Standing
+from longwatch.flow.waiters import Waiters
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import ChangedError, Transaction
 from longwatch.work.source import Leased, Outcome, Settlement
@@ -30,11 +31,12 @@ class Concluded:
 class Concluding:
     """Settles attempts."""
 
-    def __init__(self, records: Records, registry: Registry, claims: Claims) -> None:
+    def __init__(self, records: Records, registry: Registry, claims: Claims, waiters: Waiters) -> None:
         self.recall = Recall()
         self._records = records
         self._registry = registry
         self._claims = claims
+        self._waiters = waiters
         self._executions: dict[Claim, int] = {}
 
     def note(self, leased: Sequence[Leased]) -> None:
@@ -80,6 +82,7 @@ class Concluding:
         registered = self._registry.registered().get(kind)
         if registered is not None:
             advance(registered.graph, standing, registered.lanes)
+            self._waiters.tell(tx, registered.graph, standing)
             if registered.is_capped:  # one that ended makes room for one that may wait elsewhere
                 announce_work(tx, [kind])
 

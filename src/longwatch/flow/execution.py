@@ -309,9 +309,11 @@ class Execution:
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:
         clock, deadline, is_told = self._flow.clock, Deadline.after(timeout, self._flow.clock), False
-        with self._flow.listening(self.id, node) as news:
+        with self._flow.waiting(self.id, node) as news:
             while True:
                 news.clear()
+                if (told := news.take()) is not None and (newer_than is None or told.revision > newer_than):
+                    return msgspec.json.decode(told.text)
                 found = self._awaited(node, newer_than, is_told=is_told)
                 if found is not None:
                     return found.value

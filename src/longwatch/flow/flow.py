@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.advancing import advance
@@ -21,6 +21,7 @@ from longwatch.flow.registry import Registry
 from longwatch.flow.source import FlowSource
 from longwatch.flow.standing import Standing
 from longwatch.flow.sweeping import Run
+from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
 from longwatch.store.database import Database, Transaction
 from longwatch.store.opening import SQL_SCHEMES, open_database, url_hint
@@ -44,6 +45,7 @@ class Flow:
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs)
         self.hands = Hands()
+        self.waiters = Waiters()
         self.closed = False
         """Whether it was closed, and with it the store that it had opened."""
         self._is_ours = not isinstance(store, Database)
@@ -136,13 +138,14 @@ class Flow:
         return {name: VALUES.encode(value).decode() for name, value in values.items()}
 
     @contextmanager
-    def listening(self, execution: str, node: str) -> Iterator[Wakeup]:
-        """A wakeup that is set when this node changes, or nothing more is to be hoped for, and now and then without that."""
-        wakeup = Wakeup()
-        with ExitStack() as undo:
-            undo.callback(self.database.listen(changes_of(execution, node), wakeup))
-            undo.callback(self.database.listen(changes_of(execution), wakeup))
-            yield wakeup
+    def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
+        """Who is woken when this node changes, or nothing more is to be hoped for, and now and then without that."""
+        with self.waiters.waiting(execution, node) as waiter:
+            leave = self.database.listen((changes_of(execution, node), changes_of(execution)), waiter)
+            try:
+                yield waiter
+            finally:
+                leave()
 
 
 def _found(store: Any, *, auto_migrate: bool) -> Database:

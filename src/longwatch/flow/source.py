@@ -22,6 +22,7 @@ from longwatch.flow.records import Kind, Records, announce_work, work_of
 from longwatch.flow.registry import Line, Registry
 from longwatch.flow.standing import Standing
 from longwatch.flow.sweeping import SWEEP_EVERY, Sweeping
+from longwatch.flow.waiters import Waiters
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Blame, Claim
 from longwatch.store.database import ChangedError, Database, Transaction
@@ -40,11 +41,12 @@ Making = Callable[[Transaction, FromBirth | None], tuple[T, Standing | None]]
 class FlowSource:
     """A `work.Source` over the attempts of registered graphs. Without any it can still renew, and bring back what others lost."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a store, what knows it, and who is told
         self,
         database: Database,
         registry: Registry | None = None,
         *,
+        waiters: Waiters | None = None,
         sweep_every: float = SWEEP_EVERY,
         clock: Clock | None = None,
         events: Events | None = None,
@@ -55,7 +57,7 @@ class FlowSource:
         self._clock = clock or SystemClock()
         self._claiming = Claiming(database, self.records, self.registry)
         self._claims = self._claiming.claims
-        self._concluding = Concluding(self.records, self.registry, self._claims)
+        self._concluding = Concluding(self.records, self.registry, self._claims, waiters or Waiters())
         self.sweeping = Sweeping(
             database, self.records, self._claims, self.registry, every=sweep_every, clock=self._clock, events=events
         )
@@ -106,7 +108,7 @@ class FlowSource:
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         told, leave = self._lookout.listen(wakeup)
-        undo = [leave, *(self.database.listen(work_of(kind), told) for kind in self.registry.graphs)]
+        undo = leave, self.database.listen(map(work_of, self.registry.graphs), told)
         return lambda: _call_all(undo)
 
     # --- hand over hand ---

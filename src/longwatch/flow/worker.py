@@ -64,7 +64,9 @@ class FlowWorker(EngineLoop):
             raise UsageError("this Flow was given no graphs, so a worker would have nothing to do; write Flow(store, graphs=[...])")
         self.flow = flow
         self.concurrency = concurrency
-        self._flow_source = FlowSource(flow.database, flow.registry, sweep_every=sweep_interval_seconds, clock=self.clock)
+        self._flow_source = FlowSource(
+            flow.database, flow.registry, waiters=flow.waiters, sweep_every=sweep_interval_seconds, clock=self.clock
+        )
         self._overtime: Overtime | None = None
         self._apart: ProcessRunner | None = None
         self._errand: Errand | None = None
@@ -125,8 +127,7 @@ class FlowWorker(EngineLoop):
         over.listen(engine.doubt)
         with ExitStack() as undo:
             undo.callback(self._apart.stop, timeout=_CHILDREN_END_WITHIN)
-            for kind in self.flow.registry.graphs:
-                undo.callback(self.flow.database.listen(endings_of(kind), over))
+            undo.callback(self.flow.database.listen(map(endings_of, self.flow.registry.graphs), over))
             undo.enter_context(self._overtime.watching())
             undo.enter_context(self.flow.hands.lent(engine, self._flow_source))
             yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
@@ -19,6 +19,8 @@ from longwatch.errors import StoreError, UsageError
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Parameters = Mapping[str, object]
+Channels = str | Iterable[str]
+"""One, or several."""
 
 CALL_TIMEOUT = 30.0
 """How long a call waits for the engine before it gives up, in seconds."""
@@ -95,7 +97,7 @@ class Transaction(Protocol):
         """Announce the channel once this is committed; nothing if it is not."""
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Have something called once this is committed, before its maker learns of it; never if it is not, or nobody here knows."""
+        """Have something called once this is committed, before anybody else learns of it; never if it is not, or nobody knows."""
 
 
 class Database(ABC):
@@ -144,8 +146,8 @@ class Database(ABC):
         """Run work that only reads, on one consistent view, without waiting for writers."""
 
     @abstractmethod
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set on every announcement of the channel, and now and then without one; returns what ends that.
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        """Have the wakeup set on every announcement of a channel, or one of several, and now and then without; returns what ends it.
 
         Announcements are hints: they reach this process and others, never block a commit, and may get lost.
         """

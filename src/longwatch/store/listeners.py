@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from longwatch.core.clock import Wakeup
+from longwatch.store.database import Channels
 
 
 class Listeners:
@@ -15,11 +16,13 @@ class Listeners:
         self._wakeups: dict[str, set[Wakeup]] = {}
         self._lock = threading.Lock()
 
-    def add(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
+    def add(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         """Returns what takes it off again."""
+        names = (channels,) if isinstance(channels, str) else tuple(channels)
         with self._lock:
-            self._wakeups.setdefault(channel, set()).add(wakeup)
-        return lambda: self._remove(channel, wakeup)
+            for channel in names:
+                self._wakeups.setdefault(channel, set()).add(wakeup)
+        return lambda: self._remove(names, wakeup)
 
     def wake(self, channels: Iterable[str]) -> None:
         if not self._wakeups:
@@ -36,9 +39,10 @@ class Listeners:
         """How many channels somebody listens to."""
         return len(self._wakeups)
 
-    def _remove(self, channel: str, wakeup: Wakeup) -> None:
+    def _remove(self, channels: Iterable[str], wakeup: Wakeup) -> None:
         with self._lock:
-            waiting = self._wakeups.get(channel, set())
-            waiting.discard(wakeup)
-            if not waiting:
-                self._wakeups.pop(channel, None)
+            for channel in channels:
+                waiting = self._wakeups.get(channel, set())
+                waiting.discard(wakeup)
+                if not waiting:
+                    self._wakeups.pop(channel, None)

@@ -30,7 +30,7 @@ import psycopg
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError, UsageError
-from longwatch.store.database import CALL_TIMEOUT, Database, Transaction, VanishedError, done
+from longwatch.store.database import CALL_TIMEOUT, Channels, Database, Transaction, VanishedError, done
 from longwatch.store.forks import survive_forks
 from longwatch.store.postgres_address import Address, AwayError, ComingError, CrowdedError
 from longwatch.store.postgres_errors import is_passing, told
@@ -86,8 +86,8 @@ class PostgresDatabase(Database):
         opened, deadline = self._open(), time.monotonic() + timeout
         return self._persist(lambda: self._read(opened, work, deadline), opened, deadline)
 
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
-        return self._open().listen(channel, wakeup)
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        return self._open().listen(channels, wakeup)
 
     def join(self, tx: Any) -> Transaction:
         """Ours as it is; the user's own psycopg connection as the transaction it is in."""

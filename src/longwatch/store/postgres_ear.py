@@ -14,6 +14,7 @@ from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError
 from longwatch.host.errand import Errand
+from longwatch.store.database import Channels
 from longwatch.store.listeners import Listeners
 from longwatch.store.postgres_transaction import CHANNEL
 from longwatch.store.postgres_wire import Wire
@@ -47,11 +48,11 @@ class Ear:
         self._wire: Wire | None = None
         self._closed = False
 
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the store was closed; open it again")
-            leave = self.listeners.add(channel, wakeup)
+            leave = self.listeners.add(channels, wakeup)
             if self._errand is None:
                 self._begin()
         return leave

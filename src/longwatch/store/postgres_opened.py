@@ -16,7 +16,7 @@ import psycopg
 
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreMisplacedError, UsageError
-from longwatch.store.database import Jump, Transaction
+from longwatch.store.database import Channels, Jump, Transaction
 from longwatch.store.migrations import Migration, migrate, migrations, require_known
 from longwatch.store.postgres_address import Address
 from longwatch.store.postgres_ear import Ear
@@ -106,8 +106,8 @@ class OpenedServer:
             self._committed(unsure.transaction)
         return found
 
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
-        return self._ear.listen(channel, wakeup)
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        return self._ear.listen(channels, wakeup)
 
     def _transaction(self, wire: Wire, deadline: float, begin: Sequence[bytes]) -> PostgresTransaction:
         return PostgresTransaction(wire, home=self._address.identity, jump=self._jump, deadline=deadline, begin=begin)
@@ -125,9 +125,9 @@ class OpenedServer:
         self._hints.owe(transaction.channels.difference(told))
 
     def _committed(self, transaction: PostgresTransaction) -> None:
-        self._ear.listeners.wake(transaction.channels)
         for callback in transaction.callbacks:
             callback()
+        self._ear.listeners.wake(transaction.channels)
 
     # --- the schema ---
 

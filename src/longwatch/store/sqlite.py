@@ -19,7 +19,7 @@ from weakref import finalize
 
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError
-from longwatch.store.database import CALL_TIMEOUT, Database
+from longwatch.store.database import CALL_TIMEOUT, Channels, Database
 from longwatch.store.forks import Lock, hold_locks, survive_forks
 from longwatch.store.sqlite_connection import SqliteTransaction
 from longwatch.store.sqlite_errors import translated
@@ -75,8 +75,8 @@ class SqliteDatabase(Database):
         except StoreBusyError:
             return self._open().read(work)
 
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
-        return self._open().wakeups.listen(channel, wakeup)
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        return (self._opened or self._open_now()).wakeups.listen(channels, wakeup)
 
     def join(self, tx: Any) -> SqliteTransaction:
         if not isinstance(tx, SqliteTransaction):

@@ -112,9 +112,9 @@ class OpenedFile:
         """Run the jobs in one transaction; every future is settled, with its result or with what went wrong."""
         outcomes = run_batch(jobs, self._begin, self._transaction)
         try:
-            self._announce(outcomes)
             for callback in chain.from_iterable(outcome.callbacks for outcome in outcomes):
                 callback()
+            self._announce(outcomes)
         finally:
             for (_, future), outcome in zip(jobs, outcomes, strict=True):
                 outcome.tell(future)

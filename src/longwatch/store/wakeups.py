@@ -17,6 +17,7 @@ from pathlib import Path
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError, UsageError
 from longwatch.host.runtimedir import runtime_directory
+from longwatch.store.database import Channels
 from longwatch.store.ear import LARGEST, Ear
 from longwatch.store.listeners import Listeners
 from longwatch.store.neighbours import Neighbours
@@ -53,14 +54,14 @@ class Wakeups:
                 self._tell(place, message if len(message) <= LARGEST else _EVERYBODY)
         self._listeners.wake(names)
 
-    def listen(self, channel: str, wakeup: Wakeup) -> Callable[[], None]:
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         """Have the wakeup set on every announcement, and every NET seconds in any case."""
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the store was closed; open it again")
             if self._ear is None:
                 self._ear = Ear(self.place, self._hear, every=self._net)
-            return self._listeners.add(channel, wakeup)
+            return self._listeners.add(channels, wakeup)
 
     def close(self) -> None:
         """End the thread; idempotent."""
