@@ -147,7 +147,7 @@ class Database(ABC):
 
     @abstractmethod
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set on every announcement of a channel, or one of several, and now and then without; returns what ends it.
+        """Have the wakeup set on every announcement of a channel, or one of several, and now and then without; returns what ends.
 
         Announcements are hints: they reach this process and others, never block a commit, and may get lost.
         """
