@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import Clock
-from longwatch.flow import Execution, Flow, Graph
+from longwatch.flow import Execution, Flow, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow.calling import arguments, written
 from longwatch.flow.source import FlowSource
+from longwatch.host.errand import Errand
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.database import Database
 from longwatch.store.opening import open_database
@@ -97,12 +98,15 @@ on_postgres = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
 class Desk:
-    """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the test."""
+    """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the test.
 
-    def __init__(self, database: Database, *graphs: Graph, clock: Clock | None = None) -> None:
+    One that `tells` says what it has computed to those of the Flow who wait for it, as workers of the same process do.
+    """
+
+    def __init__(self, database: Database, *graphs: Graph, clock: Clock | None = None, tells: bool = False) -> None:
         self.database = database
         self.flow = Flow(database, graphs, clock=clock)
-        self.source = FlowSource(database, self.flow.registry, clock=clock)
+        self.source = FlowSource(database, self.flow.registry, clock=clock, waiters=self.flow.waiters if tells else None)
         self.owner = self.enter()
         self.runs: Counter[str] = Counter()
 
@@ -182,6 +186,39 @@ class Desk:
             if any(line.lane == leased.item.lane for line in registered.lines)
         ]
         return found
+
+
+class Waiting:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._errand = Errand(self._run, name="waiting")
+        self._errand.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:  # noqa: BLE001 - it is told to who asks
+            self.result = error
+
+    def answer(self) -> Any:
+        assert self._errand.over.block(PATIENCE)
+        return self.result
+
+
+def scrape(version: str = "1", **options: Any) -> Graph:
+    """url → pages → titles; depth is for nobody."""
+    return Graph(
+        "scrape",
+        version=version,
+        nodes=[
+            input("url"),
+            input("depth"),
+            compute("pages", ["url"], lambda url: len(url or ""), **options),
+            compute("titles", ["pages"], lambda pages: ["title"] * pages),
+        ],
+    )
 
 
 @contextmanager

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 
-from flow_rig import PATIENCE, TOO_NEW, Desk, database_fixture, hints_only_fixture, url_fixture  # noqa: F401 - fixtures
+from flow_rig import PATIENCE, TOO_NEW, Desk, Waiting, database_fixture, scrape, url_fixture  # noqa: F401 - fixtures
 from longwatch.errors import (
-    ComputationFailedError,
-    DeadlineExceededError,
     NotSetError,
     SchemaTooNewError,
     SerializationError,
@@ -21,24 +18,8 @@ from longwatch.errors import (
     UsageError,
 )
 from longwatch.flow import Flow, Graph, compute, input, not_, or_  # noqa: A004 - the contract's word
-from longwatch.host.errand import Errand
 from longwatch.store.database import Database
 from longwatch.testing import FakeClock
-from snippet import running
-
-
-def scrape(version: str = "1", **options: Any) -> Graph:
-    """url → pages → titles; depth is for nobody."""
-    return Graph(
-        "scrape",
-        version=version,
-        nodes=[
-            input("url"),
-            input("depth"),
-            compute("pages", ["url"], lambda url: len(url or ""), **options),
-            compute("titles", ["pages"], lambda pages: ["title"] * pages),
-        ],
-    )
 
 
 @pytest.fixture
@@ -50,25 +31,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 def desk(database: Database, clock: FakeClock) -> Desk:
     return Desk(database, scrape(), clock=clock)
-
-
-class Waiting:
-    """A `get` in a thread of its own."""
-
-    def __init__(self, get: Callable[[], Any]) -> None:
-        self._get = get
-        self._errand = Errand(self._run, name="waiting")
-        self._errand.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._get()
-        except Exception as error:  # noqa: BLE001 - it is told to who asks
-            self.result = error
-
-    def answer(self) -> Any:
-        assert self._errand.over.block(PATIENCE)
-        return self.result
 
 
 class TestValues:
@@ -151,173 +113,6 @@ class TestValues:
         execution.set(b=1)
         with pytest.raises(NotSetError):
             execution.get("c", wait=False)
-
-
-class TestGet:
-    def test_without_waiting_says_that_there_is_none(self, desk: Desk) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        with pytest.raises(NotSetError, match=f"node 'pages' of {execution.id} has no value$"):
-            execution.get("pages", wait=False)
-        with pytest.raises(NotSetError, match="has no value newer than 1"):
-            execution.get("url", wait=False, newer_than=1)
-        assert "abc" == execution.get("url", wait=False, newer_than=0)
-
-    def test_without_waiting_takes_an_old_value(self, desk: Desk) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        desk.run_all()
-        execution.set(url="abcd")
-        assert 3 == execution.get("pages", wait=False)
-
-    def test_says_after_its_time_what_the_node_waits_for(self, desk: Desk) -> None:
-        execution = desk.flow.start("scrape")
-        with pytest.raises(DeadlineExceededError) as caught:
-            execution.get("pages", timeout=0)
-        assert f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its gate: url is not set" == str(
-            caught.value
-        )
-
-    def test_ends_after_its_time(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        waiting = Waiting(lambda: execution.get("pages", timeout=60))
-        clock.await_parked(1)
-        clock.advance(60, parked=0)
-        assert "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3" in str(waiting.answer())
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_is_woken_by_the_result(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
-        clock.await_parked(1)
-        desk.run_all()
-        assert ["title"] * 3 == waiting.answer()
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_waits_for_the_value_of_the_present_inputs(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        desk.run_all()
-        execution.set(url="xyz")
-        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
-        clock.await_parked(1)
-        assert {"pages": 1} == desk.run_all()
-        assert ["title"] * 3 == waiting.answer()
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_waits_for_one_that_is_newer(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        desk.run_all()
-        assert 3 == execution.get("pages", newer_than=1, timeout=0)
-        waiting = Waiting(lambda: execution.get("pages", newer_than=2, timeout=PATIENCE))
-        clock.await_parked(1)
-        execution.set(url="abcd")
-        desk.run_all()
-        assert 4 == waiting.answer()
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_is_woken_by_another_process(self, desk: Desk, clock: FakeClock, url: str) -> None:
-        """There is no net below: it is the change that wakes it."""
-        execution = desk.flow.start("scrape")
-        with running(OTHER.format(url=url, id=execution.id)) as child:
-            assert "ready" == child.line()
-            heard = Waiting(lambda: execution.get("depth", timeout=PATIENCE))
-            clock.await_parked(1)
-            child.say()
-            assert "of another process" == heard.answer()
-            assert "set" == child.line()
-            assert (0, "") == child.end()
-
-
-OTHER = """
-    from longwatch.flow import Flow, Graph
-    graph = Graph("scrape", version="1")
-    graph.input("depth")
-    with Flow({url!r}, [graph]) as flow:
-        execution = flow.execution({id!r})
-        print("ready", flush=True)
-        input()
-        execution.set(depth="of another process")
-        print("set", flush=True)
-"""
-
-
-class TestHope:
-    def test_ends_at_once_when_a_node_is_given_up(self, desk: Desk) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        desk.spend(execution, "pages")
-        with pytest.raises(ComputationFailedError) as caught:
-            execution.get("pages")
-        expected = f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; `retry` has it tried again"
-        assert expected == str(caught.value)
-        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 3 times: broken"):
-            execution.get("titles")
-
-    def test_ends_for_what_has_an_old_value_that_will_not_be_replaced(self, desk: Desk) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        desk.run_all()
-        execution.set(url="abcd")
-        desk.dead(desk.take_one())
-        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"):
-            execution.get("titles", timeout=0)
-        assert ["title"] * 3 == execution.get("titles", wait=False)
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_ends_for_who_waits_already(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape", url="abc")
-        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("pages", "titles")]
-        clock.await_parked(2)
-        desk.dead(desk.take_one())
-        assert [ComputationFailedError] * 2 == [type(each.answer()) for each in waiting]
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_does_not_end_for_what_does_not_come_after_it(self, database: Database, clock: FakeClock) -> None:
-        nodes = [input("a"), input("b"), compute("c", "a", lambda a: a), compute("d", "b", lambda b: b)]
-        desk = Desk(database, Graph("two", version="1", nodes=nodes), clock=clock)
-        execution = desk.flow.start("two", a=1)
-        desk.dead(desk.take_one())
-        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("b", "d")]
-        clock.await_parked(2)
-        execution.set(b=2)
-        desk.run_all()
-        assert [2, 2] == [each.answer() for each in waiting]
-
-    def test_ends_though_others_are_at_work(self, database: Database) -> None:
-        nodes = [
-            input("a"),
-            input("b"),
-            compute("c", "a", lambda a: a),
-            compute("d", "c", lambda c: c),
-            compute("e", "b", lambda b: b),
-        ]
-        desk = Desk(database, Graph("two", version="1", nodes=nodes))
-        execution = desk.flow.start("two", a=1)
-        desk.dead(desk.take_one())
-        execution.set(b=1)
-        with pytest.raises(ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"):
-            execution.get("d", timeout=0)
-
-    def test_does_not_end_while_another_way_is_open(self, database: Database) -> None:
-        nodes = [
-            input("a"),
-            compute("b", "a", lambda a: a),
-            compute("c", "a", lambda a: a),
-            compute("d", or_("b", "c"), lambda b, c: (b, c)),
-        ]
-        desk = Desk(database, Graph("ways", version="1", nodes=nodes))
-        execution = desk.flow.start("ways", a=1)
-        b, c = sorted(desk.take(), key=lambda leased: leased.item.node)
-        desk.dead(b)
-        with pytest.raises(DeadlineExceededError):
-            execution.get("d", timeout=0)
-        desk.done(c, 1)
-        desk.run_all()
-        assert [None, 1] == execution.get("d", timeout=0)
-
-    @pytest.mark.usefixtures("hints_only")
-    def test_ends_when_the_execution_is_cancelled(self, desk: Desk, clock: FakeClock) -> None:
-        execution = desk.flow.start("scrape")
-        waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
-        clock.await_parked(1)
-        execution.cancel()
-        assert f"node 'pages' of {execution.id} will get no value: the execution was cancelled" == str(waiting.answer())
 
 
 class TestStarting:

@@ -1,0 +1,290 @@
+"""Waiting for a value: what wakes who waits, what is told him at once, and when there is nothing to be hoped for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flow_rig import PATIENCE, Desk, Waiting, database_fixture, hints_only_fixture, scrape, url_fixture  # noqa: F401 - fixtures
+from longwatch.core.clock import Wakeup
+from longwatch.errors import (
+    ComputationFailedError,
+    DeadlineExceededError,
+    NotSetError,
+)
+from longwatch.flow import Execution, Graph, compute, input, or_  # noqa: A004 - the contract's word
+from longwatch.flow.records import Records
+from longwatch.store.database import Database
+from longwatch.testing import FakeClock
+from snippet import running
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """On which who waits for a value can be seen to wait."""
+    return FakeClock()
+
+
+@pytest.fixture(params=[True, False], ids=["by a worker of this process", "by another"])
+def desk(database: Database, clock: FakeClock, request: pytest.FixtureRequest) -> Desk:
+    return Desk(database, scrape(), clock=clock, tells=request.param)
+
+
+here = pytest.mark.parametrize("desk", [True], ids=[""], indirect=True)
+
+
+class Looks:
+    """How often somebody who waits has looked for himself."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, awaited = 0, Execution._awaited
+
+        def counted(*given: Any, **named: Any) -> Any:
+            self.count += 1
+            return awaited(*given, **named)
+
+        monkeypatch.setattr(Execution, "_awaited", counted)
+
+
+class TestGet:
+    def test_without_waiting_says_that_there_is_none(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        with pytest.raises(NotSetError, match=f"node 'pages' of {execution.id} has no value$"):
+            execution.get("pages", wait=False)
+        with pytest.raises(NotSetError, match="has no value newer than 1"):
+            execution.get("url", wait=False, newer_than=1)
+        assert "abc" == execution.get("url", wait=False, newer_than=0)
+
+    def test_without_waiting_takes_an_old_value(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="abcd")
+        assert 3 == execution.get("pages", wait=False)
+
+    def test_says_after_its_time_what_the_node_waits_for(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape")
+        with pytest.raises(DeadlineExceededError) as caught:
+            execution.get("pages", timeout=0)
+        assert f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its gate: url is not set" == str(
+            caught.value
+        )
+
+    def test_ends_after_its_time(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("pages", timeout=60))
+        clock.await_parked(1)
+        clock.advance(60, parked=0)
+        assert "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3" in str(waiting.answer())
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_is_woken_by_the_result(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
+        clock.await_parked(1)
+        desk.run_all()
+        assert ["title"] * 3 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_waits_for_the_value_of_the_present_inputs(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="xyz")
+        waiting = Waiting(lambda: execution.get("titles", timeout=PATIENCE))
+        clock.await_parked(1)
+        assert {"pages": 1} == desk.run_all()
+        assert ["title"] * 3 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_waits_for_one_that_is_newer(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        assert 3 == execution.get("pages", newer_than=1, timeout=0)
+        waiting = Waiting(lambda: execution.get("pages", newer_than=2, timeout=PATIENCE))
+        clock.await_parked(1)
+        execution.set(url="abcd")
+        desk.run_all()
+        assert 4 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_is_woken_by_another_process(self, desk: Desk, clock: FakeClock, url: str) -> None:
+        """There is no net below: it is the change that wakes it."""
+        execution = desk.flow.start("scrape")
+        with running(OTHER.format(url=url, id=execution.id)) as child:
+            assert "ready" == child.line()
+            heard = Waiting(lambda: execution.get("depth", timeout=PATIENCE))
+            clock.await_parked(1)
+            child.say()
+            assert "of another process" == heard.answer()
+            assert "set" == child.line()
+            assert (0, "") == child.end()
+
+
+OTHER = """
+    from longwatch.flow import Flow, Graph
+    graph = Graph("scrape", version="1")
+    graph.input("depth")
+    with Flow({url!r}, [graph]) as flow:
+        execution = flow.execution({id!r})
+        print("ready", flush=True)
+        input()
+        execution.set(depth="of another process")
+        print("set", flush=True)
+"""
+
+
+def break_down(*_: object) -> None:
+    raise ValueError("broken")
+
+
+class TestATold:
+    """Value, by a worker of the same process."""
+
+    @here
+    @pytest.mark.usefixtures("hints_only")
+    def test_is_not_looked_for(self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        if desk.database.is_shared:  # everybody is woken once when the ear is there
+            heard = Wakeup()
+            desk.database.listen("anything", heard)
+            assert heard.block(PATIENCE)
+        execution, looks = desk.flow.start("scrape", url="abc"), Looks(monkeypatch)
+        waiting = [Waiting(lambda: execution.get("titles", timeout=PATIENCE)) for _ in range(2)]
+        clock.await_parked(2)
+        desk.run_all()
+        assert ([["title"] * 3] * 2, 2) == ([each.answer() for each in waiting], looks.count)
+        assert waiting[0].answer() is not waiting[1].answer()
+
+    @here
+    def test_counts_once_it_is_committed(self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
+        clock.await_parked(1)
+        leased = desk.take_one()
+        with monkeypatch.context() as patch:
+            patch.setattr(Records, "save", break_down)
+            with pytest.raises(ValueError, match="broken"):
+                desk.done(leased, "never kept")
+        clock.await_parked(1)
+        assert desk.done(leased, 3)
+        assert 3 == waiting.answer()
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_counts_only_if_it_is_that_of_the_present_inputs(self, database: Database, clock: FakeClock) -> None:
+        graph = Graph(
+            "chain", version="1", nodes=[input("x"), compute("a", ["x"], lambda x: x * x), compute("b", ["a"], lambda a: f"{a}")]
+        )
+        desk = Desk(database, graph, clock=clock, tells=True)
+        execution = desk.flow.start("chain", x=1)
+        assert desk.done(desk.take_one(), 1)
+        waiting = Waiting(lambda: execution.get("b", timeout=PATIENCE))
+        clock.await_parked(1)
+        of_the_old_one = desk.take_one()
+        execution.set(x=-1)
+        assert desk.done(of_the_old_one, "1")
+        clock.await_parked(1)
+        assert desk.done(desk.take_one(), 1)
+        assert "1" == waiting.answer()
+
+    @here
+    def test_counts_only_if_it_is_new_enough(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        waiting = Waiting(lambda: execution.get("pages", newer_than=2, timeout=PATIENCE))
+        clock.await_parked(1)
+        for url in ("xyz", "abcd"):
+            clock.await_parked(1)
+            execution.set(url=url)
+            desk.run_all()
+        assert 4 == waiting.answer()
+
+    @here
+    def test_is_told_to_nobody_who_has_gone(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = Waiting(lambda: execution.get("pages", timeout=1.0))
+        clock.await_parked(1)
+        clock.advance(1.0, parked=0)
+        assert isinstance(waiting.answer(), DeadlineExceededError)
+        desk.run_all()
+        assert {} == desk.flow.waiters._waiting
+
+
+class TestHope:
+    def test_ends_at_once_when_a_node_is_given_up(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.spend(execution, "pages")
+        with pytest.raises(ComputationFailedError) as caught:
+            execution.get("pages")
+        expected = f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; `retry` has it tried again"
+        assert expected == str(caught.value)
+        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 3 times: broken"):
+            execution.get("titles")
+
+    def test_ends_for_what_has_an_old_value_that_will_not_be_replaced(self, desk: Desk) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        desk.run_all()
+        execution.set(url="abcd")
+        desk.dead(desk.take_one())
+        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"):
+            execution.get("titles", timeout=0)
+        assert ["title"] * 3 == execution.get("titles", wait=False)
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_ends_for_who_waits_already(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape", url="abc")
+        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("pages", "titles")]
+        clock.await_parked(2)
+        desk.dead(desk.take_one())
+        assert [ComputationFailedError] * 2 == [type(each.answer()) for each in waiting]
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_does_not_end_for_what_does_not_come_after_it(self, database: Database, clock: FakeClock) -> None:
+        nodes = [input("a"), input("b"), compute("c", "a", lambda a: a), compute("d", "b", lambda b: b)]
+        desk = Desk(database, Graph("two", version="1", nodes=nodes), clock=clock)
+        execution = desk.flow.start("two", a=1)
+        desk.dead(desk.take_one())
+        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("b", "d")]
+        clock.await_parked(2)
+        execution.set(b=2)
+        desk.run_all()
+        assert [2, 2] == [each.answer() for each in waiting]
+
+    def test_ends_though_others_are_at_work(self, database: Database) -> None:
+        nodes = [
+            input("a"),
+            input("b"),
+            compute("c", "a", lambda a: a),
+            compute("d", "c", lambda c: c),
+            compute("e", "b", lambda b: b),
+        ]
+        desk = Desk(database, Graph("two", version="1", nodes=nodes))
+        execution = desk.flow.start("two", a=1)
+        desk.dead(desk.take_one())
+        execution.set(b=1)
+        with pytest.raises(ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"):
+            execution.get("d", timeout=0)
+
+    def test_does_not_end_while_another_way_is_open(self, database: Database) -> None:
+        nodes = [
+            input("a"),
+            compute("b", "a", lambda a: a),
+            compute("c", "a", lambda a: a),
+            compute("d", or_("b", "c"), lambda b, c: (b, c)),
+        ]
+        desk = Desk(database, Graph("ways", version="1", nodes=nodes))
+        execution = desk.flow.start("ways", a=1)
+        b, c = sorted(desk.take(), key=lambda leased: leased.item.node)
+        desk.dead(b)
+        with pytest.raises(DeadlineExceededError):
+            execution.get("d", timeout=0)
+        desk.done(c, 1)
+        desk.run_all()
+        assert [None, 1] == execution.get("d", timeout=0)
+
+    @pytest.mark.usefixtures("hints_only")
+    def test_ends_when_the_execution_is_cancelled(self, desk: Desk, clock: FakeClock) -> None:
+        execution = desk.flow.start("scrape")
+        waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
+        clock.await_parked(1)
+        execution.cancel()
+        assert f"node 'pages' of {execution.id} will get no value: the execution was cancelled" == str(waiting.answer())
