@@ -130,7 +130,7 @@ class TestTheEar:
         fall_silent(proxy)
         assert eventually(lambda: len(wires) == 2)
         heard: list[list[str]] = []
-        ear._dispatch = lambda payloads: heard.append(list(payloads))  # type: ignore[method-assign]
+        ear._dispatch = lambda wire, payloads: heard.append(list(payloads))  # type: ignore[method-assign]
         assert eventually(lambda: _announced(heard))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 from den import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError
+from longwatch.store import postgres_presence
 from longwatch.store.postgres import PostgresDatabase
 from longwatch.store.postgres_ear import Ear
 from longwatch.store.postgres_hints import Hints
@@ -59,6 +61,12 @@ def announce(database: PostgresDatabase, *channels: str) -> None:
             tx.announce(channel)
 
     database.write(work)
+
+
+def after(database: PostgresDatabase, told: Callable[[], list[str]]) -> list[str]:
+    """What was told when nothing is behind a commit any more."""
+    database.read(lambda tx: tx.rows("SELECT 1"))
+    return told()
 
 
 Two = tuple[PostgresDatabase, PostgresDatabase]
@@ -204,6 +212,58 @@ def test_while_nobody_can_be_reached_listeners_are_woken_and_the_tries_become_ra
             wakeup.clear()
             assert wakeup.block(PATIENCE)
         assert len(tries) <= 4
+
+
+class TestAlone:
+    """Where no other process listens."""
+
+    @pytest.fixture(autouse=True)
+    def sure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgres_presence, "SURE_AFTER", 0.0)
+
+    @pytest.fixture
+    def told(self, url: str) -> Iterator[Callable[[], list[str]]]:
+        """What leaves the process from now on, words between ears left out; as heard by one of whom it does not know."""
+        with psycopg.connect(url, autocommit=True) as spy:
+            spy.execute("LISTEN longwatch")
+
+            def told() -> list[str]:
+                spy.execute("SELECT pg_notify('longwatch', 'end')")
+                payloads = iter(each.payload for each in spy.notifies(timeout=PATIENCE))
+                return [payload.partition("/")[2] for payload in takewhile("end".__ne__, payloads) if "/" in payload]
+
+            yield told
+
+    def test_nobody_is_told(self, two: Two, told: Callable[[], list[str]]) -> None:
+        here, _ = two
+        heard_by(here, "x")
+        announce(here, "x")
+        assert [] == after(here, told)
+
+    def test_who_does_not_listen_tells_everything(self, two: Two, told: Callable[[], list[str]]) -> None:
+        announce(two[0], "x")
+        assert ["x"] == after(two[0], told)
+
+    def test_who_begins_to_listen_is_told_from_then_on_and_looks_once_more(self, two: Two) -> None:
+        here, there = two
+        heard_by(here, "x")
+        wakeup, wakes = Wakeup(), list[None]()
+        wakeup.listen(lambda: wakes.append(None))
+        there.listen("x", wakeup)
+        assert eventually(lambda: len(wakes) == 2)  # it listens, and it is answered
+        announce(here, "x")
+        assert eventually(lambda: len(wakes) == 3)
+
+    def test_who_listens_no_more_is_told_no_more(self, two: Two, told: Callable[[], list[str]]) -> None:
+        here, there = two
+        heard_by(here, "x")
+        heard_by(there, "x")
+        presence = here._open()._ear.presence
+        assert eventually(lambda: presence.may_be_others)
+        there.close()
+        assert eventually(lambda: not presence.may_be_others)
+        announce(here, "x")
+        assert [] == after(here, told)
 
 
 class TestHints:

@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -16,7 +16,8 @@ from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError
 from longwatch.host.errand import Errand
 from longwatch.store.database import Channels
 from longwatch.store.listeners import Listeners
-from longwatch.store.postgres_transaction import CHANNEL
+from longwatch.store.postgres_presence import Presence
+from longwatch.store.postgres_transaction import CHANNEL, NOTIFY
 from longwatch.store.postgres_wire import Wire
 
 NET = 1.0
@@ -33,12 +34,14 @@ _PATIENCE = 2.0
 class Ear:
     """Hears announcements from when somebody first listens until it is closed.
 
-    A payload is `WHO/CHANNEL`; what this process said itself it has told its own listeners already. A lost connection is made
+    A payload is `WHO/CHANNEL`, or a word between ears (`postgres_presence`); what this process said itself it has told its own
+    listeners already. A lost connection is made
     again, less and less often while that fails; meanwhile, and in any case every NET seconds, all listeners are woken.
     """
 
     def __init__(self, connect: Callable[[float], Wire], *, who: str, net: float = NET) -> None:
         self.listeners = Listeners()
+        self.presence = Presence(who)
         self._connect = connect
         self._who = who
         self._net = net
@@ -105,14 +108,27 @@ class Ear:
         """One connection, from its making to its end."""
         wire = self._wire = self._connect(time.monotonic() + _CONNECT_WITHIN)
         try:
-            wire.ask(f"LISTEN {CHANNEL}".encode(), (), time.monotonic() + _CONNECT_WITHIN)
+            wire.send(NOTIFY, (self.presence.hello,))
+            wire.send(f"LISTEN {CHANNEL}".encode())
+            wire.answer(time.monotonic() + _CONNECT_WITHIN)
             backoff.succeeded()
+            self.presence.begin()
+            self._dispatch(wire, wire.notifications())
             self.listeners.wake_all()  # what was announced before went unheard
             while self._await(wire.fileno, self._net):
-                self._dispatch(_said(wire))
+                self._dispatch(wire, _said(wire))
+                if self.presence.asks():
+                    self._say(wire, self.presence.hello)
+            self._say(wire, self.presence.bye)
         finally:
+            self.presence.end()
             self._wire = None
             wire.close()
+
+    def _say(self, wire: Wire, word: str) -> None:
+        """And hear what came meanwhile: nobody is woken for that again."""
+        wire.ask(NOTIFY, (word,), time.monotonic() + _ANSWER_WITHIN)
+        self._dispatch(wire, wire.notifications())
 
     def _await(self, fileno: int, patience: float) -> bool:
         """Wait until there is something to hear or to ask, waking everybody every NET seconds; False when told to stop."""
@@ -126,9 +142,14 @@ class Ear:
             self.listeners.wake_all()
         return True
 
-    def _dispatch(self, payloads: Iterable[str]) -> None:
-        heard = (payload.partition("/") for payload in payloads)
+    def _dispatch(self, wire: Wire, payloads: Sequence[str]) -> None:
+        heard = [payload.partition("/") for payload in payloads]
+        answers, tells = zip(*map(self.presence.hear, payloads), strict=True) if payloads else ((), ())
         self.listeners.wake({channel for who, _, channel in heard if who != self._who})
+        if any(tells):
+            self.listeners.wake_all()  # what they had left untold
+        for answer in filter(None, answers):
+            self._say(wire, answer)
 
     def _sit_out(self, delay: float) -> None:
         while delay > 0 and self._await(-1, min(delay, self._net)):

@@ -102,7 +102,7 @@ class OpenedServer:
         with self._pool.one(deadline) as wire:
             found = was_committed(wire, unsure.line, unsure.number, deadline)
         if found:
-            self._hints.owe(unsure.transaction.channels)
+            self._hints.owe(self._to_tell(unsure.transaction))
             self._committed(unsure.transaction)
         return found
 
@@ -115,14 +115,18 @@ class OpenedServer:
     def _commit(self, transaction: PostgresTransaction, wire: Wire, result: Any) -> None:
         witness = self._witnesses.setdefault(wire, Witness())
         testimony = witness.next()
-        told = self._hints.due(transaction.channels)
+        told = self._hints.due(self._to_tell(transaction))
         hints = [(NOTIFY, (self._payload(channel),)) for channel in told]
         try:
             transaction.commit(testimony, behind=[*hints, *witness.behind()])
         except (ConnectionLostError, CallTimeoutError) as error:
             if transaction.has_written:
                 raise UnsureError(transaction, witness, result) from error
-        self._hints.owe(transaction.channels.difference(told))
+        self._hints.owe(self._to_tell(transaction).difference(told))
+
+    def _to_tell(self, transaction: PostgresTransaction) -> frozenset[str]:
+        """What other processes are to be told. Asked before the commit and after it: one that began meanwhile has been answered."""
+        return frozenset(transaction.channels) if self._ear.presence.may_be_others else frozenset()
 
     def _committed(self, transaction: PostgresTransaction) -> None:
         for callback in transaction.callbacks:
