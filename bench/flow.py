@@ -3,8 +3,8 @@
 One worker process; one execution after the other, and with 50 in flight. DBOS runs its workflow in the calling process; with 50 in
 flight the better of 50 threads of ours and its own counts. Commits are what one execution asks of the disk.
 
-In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3, BENCH_EXECUTIONS=200 in a round,
-BENCH_PARTS=race,closer,rows.
+In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3, BENCH_EXECUTIONS=400 in a round, after
+BENCH_WARMTH=2 seconds that do not count, BENCH_PARTS=race,closer,rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Rounds = Sequence[dict[str, float]]
 def rounds_of(kind: str, fresh: object) -> tuple[Rounds, Rounds]:
     from flowing import trials  # noqa: PLC0415 - its packages are there only now
 
-    count = int(os.environ.get("BENCH_EXECUTIONS") or 200)
+    count = int(os.environ.get("BENCH_EXECUTIONS") or 400)
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for number in range(int(os.environ.get("BENCH_ROUNDS") or 3)):

@@ -31,7 +31,7 @@ def commits(url: str, folder: Path) -> float | None:
     counts = []
     for count in (COUNTED, 2 * COUNTED):
         counter.reset()
-        longwatch(url, count, "sequential", **counter.environ)
+        longwatch(url, count, "sequential", BENCH_WARMTH="0", **counter.environ)
         counts.append(counter.total())
     return (counts[1] - counts[0]) / COUNTED
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from longwatch.flow import Flow, Graph
+from warmth import warm_up
 
 IN_FLIGHT = 50
 PATIENCE = 120.0
@@ -87,7 +88,7 @@ def _cpu() -> float:
 
 def main(count: int, parts: list[str]) -> None:
     with Flow(os.environ["BENCH_URL"], [chain], auto_migrate=True) as flow, flow.worker(concurrency=8):
-        one(flow, 0)
+        warm_up(lambda: one(flow, 0))
         found: dict[str, float] = {}
         if "sequential" in parts:
             found["sequential"] = rate(sequential, flow, count)
