@@ -198,6 +198,34 @@ class TestATold:
             desk.run_all()
         assert 4 == waiting.answer()
 
+    def test_is_nothing_to_a_forked_child(self) -> None:
+        code = """
+            import os, threading
+            from longwatch.flow.waiters import Waiters
+            waiters, stop = Waiters(), threading.Event()
+            def wait():
+                while not stop.is_set():
+                    with waiters.waiting("execution", "node"):
+                        pass
+            threads = [threading.Thread(target=wait) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for _ in range(50):
+                with waiters.waiting("mine", "node"):
+                    if not (child := os.fork()):
+                        alone = not waiters._waiting
+                        with waiters.waiting("of the child", "node"):
+                            os._exit(0 if alone else 1)
+                    assert os.waitpid(child, 0)[1] == 0
+            stop.set()
+            for thread in threads:
+                thread.join()
+            print(waiters._waiting)
+        """
+        with running(code) as snippet:
+            assert "{}" == snippet.line()
+            assert (0, "") == snippet.end()
+
     @here
     def test_is_told_to_nobody_who_has_gone(self, desk: Desk, clock: FakeClock) -> None:
         execution = desk.flow.start("scrape", url="abc")

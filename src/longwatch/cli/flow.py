@@ -57,7 +57,7 @@ def group(context: typer.Context) -> None:
 def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
     target: OnlyFlow = None,
     concurrency: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=1000, help="Nodes at a time in each process. [8]")
+        int | None, typer.Option(metavar="N", min=1, max=10_000, help="Nodes at a time in each process. [8]")
     ] = None,
     processes: Processes = 1,
     name: Annotated[

@@ -19,6 +19,7 @@ from longwatch.flow.explaining import survey
 from longwatch.flow.graph import Graph
 from longwatch.flow.standing import Standing
 from longwatch.store.database import Transaction
+from longwatch.store.forks import survive_forks
 
 
 class Told(NamedTuple):
@@ -52,6 +53,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[tuple[str, Waiter], ...]] = {}
         self._lock = threading.Lock()
+        survive_forks(self)
 
     @contextmanager
     def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
@@ -62,11 +64,26 @@ class Waiters:
             yield entry[1]
         finally:
             with self._lock:
-                left = tuple(each for each in self._waiting[execution] if each is not entry)
+                left = tuple(each for each in self._waiting.get(execution, ()) if each is not entry)
                 if left:
                     self._waiting[execution] = left
                 else:
-                    del self._waiting[execution]
+                    self._waiting.pop(execution, None)
+
+    # --- forks ---
+
+    def hold(self) -> None:
+        """Nothing waits for a fork."""
+
+    def go_on(self) -> None:
+        """And nothing was held."""
+
+    def leave_behind(self) -> None:
+        """In the child, nobody waits."""
+        self._waiting = {}
+        self._lock = threading.Lock()
+
+    # --- telling ---
 
     def tell(self, tx: Transaction, graph: Graph, standing: Standing) -> None:
         """Once this is committed, tell them what it has computed of what they wait for."""

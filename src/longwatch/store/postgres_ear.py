@@ -65,10 +65,10 @@ class Ear:
         with self._lock:
             first, self._closed = not self._closed, True
             errand = self._errand
-        if errand is None:
-            return
-        if first:
-            os.write(self._stopper, b"\0")
+            if errand is None:
+                return
+            if first:
+                os.write(self._stopper, b"\0")
         if not errand.inside:
             errand.over.block(_PATIENCE)
 
@@ -101,8 +101,9 @@ class Ear:
                 self._hear_out(backoff)
             except (StoreError, psycopg.Error):
                 self._sit_out(backoff.failed(lasted=time.monotonic() - began))
-        os.close(self._stop)
-        os.close(self._stopper)
+        with self._lock:
+            os.close(self._stop)
+            os.close(self._stopper)
 
     def _hear_out(self, backoff: Backoff) -> None:
         """One connection, from its making to its end."""
@@ -113,22 +114,17 @@ class Ear:
             wire.answer(time.monotonic() + _CONNECT_WITHIN)
             backoff.succeeded()
             self.presence.begin()
-            self._dispatch(wire, wire.notifications())
             self.listeners.wake_all()  # what was announced before went unheard
-            while self._await(wire.fileno, self._net):
-                self._dispatch(wire, _said(wire))
-                if self.presence.asks():
-                    self._say(wire, self.presence.hello)
-            self._say(wire, self.presence.bye)
+            said = wire.notifications()
+            while not self._closed and (said or self._await(wire.fileno, self._net)):
+                self._dispatch(wire, said or _said(wire))
+                said = wire.notifications()  # what came while others were answered, which nobody is woken for again
+            wire.send(NOTIFY, (self.presence.bye,))
+            wire.leave(time.monotonic() + _ANSWER_WITHIN)
         finally:
             self.presence.end()
             self._wire = None
             wire.close()
-
-    def _say(self, wire: Wire, word: str) -> None:
-        """And hear what came meanwhile: nobody is woken for that again."""
-        wire.ask(NOTIFY, (word,), time.monotonic() + _ANSWER_WITHIN)
-        self._dispatch(wire, wire.notifications())
 
     def _await(self, fileno: int, patience: float) -> bool:
         """Wait until there is something to hear or to ask, waking everybody every NET seconds; False when told to stop."""
@@ -148,8 +144,11 @@ class Ear:
         self.listeners.wake({channel for who, _, channel in heard if who != self._who})
         if any(tells):
             self.listeners.wake_all()  # what they had left untold
-        for answer in filter(None, answers):
-            self._say(wire, answer)
+        words = dict.fromkeys([*filter(None, answers), *([self.presence.hello] if self.presence.asks() else [])])
+        for word in words:
+            wire.send(NOTIFY, (word,))
+        if words:
+            wire.answer(time.monotonic() + _ANSWER_WITHIN)
 
     def _sit_out(self, delay: float) -> None:
         while delay > 0 and self._await(-1, min(delay, self._net)):

@@ -3,7 +3,7 @@
 NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for every message: a channel is told
 at once, and again at most every GAP seconds. The first hint leaves with the commit itself, in a transaction of its own behind it:
 that waits for no disk, so nobody else waits for the lock while one is written to. A hint that comes too soon is owed, and a thread
-tells it when its time has come.
+tells it when its time has come. Where no other process listens, nothing is told (`postgres_presence`).
 """
 
 from __future__ import annotations
