@@ -1,5 +1,5 @@
 """Those of this process who wait for a value. Whoever computes it in the same process tells it to them with the commit, and they
-need not read it: half of what waiting costs.
+need not read it.
 
 It is told only to who waits at that moment, and was then that of the present inputs, as if it had been read. What other processes
 compute they are not told: so whoever waits listens to the store as well, and looks for himself.

@@ -147,8 +147,9 @@ class Database(ABC):
 
     @abstractmethod
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set on every announcement of a channel, or one of several, and now and then without; returns what ends.
+        """Have the wakeup set whenever a channel, or one of several, is announced, and now and then without that.
 
+        Returns what ends it.
         Announcements are hints: they reach this process and others, never block a commit, and may get lost.
         """
 

@@ -76,6 +76,7 @@ class SqliteDatabase(Database):
             return self._open().read(work)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        """Whether the file is still there is seen by who looks into it."""
         return (self._opened or self._open_now()).wakeups.listen(channels, wakeup)
 
     def join(self, tx: Any) -> SqliteTransaction:
