@@ -26,6 +26,7 @@ from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import MainLoop, MainLoopContext
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import FakeClock
+from longwatch.work.shift import Shift
 from loop_rig import (
     AT_ONCE,
     LOOP_RESTING,
@@ -335,3 +336,22 @@ def test_shortly_before_the_end_an_async_handler_is_cancelled_and_its_message_co
     assert ["shutdown"] == ended
     [message] = mailbox.backend.peek(limit=1)
     assert (1, 0, 0) == (message.deliveries, message.failures, message.crashes)
+
+
+def test_one_that_has_work_has_reached_its_store_though_it_is_still_starting(
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, may_go_on = Shift._begin, threading.Event()
+
+    def hesitate(shift: Shift) -> None:
+        begin(shift)
+        may_go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(Shift, "_begin", hesitate)
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send("x")
+    with looping(loop):
+        loop.next()
+        entered = loop.entered
+        may_go_on.set()
+    assert entered

@@ -143,7 +143,7 @@ class EngineLoop(ABC):
     def entered(self) -> bool:
         """Whether it has reached its store since it runs."""
         engine = self._engine
-        return engine is not None and engine.started
+        return engine is not None and (engine.started or engine.holding > 0)
 
     @property
     def inside(self) -> bool:
