@@ -31,10 +31,7 @@ class Running:
     def left_behind(self, *, patience: float = PATIENCE, now: Callable[[], Running] | None = None) -> list[str]:
         """What runs now and did not run then; something that is just ending is given a moment."""
         look = now or Running.now
-        end = time.monotonic() + patience
-        while (extra := self._extra(look())) and time.monotonic() < end:
-            threading.Event().wait(0.02)
-        return extra
+        return _after_a_moment(lambda: self._extra(look()), patience)
 
     def _extra(self, later: Running) -> list[str]:
         children = [f"child process {_described(child)}" for child in later.children - self.children]
@@ -49,9 +46,7 @@ def nothing_left_open() -> Iterator[None]:
     """
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     yield
-    end = time.monotonic() + 5 * PATIENCE
-    while (extra := _opened_since(threads, descriptors)) and time.monotonic() < end:
-        threading.Event().wait(0.02)
+    extra = _after_a_moment(lambda: _opened_since(threads, descriptors), 5 * PATIENCE)
     assert not extra, f"left open: {', '.join(extra)}"
 
 
@@ -63,6 +58,14 @@ def open_descriptors() -> dict[int, str]:
         with suppress(FileNotFoundError):  # the one that looked
             found[int(link.name)] = str(link.readlink())
     return found
+
+
+def _after_a_moment(look: Callable[[], list[str]], patience: float) -> list[str]:
+    """What is seen when nothing is seen any more, or after so long."""
+    end = time.monotonic() + patience
+    while (seen := look()) and time.monotonic() < end:
+        threading.Event().wait(0.02)
+    return seen
 
 
 def _opened_since(threads: set[threading.Thread], descriptors: dict[int, str]) -> list[str]:

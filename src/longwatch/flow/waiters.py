@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 
 class Waiter(Wakeup):
-    """One who waits; `told` is what there is of it, the newest if there was more than one."""
+    """One who waits; `told` is what there is of it, the last of it if there was more."""
 
     __slots__ = ("told",)
 

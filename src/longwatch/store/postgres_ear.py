@@ -35,8 +35,8 @@ class Ear:
     """Hears announcements from when somebody first listens until it is closed.
 
     A payload is `WHO/CHANNEL`, or a word between ears (`postgres_presence`); what this process said itself it has told its own
-    listeners already. A lost connection is made
-    again, less and less often while that fails; meanwhile, and in any case every NET seconds, all listeners are woken.
+    listeners already. A lost connection is made again, less and less often while that fails; meanwhile, and in any case every NET
+    seconds, all listeners are woken.
     """
 
     def __init__(self, connect: Callable[[float], Wire], *, who: str, net: float = NET) -> None:
