@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,12 @@ def node(function: Callable[..., Any], name: str = "b", **options: Any) -> Any:
 
 def ended(execution: Execution) -> list[tuple[str, str | None]]:
     return [(each.state, each.end_cause) for each in execution.computations()]
+
+
+def overran(execution: Execution, cause: str) -> bool:
+    """Whether the first attempt was given up for `cause` and a later one counted; a slow machine may overrun more than once."""
+    *given_up, last = ended(execution)
+    return bool(given_up) and {("abandoned", cause)} == set(given_up) and last == ("success", "done")
 
 
 class Count:
@@ -210,7 +217,9 @@ class TestErrors:
 
 
 class TestLimits:
-    """Heartbeats are made all the while, every 70 seconds: longer than any of these limits."""
+    """Heartbeats are made all the while, every 70 seconds: longer than any of these limits.
+
+    The limits are so short that a machine under load may overrun them once more: hence many attempts."""
 
     def test_a_runaway_that_beats_is_ended_at_its_deadline_and_tried_again(self, database: Database) -> None:
         reasons: list[str] = []
@@ -224,13 +233,13 @@ class TestLimits:
             return a
 
         observer = RecordingObserver()
-        with working(database, graph(node(run_away, abandon_after_seconds=0.3)), events=Events(observer)) as flow:
+        with working(database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10)), events=Events(observer)) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
-        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+        assert overran(execution, "deadline")
         assert "it took longer than 0.3 seconds" == execution.computations()[0].error
         assert ["deadline"] == reasons
-        assert ["deadline"] == [event.cause for event in observer.of(AttemptAbandoned)]
+        assert [cause for _, cause in ended(execution)[:-1]] == [event.cause for event in observer.of(AttemptAbandoned)]
 
     def test_a_coroutine_is_cancelled_at_its_deadline(self, database: Database) -> None:
         ends: list[str] = []
@@ -244,10 +253,10 @@ class TestLimits:
                     raise
             return a
 
-        with working(database, graph(node(run_away, abandon_after_seconds=0.3))) as flow:
+        with working(database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10))) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
-        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+        assert overran(execution, "deadline")
         assert ["cancelled"] == ends
 
     def test_one_that_does_not_listen_is_retried_elsewhere_and_its_result_does_not_count(self, database: Database) -> None:
@@ -259,12 +268,12 @@ class TestLimits:
                 return 99
             return a
 
-        with working(database, graph(node(deaf, abandon_after_seconds=0.3)), concurrency=2) as flow:
+        with working(database, graph(node(deaf, abandon_after_seconds=0.3, max_attempts=10)), concurrency=2) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
             over.set()
         assert 1 == execution.get("b", wait=False)
-        assert [("abandoned", "deadline"), ("success", "done")] == ended(execution)
+        assert overran(execution, "deadline")
 
     def test_one_that_does_not_say_that_it_moves_is_stalled(self, database: Database) -> None:
         def stall(a: int, context: FlowContext) -> int:
@@ -272,23 +281,33 @@ class TestLimits:
                 assert context.cancel.wakeup.block(PATIENCE)
             return a
 
-        with working(database, graph(node(stall, progress_timeout_seconds=0.3))) as flow:
+        with working(database, graph(node(stall, progress_timeout_seconds=0.3, max_attempts=10))) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
-        assert [("abandoned", "stalled"), ("success", "done")] == ended(execution)
+        assert overran(execution, "stalled")
         assert "it has not said that it moves for 0.3 seconds" == execution.computations()[0].error
 
     def test_one_that_says_so_goes_on(self, database: Database) -> None:
+        """Only one that was itself kept from saying so, by a machine that stood still for almost that long, may be given up."""
+        paused: dict[int, float] = {}
+
         def move(a: int, context: FlowContext) -> int:
+            said = time.monotonic()
             for _ in range(20):
-                assert not context.cancel.wakeup.block(0.05)
+                called_off = context.cancel.wakeup.block(0.05)
+                said, before = time.monotonic(), said
+                paused[context.attempt] = max(said - before, paused.get(context.attempt, 0.0))
+                if called_off:
+                    raise RuntimeError("called off")
                 context.beat()
             return a
 
-        with working(database, graph(node(move, progress_timeout_seconds=0.5))) as flow:
+        with working(database, graph(node(move, progress_timeout_seconds=0.5, max_attempts=10))) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
-        assert [("success", "done")] == ended(execution)
+        *given_up, last = ended(execution)
+        assert ("success", "done") == last
+        assert all(longest > 0.4 for number, longest in paused.items() if number <= len(given_up))
 
 
 class TestBeingCalledOff:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
@@ -28,7 +28,8 @@ from longwatch.errors import (
 )
 from longwatch.mailbox import open_mailbox
 from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.postgres_address import AwayError
+from longwatch.store.postgres_address import Address, AwayError, CrowdedError
+from longwatch.store.postgres_errors import CallTimeoutError
 from longwatch.store.postgres_pool import Pool
 from longwatch.store.status import schema_status
 from postgres_server import PostgresServer, shared_server
@@ -415,11 +416,23 @@ class TestAServerThatCannotBeReached:
             narrow = server.url(name, user=role)
             with PostgresDatabase(narrow, auto_migrate=False) as database, psycopg.connect(narrow) as only:
                 with pytest.raises(StoreBusyError, match="no connection left"):
-                    database.schema_version(timeout=0.2)
+                    database.schema_version(timeout=1.0)
                 threading.Timer(0.1, only.close).start()
                 assert 0 == database.schema_version()
         finally:
             server.sql(f"DROP ROLE {role}")
+
+    def test_is_told_as_it_was_heard_though_the_last_try_had_no_time_to_hear_it(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answers = iter([CrowdedError("has no connection left"), CallTimeoutError("did not answer in time")])
+
+        def answer(_address: Address, _deadline: float) -> NoReturn:
+            raise next(answers)
+
+        monkeypatch.setattr(Address, "connect", answer)
+        with PostgresDatabase(url) as database, pytest.raises(CrowdedError, match="no connection left"):
+            database.schema_version()
 
 
 class InterruptedPool(Pool):

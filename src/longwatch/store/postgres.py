@@ -33,7 +33,7 @@ from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError
 from longwatch.store.database import CALL_TIMEOUT, Channels, Database, Transaction, VanishedError, done
 from longwatch.store.forks import survive_forks
 from longwatch.store.postgres_address import Address, AwayError, ComingError, CrowdedError
-from longwatch.store.postgres_errors import is_passing, told
+from longwatch.store.postgres_errors import CallTimeoutError, is_passing, told
 from longwatch.store.postgres_home import Home, place
 from longwatch.store.postgres_opened import OpenedServer, UnsureError, schema_version
 from longwatch.store.postgres_pool import SIZE
@@ -134,13 +134,17 @@ class PostgresDatabase(Database):
         return opened.read(work, deadline)
 
     def _persist(self, attempt: Callable[[], T], opened: OpenedServer, deadline: float) -> T:
-        """Try until it works, fails for good, or the time is over."""
+        """Try until it works, fails for good, or the time is over; what the last try had no time to hear, an earlier one heard."""
         backoff = Backoff(RETRY)
+        heard: BaseException | None = None
         while True:
             try:
                 return attempt()
             except (StoreError, psycopg.Error) as error:
                 final = told(self.url, error)
+                if isinstance(error, CallTimeoutError) and heard is not None:
+                    raise heard from error
+                heard = final
                 if isinstance(final, StoreUnreachableError | VanishedError):
                     self.generation += 1  # when it is back it may be another one, restored or failed over to
                 if not _may_pass(error, opened) or not self._pause(backoff, deadline):
