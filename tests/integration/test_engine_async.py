@@ -15,11 +15,12 @@ from longwatch.core.events import Events, WorkFailed
 from longwatch.errors import PermanentError
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.runner import MessageRunner
-from longwatch.testing import RecordingObserver, check_service
+from longwatch.testing import FakeClock, RecordingObserver, check_service
 from longwatch.work.context import WorkContext
 from longwatch.work.engine import Engine, EnginePolicy
 from longwatch.work.slots import Runner
 from longwatch.work.source import Leased, Outcome, Settlement
+from stopping import stopped_once_told
 
 DONE, FAILED, BACK, DEAD = Outcome.DONE, Outcome.FAILED, Outcome.BACK, Outcome.DEAD
 Work = Callable[[Leased, WorkContext], Awaitable[Any]]
@@ -34,12 +35,13 @@ def awaiting(work: Work) -> Runner:
 
 
 class Scene:
-    """An engine in real time whose rows are coroutines."""
+    """An engine whose rows are coroutines, in real time unless it is given a clock."""
 
-    def __init__(self, work: Work, *rows: Item, slots: int = 4) -> None:
+    def __init__(self, work: Work, *rows: Item, slots: int = 4, clock: FakeClock | None = None) -> None:
         self.source = FakeSource(list(rows))
         self.observer = RecordingObserver()
-        self.engine = Engine(self.source, awaiting(work), policy=EnginePolicy(slots=slots), events=Events(self.observer))
+        policy, events = EnginePolicy(slots=slots), Events(self.observer)
+        self.engine = Engine(self.source, awaiting(work), policy=policy, clock=clock, events=events)
 
     def __enter__(self) -> Self:
         self.engine.start()
@@ -169,16 +171,20 @@ def test_a_coroutine_that_was_cancelled_before_it_began_does_not_run_on() -> Non
 
 
 def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back() -> None:
-    began = threading.Event()
+    began, told = threading.Event(), threading.Event()
 
     async def work(leased: Leased, context: WorkContext) -> None:
         began.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.set()
 
-    scene = Scene(work, Item(1))
+    clock = FakeClock()
+    scene = Scene(work, Item(1), clock=clock)
     with scene:
         assert began.wait(PATIENCE)
-        assert scene.engine.stop(timeout=0.5)
+        assert stopped_once_told(clock, told, lambda timeout: scene.engine.stop(timeout=timeout))
     assert [(1, BACK)] == scene.source.outcomes()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from longwatch.core.events import Events, LeaseLost, SourceFailed, WorkFailed, W
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import CancelledError, ServiceStateError, StoreError
 from longwatch.host.beatpage import BeatReading, read_page
-from longwatch.host.errand import Errand
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.runner import MessageRunner
 from longwatch.store.claims import Claim
@@ -19,28 +19,10 @@ from longwatch.testing import RecordingObserver
 from longwatch.work.context import WorkContext
 from longwatch.work.engine import Engine, EnginePolicy
 from longwatch.work.source import Leased, Outcome, Settlement
+from stopping import Stopping
 
 DONE, FAILED, BACK = Outcome.DONE, Outcome.FAILED, Outcome.BACK
 ONE = dataclasses.replace(QUIET, slots=1)
-
-
-class Stopping:
-    """A stop under way in another thread."""
-
-    def __init__(self, engine: Engine, timeout: float | None) -> None:
-        self.gone: bool | None = None
-        self._engine = engine
-        self._errand = Errand(lambda: self._stop(timeout), name="stopping")
-        self._errand.start()
-
-    def _stop(self, timeout: float | None) -> None:
-        self.gone = self._engine.stop(timeout=timeout)
-
-    def outcome(self) -> bool | None:
-        assert self._errand.over.block(PATIENCE)
-        if self._errand.error is not None:
-            raise self._errand.error
-        return self.gone
 
 
 def hold_ahead(rig: Rig, count: int) -> None:
@@ -171,7 +153,7 @@ def test_stop_lets_what_runs_finish_and_settles_it() -> None:
     gate = Gate()
     with rigged(gate, *numbered(1, 2, 3)) as rig:
         gate.next(), gate.next()
-        stopping = Stopping(rig.engine, 30.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=30.0))
         rig.clock.await_parked(RESTING + 1)
         gate.open(1, 2)
         assert stopping.outcome()
@@ -189,7 +171,7 @@ def test_leases_are_kept_until_the_last_row_is_settled() -> None:
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()
-        stopping = Stopping(rig.engine, 1000.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=1000.0))
         rig.clock.await_parked(RESTING + 1)
         rig.pass_time(300.0, parked=RESTING + 1)
         rig.source.await_that(lambda: len(rig.source.renewals) >= 25)
@@ -203,7 +185,7 @@ def test_shortly_before_the_deadline_what_runs_is_cancelled_and_what_it_raises_i
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()
-        stopping = Stopping(rig.engine, 30.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=30.0))
         rig.clock.await_parked(RESTING + 1)
         rig.pass_time(28.9, parked=RESTING + 1)
         assert not gate.contexts[1].cancelled
@@ -223,7 +205,7 @@ def test_cancelled_work_that_finishes_all_the_same_counts() -> None:
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()
-        stopping = Stopping(rig.engine, 30.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=30.0))
         rig.clock.await_parked(RESTING + 1)
         rig.pass_time(29.5, parked=RESTING + 1)
         gate.open(1)
@@ -235,7 +217,7 @@ def test_past_the_deadline_it_gives_up_says_so_and_nobody_is_blamed() -> None:
     gate = Gate()
     with rigged(gate, *numbered(1, 2), policy=ONE) as rig:
         gate.next()
-        stopping = Stopping(rig.engine, 30.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=30.0))
         rig.clock.await_parked(RESTING + 1)
         rig.pass_time(29.5, parked=RESTING + 1)
         rig.clock.advance(0.5, parked=RESTING)
@@ -299,7 +281,7 @@ def test_a_stop_waits_for_settlements_that_the_store_does_not_take_yet() -> None
         rig.source.faults["exchange"] = down
         gate.open(1)
         rig.observer.wait_for(SourceFailed)
-        stopping = Stopping(rig.engine, 60.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=60.0))
         rig.clock.await_parked(RESTING + 1)
         rig.pass_time(20.0, parked=RESTING + 1)
         assert stopping.gone is None
@@ -315,7 +297,7 @@ def test_a_stop_that_a_drain_came_before_is_the_same() -> None:
     with rigged(gate, *numbered(1, 2), policy=ONE) as rig:
         gate.next()
         rig.engine.drain()
-        stopping = Stopping(rig.engine, 30.0)
+        stopping = Stopping(partial(rig.engine.stop, timeout=30.0))
         rig.clock.await_parked(RESTING + 1)
         rig.engine.resume()
         gate.open(1)

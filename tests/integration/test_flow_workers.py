@@ -21,7 +21,8 @@ from longwatch.flow.source import FlowSource
 from longwatch.host.errand import Errand
 from longwatch.runtime import LoopGroup
 from longwatch.store.database import Database
-from longwatch.testing import RecordingObserver
+from longwatch.testing import FakeClock, RecordingObserver
+from stopping import stopped_once_told
 from supervised import eventually
 
 AT_ONCE = BackoffPolicy(initial=0.0)
@@ -345,19 +346,21 @@ class TestBeingCalledOff:
         assert way != "cancel" or "b" not in execution.values()
 
     def test_by_the_end_of_the_worker_goes_back_unspent(self, database: Database) -> None:
-        began = threading.Event()
+        began, told = threading.Event(), threading.Event()
 
         def wait(a: int, context: FlowContext) -> int:
             began.set()
             assert context.cancel.wakeup.block(PATIENCE)
+            told.set()
             raise RuntimeError("told to stop")
 
-        flow = Flow(database, [graph(node(wait))])
+        clock = FakeClock()
+        flow = Flow(database, [graph(node(wait))], clock=clock)
         worker = flow.worker()
         with worker:
             execution = flow.start("work", a=1)
             assert began.wait(PATIENCE)
-            assert worker.shutdown(timeout=2.0)
+            assert stopped_once_told(clock, told, lambda timeout: worker.shutdown(timeout=timeout))
         assert [("not_set", None)] == ended(execution)
         assert 1 == execution.computations()[0].attempt
 
