@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from longwatch.host.errand import Errand
@@ -23,22 +22,26 @@ class Stopping:
     def _run(self) -> None:
         self.gone = self._stop()
 
+    def is_over(self, *, within: float) -> bool:
+        return self._errand.over.block(within)
+
     def outcome(self) -> bool | None:
-        assert self._errand.over.block(PATIENCE)
+        assert self.is_over(within=PATIENCE)
         if self._errand.error is not None:
             raise self._errand.error
         return self.gone
 
 
-def stopped_once_told(clock: FakeClock, told: threading.Event, stop: Callable[[float], bool]) -> bool | None:
-    """Stop with a deadline, and move time until `told` is set, which has to be before the last half second; what the stop says.
+def stopped_once_told(clock: FakeClock, told: Callable[[], bool], stop: Callable[[float], bool]) -> bool | None:
+    """Stop with a deadline, and move time until it was `told`, which has to be before the last half second; what the stop says.
 
     After that time stands still: however slow the machine is, what is told has all the time it takes.
     """
     until = clock.monotonic() + 19.5
     stopping = Stopping(lambda: stop(20.0))
     for _ in range(2000):
-        if told.wait(0.005):
+        if told():
             return stopping.outcome()
         clock._wake_due(min(clock.monotonic() + 0.5, until))
+        stopping.is_over(within=0.005)
     raise AssertionError("nobody was told")

@@ -184,7 +184,7 @@ def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back()
     scene = Scene(work, Item(1), clock=clock)
     with scene:
         assert began.wait(PATIENCE)
-        assert stopped_once_told(clock, told, lambda timeout: scene.engine.stop(timeout=timeout))
+        assert stopped_once_told(clock, told.is_set, lambda timeout: scene.engine.stop(timeout=timeout))
     assert [(1, BACK)] == scene.source.outcomes()
 
 

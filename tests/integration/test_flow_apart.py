@@ -21,8 +21,9 @@ from longwatch.flow import Computation, Execution, Flow, FlowWorker, Graph, comp
 from longwatch.flow import apart as apart_module
 from longwatch.flow.apart import ProcessRunner
 from longwatch.flow.calling import LARGEST_VALUE
-from longwatch.testing import RecordingObserver
+from longwatch.testing import FakeClock, RecordingObserver
 from snippet import running
+from stopping import stopped_once_told
 
 PATIENCE = 60.0
 AT_ONCE = BackoffPolicy(initial=0.001, factor=1.0, cap=0.001, jitter=0.0)
@@ -289,13 +290,13 @@ def test_sigterm_from_somebody_else_kills_a_function_without_a_context(tmp_path:
 
 
 def test_a_worker_that_stops_ends_its_children_in_time_and_their_attempts_come_back_unspent(tmp_path: Path) -> None:
-    with Flow(f"sqlite:///{tmp_path}/f.db", [graph_of(functions.second_try)]) as flow:
-        worker = flow.worker(concurrency=2)
-        with worker:
-            execution = flow.start("one", x=str(tmp_path))
-            pid = pid_in(tmp_path / "tried")
-            assert worker.shutdown(timeout=5.0)
-        assert gone(pid)
+    url, graph, clock = f"sqlite:///{tmp_path}/f.db", graph_of(functions.second_try), FakeClock()
+    with Flow(url, [graph], clock=clock) as flow, flow.worker(concurrency=2) as worker:
+        execution = flow.start("one", x=str(tmp_path))
+        pid = pid_in(tmp_path / "tried")
+        assert stopped_once_told(clock, lambda: gone(pid), lambda timeout: worker.shutdown(timeout=timeout))
+    with Flow(url, [graph]) as flow:
+        execution = flow.execution(execution.id)
         with flow.worker(concurrency=2):
             assert 2 == execution.get("node", timeout=PATIENCE)
         assert ["done"] == ends_of(execution)

@@ -360,7 +360,7 @@ class TestBeingCalledOff:
         with worker:
             execution = flow.start("work", a=1)
             assert began.wait(PATIENCE)
-            assert stopped_once_told(clock, told, lambda timeout: worker.shutdown(timeout=timeout))
+            assert stopped_once_told(clock, told.is_set, lambda timeout: worker.shutdown(timeout=timeout))
         assert [("not_set", None)] == ended(execution)
         assert 1 == execution.computations()[0].attempt
 
