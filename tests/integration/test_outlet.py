@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from longwatch.observe.outlet import Outlet
+from longwatch.observe.outlet import Outlet, flush_patiently
 
 PATIENCE = 10.0
 LINE = b"x" * 99 + b"\n"
@@ -189,6 +189,24 @@ def test_closing_on_a_stuck_reader_gives_up_and_counts_what_was_lost(pipe: Pipe)
     assert not outlet.close(0.0)
     assert len(taken) + 2 == outlet.dropped
     pipe.close_reader()
+
+
+def test_with_patience_one_that_is_read_slowly_is_flushed_while_one_that_is_stuck_is_given_up(pipe: Pipe) -> None:
+    pipe.stuff()
+    stuck, slow = Outlet(pipe.writer), Pipe(*os.pipe())
+    read = Outlet(slow.writer)
+    slow.stuff()
+    waiting = [stuck.write(LINE), all(read.write(LINE * 80) for _ in range(50))]
+    reader = threading.Thread(target=lambda: [os.read(slow.reader, 8192) for _ in range(200) if not read.flush(0.01)])
+    reader.start()
+
+    assert [stuck] == flush_patiently([stuck, read], 1.0)
+    assert ([True, True], 0, len(LINE)) == (waiting, read.pending, stuck.pending)
+    reader.join()
+    for outlet, end in ((stuck, pipe), (read, slow)):
+        end.close_reader()
+        outlet.close(0.0)
+    slow.close()
 
 
 def test_a_descriptor_that_is_closed_from_the_start_is_broken_from_the_start(pipe: Pipe) -> None:

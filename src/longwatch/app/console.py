@@ -15,7 +15,7 @@ from longwatch.core.events import Level
 from longwatch.errors import UsageError
 from longwatch.observe.logfile import OWN_LOG, LogFile, Notice
 from longwatch.observe.logs import EventLog, Form, Sink, dropped_notice
-from longwatch.observe.outlet import Outlet
+from longwatch.observe.outlet import Outlet, flush_patiently
 from longwatch.observe.render import to_json, to_pretty, wants_colour
 from longwatch.supervisor.plan import Output
 from longwatch.supervisor.program import Streams
@@ -60,9 +60,8 @@ class Console:
 
     def flush(self) -> None:
         """Write out what is waiting, for as long as somebody reads it; what nobody takes counts as dropped."""
-        for outlet in (self.out, self.err):
-            if not outlet.flush_patiently(_PATIENCE):
-                outlet.close(0.0)
+        for outlet in flush_patiently((self.out, self.err), _PATIENCE):
+            outlet.close(0.0)
 
     def close(self) -> None:
         self.out.close(_LAST_WORDS)

@@ -16,8 +16,9 @@ import os
 import select
 import signal
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN})
@@ -45,6 +46,11 @@ class Outlet:
         self.broken = self._fd < 0
         """The descriptor is gone for good: everything is discarded."""
         self._begin_anew()
+
+    @property
+    def pending(self) -> int:
+        """Bytes that were accepted and are not written yet."""
+        return self._pending
 
     @property
     def congested(self) -> bool:
@@ -75,15 +81,6 @@ class Outlet:
         self._own_process()
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending or self.broken, timeout) and not self.broken
-
-    def flush_patiently(self, patience: float) -> bool:
-        """Flush for as long as somebody reads: False when nothing was taken for `patience` seconds, or cannot be."""
-        before = self._pending
-        while not self.flush(patience):
-            if self.broken or self._pending >= before:
-                return False
-            before = self._pending
-        return True
 
     def close(self, timeout: float = 1.0) -> bool:
         """Flush, then take nothing more and end the thread; what could not be written by then is dropped. Idempotent."""
@@ -213,6 +210,19 @@ class Outlet:
         if fd >= 0:
             with suppress(OSError):
                 os.close(fd)
+
+
+def flush_patiently(outlets: Iterable[Outlet], patience: float) -> list[Outlet]:
+    """Flush them all at once, each for as long as somebody reads; those of which nothing was taken for `patience` seconds."""
+    flushing, stuck = list(outlets), list[Outlet]()
+    while flushing:
+        before = [outlet.pending for outlet in flushing]
+        over = time.monotonic() + patience
+        flushed = [outlet.flush(max(over - time.monotonic(), 0.0)) for outlet in flushing]
+        left = [(outlet, was) for outlet, was, done in zip(flushing, before, flushed, strict=True) if not done]
+        stuck += [outlet for outlet, was in left if outlet.broken or outlet.pending >= was]
+        flushing = [outlet for outlet, _ in left if outlet not in stuck]
+    return stuck
 
 
 def _duplicate(fd: int) -> int:
