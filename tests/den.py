@@ -7,7 +7,6 @@ import secrets
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -220,16 +219,6 @@ def state(pid: int) -> str:
 
 def gone(pid: int) -> bool:
     return state(pid) in {"", "Z", "X"}
-
-
-def eventually(holds: Callable[[], bool], *, patience: float = PATIENCE) -> bool:
-    """Whether it comes true; for what no event tells."""
-    end = time.monotonic() + patience
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        threading.Event().wait(0.01)
-    return True
 
 
 def require_cgroups() -> None:

@@ -8,9 +8,8 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -242,14 +241,6 @@ def wait_for_end(pid: int, deadline: float) -> bool:
         return readable(descriptor, deadline)
     finally:
         os.close(descriptor)
-
-
-def eventually(holds: Callable[[], bool], patience: float = PATIENCE) -> bool:
-    """Whether this comes to hold in time; for what gives no sign that one could wait for."""
-    deadline = time.monotonic() + patience
-    while not (held := holds()) and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    return held
 
 
 def kill_all(pids: Sequence[int]) -> None:

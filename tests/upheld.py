@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from awaiting import eventually
 from longwatch.errors import TryAgainError
 from longwatch.supervisor.client import ask
 from longwatch.supervisor.presence import find
-from supervised import PATIENCE, PYTHON, Lines, Record, Supervised, eventually, launched, longwatch_says
+from supervised import PATIENCE, PYTHON, Lines, Record, Supervised, launched, longwatch_says
 
 Facts = dict[str, Any]
 Words = Sequence[str | Path]

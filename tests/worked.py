@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from awaiting import eventually
 from longwatch.host.beatpage import BeatReading, read_page
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.mailbox.opening import open_store
-from supervised import PATIENCE, Record, as_record, eventually, launched
+from supervised import PATIENCE, Record, as_record, launched
 from upheld import Facts, Upheld, unused_port, write_config
 from written import written_lines
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from awaiting import eventually
 from evaluated import Place, doing, lives, right
 from markdown_files import ROOT, Page
-from supervised import PATIENCE, eventually, launched
+from supervised import PATIENCE, launched
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 import flow_app
+from awaiting import eventually
 from longwatch.app.sources import found_source
 from longwatch.flow import Execution, Flow
 from longwatch.flow.source import FlowSource
 from longwatch.host.incarnation import Incarnation
 from postgres_server import shared_server
-from supervised import PATIENCE, clean_environment, eventually, launched
+from supervised import PATIENCE, clean_environment, launched
 from upheld import unused_port, upheld
 from worked import Worked, migrated, most_down
 

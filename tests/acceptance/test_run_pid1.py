@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import parts
-from supervised import PYTHON, QUICK, Supervised, eventually, supervise
+from awaiting import eventually
+from supervised import PYTHON, QUICK, Supervised, supervise
 
 NAMESPACES = {
     "own /proc": ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PYTHON, QUICK, Supervised, eventually, supervise
+from awaiting import eventually
+from supervised import PYTHON, QUICK, Supervised, supervise
 
 LISTENS = """
 import os, signal, sys

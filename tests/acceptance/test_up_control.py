@@ -10,7 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from supervised import PATIENCE, eventually, longwatch_says
+from awaiting import eventually
+from supervised import PATIENCE, longwatch_says
 from upheld import AT_ONCE, SLEEPER, Upheld, sh, upheld
 
 FACTS = {

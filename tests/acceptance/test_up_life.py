@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PATIENCE, bearers, eventually, kill_all
+from awaiting import eventually
+from supervised import PATIENCE, bearers, kill_all
 from upheld import AT_ONCE, DEAF, SLEEPER, Facts, Upheld, sh, upheld
 
 FORKER = 'setsid sh -c \'setsid sleep "$0" & setsid sleep "$0" & echo forked\' "$0"; exit 7'

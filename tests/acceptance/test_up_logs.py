@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from supervised import PATIENCE, Lines, eventually, launched
+from awaiting import eventually
+from supervised import PATIENCE, Lines, launched
 from upheld import AT_ONCE, SLEEPER, Upheld, sh, upheld
 
 SAYS_TWO = "echo one; echo two >&2; exec sleep 1000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from supervised import eventually
+from awaiting import eventually
 from upheld import AT_ONCE, DEAF, NOTIFIER, SLEEPER, py, sh, upheld
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import parts
-from supervised import eventually
+from awaiting import eventually
 from upheld import AT_ONCE, SLEEPER, Upheld, py, sh, upheld, write_config
 
 NAMESPACES = {

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 import parts
+from awaiting import eventually
 from postgres_server import shared_server
-from supervised import eventually, longwatch_says
+from supervised import longwatch_says
 from upheld import FROM_SOURCE
 from worked import Answer, Worked, drained, migrated, pages, samples, send, sending, short_directory, store_url, worked, write_app
 

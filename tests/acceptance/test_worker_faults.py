@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from awaiting import eventually
 from longwatch.app.ward import LEASE
-from supervised import PATIENCE, eventually, wait_for_end
+from supervised import PATIENCE, wait_for_end
 from worked import Worked, drained, pages, send, sending, short_directory, store_url, worked, write_app
 
 THRESHOLD = 2.0

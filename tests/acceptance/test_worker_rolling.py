@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from awaiting import eventually
 from postgres_server import shared_server
-from supervised import eventually
 from upheld import FROM_SOURCE, Facts
 from worked import AHEAD, Sender, drained, migrated, most_down, sending, store_url, worked, write_app
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from supervised import eventually, longwatch_says
+from awaiting import eventually
+from supervised import longwatch_says
 from upheld import AT_ONCE, NOTIFIER, SLEEPER, Facts, Upheld, py, sh, upheld
 from worked import AHEAD, Notes, Sender, drained, most_down, sending, store_url, write_app, write_workers
 

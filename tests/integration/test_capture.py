@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from den import PATIENCE, Lines, den, eventually
+from awaiting import eventually
+from den import PATIENCE, Lines, den
 from longwatch.host.capture import CUT, MAX_LINE, Capture
 from longwatch.host.loop import LoopThread
 from longwatch.host.process import StopPolicy

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 import pytest
 
-from den import PATIENCE, eventually
+from awaiting import eventually
+from den import PATIENCE
 from leaks import nothing_left_open
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.events import ControlFailed, Events

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from leaks import nothing_left_open
 from longwatch.errors import UsageError
 from longwatch.host.errand import Errand

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from engine_rig import QUIET, RESTING, Gate, Rig, numbered, rigged
 from longwatch.core.events import SourceFailed
 from longwatch.errors import StoreUnreachableError

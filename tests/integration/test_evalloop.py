@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from awaiting import eventually
 from eval_rig import ACROSS_PROCESSES, EVERYWHERE, Store, Subject, opened, pairs, running, settled
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.fake_clock import FakeClock
@@ -25,7 +26,7 @@ from longwatch.evals.results import Ended, EvalResult
 from longwatch.mailbox import Limits, Mailbox, open_mailbox
 from longwatch.runtime import LoopGroup, MainLoop, MainLoopContext
 from redis_server import ALWAYS, RedisServer, running_server
-from supervised import PATIENCE, eventually
+from supervised import PATIENCE
 
 AT_ONCE = BackoffPolicy(initial=0.001, cap=0.001)
 TRIES = 3

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from awaiting import eventually
 from eval_rig import ACROSS_PROCESSES, EVERYWHERE, Store, Subject, on, opened, pairs, running, settled
 from longwatch.app.evaluation import EvalFacts, Evaluation, find
 from longwatch.errors import InvalidParameterError, SerializationError, UnsupportedError, UsageError
@@ -22,7 +23,7 @@ from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.runtime import MainLoopRequest
 from longwatch.runtime.messages import MainLoopResult
 from redis_server import ALWAYS, RedisServer, running_server
-from supervised import PATIENCE, eventually, launched
+from supervised import PATIENCE, launched
 from upheld import FROM_SOURCE
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import flow_apart_nodes as functions
-from den import eventually, gone
+from awaiting import eventually
+from den import gone
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import AttemptAbandoned, Events, GuardianLost
 from longwatch.errors import ComputationFailedError

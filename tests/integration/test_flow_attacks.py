@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from awaiting import eventually
 from flow_stores import KINDS, opened_database, store_url
 from longwatch.core.events import Events, SourceFailed
 from longwatch.errors import ComputationFailedError, GraphError, SerializationError
@@ -16,7 +17,6 @@ from longwatch.flow import Execution, Flow, Graph, when
 from longwatch.store.database import Database
 from longwatch.testing import RecordingObserver
 from longwatch.work.offers import Offer
-from supervised import eventually
 
 PATIENCE = 30.0
 on_each_store = pytest.mark.parametrize("kind", KINDS)

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from awaiting import eventually
 from chaos_plan import ChaosPlan
-from den import eventually
 from flow_stores import store_url
 from flowed import Rig, faults, pause, rigged, spent
 from longwatch.flow import Execution

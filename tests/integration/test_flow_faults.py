@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from flow_stores import KINDS, opened_database, opened_store, store_url
 from flowed import DIAMOND, Rig, WorkerProcess, faults, rigged, spent
 from longwatch.core.events import Events, SourceFailed

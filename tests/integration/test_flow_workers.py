@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from awaiting import eventually
 from flow_rig import PATIENCE, database_fixture, on_one_machine, opened, url_fixture  # noqa: F401 - fixtures
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import AttemptAbandoned, Events
@@ -23,7 +24,6 @@ from longwatch.runtime import LoopGroup
 from longwatch.store.database import Database
 from longwatch.testing import FakeClock, RecordingObserver
 from stopping import stopped_once_told
-from supervised import eventually
 
 AT_ONCE = BackoffPolicy(initial=0.0)
 

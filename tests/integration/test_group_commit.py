@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreFullError, StoreUnreachableError, UsageError
 from longwatch.host.errand import Errand

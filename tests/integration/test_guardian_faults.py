@@ -16,7 +16,8 @@ from textwrap import dedent
 import pytest
 
 import parts
-from den import PATIENCE, PRELUDE, Den, Lines, bearers, cgroup_folders, den, eventually, gone, require_cgroups, state
+from awaiting import eventually
+from den import PATIENCE, PRELUDE, Den, Lines, bearers, cgroup_folders, den, gone, require_cgroups, state
 from longwatch.core.events import GuardianLost
 from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import process

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from den import PATIENCE, eventually
+from awaiting import eventually
+from den import PATIENCE
 from leaks import nothing_left_open, open_descriptors
 from longwatch.core.health import Aspect, Check, Reason, Result
 from longwatch.errors import LongwatchError, TryAgainError, UsageError

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from den import PATIENCE, eventually
+from awaiting import eventually
+from den import PATIENCE
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import SpawnError
 from longwatch.host.loop import LoopThread

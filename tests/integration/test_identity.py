@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from den import Den, Kid, bearers, eventually, gone, require_cgroups, state
+from awaiting import eventually
+from den import Den, Kid, bearers, gone, require_cgroups, state
 from longwatch.errors import SpawnError, UsageError
 from longwatch.host.identity import Identity, identity_environment, identity_of
 from longwatch.host.process import Limits

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from den import Den, Lines, den, eventually
+from awaiting import eventually
+from den import Den, Lines, den
 from longwatch.errors import SpawnError
 from longwatch.host.process import KILL_NOW, Ending, Limits, ProcessSpec, StopPolicy
 from longwatch.testing import FakeClock

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from den import PATIENCE, den, eventually
+from awaiting import eventually
+from den import PATIENCE, den
 from longwatch.errors import UsageError
 from longwatch.host.loop import LoopThread
 from longwatch.supervisor.notify import Notice, NotifySocket

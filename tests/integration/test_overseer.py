@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from den import eventually, state
+from awaiting import eventually
+from den import state
 from engine_rig import FakeSource, Item
 from longwatch.app import overseer as module
 from longwatch.app.overseer import Overseer

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import Limits

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.errors import StoreError
 from longwatch.store import postgres_witness
 from longwatch.store.postgres import PostgresDatabase

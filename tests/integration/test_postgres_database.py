@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.errors import (
     LoginRefusedError,
     SchemaTooNewError,

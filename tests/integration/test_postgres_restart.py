@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.runner import MessageRunner
 from longwatch.store.postgres import PostgresDatabase

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.mailbox import open_mailbox
 from longwatch.store import postgres_ear, postgres_wire

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.store import postgres_presence

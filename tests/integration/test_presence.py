@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import TryAgainError, UsageError
 from longwatch.supervisor.presence import LOCK_FILE, Found, Presence, find

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from den import PATIENCE, PRELUDE, Den, bearers, den, eventually
+from awaiting import eventually
+from den import PATIENCE, PRELUDE, Den, bearers, den
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import SpawnError
 from longwatch.host.loop import LoopThread

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from den import PATIENCE, Den, Kid, den, eventually, gone, require_cgroups, state
+from awaiting import eventually
+from den import PATIENCE, Den, Kid, den, gone, require_cgroups, state
 from longwatch.host.process import KILL_NOW, Ending, StopPolicy
 from longwatch.testing import FakeClock
 

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from leaks import nothing_left_open
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, UsageError

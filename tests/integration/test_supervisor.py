@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from den import eventually
+from awaiting import eventually
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import CircuitBreakerTripped, Events, PlanReloaded, ProgramStarted
 from longwatch.errors import GuardianLostError, ServiceStateError, StoreFullError, TryAgainError, UsageError

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from awaiting import eventually
 from den import Lines, require_cgroups
 from longwatch.core.events import Events, ProgramEnded
 from longwatch.errors import TryAgainError
 from longwatch.host.process import StopPolicy
 from longwatch.supervisor import ProgramPlan, Streams, Supervisor
 from longwatch.testing import RecordingObserver
-from supervised import PATIENCE, eventually, kill_all, wait_for_end
+from supervised import PATIENCE, kill_all, wait_for_end
 from upheld import AT_ONCE, DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, py, sh, upheld, write_config
 
 TREE = "setsid sh -c 'setsid sleep 1000 & exec sleep 1000' & sleep 1000 & echo planted; wait"

@@ -19,10 +19,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from awaiting import eventually
 from chaos_plan import ChaosPlan
 from longwatch.errors import TryAgainError
 from longwatch.supervisor import ProgramPlan, Streams, Supervisor
-from supervised import eventually, kill_all
+from supervised import kill_all
 from upheld import DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, sh, upheld, write_config
 
 HANDS = 4

@@ -20,7 +20,7 @@ import pytest
 
 import fault_actors
 import parts
-from den import eventually
+from awaiting import eventually
 from fault_reckoning import Watcher
 from fault_run import TARGETS
 from longwatch.mailbox import Mailbox

@@ -11,13 +11,14 @@ from textwrap import dedent
 
 import pytest
 
+from awaiting import eventually
 from leaks import nothing_left_open
 from longwatch.app import preflight
 from longwatch.app.preflight import GroupFacts, look_at, split
 from longwatch.app.target import load_group
 from longwatch.errors import UsageError
 from longwatch.host.identity import identity_of
-from supervised import bearers, clean_environment, eventually
+from supervised import bearers, clean_environment
 
 LOOPS = """
 from longwatch.mailbox import open_mailbox

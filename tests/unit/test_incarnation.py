@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from den import eventually
+from awaiting import eventually
 from longwatch.host import incarnation
 from longwatch.host.incarnation import Incarnation, boot_id
 

@@ -12,7 +12,7 @@ import typer
 
 from longwatch.cli import answer, executions
 from longwatch.cli.stores import DEFAULT_STORE, Json, readable
-from longwatch.cli.worker import HealthHost, HealthPort, LogFormat, LogLevel, Processes, StateDir, run_processes
+from longwatch.cli.worker import LogFormat, LogLevel, Processes, StateDir, run_processes
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,8 +63,10 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     name: Annotated[
         str, typer.Option(metavar="NAME", help="What the processes are called in logs. [flow]", show_default=False)
     ] = "flow",
-    health_port: HealthPort = None,
-    health_host: HealthHost = None,
+    health_port: Annotated[
+        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where health and metrics are. [nowhere]")
+    ] = None,
+    health_host: Annotated[str | None, typer.Option(metavar="HOST", help="On which address. [every one]")] = None,
     state_dir: StateDir = ".longwatch",
     log_level: LogLevel = None,
     log_format: LogFormat = None,
