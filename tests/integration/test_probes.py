@@ -37,6 +37,26 @@ class NoGuardian:
         raise SpawnError("nothing is to be started", errno=1)
 
 
+class LateGuardian:
+    """One whose children run before it says so."""
+
+    def __init__(self, guardian: Spawner) -> None:
+        self._says_so = asyncio.Event()
+        self._guardian = guardian
+
+    async def say_so(self) -> None:
+        self._says_so.set()
+
+    async def spawn(self, spec: ProcessSpec) -> Child:
+        child = await self._guardian.spawn(spec)
+        try:
+            await self._says_so.wait()
+        except asyncio.CancelledError:
+            child.kill()
+            raise
+        return child
+
+
 def checker(
     probe: Probe, clock: Clock, *, guardian: Spawner | None = None, process: ProcessSpec | None = None, **policy: Any
 ) -> Checker:
@@ -149,11 +169,12 @@ class Commands:
         self.token = f"token-{secrets.token_hex(8)}"
         opened.tokens.append(self.token)
 
-    def checker(self, code: str, *, clock: Clock | None = None, timeout: float = PATIENCE) -> Checker:
-        return self.of((sys.executable, "-I", "-S", "-c", PRELUDE + code, self.token), clock=clock, timeout=timeout)
+    def checker(self, code: str, *, clock: Clock | None = None, timeout: float = PATIENCE, **more: Any) -> Checker:
+        command = (sys.executable, "-I", "-S", "-c", PRELUDE + code, self.token)
+        return self.of(command, clock=clock, timeout=timeout, **more)
 
     def of(self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any) -> Checker:
-        return checker(ExecProbe(command=command), clock or SystemClock(), guardian=self.den.guardian, **more)
+        return checker(ExecProbe(command=command), clock or SystemClock(), **{"guardian": self.den.guardian, **more})
 
     def ask(self, asking: Checker) -> str | None:
         return self.den.loop.call(asking.ask(), timeout=2 * PATIENCE)
@@ -241,6 +262,17 @@ rest()
         assert not asking.done()
         clock.advance(0.1, parked=0)
         assert "not done in 5 s and killed: still thinking" == asking.result(PATIENCE)
+        assert [] == commands.running()
+
+    def test_at_the_timeout_one_that_is_just_being_started_is_gone_before_the_answer(self, commands: Commands) -> None:
+        clock, late = FakeClock(), LateGuardian(commands.den.guardian)
+        asking = commands.begin(commands.checker("rest()", clock=clock, timeout=5.0, guardian=late))
+        assert eventually(lambda: 1 == len(commands.running()))
+        clock.await_parked(1)
+        clock.advance(5.0, parked=0)
+        assert not asking.done()
+        commands.den.loop.call(late.say_so(), timeout=PATIENCE)
+        assert "not done in 5 s and killed" == asking.result(PATIENCE)
         assert [] == commands.running()
 
     def test_a_question_that_is_cancelled_takes_its_whole_tree_along(self, commands: Commands, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -72,11 +73,13 @@ class ExecCheck:
         return self._with_words(f"not done in {seconds:g} s and killed")
 
     async def _run(self) -> EndCause:
-        child = await self._guardian.spawn(replace(self._spec, stdout=self._words, stderr=self._words))
+        spawning = asyncio.ensure_future(self._guardian.spawn(replace(self._spec, stdout=self._words, stderr=self._words)))
         try:
+            child = await asyncio.shield(spawning)
             return (await child.wait()).cause
         except asyncio.CancelledError:
-            await child.stop(KILL_NOW)
+            with suppress(SpawnError, GuardianLostError):
+                await (await spawning).stop(KILL_NOW)  # it may run already, though nobody has said so yet
             raise
 
     def _with_words(self, what: str) -> str:
