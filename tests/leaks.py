@@ -44,10 +44,25 @@ def nothing_left_open() -> Iterator[None]:
 
     Those of tests before may end meanwhile, and what their threads open for a moment is given that moment.
     """
-    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    threads = set(threading.enumerate())
+    with no_descriptor_left_open():
+        yield
+        left = _after_a_moment(lambda: [thread.name for thread in set(threading.enumerate()) - threads], 5 * PATIENCE)
+        assert not left, f"threads left behind: {', '.join(left)}"
+
+
+@contextmanager
+def no_descriptor_left_open(*, but_for: int = 0, kept: Callable[[str], bool] = lambda _: False) -> Iterator[None]:
+    """The same for descriptors alone, where threads may come and go. `but_for` so many; those that `kept` says yes to may stay."""
+    before = open_descriptors()
     yield
-    extra = _after_a_moment(lambda: _opened_since(threads, descriptors), 5 * PATIENCE)
-    assert not extra, f"left open: {', '.join(extra)}"
+
+    def left() -> list[str]:
+        new = {number: what for number, what in open_descriptors().items() if before.get(number) != what and not kept(what)}
+        return [f"{number} ({what})" for number, what in new.items()] if len(new) > but_for else []
+
+    found = _after_a_moment(left, 5 * PATIENCE)
+    assert not found, f"left open: {', '.join(found)}"
 
 
 def open_descriptors() -> dict[int, str]:
@@ -66,11 +81,6 @@ def _after_a_moment(look: Callable[[], list[str]], patience: float) -> list[str]
     while (seen := look()) and time.monotonic() < end:
         threading.Event().wait(0.02)
     return seen
-
-
-def _opened_since(threads: set[threading.Thread], descriptors: dict[int, str]) -> list[str]:
-    new = [f"{number} ({what})" for number, what in open_descriptors().items() if descriptors.get(number) != what]
-    return new + [f"thread {thread.name}" for thread in set(threading.enumerate()) - threads]
 
 
 def _children() -> list[psutil.Process]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import pytest
 import flow_apart_nodes as functions
 from awaiting import eventually
 from den import gone
+from leaks import no_descriptor_left_open
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import AttemptAbandoned, Events, GuardianLost
 from longwatch.errors import ComputationFailedError
@@ -83,13 +83,9 @@ def pid_in(mark: Path) -> int:
     return int(mark.read_text())
 
 
-def open_channels() -> Counter[str]:
-    """The descriptors of this process by kind, but for files: the store opens one for whoever reads at the same time."""
-    kinds: Counter[str] = Counter()
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            kinds[str(entry.readlink()).partition(":")[0]] += 1
-    return Counter({kind: count for kind, count in kinds.items() if not kind.startswith("/")})
+def is_file(descriptor: str) -> bool:
+    """The store opens one for whoever reads at the same time."""
+    return descriptor.startswith("/")
 
 
 def ends_of(execution: Execution) -> list[str | None]:
@@ -364,8 +360,7 @@ def test_the_children_of_a_worker_that_is_killed_die_with_it(tmp_path: Path) -> 
 def test_fifty_children_leave_no_descriptor_open(tmp_path: Path) -> None:
     with working(tmp_path, functions.noop) as place:
         assert [0, 1] == [place.value_of(number) for number in range(2)]
-        before = open_channels()
-        executions = [place.start(number) for number in range(50)]
-        assert list(range(50)) == [each.get("node", timeout=PATIENCE) for each in executions]
-        assert before == open_channels()
+        with no_descriptor_left_open(kept=is_file):
+            executions = [place.start(number) for number in range(50)]
+            assert list(range(50)) == [each.get("node", timeout=PATIENCE) for each in executions]
         assert {} == place.apart.guardian._children

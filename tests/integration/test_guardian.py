@@ -14,6 +14,7 @@ from textwrap import dedent
 import pytest
 
 from den import PATIENCE, Den, Lines, den
+from leaks import no_descriptor_left_open
 from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import guardian as program
 from longwatch.host.children import Guardian
@@ -21,17 +22,6 @@ from longwatch.host.loop import LoopThread
 from longwatch.host.process import KILL_NOW, Ending, ProcessSpec
 from longwatch.host.service import Service
 from longwatch.testing import check_service
-
-
-def descriptors() -> list[str]:
-    """What is open here, by what it is."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found.append(str(entry.readlink()))
-        except OSError:
-            continue
-    return sorted(found)
 
 
 def ended(kid_ending: Ending) -> tuple[str, int, int]:
@@ -139,12 +129,10 @@ UNSTARTABLE = {
 @pytest.mark.parametrize("case", UNSTARTABLE)
 def test_what_cannot_be_started_is_told_with_the_reason_and_leaves_nothing(home: Den, files: Path, case: str) -> None:
     command, cwd, number, words = UNSTARTABLE[case]
-    before = descriptors()
-    with pytest.raises(SpawnError) as caught:
+    with no_descriptor_left_open(), pytest.raises(SpawnError) as caught:
         home.start([command.format(files=files)], cwd=cwd and cwd.format(files=files))
     assert number == caught.value.errno
     assert words.format(files=files) in str(caught.value)
-    assert before == descriptors()
     assert {} == home.guardian._children
     assert ("exit 0", 0, 0) == ended(home.start(["true"]).wait())
 
@@ -156,11 +144,9 @@ def test_an_empty_command_is_told(marks: Den) -> None:
 
 @pytest.mark.parametrize("size", [200_000, 9_000_000])
 def test_a_command_too_large_for_the_system_is_told_and_leaves_nothing(marks: Den, size: int) -> None:
-    before = descriptors()
-    with pytest.raises(SpawnError) as caught:
+    with no_descriptor_left_open(), pytest.raises(SpawnError) as caught:
         marks.start(["echo", "x" * size])
     assert errno.E2BIG == caught.value.errno
-    assert before == descriptors()
     assert {} == marks.guardian._children
     assert ("exit 0", 0, 0) == ended(marks.start(["true"]).wait())
 
@@ -175,24 +161,20 @@ def test_a_large_command_that_the_system_takes_arrives_whole(marks: Den) -> None
 def test_a_working_directory_that_was_removed_is_told_and_leaves_nothing(
     marks: Den, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = descriptors()
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
     here.rmdir()
-    with pytest.raises(SpawnError, match="working directory"):
+    with no_descriptor_left_open(), pytest.raises(SpawnError, match="working directory"):
         marks.start(["true"])
     monkeypatch.undo()
-    assert before == descriptors()
     assert {} == marks.guardian._children
 
 
 def test_no_more_descriptors_here_are_told_and_leave_nothing(marks: Den) -> None:
-    before = descriptors()
-    with few_descriptors(3), pytest.raises(SpawnError) as caught:
+    with no_descriptor_left_open(), few_descriptors(3), pytest.raises(SpawnError) as caught:
         marks.start(["true"], stdout=Lines(), stderr=Lines())
     assert errno.EMFILE == caught.value.errno
-    assert before == descriptors()
     assert {} == marks.guardian._children
     assert ("exit 0", 0, 0) == ended(marks.start(["true"]).wait())
 
@@ -317,18 +299,16 @@ def test_the_guardian_keeps_the_contract_of_a_service() -> None:
 
 def test_a_guardian_that_cannot_be_attached_to_the_loop_is_not_left_running() -> None:
     with LoopThread() as loop, pytest.MonkeyPatch.context() as patch:
-        before = descriptors()
 
         async def refuse() -> None:
             raise OSError(errno.ENOSPC, "no more to watch")
 
         guardian = Guardian(loop, cgroups=False)
         patch.setattr(guardian, "_attach", refuse)
-        with pytest.raises(OSError, match="no more to watch"):
+        with no_descriptor_left_open(), pytest.raises(OSError, match="no more to watch"):
             guardian.start()
         patch.undo()
         assert None is guardian.pid
-        assert before == descriptors()
         guardian.start()
         assert guardian.stop()
 
@@ -350,13 +330,9 @@ def test_stopping_the_guardian_ends_every_child(home: Den) -> None:
 
 
 def test_nothing_can_be_spawned_before_the_start(home: Den) -> None:
-    before = descriptors()
     home.guardian.stop()
-    after = descriptors()
-    with pytest.raises(GuardianLostError, match="the guardian is not running"):
+    with no_descriptor_left_open(), pytest.raises(GuardianLostError, match="the guardian is not running"):
         home.start(["true"])
-    assert after == descriptors()
-    assert len(after) < len(before)
     assert {} == home.guardian._children
 
 

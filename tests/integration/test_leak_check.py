@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
-from leaks import Running, nothing_left_open
+from leaks import Running, no_descriptor_left_open, nothing_left_open
 
 
 def test_a_child_that_still_runs_is_named() -> None:
@@ -47,20 +48,34 @@ def test_something_that_is_just_ending_is_waited_for() -> None:
     assert [] == before.left_behind(now=lambda: next(sights))
 
 
-def test_a_descriptor_and_a_thread_that_stay_open_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_that_stay_open_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leaks.PATIENCE", 0.01)
-    ended, ends = threading.Event(), list[int]()
+    ends: list[int] = []
+
+    def leak(**settings: Any) -> None:
+        with no_descriptor_left_open(**settings):
+            ends.extend(os.pipe())
+
+    for settings in ({}, {"but_for": 1}, {"kept": lambda what: what.startswith("socket")}):
+        with pytest.raises(AssertionError, match=r"^left open: \d+ \(pipe:.*\), \d+ \(pipe:.*\)"):
+            leak(**settings)
+    leak(but_for=2)
+    leak(kept=lambda what: what.startswith("pipe"))
+    for end in ends:
+        os.close(end)
+
+
+def test_a_thread_that_stays_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leaks.PATIENCE", 0.01)
+    ended = threading.Event()
 
     def leak() -> None:
         with nothing_left_open():
-            ends.extend(os.pipe())
             threading.Thread(target=ended.wait, name="stays", daemon=True).start()
 
-    with pytest.raises(AssertionError, match=r"^left open: \d+ \(pipe:.*\), \d+ \(pipe:.*\), thread stays"):
+    with pytest.raises(AssertionError, match=r"^threads left behind: stays"):
         leak()
     ended.set()
-    for end in ends:
-        os.close(end)
 
 
 def test_what_was_open_before_may_be_closed_meanwhile() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from awaiting import eventually
 from den import PATIENCE, den
+from leaks import no_descriptor_left_open
 from longwatch.errors import UsageError
 from longwatch.host.loop import LoopThread
 from longwatch.supervisor.notify import Notice, NotifySocket
@@ -40,10 +41,6 @@ os.close(kept)
 os.read(theirs, 1)
 print("passed")
 """
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 class Ear:
@@ -151,18 +148,18 @@ def test_a_datagram_of_4096_bytes_is_taken(ear: Ear) -> None:
 
 
 def test_descriptors_that_come_along_are_closed_at_once_and_never_ours(ear: Ear) -> None:
-    before = open_files()
-    theirs, kept = os.pipe()
-    rights = array.array("i", [kept] * 100)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
-        for _ in range(20):
-            ours.sendmsg([b"FDSTORE=1\nWATCHDOG=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, str(ear.socket.path))
-    os.close(kept)
-    with os.fdopen(theirs, "rb") as pipe:
-        assert [pipe] == select.select([pipe], [], [], PATIENCE)[0]
-        assert b"" == pipe.read()
-    assert [Notice(pid=os.getpid(), beat=True)] * 20 == ear.await_heard(20)
-    assert before == open_files()
+    with no_descriptor_left_open():
+        theirs, kept = os.pipe()
+        rights = array.array("i", [kept] * 100)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+            for _ in range(20):
+                told = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+                ours.sendmsg([b"FDSTORE=1\nWATCHDOG=1"], told, 0, str(ear.socket.path))
+        os.close(kept)
+        with os.fdopen(theirs, "rb") as pipe:
+            assert [pipe] == select.select([pipe], [], [], PATIENCE)[0]
+            assert b"" == pipe.read()
+        assert [Notice(pid=os.getpid(), beat=True)] * 20 == ear.await_heard(20)
 
 
 def test_whoever_waits_at_a_barrier_gets_past_it(ear: Ear) -> None:
@@ -236,11 +233,10 @@ def test_the_socket_is_ours_alone_and_goes_away_when_closed(ear: Ear) -> None:
 
 
 def test_open_and_close_are_idempotent_and_it_can_be_opened_again(ear: Ear) -> None:
-    before = open_files()
-    ear.do(ear.socket.open, ear.socket.close, ear.socket.close, ear.socket.open, ear.socket.open)
-    ear.say(b"READY=1")
-    assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
-    assert before == open_files()
+    with no_descriptor_left_open(but_for=1):  # the socket itself, which is another one now
+        ear.do(ear.socket.open, ear.socket.close, ear.socket.close, ear.socket.open, ear.socket.open)
+        ear.say(b"READY=1")
+        assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
 
 
 def test_a_socket_that_was_left_behind_is_replaced(loop: LoopThread, tmp_path: Path) -> None:
@@ -263,11 +259,9 @@ def test_something_else_at_the_path_is_left_alone_and_told(loop: LoopThread, tmp
 
 
 def test_a_directory_that_is_missing_is_told(loop: LoopThread, tmp_path: Path) -> None:
-    before = open_files()
     ear = Ear(loop, tmp_path / "no" / "notify")
-    with pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"):
+    with no_descriptor_left_open(), pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"):
         ear.do(ear.socket.open)
-    assert before == open_files()
 
 
 def test_a_path_of_107_bytes_is_the_longest(loop: LoopThread, tmp_path: Path) -> None:
