@@ -220,7 +220,8 @@ class TestErrors:
 class TestLimits:
     """Heartbeats are made all the while, every 70 seconds: longer than any of these limits.
 
-    The limits are so short that a machine under load may overrun them once more: hence many attempts."""
+    The limits are so short that a machine under load may overrun them once more: hence many attempts.
+    """
 
     def test_a_runaway_that_beats_is_ended_at_its_deadline_and_tried_again(self, database: Database) -> None:
         reasons: list[str] = []

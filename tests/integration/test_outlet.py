@@ -209,6 +209,27 @@ def test_with_patience_one_that_is_read_slowly_is_flushed_while_one_that_is_stuc
     slow.close()
 
 
+def test_of_two_that_are_stuck_the_second_is_given_what_is_left_of_the_patience(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe.stuff()
+    outlets, waits, flush = [Outlet(pipe.writer), Outlet(pipe.writer)], list[float](), Outlet.flush
+
+    def noted(outlet: Outlet, timeout: float) -> bool:
+        waits.append(timeout)
+        return flush(outlet, timeout)
+
+    monkeypatch.setattr(Outlet, "flush", noted)
+    taken = [outlet.write(LINE) for outlet in outlets]
+
+    assert outlets == flush_patiently(outlets, 0.2)
+    assert [True, True] == taken
+    assert waits[1] < waits[0]
+    pipe.close_reader()
+    for outlet in outlets:
+        outlet.close(0.0)
+
+
 def test_a_descriptor_that_is_closed_from_the_start_is_broken_from_the_start(pipe: Pipe) -> None:
     number = pipe.writer
     pipe.close()
