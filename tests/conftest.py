@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ from leaks import Running
 settings.register_profile("default", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("chaos", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True)
 settings.load_profile("default")
+
+# Tests send these signals to programs they start. A shell may have had them ignored (nohup, `make
+# test &` in a script), and children inherit that; so the tests set what a terminal would.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,7 @@ names each step, counts the tests, and says what was skipped and why.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,12 +17,16 @@ from pathlib import Path
 
 import debian_parts
 import other_pythons
-from tally import Tally
+from test_counts import MOST_FLAKY, TestCounts
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
 SOURCES = [name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).exists()]
 NO_TESTS_COLLECTED = 5
+WORKERS = 2
+MOST_AGAIN = 20
+"""Failed tests that run again alone: more failures than this are no matter of luck."""
+LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
 @dataclass
@@ -30,7 +35,7 @@ class Run:
 
     steps: list[tuple[str, bool, float]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    counts: TestCounts = field(default_factory=TestCounts)
 
     def step(self, name: str, action: Callable[[], bool]) -> None:
         print(f"\n── {name}", flush=True)
@@ -45,13 +50,26 @@ class Run:
     def command(self, name: str, *command: str | Path) -> None:
         self.step(name, lambda: _call(command) == 0)
 
-    def pytest(self, name: str, python: str | Path, *arguments: str | Path) -> None:
-        """A run that collects nothing passes: the total must not be empty, each part may be."""
-        report = REPORTS / f"{name.replace(' ', '-')}.xml"
-        report.unlink(missing_ok=True)
-        self.step(name, lambda: _call((python, "-m", "pytest", f"--junit-xml={report}", *arguments)) in {0, NO_TESTS_COLLECTED})
+    def pytest(self, name: str, python: str | Path, *arguments: str | Path, parallel: int = 0) -> None:
+        """Run pytest. A run that collects nothing passes: the total must not be empty, each part may be.
+
+        A test that fails in a parallel run runs once more, alone: if it passes then, it is flaky, and the step passes.
+        """
+        report = _report(name)
+        together = ("-n", str(parallel), "--cache-clear") if parallel else ("-p", "no:cacheprovider")
+        self.step(name, lambda: _pytest(python, report, *together, *arguments))
         if report.exists():
-            self.tally.add(report)
+            self.counts.add(name, report)
+        if parallel and not self.steps[-1][1] and (failed := _failed_tests()):
+            self._again(name, python, failed)
+
+    def _again(self, name: str, python: str | Path, failed: list[str]) -> None:
+        again = _report(f"{name} again")
+        self.step(f"{name}: {len(failed)} failed, again alone", lambda: _pytest(python, again, "-p", "no:cacheprovider", *failed))
+        if again.exists():
+            self.counts.add_rerun(name, again)
+        if self.steps[-1][1] and not self.counts.too_flaky:
+            self.steps[-2] = (self.steps[-2][0], True, self.steps[-2][2])
 
 
 def lint(run: Run) -> None:
@@ -76,7 +94,7 @@ def wheel(run: Run) -> None:
 
 
 def tests(run: Run) -> None:
-    run.pytest("tests in parallel", sys.executable, "-n", "2", "-m", "not serial")
+    run.pytest("tests in parallel", sys.executable, "-m", "not serial", parallel=WORKERS)
     run.pytest("tests one by one", sys.executable, "-m", "serial")
 
 
@@ -113,19 +131,40 @@ def _unit_tests(run: Run, version: str, interpreter: str) -> None:
 
     run.step(f"environment for Python {version}", made)
     for python in ready:
-        run.pytest(f"unit tests on Python {version}", python, "-n", "2", "-p", "no:cacheprovider", "tests/unit")
+        run.pytest(f"unit tests on Python {version}", python, "tests/unit", parallel=WORKERS)
 
 
 def _summary(run: Run, *, counted: bool) -> int:
     print("\n── summary")
     for name, passed, seconds in run.steps:
         print(f"{'ok  ' if passed else 'FAIL'} {seconds:6.1f} s  {name}")
-    for line in [*run.skipped, *run.tally.reasons()]:
+    for line in [*run.skipped, *run.counts.skip_reasons()]:
         print(f"skipped: {line}")
+    for name, failure in run.counts.flaky.items():
+        print(f"FLAKY {name} failed in the parallel run and passed alone; its first failure was:\n{failure}")
+    if run.counts.too_flaky:
+        print(f"{len(run.counts.flaky)} flaky tests; at most {MOST_FLAKY} are let through")
     if counted:
-        print(f"total: {run.tally}")
-    empty = counted and not run.tally.passed
+        print(f"total: {run.counts}")
+    empty = counted and not run.counts.passed
     return 1 if empty or not all(passed for _, passed, _ in run.steps) else 0
+
+
+def _report(name: str) -> Path:
+    """Return where the XML report of a run goes; an old one is removed."""
+    report = REPORTS / f"{name.replace(' ', '-')}.xml"
+    report.unlink(missing_ok=True)
+    return report
+
+
+def _pytest(python: str | Path, report: Path, *arguments: str | Path) -> bool:
+    return _call((python, "-m", "pytest", f"--junit-xml={report}", *arguments)) in {0, NO_TESTS_COLLECTED}
+
+
+def _failed_tests() -> list[str]:
+    """Return the failed tests of the last run; none if there are too many to be run again."""
+    failed = json.loads(LAST_FAILED.read_text(encoding="utf-8")) if LAST_FAILED.exists() else {}
+    return sorted(failed) if len(failed) <= MOST_AGAIN else []
 
 
 def _tool(module: str) -> tuple[str, str, str]:

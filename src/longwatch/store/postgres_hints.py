@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from math import inf
 
 import psycopg
 
@@ -45,7 +46,7 @@ class Hints:
             return []
         now = time.monotonic()
         with self._changed:
-            ready = [channel for channel in channels if now - self._told.get(channel, 0.0) >= self._gap]
+            ready = [channel for channel in channels if now - self._told.get(channel, -inf) >= self._gap]
             self._note(ready, now)
             return ready
 
@@ -68,7 +69,7 @@ class Hints:
 
     def _owe(self, channel: str) -> None:
         """If there is no thread for it, the hint is lost; others look now and then."""
-        self._owed[channel] = self._told.get(channel, 0.0) + self._gap
+        self._owed[channel] = self._told.get(channel, -inf) + self._gap
         self._changed.notify()
         if self._errand is None and not self._closed:
             self._errand = Errand(self._work, name="longwatch-hints", loud=True)
@@ -89,11 +90,11 @@ class Hints:
         """What is owed, when it is due; empty when closed and paid."""
         with self._changed:
             while not self._closed and (wait := self._wait()) > 0:
-                self._changed.wait(None if wait == float("inf") else wait)
+                self._changed.wait(None if wait == inf else wait)
             channels = list(self._owed)
             self._owed.clear()
             self._note(channels, time.monotonic())
             return channels
 
     def _wait(self) -> float:
-        return min(self._owed.values(), default=float("inf")) - time.monotonic()
+        return min(self._owed.values(), default=inf) - time.monotonic()
