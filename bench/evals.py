@@ -1,7 +1,9 @@
-"""Evals: what a sample costs in an EvalLoop, or in `longwatch eval run`, beyond what calling the function in a plain loop costs.
+"""Evals: what a sample costs in an EvalLoop, or in `longwatch eval run`, beyond what calling the
+function in a plain loop costs.
 
-From submitting the dataset to the report, on SQLite with its usual durability. `quick` returns its input; `waits` waits 5 ms first,
-as code does that asks somebody else, and with 8 at a time a plain loop could at best be done in an eighth of its time.
+From submitting the dataset to the report, on SQLite with its usual durability. `quick` returns its
+input; `waits` waits 5 ms first, as code does that asks somebody else, and with 8 at a time a plain
+loop could at best be done in an eighth of its time.
 
 In the environment: BENCH_SAMPLES=2000 how many, BENCH_ROUNDS=3.
 """
@@ -21,7 +23,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from longwatch.evals import Dataset, EvalLoop, EvalReport, Sample, collect_results, exact_match, submit_dataset
+from longwatch.evals import (
+    Dataset,
+    EvalLoop,
+    EvalReport,
+    Sample,
+    collect_results,
+    exact_match,
+    submit_dataset,
+)
 from longwatch.mailbox import open_mailbox
 from longwatch.runtime import MainLoop, MainLoopContext
 
@@ -61,7 +71,10 @@ class Subject(MainLoop[Any, Any]):
 
 
 def dataset(count: int) -> Dataset:
-    return Dataset(Sample(f"sample-{number}", {"question": number}, {"question": number}) for number in range(count))
+    return Dataset(
+        Sample(f"sample-{number}", {"question": number}, {"question": number})
+        for number in range(count)
+    )
 
 
 def plain(function: Handler, samples: Dataset) -> float:
@@ -77,13 +90,17 @@ def through_a_loop(function: Handler, samples: Dataset, slots: int, folder: Path
     """Seconds from submitting to the report, with the loop running already."""
     store = f"sqlite:///{folder}/evals.db"
     requests, results = open_mailbox(store, "samples"), open_mailbox(store, "results")
-    loop = EvalLoop(loop=Subject(function), evaluator=exact_match, requests=requests, concurrency=slots)
+    loop = EvalLoop(
+        loop=Subject(function), evaluator=exact_match, requests=requests, concurrency=slots
+    )
     running = threading.Thread(target=loop.run)
     running.start()
     try:
         began = time.perf_counter()
         submit_dataset(samples, requests, reply_to=results)
-        report = EvalReport.of(samples, collect_results(results, expected=samples, timeout=PATIENCE))
+        report = EvalReport.of(
+            samples, collect_results(results, expected=samples, timeout=PATIENCE)
+        )
         took = time.perf_counter() - began
     finally:
         loop.shutdown()
@@ -96,10 +113,21 @@ def through_the_command(samples: Dataset, slots: int, folder: Path) -> float:
     """Seconds of `longwatch eval run`, start and end included."""
     (folder / "app.py").write_text(APP)
     samples.save(folder / "samples.jsonl")
-    command: list[str | Path] = [Path(sys.executable).with_name("longwatch"), "eval", "run", "samples.jsonl", "app:echo", "--json"]
+    command: list[str | Path] = [
+        Path(sys.executable).with_name("longwatch"),
+        "eval",
+        "run",
+        "samples.jsonl",
+        "app:echo",
+        "--json",
+    ]
     began = time.perf_counter()
     done = subprocess.run(
-        [*command, "--concurrency", str(slots)], cwd=folder, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*command, "--concurrency", str(slots)],
+        cwd=folder,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     took = time.perf_counter() - began
     assert json.loads(done.stdout)["passed"] == len(samples)
@@ -124,30 +152,59 @@ def loop_rows(count: int, rounds: int) -> Iterator[str]:
     samples = dataset(count)
     for function in (quick, waits):
         for slots in (1, 8):
-            found = [(plain(function, samples), *in_a_folder(through_a_loop, function, samples, slots)) for _ in range(rounds)]
+            found = [
+                (plain(function, samples), *in_a_folder(through_a_loop, function, samples, slots))
+                for _ in range(rounds)
+            ]
             alone, whole, busy = (statistics.median(times) for times in zip(*found, strict=True))
             best = alone if function is quick else alone / slots
-            yield row(f"EvalLoop, {slots} at a time", function.__name__, alone, whole, (whole - best) / count, busy / count)
+            yield row(
+                f"EvalLoop, {slots} at a time",
+                function.__name__,
+                alone,
+                whole,
+                (whole - best) / count,
+                busy / count,
+            )
 
 
 def command_row(count: int, rounds: int) -> str:
     """The start is what one sample takes; the rest is the samples'."""
     one, many = dataset(1), dataset(count)
     alone = plain(quick, many)
-    found = [(*in_a_folder(through_the_command, one, 8), *in_a_folder(through_the_command, many, 8)) for _ in range(rounds)]
+    found = [
+        (*in_a_folder(through_the_command, one, 8), *in_a_folder(through_the_command, many, 8))
+        for _ in range(rounds)
+    ]
     start, idle, whole, busy = (statistics.median(times) for times in zip(*found, strict=True))
     named = f"`longwatch eval run`, 8 at a time, beyond {start:.1f} s for one sample"
-    return row(named, "quick", alone, whole, (whole - start - alone) / (count - 1), (busy - idle) / (count - 1))
+    return row(
+        named,
+        "quick",
+        alone,
+        whole,
+        (whole - start - alone) / (count - 1),
+        (busy - idle) / (count - 1),
+    )
 
 
 def row(what: str, function: str, alone: float, whole: float, overhead: float, busy: float) -> str:  # noqa: PLR0913, PLR0917 - cells
-    times = f"{alone * 1000:.0f} ms | {whole * 1000:.0f} ms | {overhead * 1000:.2f} ms | {busy * 1000:.2f} ms"
+    times = (
+        f"{alone * 1000:.0f} ms | {whole * 1000:.0f} ms | {overhead * 1000:.2f} ms | "
+        f"{busy * 1000:.2f} ms"
+    )
     return f"| {what} | {function} | {times} |"
 
 
 def main() -> None:
-    count, rounds = int(os.environ.get("BENCH_SAMPLES") or 2000), int(os.environ.get("BENCH_ROUNDS") or 3)
-    print("| how | function | plain loop | this | overhead a sample | CPU a sample |\n|---|---|---:|---:|---:|---:|")
+    count, rounds = (
+        int(os.environ.get("BENCH_SAMPLES") or 2000),
+        int(os.environ.get("BENCH_ROUNDS") or 3),
+    )
+    print(
+        "| how | function | plain loop | this | overhead a sample | CPU a sample "
+        "|\n|---|---|---:|---:|---:|---:|"
+    )
     for line in loop_rows(count, rounds):
         print(line, flush=True)
     print(command_row(count, rounds))

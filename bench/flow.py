@@ -1,10 +1,13 @@
-"""Flow: a durable workflow of three steps that do nothing, beside DBOS, and what graphs cost in a worker.
+"""Flow: a durable workflow of three steps that do nothing, beside DBOS, and what graphs cost in a
+worker.
 
-One worker process; one execution after the other, and with 50 in flight. DBOS runs its workflow in the calling process; with 50 in
-flight the better of 50 threads of ours and its own counts. Commits are what one execution asks of the disk.
+One worker process; one execution after the other, and with 50 in flight. DBOS runs its workflow in
+the calling process; with 50 in flight the better of 50 threads of ours and its own counts. Commits
+are what one execution asks of the disk.
 
-In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3, BENCH_EXECUTIONS=400 in a round, after
-BENCH_WARMTH=2 seconds that do not count, BENCH_PARTS=race,closer,rows.
+In the environment: BENCH_STORES=sqlite,postgresql which stores, BENCH_ROUNDS=3,
+BENCH_EXECUTIONS=400 in a round, after BENCH_WARMTH=2 seconds that do not count,
+BENCH_PARTS=race,closer,rows.
 """
 
 from __future__ import annotations
@@ -46,15 +49,23 @@ def race(place: Path) -> None:
         with stores.opened(kind, place / f"race-{kind}") as store:
             ours, theirs = rounds_of(kind, store.fresh)
         for way, words in WAYS.items():
-            mine, other = (statistics.median(each[way] for each in rounds) for rounds in (ours, theirs))
-            print(f"| {kind} | {words} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f}× |", flush=True)
+            mine, other = (
+                statistics.median(each[way] for each in rounds) for rounds in (ours, theirs)
+            )
+            print(
+                f"| {kind} | {words} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f}× |",
+                flush=True,
+            )
 
 
 def closer(place: Path) -> None:
     from flowing import trials  # noqa: PLC0415
     from queueing import stores  # noqa: PLC0415
 
-    print("\n| store | `set` to first line, p50 ms | idle worker, % of a core | commits an execution |\n|---|---:|---:|---:|")
+    print(
+        "\n| store | `set` to first line, p50 ms | idle worker, % of a core | commits an "
+        "execution |\n|---|---:|---:|---:|"
+    )
     for kind in several("BENCH_STORES", ",".join(STORES)):
         with stores.opened(kind, place / f"closer-{kind}") as store:
             found = trials.longwatch(store.fresh(), 1, "closer")
@@ -68,7 +79,8 @@ def rows(place: Path) -> None:
     from queueing import stores  # noqa: PLC0415
 
     print(
-        "\n| store | renewing 10,000 attempts, ms | a sweep beside 1,000 ended, ms | beside 1,000,000, ms |\n|---|---:|---:|---:|"
+        "\n| store | renewing 10,000 attempts, ms | a sweep beside 1,000 ended, ms | beside "
+        "1,000,000, ms |\n|---|---:|---:|---:|"
     )
     for kind in several("BENCH_STORES", ",".join(STORES)):
         with stores.opened(kind, place / f"rows-{kind}") as store:

@@ -1,11 +1,14 @@
-"""Queues: no-op jobs through one worker process, Longwatch's four backends and their peers in one run, on the same servers.
+"""Queues: no-op jobs through one worker process, Longwatch's four backends and their peers in one
+run, on the same servers.
 
-Every job appends its times to one file. The rate counts from a tenth of the jobs to the acknowledgement of the last; Longwatch's
-jobs are fenced. Latency is from send to run across two processes at 50 messages a second. SQLite is at synchronous=FULL for us,
-Redis at appendfsync everysec, PostgreSQL as it comes.
+Every job appends its times to one file. The rate counts from a tenth of the jobs to the
+acknowledgement of the last; Longwatch's jobs are fenced. Latency is from send to run across two
+processes at 50 messages a second. SQLite is at synchronous=FULL for us, Redis at appendfsync
+everysec, PostgreSQL as it comes.
 
-In the environment: BENCH_STORES=sqlite,redis,postgresql,memory which stores, BENCH_ROUNDS=3, BENCH_ONLY=huey,longwatch which
-contenders (the beginnings of their names), BENCH_PARTS=race,closer which tables.
+In the environment: BENCH_STORES=sqlite,redis,postgresql,memory which stores, BENCH_ROUNDS=3,
+BENCH_ONLY=huey,longwatch which contenders (the beginnings of their names), BENCH_PARTS=race,closer
+which tables.
 """
 
 from __future__ import annotations
@@ -37,7 +40,11 @@ class Plan:
     @classmethod
     def wanted(cls) -> Plan:
         def several(name: str, default: str) -> tuple[str, ...]:
-            return tuple(word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip())
+            return tuple(
+                word.strip()
+                for word in (os.environ.get(name) or default).split(",")
+                if word.strip()
+            )
 
         stores = several("BENCH_STORES", "sqlite,redis,postgresql,memory")
         rounds = int(os.environ.get("BENCH_ROUNDS") or 3)
@@ -59,7 +66,8 @@ def run(plan: Plan) -> None:
         print("\n### A closer look\n")
         print(tables.lines("longwatch", looks))
     print(
-        f"\nMedians of {plan.rounds} interleaved rounds on {os.cpu_count()} cores, shared by everybody. {environments.versions()}."
+        f"\nMedians of {plan.rounds} interleaved rounds on {os.cpu_count()} cores, shared by "
+        f"everybody. {environments.versions()}."
     )
 
 
@@ -68,7 +76,10 @@ def _one_store(kind: str, plan: Plan, place: Path) -> dict[str, str]:
 
     with stores.opened(kind, place / kind) as store:
         if "race" in plan.parts:
-            print(tables.race(race.run(store, plan.rounds, plan.only), race.yardstick(kind)), flush=True)
+            print(
+                tables.race(race.run(store, plan.rounds, plan.only), race.yardstick(kind)),
+                flush=True,
+            )
         return closer.look(store, plan.rounds) if "closer" in plan.parts else {}
 
 

@@ -1,8 +1,11 @@
-"""Runtime: loops with heartbeats, leases, watchdog, health and metrics on, beside the queues they are compared to.
+"""Runtime: loops with heartbeats, leases, watchdog, health and metrics on, beside the queues they
+are compared to.
 
-The race is that of bench/queues: no-op jobs through one worker process with 8 slots. Idle CPU and RSS are of that process.
+The race is that of bench/queues: no-op jobs through one worker process with 8 slots. Idle CPU and
+RSS are of that process.
 
-In the environment: BENCH_STORES=sqlite,redis,postgresql which stores, BENCH_ROUNDS=3, BENCH_PARTS=race,figures,health,endings.
+In the environment: BENCH_STORES=sqlite,redis,postgresql which stores, BENCH_ROUNDS=3,
+BENCH_PARTS=race,figures,health,endings.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def run_figures(place: Path) -> None:
     print("\n### Small figures\n\n| what | figure |\n|---|---:|")
     print(f"| `Heartbeat.beat()` | {small_figures.beat():.0f} ns |")
     print(f"| a beat on the page | {small_figures.page_beat(place):.0f} ns |")
-    print(f"| renewing 1,000 leases, one statement, SQLite | {small_figures.renewal(place):.1f} ms |")
+    print(
+        f"| renewing 1,000 leases, one statement, SQLite | {small_figures.renewal(place):.1f} ms |"
+    )
 
 
 def run_health(_: Path) -> None:
@@ -57,9 +62,19 @@ def run_endings(place: Path) -> None:
     there = endings.Place(place)
     print("\n### Ends, on SQLite\n\n| what | seconds |\n|---|---:|")
     print(f"| SIGTERM to exit, idle | {endings.stopping(there, 0.0):.2f} |")
-    print(f"| SIGTERM to exit, busy, beyond the handler's {endings.BUSY:g} s | {endings.stopping(there, endings.BUSY):.2f} |")
-    print(f"| kill -9 of a child to its message running elsewhere | {endings.child_killed(there):.2f} |", flush=True)
-    print(f"| kill -9 of parent and child to the same, under another parent | {endings.everything_killed(there):.2f} |")
+    print(
+        f"| SIGTERM to exit, busy, beyond the handler's {endings.BUSY:g} s | "
+        f"{endings.stopping(there, endings.BUSY):.2f} |"
+    )
+    print(
+        f"| kill -9 of a child to its message running elsewhere | "
+        f"{endings.child_killed(there):.2f} |",
+        flush=True,
+    )
+    print(
+        f"| kill -9 of parent and child to the same, under another parent | "
+        f"{endings.everything_killed(there):.2f} |"
+    )
 
 
 PARTS = {"race": run_race, "figures": run_figures, "health": run_health, "endings": run_endings}

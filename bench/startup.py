@@ -1,6 +1,8 @@
-"""Start-up: what importing Longwatch and asking its command for help cost, against a bare interpreter.
+"""Start-up: what importing Longwatch and asking its command for help cost, against a bare
+interpreter.
 
-Prints a Markdown table. The commands take turns, so that a busy moment of the machine hits all of them alike.
+Prints a Markdown table. The commands take turns, so that a busy moment of the machine hits all of
+them alike.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def table(samples: dict[str, list[float]]) -> str:
     rows = ["| command | median | over `python -c pass` | ratio |", "|---|---:|---:|---:|"]
     for name, times in samples.items():
         middle = statistics.median(times)
-        rows.append(f"| `{name}` | {middle * 1000:.1f} ms | {(middle - bare) * 1000:+.1f} ms | {middle / bare:.2f} |")
+        rows.append(
+            f"| `{name}` | {middle * 1000:.1f} ms | {(middle - bare) * 1000:+.1f} ms | "
+            f"{middle / bare:.2f} |"
+        )
     return "\n".join(rows)
 
 

@@ -1,10 +1,11 @@
 """Supervisor: programs kept up by `longwatch up`, supervisord and circus in one run.
 
-Memory and processor are of the supervisor's own processes, our guardian included, without the programs. A start counts from the
-call of the command to the moment when every program runs, a stop from SIGTERM until everything is gone.
+Memory and processor are of the supervisor's own processes, our guardian included, without the
+programs. A start counts from the call of the command to the moment when every program runs, a stop
+from SIGTERM until everything is gone.
 
-In the environment: BENCH_PARTS=race,endurance which tables (endurance is our own 10,000 restarts, and only run when asked for),
-BENCH_ROUNDS=3, BENCH_ONLY=longwatch,supervisord which contenders.
+In the environment: BENCH_PARTS=race,endurance which tables (endurance is our own 10,000 restarts,
+and only run when asked for), BENCH_ROUNDS=3, BENCH_ONLY=longwatch,supervisord which contenders.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ def run_race(place: Path) -> None:
     print(*(f"\nNot measured: {failure}." for failure in tables.failures(results)))
     kills = ", ".join(f"{len(readings.restarts)} ({name})" for name, readings in results.items())
     print(
-        f"Medians of {rounds} interleaved rounds on {os.cpu_count()} cores, of restarts: {kills}. Each child is a shell script that"
-        f" becomes `sleep`; ours also writes its output to a file. {', '.join(PACKAGES)}, as they come (circus looks every 5 s)."
+        f"Medians of {rounds} interleaved rounds on {os.cpu_count()} cores, of restarts: "
+        f"{kills}. Each child is a shell script that"
+        f" becomes `sleep`; ours also writes its output to a file. {', '.join(PACKAGES)}, as "
+        f"they come (circus looks every 5 s)."
     )
 
 
 def run_endurance(place: Path) -> None:
     print("\n### Many restarts\n")
     print(tables.endurance(endurance.run(place)))
-    print("\nTen programs that fail at once, restarted without a pause; looked at while nothing happens.")
+    print(
+        "\nTen programs that fail at once, restarted without a pause; looked at while nothing "
+        "happens."
+    )
 
 
 PARTS = {"race": run_race, "endurance": run_endurance}

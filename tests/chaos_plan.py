@@ -1,4 +1,6 @@
-"""How long and with which seed a chaos test runs: short and fixed in `make test`, long and random in `make chaos`."""
+"""How long and with which seed a chaos test runs: short and fixed in `make test`, long and
+random in `make chaos`.
+"""
 
 from __future__ import annotations
 

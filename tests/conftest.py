@@ -13,8 +13,16 @@ from den import Den, den, require_cgroups
 from leaks import Running
 
 # A slow machine is no fault of the code under test.
-settings.register_profile("default", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("chaos", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True)
+settings.register_profile(
+    "default",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "chaos", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True
+)
 settings.load_profile("default")
 
 # Tests send these signals to programs they start. A shell may have had them ignored (nohup, `make
@@ -28,13 +36,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("longwatch")
     group.addoption("--chaos-seed", type=int, default=1, help="the seed of tests marked chaos")
-    group.addoption("--chaos-seconds", type=float, default=10.0, help="how long a test marked chaos runs")
+    group.addoption(
+        "--chaos-seconds", type=float, default=10.0, help="how long a test marked chaos runs"
+    )
 
 
 @pytest.fixture
 def chaos(request: pytest.FixtureRequest) -> ChaosPlan:
     """Seed and length of a chaos test."""
-    return ChaosPlan(request.config.getoption("--chaos-seed"), request.config.getoption("--chaos-seconds"))
+    return ChaosPlan(
+        request.config.getoption("--chaos-seed"), request.config.getoption("--chaos-seconds")
+    )
 
 
 @pytest.fixture(params=[True, False], ids=["cgroups", "marks"])

@@ -1,4 +1,6 @@
-"""A guardian at work, and children for it whose every process can be found again: each bears a token in its command line."""
+"""A guardian at work, and children for it whose every process can be found again: each bears a
+token in its command line.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,14 @@ def orphan(act):
 
 def nameless():
     '''Like rest, after an exec that kept nothing of the environment.'''
-    code = "import signal; signal.signal(15, signal.SIG_IGN); signal.alarm(120); print('nameless', flush=True)"
+    code = "import signal; signal.signal(15, signal.SIG_IGN); signal.alarm(120); \
+        print('nameless', flush=True)"
     code += "\\nwhile 1: signal.pause()"
     os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", code, *sys.argv[1:]], {})
 
 def hop(*, setsid, hops=20_000):
-    '''Fork and exit, again and again: one process that never stays; the population never grows and the hops are counted.'''
+    '''Fork and exit, again and again: one process that never stays; the population never grows and
+    the hops are counted.'''
     for _ in range(hops):
         if setsid:
             os.setsid()
@@ -99,7 +103,11 @@ class Lines:
     def words_after(self, text: str) -> list[str]:
         """The words behind this one in the first line that begins with it."""
         self.await_text(f"{text} ")
-        return next(line.split()[1:] for line in self.data.decode().splitlines() if line.startswith(f"{text} "))
+        return next(
+            line.split()[1:]
+            for line in self.data.decode().splitlines()
+            if line.startswith(f"{text} ")
+        )
 
 
 class Kid:
@@ -144,10 +152,14 @@ class Den:
         self.heard = heard
         self.complaints: list[str] = []
         self.tokens: list[str] = []
-        self.loop.loop().set_exception_handler(lambda _, context: self.complaints.append(str(context)))
+        self.loop.loop().set_exception_handler(
+            lambda _, context: self.complaints.append(str(context))
+        )
 
     def spawn(self, code: str, *arguments: str, **spec: Any) -> Kid:
-        """Start a small Python program that knows the words of PRELUDE; its standard output is kept unless told otherwise."""
+        """Start a small Python program that knows the words of PRELUDE; its standard output is
+        kept unless told otherwise.
+        """
         token = f"token-{secrets.token_hex(8)}"
         self.tokens.append(token)
         argv = [sys.executable, "-I", "-S", "-c", PRELUDE + dedent(code), token, *arguments]
@@ -156,7 +168,9 @@ class Den:
     def start(self, argv: list[str], *, token: str = "-", **spec: Any) -> Kid:
         out = Lines()
         whole = {"env": {"PATH": os.defpath}, "stdout": out, "stderr": 2, **spec}
-        child = self.loop.call(self.guardian.spawn(ProcessSpec(argv=argv, **whole)), timeout=PATIENCE)
+        child = self.loop.call(
+            self.guardian.spawn(ProcessSpec(argv=argv, **whole)), timeout=PATIENCE
+        )
         return Kid(self, child, out, token)
 
     def do(self, act: Callable[[], object]) -> None:
@@ -174,11 +188,17 @@ class Den:
 
 
 @contextmanager
-def den(*, cgroups: bool, clock: Clock | None = None, on_lost: Callable[[], None] = lambda: None) -> Iterator[Den]:
-    """A guardian for one test. All it has started must be gone in the end, and is by force if not; nothing was complained of."""
+def den(
+    *, cgroups: bool, clock: Clock | None = None, on_lost: Callable[[], None] = lambda: None
+) -> Iterator[Den]:
+    """A guardian for one test. All it has started must be gone in the end, and is by force if
+    not; nothing was complained of.
+    """
     heard = RecordingObserver()
     with LoopThread() as loop:
-        guardian = Guardian(loop, clock=clock, events=Events(heard), cgroups=cgroups, on_lost=on_lost)
+        guardian = Guardian(
+            loop, clock=clock, events=Events(heard), cgroups=cgroups, on_lost=on_lost
+        )
         with guardian:
             opened = Den(guardian, heard)
             try:
@@ -199,7 +219,11 @@ def _end(pids: list[int]) -> None:
 
 def bearers(token: str) -> list[int]:
     """The living processes that have this token in their command line; zombies have none."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and token in command_line(entry)]
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and token in command_line(entry)
+    ]
 
 
 def command_line(entry: Path) -> str:
@@ -234,5 +258,11 @@ def require_cgroups() -> None:
 
 def cgroup_folders(host: int) -> set[Path]:
     """The cgroups made for that host, and those inside."""
-    found = (Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup"))  # which passes over what others remove meanwhile
-    return {folder for folder in found if any(part.startswith(f"longwatch-{host}-") for part in folder.parts)}
+    found = (
+        Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup")
+    )  # which passes over what others remove meanwhile
+    return {
+        folder
+        for folder in found
+        if any(part.startswith(f"longwatch-{host}-") for part in folder.parts)
+    }

@@ -1,4 +1,6 @@
-"""A `longwatch eval` at work: the application whose loops it measures, what that notes, and what is left in the store."""
+"""A `longwatch eval` at work: the application whose loops it measures, what that notes, and what
+is left in the store.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def made():
 loop, worse = made(), Worse(requests=open_mailbox("memory://", "unused"))
 
 def small(output, expected):
-    return Score(1.0 if output < 3 else 0.5, output < 3, "" if output < 3 else f"{output} is not small")
+    return Score(
+        1.0 if output < 3 else 0.5, output < 3, "" if output < 3 else f"{output} is not small"
+    )
 
 judge = all_of(exact_match, small)
 number, text = 5, "text"
@@ -120,7 +124,13 @@ class Place:
         self.longwatch = longwatch
         self.cwd = cwd
         self.token = secrets.token_hex(8)
-        modules = {"app": APP, "broken": BROKEN, "divides": DIVIDES, "nothing": NOTHING, "once": ONCE}
+        modules = {
+            "app": APP,
+            "broken": BROKEN,
+            "divides": DIVIDES,
+            "nothing": NOTHING,
+            "once": ONCE,
+        }
         for name, source in modules.items():
             (cwd / f"{name}.py").write_text(source)
 
@@ -206,7 +216,9 @@ class Place:
 class Begun:
     """A `longwatch eval` at work."""
 
-    def __init__(self, place: Place, process: subprocess.Popen[bytes], out: Lines, err: Lines) -> None:
+    def __init__(
+        self, place: Place, process: subprocess.Popen[bytes], out: Lines, err: Lines
+    ) -> None:
         self.process = process
         self._place = place
         self._out = out
@@ -237,7 +249,9 @@ class Begun:
 
     def kill_everything(self) -> None:
         """As a power cut does: parent, guardian and workers."""
-        while pids := [pid for found in marked(self._place.token).values() for pid in found if lives(pid)]:
+        while pids := [
+            pid for found in marked(self._place.token).values() for pid in found if lives(pid)
+        ]:
             kill_all(pids)
             self.process.poll()
 

@@ -1,11 +1,15 @@
-"""Producers and workers whose server fails: `fault_actors.py ROLE URL JOURNAL NUMBER` runs one until something ends it.
+"""Producers and workers whose server fails: `fault_actors.py ROLE URL JOURNAL NUMBER` runs one
+until something ends it.
 
-Nobody restarts them: whatever happens to the server, they have to come back by themselves. Each writes down what it does:
+Nobody restarts them: whatever happens to the server, they have to come back by themselves. Each
+writes down what it does:
     intend N · sent N · failed N      before a send, and how it ended
-    took N CRASHES                    a delivery to a worker, and how many processes died of it before
+    took N CRASHES                    a delivery to a worker, and how many processes died of it
+                                      before
     ran N · acked N                   its work is done; the engine has acknowledged it
     traded                            the engine has talked to the server, at the most every 50 ms
-    lost CALL FAILURES · found CALL FAILURES    what the engine told of calls that failed, and that they work again
+    lost CALL FAILURES · found CALL FAILURES    what the engine told of calls that failed, and that
+                                                they work again
     told EVENT                        whatever else it told
 In the environment, besides what `fault_world` reads: FAULT_LEASE, the seconds of a worker's lease.
 """
@@ -82,8 +86,15 @@ class Actor:
         self._run(self._keep, slots=4)
 
     def _run(self, handle: Callable[[Message[Any], WorkContext], None], *, slots: int) -> None:
-        policy = EnginePolicy(slots=slots, lease=LeasePolicy(float(os.environ.get("FAULT_LEASE", "30"))))
-        engine = Engine(Witness(self), MessageRunner(self.mailbox, handle), policy=policy, events=Events(self._hear))
+        policy = EnginePolicy(
+            slots=slots, lease=LeasePolicy(float(os.environ.get("FAULT_LEASE", "30")))
+        )
+        engine = Engine(
+            Witness(self),
+            MessageRunner(self.mailbox, handle),
+            policy=policy,
+            events=Events(self._hear),
+        )
         engine.start()
         _NEVER.wait()
 
@@ -100,7 +111,9 @@ class Actor:
     def _hear(self, event: Event) -> None:
         match event:
             case SourceFailed():
-                self.journal.note("lost", event.call, event.failures, event.error.replace("\n", " "))
+                self.journal.note(
+                    "lost", event.call, event.failures, event.error.replace("\n", " ")
+                )
             case SourceRecovered():
                 self.journal.note("found", event.call, event.failures)
             case _:
@@ -136,7 +149,11 @@ class Witness:
         return getattr(self._backend, name)
 
 
-ROLES: dict[str, Callable[[Actor], None]] = {"produce": Actor.produce, "work": Actor.work, "hold": Actor.hold}
+ROLES: dict[str, Callable[[Actor], None]] = {
+    "produce": Actor.produce,
+    "work": Actor.work,
+    "hold": Actor.hold,
+}
 
 if __name__ == "__main__":
     role, url, journal, number = sys.argv[1:]

@@ -1,4 +1,6 @@
-"""One actor of `fault_actors.py`, or of another queue, in a process of its own, and the journal that it keeps."""
+"""One actor of `fault_actors.py`, or of another queue, in a process of its own, and the journal
+that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ ALIVE = {"produce": "sent", "work": "traded"}
 class Player:
     """One actor in a process of its own."""
 
-    def __init__(self, role: str, command: Sequence[str], journal: Path, number: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        role: str,
+        command: Sequence[str],
+        journal: Path,
+        number: int,
+        environment: dict[str, str],
+    ) -> None:
         self.role = role
         self.number = number
         self.journal = journal
@@ -27,7 +36,9 @@ class Player:
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._complaints.open("ab") as errors:
-            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stderr=errors, env=self._environment)
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stderr=errors, env=self._environment
+            )
 
     def revive(self) -> None:
         """Start it again, as a supervisor would."""

@@ -1,4 +1,6 @@
-"""What happens to a PostgreSQL server. The actors are its user `actor`, who owns their database and is nobody else."""
+"""What happens to a PostgreSQL server. The actors are its user `actor`, who owns their database
+and is nobody else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tcp_proxy import TcpProxy
 USER = "actor"
 DATABASE = "faults"
 PLACES = 30
-_OLD_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM longwatch_messages"
+_OLD_SNAPSHOT = (
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM longwatch_messages"
+)
 _TERMINATE = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{USER}'"
 
 
@@ -62,8 +66,14 @@ class PostgresTarget:
                 Fault("backends terminated", self._terminated, hold=0.5),
                 Fault("no connection left", self._exhausted, hold=1.5),
                 Fault("old snapshot held", partial(self._held, _OLD_SNAPSHOT), hold=1.0),
-                Fault("rows locked", partial(self._held, "SELECT 1 FROM longwatch_messages FOR UPDATE SKIP LOCKED"), hold=1.5),
-                Fault("table locked", partial(self._held, "LOCK TABLE longwatch_messages"), hold=1.5),
+                Fault(
+                    "rows locked",
+                    partial(self._held, "SELECT 1 FROM longwatch_messages FOR UPDATE SKIP LOCKED"),
+                    hold=1.5,
+                ),
+                Fault(
+                    "table locked", partial(self._held, "LOCK TABLE longwatch_messages"), hold=1.5
+                ),
             ],
             "rules": [
                 Fault("permission denied", self._denied, is_felt=True),
@@ -76,7 +86,9 @@ class PostgresTarget:
     def older_state(self) -> tuple[Fault, Fault]:
         """A copy is taken, and put back."""
         restored = Fault("older state restored", self._restored, hold=0.5, restores_state=True)
-        return Fault("stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored), restored
+        return Fault(
+            "stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored
+        ), restored
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -118,7 +130,9 @@ class PostgresTarget:
         """Others have every connection but those that are kept for superusers."""
         with ExitStack() as others:
             for _ in range(4):
-                self.server.sql(_TERMINATE.replace("usename", "application_name <> 'other' AND usename"))
+                self.server.sql(
+                    _TERMINATE.replace("usename", "application_name <> 'other' AND usename")
+                )
                 with suppress(psycopg.OperationalError):
                     for _ in range(PLACES):
                         others.enter_context(psycopg.connect(self.url, application_name="other"))
@@ -139,7 +153,9 @@ class PostgresTarget:
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
-        """Connections that were made meanwhile stay read-only, as those to a primary that was demoted do."""
+        """Connections that were made meanwhile stay read-only, as those to a primary that was
+        demoted do.
+        """
         self.server.sql(f"ALTER ROLE {USER} SET default_transaction_read_only = on")
         self.server.sql(_TERMINATE)
         yield

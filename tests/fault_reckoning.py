@@ -1,4 +1,6 @@
-"""What faults have cost: a line for each in one table; and the mailbox as seen by who only looks."""
+"""What faults have cost: a line for each in one table; and the mailbox as seen by who only
+looks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from fault_actors import MAILBOX
 from longwatch.errors import MailboxConnectionError
 from longwatch.mailbox import Mailbox, open_mailbox
 
-_HEAD = "| fault | recovered after (s) | sent | lost | doubled | failed calls | cores used |\n|---|---:|---:|---:|---:|---:|---:|"
+_HEAD = (
+    "| fault | recovered after (s) | sent | lost | doubled | failed calls | cores used "
+    "|\n|---|---:|---:|---:|---:|---:|---:|"
+)
 
 
 @dataclass(frozen=True)
@@ -61,4 +66,7 @@ def table(lines: Iterable[Reckoning]) -> str:
 
 def _row(line: Reckoning) -> str:
     numbers = (line.sent, line.lost, line.doubled, line.failed)
-    return f"| {line.fault} | {line.recovered_after:.1f} | {' | '.join(map(str, numbers))} | {line.cpu:.2f} |"
+    return (
+        f"| {line.fault} | {line.recovered_after:.1f} | {' | '.join(map(str, numbers))} | "
+        f"{line.cpu:.2f} |"
+    )

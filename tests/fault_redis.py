@@ -1,4 +1,6 @@
-"""What happens to a Redis server. The actors are its user `actor`; every write is on its disk before it is answered."""
+"""What happens to a Redis server. The actors are its user `actor`; every write is on its disk
+before it is answered.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,18 @@ class RedisTarget:
                 Fault("read-only", self._read_only, is_felt=True),
                 Fault("clocks an hour off", _nothing, hold=1.0),
             ],
-            "network": [*network_faults(self.proxy), Fault("failed over to a replica", self.failed_over, is_felt=True)],
+            "network": [
+                *network_faults(self.proxy),
+                Fault("failed over to a replica", self.failed_over, is_felt=True),
+            ],
         }
 
     def older_state(self) -> tuple[Fault, Fault]:
         """A copy is taken, and put back."""
         restored = Fault("older state restored", self._restored, hold=0.5, restores_state=True)
-        return Fault("stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored), restored
+        return Fault(
+            "stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored
+        ), restored
 
     @contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -143,19 +150,28 @@ class RedisTarget:
 
     @contextmanager
     def failed_over(self) -> Iterator[None]:
-        """And back. The one that was the master goes on as a replica, and so do the connections to it."""
+        """And back. The one that was the master goes on as a replica, and so do the connections
+        to it.
+        """
         with running(self.server.settings) as other:
             self._hand_over(self.server, other)
             yield
             self._hand_over(other, self.server)
-            pause(1.0)  # so long the other one is there, and those who stayed with it have to notice
+            pause(
+                1.0
+            )  # so long the other one is there, and those who stayed with it have to notice
 
     def _hand_over(self, master: RedisServer, replica: RedisServer) -> None:
         with master.client() as old, replica.client() as new:
             new.execute_command("REPLICAOF", "127.0.0.1", master.port)
-            await_that(lambda: new.info("replication").get("master_link_status") == "up", "the replica has caught up")
+            await_that(
+                lambda: new.info("replication").get("master_link_status") == "up",
+                "the replica has caught up",
+            )
             old.execute_command("FAILOVER", "TO", "127.0.0.1", replica.port)
-            await_that(lambda: new.info("replication")["role"] == "master", "the replica is the master")
+            await_that(
+                lambda: new.info("replication")["role"] == "master", "the replica is the master"
+            )
         self.proxy.retarget(replica.port)
 
     def _ask(self, *words: Any) -> None:

@@ -13,7 +13,10 @@ from fault_reckoning import Watcher
 from fault_redis import redis_target
 from fault_stage import Fault, Stage, staged
 
-TARGETS: dict[str, Callable[[], AbstractContextManager[Any]]] = {"postgresql": postgres_target, "redis": redis_target}
+TARGETS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "postgresql": postgres_target,
+    "redis": redis_target,
+}
 GROUPS = ("server", "connections", "rules", "network")
 CAST: tuple[tuple[str, dict[str, str]], ...] = (
     ("produce", {}),
@@ -22,7 +25,9 @@ CAST: tuple[tuple[str, dict[str, str]], ...] = (
     ("work", {"FAULT_LEASE": "3"}),
 )
 IMPATIENT = 3.0
-"""Seconds that a call may take where a connection is silent for good, unless there is time for the usual ones."""
+"""Seconds that a call may take where a connection is silent for good, unless there is time for
+the usual ones.
+"""
 LONG = 30.0
 
 
@@ -44,12 +49,20 @@ def url_for(target: Any, group: str, chaos: ChaosPlan) -> str:
     if group != "network":
         return str(target.url)
     impatient = chaos.seconds < LONG and target.name == "Redis"
-    return f"{target.proxied_url}?socket_timeout={IMPATIENT / 2}" if impatient else str(target.proxied_url)
+    return (
+        f"{target.proxied_url}?socket_timeout={IMPATIENT / 2}"
+        if impatient
+        else str(target.proxied_url)
+    )
 
 
 @contextmanager
-def played(kind: str, group: str, folder: Path, chaos: ChaosPlan) -> Iterator[tuple[Stage, Watcher]]:
-    """A stage whose actors have suffered every fault of the group, and have finished what was sent."""
+def played(
+    kind: str, group: str, folder: Path, chaos: ChaosPlan
+) -> Iterator[tuple[Stage, Watcher]]:
+    """A stage whose actors have suffered every fault of the group, and have finished what was
+    sent.
+    """
     with (
         TARGETS[kind]() as target,
         Watcher(target.watcher_url) as watcher,

@@ -1,8 +1,10 @@
-"""A stage for `fault_actors.py`: actors at work, faults of their server one after another, and the reckoning in the end.
+"""A stage for `fault_actors.py`: actors at work, faults of their server one after another, and the
+reckoning in the end.
 
-A message that was sent is lost if nobody ever settled it, and doubled if it was settled twice. It counts for the fault that was the
-last to begin before it was meant to be sent. When an older state of the server is restored, what was done since that state does not
-count: the server has forgotten it.
+A message that was sent is lost if nobody ever settled it, and doubled if it was settled twice. It
+counts for the fault that was the last to begin before it was meant to be sent. When an older state
+of the server is restored, what was done since that state does not count: the server has forgotten
+it.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ _BETWEEN = 0.3
 class Fault:
     """Something that happens to a server: entering `strike` makes it happen, leaving lifts it.
 
-    `hold`: for how many seconds it lasts. `is_felt`: whether calls have to fail while it does. `keeps_state`, `restores_state`: the
-    server is down while it lasts, and a copy of its state is taken, or put back. `then`: what comes next in any case.
+    `hold`: for how many seconds it lasts. `is_felt`: whether calls have to fail while it does.
+    `keeps_state`, `restores_state`: the server is down while it lasts, and a copy of its state is
+    taken, or put back. `then`: what comes next in any case.
     """
 
     name: str
@@ -61,12 +64,17 @@ class Outcome:
 class Stage:
     """The actors, what happens to their server, and what they left behind.
 
-    `cast` names the role of each; the environments are added to theirs, and `FAULT_URL` in them is where they find the server.
-    `command` runs an actor, of another queue perhaps. `is_lenient`: those that end are not waited for.
+    `cast` names the role of each; the environments are added to theirs, and `FAULT_URL` in them is
+    where they find the server. `command` runs an actor, of another queue perhaps. `is_lenient`:
+    those that end are not waited for.
     """
 
     def __init__(
-        self, folder: Path, cast: Iterable[str], environments: Iterable[dict[str, str]], command: Sequence[str] | None = None
+        self,
+        folder: Path,
+        cast: Iterable[str],
+        environments: Iterable[dict[str, str]],
+        command: Sequence[str] | None = None,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self.patience = PATIENCE
@@ -90,7 +98,10 @@ class Stage:
         with fault.strike():
             pause(fault.hold)
             self._keep_in_mind(fault)
-        outcome.lasted, outcome.cpu = time.monotonic() - began, (self._busy() - busy) / (time.monotonic() - began)
+        outcome.lasted, outcome.cpu = (
+            time.monotonic() - began,
+            (self._busy() - busy) / (time.monotonic() - began),
+        )
         self.outcomes.append(outcome)
         self._recover(outcome)
         pause(_BETWEEN)
@@ -100,7 +111,10 @@ class Stage:
     def _recover(self, outcome: Outcome) -> None:
         lifted = time.monotonic()
         try:
-            self._await(self._all_get_through(self._places()), f"everybody gets through after: {outcome.fault.name}")
+            self._await(
+                self._all_get_through(self._places()),
+                f"everybody gets through after: {outcome.fault.name}",
+            )
             outcome.recovered_after = time.monotonic() - lifted
         finally:
             outcome.ends = self._places()
@@ -143,12 +157,21 @@ class Stage:
         done = Counter(n for player in self.players for n in player.said(settled))
         ran = {n for player in self.players for n in player.said("ran")}
         following = [outcome.begins for outcome in self.outcomes[1:]] + [self._places()]
-        return [self._reckon(outcome, end, done, ran) for outcome, end in zip(self.outcomes, following, strict=True)]
+        return [
+            self._reckon(outcome, end, done, ran)
+            for outcome, end in zip(self.outcomes, following, strict=True)
+        ]
 
-    def _reckon(self, outcome: Outcome, end: dict[Player, int], done: Counter[int], ran: set[int]) -> Reckoning:
+    def _reckon(
+        self, outcome: Outcome, end: dict[Player, int], done: Counter[int], ran: set[int]
+    ) -> Reckoning:
         begins = outcome.begins
-        meant = {n for player in self.players for n in player.said("intend", begins[player], end[player])}
-        sent = {n for player in self.players for n in player.said("sent", begins[player]) if n in meant}
+        meant = {
+            n for player in self.players for n in player.said("intend", begins[player], end[player])
+        }
+        sent = {
+            n for player in self.players for n in player.said("sent", begins[player]) if n in meant
+        }
         return Reckoning(
             fault=outcome.fault.name,
             recovered_after=outcome.recovered_after,
@@ -162,11 +185,19 @@ class Stage:
 
     def _count(self, word: str, outcome: Outcome) -> int:
         begins, ends = outcome.begins, outcome.ends
-        return sum(words[0] == word for player in self.players for words in player.words(begins[player], ends[player]))
+        return sum(
+            words[0] == word
+            for player in self.players
+            for words in player.words(begins[player], ends[player])
+        )
 
     def _failures(self, outcome: Outcome) -> int:
         begins = outcome.begins
-        told = (words for player in self.players for words in player.words(begins[player], outcome.ends[player]))
+        told = (
+            words
+            for player in self.players
+            for words in player.words(begins[player], outcome.ends[player])
+        )
         return max((int(words[2]) for words in told if words[0] in {"lost", "found"}), default=0)
 
     # --- small words ---
@@ -176,7 +207,11 @@ class Stage:
 
     def _busy(self) -> float:
         """Seconds of a core that all actors have used so far."""
-        times = [psutil.Process(player.process.pid).cpu_times() for player in self.players if player.process.poll() is None]
+        times = [
+            psutil.Process(player.process.pid).cpu_times()
+            for player in self.players
+            if player.process.poll() is None
+        ]
         return sum(each.user + each.system for each in times)
 
     def _all_get_through(self, places: dict[Player, int]) -> Callable[[], bool]:
@@ -184,7 +219,9 @@ class Stage:
 
         def look() -> bool:
             gone = {player for player in missing if self.is_lenient and player.has_ended}
-            missing.difference_update(gone, [player for player in missing if player.gets_through(places[player])])
+            missing.difference_update(
+                gone, [player for player in missing if player.gets_through(places[player])]
+            )
             return not missing
 
         return look
@@ -208,12 +245,17 @@ def pause(seconds: float) -> None:
 
 @contextmanager
 def staged(
-    folder: Path, url: str, cast: Sequence[tuple[str, dict[str, str]]], command: Sequence[str] | None = None
+    folder: Path,
+    url: str,
+    cast: Sequence[tuple[str, dict[str, str]]],
+    command: Sequence[str] | None = None,
 ) -> Iterator[Stage]:
     """A stage whose actors, each with an environment of its own, are at work."""
     with TemporaryDirectory(prefix="lw-") as runtime:
         common = {"FAULT_URL": url, "XDG_RUNTIME_DIR": runtime}
-        stage = Stage(folder, [role for role, _ in cast], [{**common, **extra} for _, extra in cast], command)
+        stage = Stage(
+            folder, [role for role, _ in cast], [{**common, **extra} for _, extra in cast], command
+        )
         try:
             stage.begin()
             yield stage

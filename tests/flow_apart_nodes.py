@@ -175,7 +175,9 @@ def forks_and_returns(x: int) -> int:
 
 
 def ends_a_copy(x: int, context: Any) -> tuple[int, bool]:
-    """SIGTERM to a copy of this process; how it ended, and whether that has cancelled anything here."""
+    """SIGTERM to a copy of this process; how it ended, and whether that has cancelled anything
+    here.
+    """
     told, tells = os.pipe()
     pid = os.fork()
     if pid == 0:

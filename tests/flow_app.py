@@ -1,6 +1,8 @@
-"""A flow for tests: its nodes do what their inputs say, and note what they do. `module:flow` is `flow_app:flow`.
+"""A flow for tests: its nodes do what their inputs say, and note what they do. `module:flow` is
+`flow_app:flow`.
 
-The store is $STORE, else sqlite:///flow.db; what is noted is in the file `notes` of the present directory.
+The store is $STORE, else sqlite:///flow.db; what is noted is in the file `notes` of the present
+directory.
 """
 
 from __future__ import annotations
@@ -74,5 +76,7 @@ class Letters(MainLoop[str, None]):
         note("end", request, context.attempt)
 
 
-group = LoopGroup([flow.worker(name="nodes"), Letters(requests=open_mailbox(STORE, "letters"), name="letters")])
+group = LoopGroup(
+    [flow.worker(name="nodes"), Letters(requests=open_mailbox(STORE, "letters"), name="letters")]
+)
 both = [flow, Letters(requests=open_mailbox(STORE, "letters"), name="letters")]

@@ -1,9 +1,11 @@
-"""Workers of graphs in processes of their own: `flowed.py URL JOURNAL GRAPH OPTIONS` runs one until something ends it.
+"""Workers of graphs in processes of their own: `flowed.py URL JOURNAL GRAPH OPTIONS` runs one until
+something ends it.
 
 What a worker does it writes down, in a file of its own that survives it:
     began EXECUTION NODE ATTEMPT TOKEN · ended EXECUTION NODE ATTEMPT TOKEN    the code of a node
     told EVENT                                                                  what its engine told
-A value is [ATTEMPT, TOKEN] of the attempt that it comes from, so that everything that counts says who made it.
+A value is [ATTEMPT, TOKEN] of the attempt that it comes from, so that everything that counts says
+who made it.
 """
 
 from __future__ import annotations
@@ -120,10 +122,14 @@ GRAPHS: dict[str, Callable[..., Graph]] = {"diamond": diamond, "job": job}
 class WorkerProcess:
     """One `flowed.py` at work."""
 
-    def __init__(self, url: str, journal: Path, graph: str, *, boot: str = "", **options: Any) -> None:
+    def __init__(
+        self, url: str, journal: Path, graph: str, *, boot: str = "", **options: Any
+    ) -> None:
         self.journal = Journal(journal)
         command = [sys.executable, __file__, url, str(journal), graph, json.dumps(options)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, "FAULT_BOOT": boot})
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env={**os.environ, "FAULT_BOOT": boot}
+        )
         self.pid = self.process.pid
 
     def notes(self, first: str) -> list[Note]:
@@ -143,7 +149,10 @@ class WorkerProcess:
         self.process.wait()
 
     def _states(self) -> set[str]:
-        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self.pid}/task").iterdir()}
+        return {
+            (task / "stat").read_text().rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{self.pid}/task").iterdir()
+        }
 
 
 class Rig:
@@ -172,7 +181,9 @@ class Rig:
         return worker
 
     def freeze(self, worker: WorkerProcess) -> None:
-        """Halt it between its transactions: within one, what it has locked would stay so, on SQLite the whole file."""
+        """Halt it between its transactions: within one, what it has locked would stay so, on
+        SQLite the whole file.
+        """
         worker.halt()
         while not self._is_at_rest():
             worker.go_on()
@@ -189,14 +200,25 @@ class Rig:
     def begun_by(self, worker: WorkerProcess) -> set[int]:
         """The attempts that its pages say it runs."""
         owners = self.database.read(lambda tx: tx.rows(_OWNERS))
-        pages = [page for incarnation, page in owners if Incarnation.parse(incarnation).pid == worker.pid]
-        return {row for page in pages if (reading := read_page(page)) is not None for row in reading.started}
+        pages = [
+            page for incarnation, page in owners if Incarnation.parse(incarnation).pid == worker.pid
+        ]
+        return {
+            row
+            for page in pages
+            if (reading := read_page(page)) is not None
+            for row in reading.started
+        }
 
     def _is_at_rest(self) -> bool:
         """Whether nobody is in the middle of a transaction."""
         if self.database.dialect == "postgresql":
             return self.database.read(lambda tx: tx.rows(_IN_TRANSACTION)) == [(0,)]
-        with closing(sqlite3.connect(self.database.url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)) as other:
+        with closing(
+            sqlite3.connect(
+                self.database.url.removeprefix("sqlite:///"), timeout=0, isolation_level=None
+            )
+        ) as other:
             try:
                 other.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
@@ -234,14 +256,25 @@ def pause(seconds: float) -> None:
 
 
 def faults(rig: Rig, executions: list[Execution]) -> list[str]:
-    """What is wrong with executions that should be complete: every node has one success, which made its value."""
+    """What is wrong with executions that should be complete: every node has one success, which
+    made its value.
+    """
     [graph] = rig.flow.registry.graphs.values()
     began = rig.notes("began")
-    looked = [(execution.id, execution.values(), execution.computations()) for execution in executions]
-    return [fault for each in looked for node in graph.order for fault in _faults(node.name, *each, began)]
+    looked = [
+        (execution.id, execution.values(), execution.computations()) for execution in executions
+    ]
+    return [
+        fault
+        for each in looked
+        for node in graph.order
+        for fault in _faults(node.name, *each, began)
+    ]
 
 
-def _faults(node: str, execution: str, values: dict[str, Any], attempts: list[Computation], began: set[Note]) -> Iterator[str]:
+def _faults(
+    node: str, execution: str, values: dict[str, Any], attempts: list[Computation], began: set[Note]
+) -> Iterator[str]:
     tried = [each for each in attempts if each.node == node]
     made = [each for each in tried if each.state == "success"]
     if len(made) != 1 or tried[-1:] != made:
@@ -254,7 +287,11 @@ def _faults(node: str, execution: str, values: dict[str, Any], attempts: list[Co
 
 def spent(attempts: list[Computation]) -> dict[int, str]:
     """The attempts that came to nothing, with their cause."""
-    return {each.number: each.end_cause or "" for each in attempts if each.state in {"abandoned", "failed"}}
+    return {
+        each.number: each.end_cause or ""
+        for each in attempts
+        if each.state in {"abandoned", "failed"}
+    }
 
 
 def main(url: str, journal: str, graph: str, options: str) -> None:

@@ -28,37 +28,54 @@ class Running:
         threads = (thread for thread in threading.enumerate() if not thread.daemon)
         return cls(frozenset(_children()), frozenset(threads))
 
-    def left_behind(self, *, patience: float = PATIENCE, now: Callable[[], Running] | None = None) -> list[str]:
+    def left_behind(
+        self, *, patience: float = PATIENCE, now: Callable[[], Running] | None = None
+    ) -> list[str]:
         """What runs now and did not run then; something that is just ending is given a moment."""
         look = now or Running.now
         return _after_a_moment(lambda: self._extra(look()), patience)
 
     def _extra(self, later: Running) -> list[str]:
-        children = [f"child process {_described(child)}" for child in later.children - self.children]
-        return sorted(children + [f"thread {thread.name}" for thread in later.threads - self.threads])
+        children = [
+            f"child process {_described(child)}" for child in later.children - self.children
+        ]
+        return sorted(
+            children + [f"thread {thread.name}" for thread in later.threads - self.threads]
+        )
 
 
 @contextmanager
 def nothing_left_open() -> Iterator[None]:
     """What happens within leaves no thread and no descriptor behind.
 
-    Those of tests before may end meanwhile, and what their threads open for a moment is given that moment.
+    Those of tests before may end meanwhile, and what their threads open for a moment is given that
+    moment.
     """
     threads = set(threading.enumerate())
     with no_descriptor_left_open():
         yield
-        left = _after_a_moment(lambda: [thread.name for thread in set(threading.enumerate()) - threads], 5 * PATIENCE)
+        left = _after_a_moment(
+            lambda: [thread.name for thread in set(threading.enumerate()) - threads], 5 * PATIENCE
+        )
         assert not left, f"threads left behind: {', '.join(left)}"
 
 
 @contextmanager
-def no_descriptor_left_open(*, but_for: int = 0, kept: Callable[[str], bool] = lambda _: False) -> Iterator[None]:
-    """The same for descriptors alone, where threads may come and go. `but_for` so many; those that `kept` says yes to may stay."""
+def no_descriptor_left_open(
+    *, but_for: int = 0, kept: Callable[[str], bool] = lambda _: False
+) -> Iterator[None]:
+    """The same for descriptors alone, where threads may come and go. `but_for` so many; those
+    that `kept` says yes to may stay.
+    """
     before = open_descriptors()
     yield
 
     def left() -> list[str]:
-        new = {number: what for number, what in open_descriptors().items() if before.get(number) != what and not kept(what)}
+        new = {
+            number: what
+            for number, what in open_descriptors().items()
+            if before.get(number) != what and not kept(what)
+        }
         return [f"{number} ({what})" for number, what in new.items()] if len(new) > but_for else []
 
     found = _after_a_moment(left, 5 * PATIENCE)
@@ -66,7 +83,9 @@ def no_descriptor_left_open(*, but_for: int = 0, kept: Callable[[str], bool] = l
 
 
 def open_descriptors() -> dict[int, str]:
-    """What this process has open, and what that is; what only waits to be collected is not counted."""
+    """What this process has open, and what that is; what only waits to be collected is not
+    counted.
+    """
     gc.collect()
     found = {}
     for link in Path("/proc/self/fd").iterdir():
@@ -84,7 +103,9 @@ def _after_a_moment(look: Callable[[], list[str]], patience: float) -> list[str]
 
 
 def _children() -> list[psutil.Process]:
-    """The standard library keeps one tracker process for good once shared memory was used; it is nobody's leak."""
+    """The standard library keeps one tracker process for good once shared memory was used; it is
+    nobody's leak.
+    """
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     return [child for child in psutil.Process().children() if child.pid != tracker]
 

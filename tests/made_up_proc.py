@@ -23,25 +23,48 @@ class Proc:
         (root / "self").symlink_to(str(ME))
         self.add(ME, parent=1)
 
-    def add(self, key: int, memory: dict[str, int] | None = None, *, parent: int = ME, state: str = "S", session: int = 8) -> None:
-        place = {"flags": 0x400000, "memory": 9000, "code": 1, "begin": 5000, "end": 5100, **(memory or {})}
+    def add(
+        self,
+        key: int,
+        memory: dict[str, int] | None = None,
+        *,
+        parent: int = ME,
+        state: str = "S",
+        session: int = 8,
+    ) -> None:
+        place = {
+            "flags": 0x400000,
+            "memory": 9000,
+            "code": 1,
+            "begin": 5000,
+            "end": 5100,
+            **(memory or {}),
+        }
         fields = [0] * 50
         fields[1:4] = parent, 7, session
         fields[6], fields[19], fields[20] = place["flags"], 4711, place["memory"]
         fields[23], fields[47], fields[48] = place["code"], place["begin"], place["end"]
         folder = self.root / str(key)
         folder.mkdir()
-        (folder / "stat").write_text(f"{key} (a) odd) name) {state} {' '.join(map(str, fields[1:]))}\n")
+        (folder / "stat").write_text(
+            f"{key} (a) odd) name) {state} {' '.join(map(str, fields[1:]))}\n"
+        )
         (folder / "environ").write_bytes(b"")
         self.write_numbers(key, key)
 
     def write_environment(self, key: int, *entries: str) -> None:
-        (self.root / str(key) / "environ").write_bytes(b"".join(entry.encode() + b"\0" for entry in entries))
+        (self.root / str(key) / "environ").write_bytes(
+            b"".join(entry.encode() + b"\0" for entry in entries)
+        )
 
     def write_numbers(self, key: int, *numbers: int) -> None:
-        """Its pid in every namespace from that of /proc down to its own; its group and session too."""
+        """Its pid in every namespace from that of /proc down to its own; its group and session
+        too.
+        """
         line = "\t".join(map(str, numbers))
-        (self.root / str(key) / "status").write_text(f"Name:\tx\nNSpid:\t{line}\nNSpgid:\t{line}\nNSsid:\t{line}\n")
+        (self.root / str(key) / "status").write_text(
+            f"Name:\tx\nNSpid:\t{line}\nNSpgid:\t{line}\nNSsid:\t{line}\n"
+        )
 
     def remove(self, key: int) -> None:
         for file in (self.root / str(key)).iterdir():

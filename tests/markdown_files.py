@@ -42,7 +42,9 @@ class Page:
         lines = iter(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
         for number, line in lines:
             if fence := _FENCE.match(line):
-                blocks.append(Block(path, number, tuple(fence["info"].split()), _inside(fence, lines)))
+                blocks.append(
+                    Block(path, number, tuple(fence["info"].split()), _inside(fence, lines))
+                )
             else:
                 prose.append(line)
         return cls(path, tuple(blocks), tuple(prose))
@@ -52,7 +54,9 @@ class Page:
         return [(len(found[1]), found[2]) for line in self.prose if (found := _HEADING.match(line))]
 
     def anchors(self) -> set[str]:
-        """What `#...` may point to: headings in lower case, without punctuation, spaces as dashes, repeats numbered."""
+        """What `#...` may point to: headings in lower case, without punctuation, spaces as
+        dashes, repeats numbered.
+        """
         seen: dict[str, int] = {}
         return {_numbered(_slug(text), seen) for _, text in self.headings()}
 
@@ -63,11 +67,16 @@ class Page:
 
 def pages(*patterns: str) -> list[Page]:
     """Every page that matches, in a fixed order."""
-    return [Page.read(path) for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)})]
+    return [
+        Page.read(path)
+        for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+    ]
 
 
 def section(page: Page, title: str) -> str | None:
-    """The text, blocks too, below the heading that is exactly this title (backticks aside), up to the next of its level."""
+    """The text, blocks too, below the heading that is exactly this title (backticks aside), up
+    to the next of its level.
+    """
     level = next((level for level, text in page.headings() if text.replace("`", "") == title), None)
     if level is None:
         return None

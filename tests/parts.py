@@ -10,11 +10,15 @@ import debian_parts
 
 
 def require(name: str) -> None:
-    """Go on only when the part works here; its entry in tools/debian_parts.py says how that is known."""
+    """Go on only when the part works here; its entry in tools/debian_parts.py says how that is
+    known.
+    """
     part = debian_parts.part(name)
     if part.works():
         return
-    reason = f"{name} does not work here (Debian package {part.package}); needed by {part.needed_by}"
+    reason = (
+        f"{name} does not work here (Debian package {part.package}); needed by {part.needed_by}"
+    )
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

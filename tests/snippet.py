@@ -13,7 +13,9 @@ PATIENCE = 30.0
 
 
 class Snippet:
-    """The program while it runs. It prints lines and may read lines; a test never guesses how far it has come."""
+    """The program while it runs. It prints lines and may read lines; a test never guesses how
+    far it has come.
+    """
 
     def __init__(self, code: str) -> None:
         self._child = subprocess.Popen(
@@ -40,7 +42,9 @@ class Snippet:
         self._child.send_signal(signum)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end: the exit code, or minus the signal that ended it, and what it complained about."""
+        """Wait for its end: the exit code, or minus the signal that ended it, and what it
+        complained about.
+        """
         code = self._child.wait(PATIENCE)
         return code, self._err.read()
 

@@ -1,4 +1,6 @@
-"""Starting the installed `longwatch`, and waiting for what it says: by blocking reads under a deadline, never by sleeping."""
+"""Starting the installed `longwatch`, and waiting for what it says: by blocking reads under a
+deadline, never by sleeping.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Lines:
         self._begun = b""
 
     def next(self, deadline: float) -> bytes | None:
-        """The next line with its end; None at the end of the pipe. Fails the test when none comes in time."""
+        """The next line with its end; None at the end of the pipe. Fails the test when none
+        comes in time.
+        """
         while b"\n" not in self._begun:
             chunk = self._read(deadline)
             if not chunk:
@@ -61,7 +65,9 @@ class Lines:
 
     def _read(self, deadline: float) -> bytes:
         if not readable(self.descriptor, deadline):
-            pytest.fail(f"nothing more came in time; so far: {self.text[-2000:].decode(errors='replace')}")
+            pytest.fail(
+                f"nothing more came in time; so far: {self.text[-2000:].decode(errors='replace')}"
+            )
         return os.read(self.descriptor, 65536)
 
     def _end(self) -> bytes | None:
@@ -72,9 +78,13 @@ class Lines:
 
 
 class Supervised:
-    """A `longwatch run` at work. Its stderr carries the JSON log, its stdout what the program says."""
+    """A `longwatch run` at work. Its stderr carries the JSON log, its stdout what the program
+    says.
+    """
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Lines, err: Lines, logs: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], out: Lines, err: Lines, logs: Path
+    ) -> None:
         self.process = process
         self.out = out
         self.err = err
@@ -118,7 +128,10 @@ class Supervised:
 
     def logged(self, name: str | None = None) -> list[Record]:
         """The records in logs/watchdog.log, all or those of one event; every line must be one."""
-        records = [json.loads(line) for line in (self.logs / "watchdog.log").read_text(encoding="utf-8").splitlines()]
+        records = [
+            json.loads(line)
+            for line in (self.logs / "watchdog.log").read_text(encoding="utf-8").splitlines()
+        ]
         return [record for record in records if name in {None, record["event"]}]
 
 
@@ -139,9 +152,11 @@ def supervise(  # noqa: PLR0913 - each has its meaning and most have a default
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Iterator[Supervised]:
-    """`longwatch run OPTIONS -- COMMAND` in this directory, killed at the end of the block if it still runs.
+    """`longwatch run OPTIONS -- COMMAND` in this directory, killed at the end of the block if it
+    still runs.
 
-    `within` is the command it is started by (`unshare …`); `stdout` and `stderr` are descriptors to use instead of pipes.
+    `within` is the command it is started by (`unshare …`); `stdout` and `stderr` are descriptors to
+    use instead of pipes.
     """
     words = [*within, longwatch, "run", *options, "--", *command]
     with launched(words, cwd, env=env, stdout=stdout, stderr=stderr) as (process, out, err):
@@ -157,11 +172,18 @@ def launched(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Lines, Lines]]:
-    """A process with the lines of its stdout and its stderr, killed at the end of the block if it still runs."""
+    """A process with the lines of its stdout and its stderr, killed at the end of the block if
+    it still runs.
+    """
     out, theirs_out = os.pipe() if stdout is None else (-1, stdout)
     err, theirs_err = os.pipe() if stderr is None else (-1, stderr)
     process = subprocess.Popen(
-        words, cwd=cwd, env=clean_environment(env), stdin=subprocess.DEVNULL, stdout=theirs_out, stderr=theirs_err
+        words,
+        cwd=cwd,
+        env=clean_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs_out,
+        stderr=theirs_err,
     )
     for descriptor, given in ((theirs_out, stdout), (theirs_err, stderr)):
         if given is None:
@@ -178,7 +200,11 @@ def launched(
 
 
 def longwatch_says(
-    longwatch: Path, cwd: Path, *arguments: str | Path, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
+    longwatch: Path,
+    cwd: Path,
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run `longwatch` to its end."""
     return subprocess.run(
@@ -195,7 +221,9 @@ def longwatch_says(
 
 
 def as_record(line: bytes) -> Record | None:
-    """The log record on this line of stderr; None if it is something else, as the program's own words."""
+    """The log record on this line of stderr; None if it is something else, as the program's own
+    words.
+    """
     with suppress(ValueError):
         record = json.loads(line)
         if isinstance(record, dict) and "event" in record:
@@ -221,7 +249,9 @@ def bearers(token: str) -> list[int]:
 
 
 def wait_until_gone(token: str, patience: float = PATIENCE) -> None:
-    """Wait until no process has this word in its command line, by waiting for the end of each that has."""
+    """Wait until no process has this word in its command line, by waiting for the end of each
+    that has.
+    """
     deadline = time.monotonic() + patience
     while survivors := bearers(token):
         if time.monotonic() > deadline:
@@ -232,7 +262,9 @@ def wait_until_gone(token: str, patience: float = PATIENCE) -> None:
 
 
 def wait_for_end(pid: int, deadline: float) -> bool:
-    """Wait until this process has ended, be it a child of ours or not; False when the deadline comes first."""
+    """Wait until this process has ended, be it a child of ours or not; False when the deadline
+    comes first.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,6 @@
-"""A loopback TCP proxy before a server: it passes on, delays, swallows, cuts and refuses, as a network between machines may."""
+"""A loopback TCP proxy before a server: it passes on, delays, swallows, cuts and refuses, as a
+network between machines may.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Parcel = tuple[float, bytes]
 
 
 class Link:
-    """One connection through the proxy. Once swallowed it stays so: both ends are open, and neither hears the other."""
+    """One connection through the proxy. Once swallowed it stays so: both ends are open, and
+    neither hears the other.
+    """
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.swallowed = False
@@ -35,7 +39,8 @@ class Link:
 
 
 class TcpProxy:
-    """Listens on a port of its own from `start` to `close`; every other method may be called in between, from any thread.
+    """Listens on a port of its own from `start` to `close`; every other method may be called in
+    between, from any thread.
 
     At first it passes everything on. `port` stays the same, also while nobody listens on it.
     """
@@ -64,11 +69,15 @@ class TcpProxy:
     # --- what the network does ---
 
     def pass_on(self, *, delay: float = 0.0) -> None:
-        """From now on bytes arrive, in each direction so many seconds late, and new connections are taken."""
+        """From now on bytes arrive, in each direction so many seconds late, and new connections
+        are taken.
+        """
         self._call(self._pass_on(delay))
 
     def swallow(self) -> None:
-        """Every connection there is, and every new one until the next `pass_on`, is open and silent for good."""
+        """Every connection there is, and every new one until the next `pass_on`, is open and
+        silent for good.
+        """
         self._call(self._swallow())
 
     def cut(self) -> None:
@@ -133,12 +142,19 @@ class TcpProxy:
                 return
             self._forget(link)
 
-    async def _join(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _join(
+        self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         answers, server = await asyncio.open_connection("127.0.0.1", self._target)
-        there, back = (asyncio.ensure_future(self._carry(link, *ends)) for ends in ((reader, server), (answers, writer)))
+        there, back = (
+            asyncio.ensure_future(self._carry(link, *ends))
+            for ends in ((reader, server), (answers, writer))
+        )
         link.join(server, there, back)
 
-    async def _carry(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         parcels: asyncio.Queue[Parcel] = asyncio.Queue()
         delivery = asyncio.ensure_future(self._deliver(link, parcels, writer))
         data = b"begin"
@@ -155,8 +171,12 @@ class TcpProxy:
             return await reader.read(_CHUNK)
         return b""
 
-    async def _deliver(self, link: Link, parcels: asyncio.Queue[Parcel], writer: asyncio.StreamWriter) -> None:
-        """In their order; the end of one direction is the end of the connection, unless that is silent."""
+    async def _deliver(
+        self, link: Link, parcels: asyncio.Queue[Parcel], writer: asyncio.StreamWriter
+    ) -> None:
+        """In their order; the end of one direction is the end of the connection, unless that is
+        silent.
+        """
         while True:
             due, data = await parcels.get()
             if (early := due - self._loop.time()) > 0:

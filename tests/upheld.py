@@ -1,4 +1,6 @@
-"""A `longwatch up` at work: what it was given, what it tells, and how it is asked. For acceptance and integration tests alike."""
+"""A `longwatch up` at work: what it was given, what it tells, and how it is asked. For
+acceptance and integration tests alike.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def until(name):
     while not os.path.exists(name):
         time.sleep(0.01)
 """
-"""Words for a program that talks to its supervisor, and for one that waits until the test has made a file."""
+"""Words for a program that talks to its supervisor, and for one that waits until the test has
+made a file.
+"""
 
 
 FROM_SOURCE: Facts = {"longwatch": Path("longwatch"), "within": (sys.executable, "-m")}
@@ -66,7 +70,9 @@ def unused_port() -> int:
 
 
 def marked(token: str) -> dict[str, list[int]]:
-    """The living processes whose environment has `MARK=TOKEN-name`, by that name; what forks and execs keeps it."""
+    """The living processes whose environment has `MARK=TOKEN-name`, by that name; what forks and
+    execs keeps it.
+    """
     found: dict[str, list[int]] = {}
     mark = re.compile(rf"(?:^|\0)MARK={token}-([^\0]*)".encode())
     for entry in Path("/proc").iterdir():
@@ -79,7 +85,11 @@ def marked(token: str) -> dict[str, list[int]]:
 def toml(value: object) -> str:
     """A value as it stands in a file of settings."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items())
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
@@ -89,7 +99,11 @@ def write_config(cwd: Path, programs: Mapping[str, Facts], **top: object) -> Pat
     """`longwatch.toml` with these programs, below what else stands in it."""
     lines = [f"{key} = {toml(value)}" for key, value in top.items()]
     for name, settings in programs.items():
-        lines += ["", f"[program.{json.dumps(name)}]", *(f"{key} = {toml(value)}" for key, value in settings.items())]
+        lines += [
+            "",
+            f"[program.{json.dumps(name)}]",
+            *(f"{key} = {toml(value)}" for key, value in settings.items()),
+        ]
     path = cwd / "longwatch.toml"
     half = path.with_suffix(".half")
     half.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -97,9 +111,19 @@ def write_config(cwd: Path, programs: Mapping[str, Facts], **top: object) -> Pat
 
 
 class Upheld(Supervised):
-    """Its stderr carries the JSON log, its stdout what the programs say, each line with the name of its own."""
+    """Its stderr carries the JSON log, its stdout what the programs say, each line with the name
+    of its own.
+    """
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Lines, err: Lines, *, longwatch: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        out: Lines,
+        err: Lines,
+        *,
+        longwatch: Path,
+        cwd: Path,
+    ) -> None:
         super().__init__(process, out, err, cwd / ".longwatch" / "logs")
         self.longwatch = longwatch
         self.cwd = cwd
@@ -108,23 +132,34 @@ class Upheld(Supervised):
     # --- what it tells ---
 
     def heard(self, name: str, *, times: int = 1, **facts: object) -> Record:
-        """The so manyeth record of this event with these facts since the beginning, as soon as there is one."""
+        """The so manyeth record of this event with these facts since the beginning, as soon as
+        there is one.
+        """
         deadline = time.monotonic() + PATIENCE
         while len(found := self.records(name, **facts)) < times:
             if self.err.next(deadline) is None:
-                pytest.fail(f"it ended without {name} {facts}: {self.err.text[-4000:].decode(errors='replace')}")
+                pytest.fail(
+                    f"it ended without {name} {facts}: "
+                    f"{self.err.text[-4000:].decode(errors='replace')}"
+                )
         return found[times - 1]
 
     def records(self, name: str, **facts: object) -> list[Record]:
         """Those of an event that have been read so far."""
-        return [record for record in self.told(name) if all(record.get(key) == value for key, value in facts.items())]
+        return [
+            record
+            for record in self.told(name)
+            if all(record.get(key) == value for key, value in facts.items())
+        ]
 
     def says(self, line: str) -> None:
         """Wait for a line on stdout, name and all."""
         deadline = time.monotonic() + PATIENCE
         while f"{line}\n".encode() not in self.out.seen:
             if self.out.next(deadline) is None:
-                pytest.fail(f"it ended without {line!r}: {self.out.text[-2000:].decode(errors='replace')}")
+                pytest.fail(
+                    f"it ended without {line!r}: {self.out.text[-2000:].decode(errors='replace')}"
+                )
 
     def finish(self, signum: int = signal.SIGTERM) -> None:
         """Have it stop everything; nothing had to be killed."""
@@ -135,14 +170,20 @@ class Upheld(Supervised):
 
     def ask(self, do: str, *programs: str, **options: object) -> Facts:
         """Over its control socket, without the wait for a command to start."""
-        return ask(find(self.state).socket, {"do": do, "programs": list(programs), **options}, timeout=PATIENCE)
+        return ask(
+            find(self.state).socket,
+            {"do": do, "programs": list(programs), **options},
+            timeout=PATIENCE,
+        )
 
     def status(self, name: str) -> Facts:
         [facts] = self.ask("status", name)["programs"]
         return dict(facts)
 
     def until(self, name: str, **wanted: object) -> Facts:
-        """The facts of a program once they hold these, also when the supervisor is just starting."""
+        """The facts of a program once they hold these, also when the supervisor is just
+        starting.
+        """
         found: Facts = {}
 
         def holds() -> bool:
@@ -186,5 +227,7 @@ def upheld(  # noqa: PLR0913 - each has its meaning and most have a default
     """
     if programs is not None:
         write_config(cwd, programs, **top)
-    with launched([*within, longwatch, "up", *options], cwd, env=env, stdout=stdout, stderr=stderr) as (process, out, err):
+    with launched(
+        [*within, longwatch, "up", *options], cwd, env=env, stdout=stdout, stderr=stderr
+    ) as (process, out, err):
         yield Upheld(process, out, err, longwatch=longwatch, cwd=cwd)

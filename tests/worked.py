@@ -1,4 +1,6 @@
-"""A `longwatch worker` at work: the application that its processes run, what that notes, and how the parent is asked."""
+"""A `longwatch worker` at work: the application that its processes run, what that notes, and how
+the parent is asked.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,17 @@ def fail(context, job):
 
 class Jobs(MainLoop):
     def handle(self, job, context):
-        known = context._work.leased.item  # what the store holds against a message is for the store alone
+        known = context._work.leased.item  \
+# what the store holds against a message is for the store alone
         note("begin", job["id"], context.attempt, known.failures, known.crashes)
         if known.crashes < job.get("times", 1000):
             globals()[job["do"]](context, job)
         note("end", job["id"], context.attempt, known.failures, known.crashes)
 
 jobs = Jobs(requests=open_mailbox(STORE, "jobs"), name="jobs", concurrency=SLOTS)
-group = LoopGroup([jobs], watchdog_threshold=THRESHOLD, shutdown_timeout=20.0, max_processing_seconds=0.1)
+group = LoopGroup(
+    [jobs], watchdog_threshold=THRESHOLD, shutdown_timeout=20.0, max_processing_seconds=0.1
+)
 """
 """What every job does stands in its message; a job does it until it has crashed `times` times."""
 
@@ -117,7 +122,9 @@ class Notes:
 
     def until(self, what: str, job: str, *, times: int = 1) -> Note:
         """The so manyeth note of this kind about this job, as soon as there is one."""
-        assert eventually(lambda: len(self.all(what, job)) >= times), f"no {what} of {job}: {self.raw()}"
+        assert eventually(lambda: len(self.all(what, job)) >= times), (
+            f"no {what} of {job}: {self.raw()}"
+        )
         return self.all(what, job)[times - 1]
 
 
@@ -151,7 +158,11 @@ class Worked(Upheld):
         """The records of an event in what a process has logged so far."""
         path = self.logs / f"{program}.log"
         lines = path.read_bytes().splitlines() if path.exists() else []
-        return [record for line in lines if (record := as_record(line)) is not None and record["event"] == event]
+        return [
+            record
+            for line in lines
+            if (record := as_record(line)) is not None and record["event"] == event
+        ]
 
     def get(self, path: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
@@ -182,7 +193,11 @@ class Worked(Upheld):
 def samples(exposition: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every series of an exposition, by its name and labels."""
     families = text_string_to_metric_families(exposition)
-    return {(each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples}
+    return {
+        (each.name, tuple(sorted(each.labels.items()))): each.value
+        for family in families
+        for each in family.samples
+    }
 
 
 @contextmanager
@@ -231,7 +246,9 @@ def drained(mailbox: Mailbox[Any]) -> bool:
     return not (stats.ready or stats.delayed or stats.leased)
 
 
-def write_workers(cwd: Path, workers: Mapping[str, Facts], programs: Mapping[str, Facts] | None = None) -> None:
+def write_workers(
+    cwd: Path, workers: Mapping[str, Facts], programs: Mapping[str, Facts] | None = None
+) -> None:
     """`longwatch.toml` with these workers, beside these programs."""
     write_config(cwd, programs or {}, worker=workers)
 
@@ -293,10 +310,22 @@ def worked(  # noqa: PLR0913 - each has its meaning and most have a default
     within: Sequence[str] = (),
     port: int | None = None,
 ) -> Iterator[Worked]:
-    """`longwatch worker` in this directory, with a health port, killed at the end of the block if it still runs."""
+    """`longwatch worker` in this directory, with a health port, killed at the end of the block
+    if it still runs.
+    """
     if not (cwd / "app.py").exists():
         write_app(cwd)
     port = unused_port() if port is None else port
-    words = [*within, longwatch, "worker", target, "--health-port", str(port), "--health-host", "127.0.0.1", *options]
+    words = [
+        *within,
+        longwatch,
+        "worker",
+        target,
+        "--health-port",
+        str(port),
+        "--health-host",
+        "127.0.0.1",
+        *options,
+    ]
     with launched(words, cwd, env={"STORE": store_url(cwd), **(env or {})}) as (process, out, err):
         yield Worked(process, out, err, port=port, longwatch=longwatch, cwd=cwd)

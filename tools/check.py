@@ -1,7 +1,8 @@
-"""Everything that must hold, step by step: `check.py` runs all of it, `check.py lint wheel` only these groups.
+"""Everything that must hold, step by step: `check.py` runs all of it, `check.py lint wheel` only
+these groups.
 
-A failing step does not stop the next one, so that one run tells everything; it fails the whole. The summary at the end
-names each step, counts the tests, and says what was skipped and why.
+A failing step does not stop the next one, so that one run tells everything; it fails the whole. The
+summary at the end names each step, counts the tests, and says what was skipped and why.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from test_counts import MOST_FLAKY, TestCounts
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "reports"
-SOURCES = [name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).exists()]
+SOURCES = [
+    name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).exists()
+]
 NO_TESTS_COLLECTED = 5
 WORKERS = 2
 MOST_AGAIN = 20
@@ -31,7 +34,9 @@ LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 @dataclass
 class Run:
-    """What has happened so far: the steps with their outcome, the tests counted, the things skipped."""
+    """What has happened so far: the steps with their outcome, the tests counted, the things
+    skipped.
+    """
 
     steps: list[tuple[str, bool, float]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -50,13 +55,19 @@ class Run:
     def command(self, name: str, *command: str | Path) -> None:
         self.step(name, lambda: _call(command) == 0)
 
-    def pytest(self, name: str, python: str | Path, *arguments: str | Path, parallel: int = 0) -> None:
-        """Run pytest. A run that collects nothing passes: the total must not be empty, each part may be.
+    def pytest(
+        self, name: str, python: str | Path, *arguments: str | Path, parallel: int = 0
+    ) -> None:
+        """Run pytest. A run that collects nothing passes: the total must not be empty, each part
+        may be.
 
-        A test that fails in a parallel run runs once more, alone: if it passes then, it is flaky, and the step passes.
+        A test that fails in a parallel run runs once more, alone: if it passes then, it is flaky,
+        and the step passes.
         """
         report = _report(name)
-        together = ("-n", str(parallel), "--cache-clear") if parallel else ("-p", "no:cacheprovider")
+        together = (
+            ("-n", str(parallel), "--cache-clear") if parallel else ("-p", "no:cacheprovider")
+        )
         self.step(name, lambda: _pytest(python, report, *together, *arguments))
         if report.exists():
             self.counts.add(name, report)
@@ -65,7 +76,10 @@ class Run:
 
     def _again(self, name: str, python: str | Path, failed: list[str]) -> None:
         again = _report(f"{name} again")
-        self.step(f"{name}: {len(failed)} failed, again alone", lambda: _pytest(python, again, "-p", "no:cacheprovider", *failed))
+        self.step(
+            f"{name}: {len(failed)} failed, again alone",
+            lambda: _pytest(python, again, "-p", "no:cacheprovider", *failed),
+        )
         if again.exists():
             self.counts.add_rerun(name, again)
         if self.steps[-1][1] and not self.counts.too_flaky:
@@ -99,7 +113,9 @@ def tests(run: Run) -> None:
 
 
 def pythons(run: Run) -> None:
-    """The unit tests on the other Pythons that are here; one that is not is no fault of the code."""
+    """The unit tests on the other Pythons that are here; one that is not is no fault of the
+    code.
+    """
     for version in other_pythons.others():
         if interpreter := other_pythons.find(version):
             _unit_tests(run, version, interpreter)
@@ -141,7 +157,10 @@ def _summary(run: Run, *, counted: bool) -> int:
     for line in [*run.skipped, *run.counts.skip_reasons()]:
         print(f"skipped: {line}")
     for name, failure in run.counts.flaky.items():
-        print(f"FLAKY {name} failed in the parallel run and passed alone; its first failure was:\n{failure}")
+        print(
+            f"FLAKY {name} failed in the parallel run and passed alone; its first failure "
+            f"was:\n{failure}"
+        )
     if run.counts.too_flaky:
         print(f"{len(run.counts.flaky)} flaky tests; at most {MOST_FLAKY} are let through")
     if counted:
@@ -158,7 +177,10 @@ def _report(name: str) -> Path:
 
 
 def _pytest(python: str | Path, report: Path, *arguments: str | Path) -> bool:
-    return _call((python, "-m", "pytest", f"--junit-xml={report}", *arguments)) in {0, NO_TESTS_COLLECTED}
+    return _call((python, "-m", "pytest", f"--junit-xml={report}", *arguments)) in {
+        0,
+        NO_TESTS_COLLECTED,
+    }
 
 
 def _failed_tests() -> list[str]:

@@ -1,4 +1,6 @@
-"""The Debian packages that some tests need: what is missing is installed where that is allowed, and named where it is not."""
+"""The Debian packages that some tests need: what is missing is installed where that is allowed,
+and named where it is not.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,22 @@ class Part:
     def works(self) -> bool:
         if shutil.which(self.proof[0]) is None:
             return False
-        return subprocess.run(self.proof, check=False, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                self.proof, check=False, stdin=subprocess.DEVNULL, capture_output=True
+            ).returncode
+            == 0
+        )
 
 
 PARTS = (
-    Part("unshare", "util-linux", ("unshare", "--pid", "--fork", "true"), "`longwatch run` as PID 1 of a namespace"),
-)  # fmt: skip
+    Part(
+        "unshare",
+        "util-linux",
+        ("unshare", "--pid", "--fork", "true"),
+        "`longwatch run` as PID 1 of a namespace",
+    ),
+)
 
 
 def part(name: str) -> Part:
@@ -47,14 +59,26 @@ def install(parts: list[Part]) -> None:
     packages = [each.package for each in parts]
     print(f"installing {', '.join(packages)}", flush=True)
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "--yes", "--no-install-recommends", *packages]):
-        done = subprocess.run(command, check=False, env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    for command in (
+        ["apt-get", "update"],
+        ["apt-get", "install", "--yes", "--no-install-recommends", *packages],
+    ):
+        done = subprocess.run(
+            command,
+            check=False,
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
             print(done.stdout, done.stderr, sep="\n")
 
 
 def provide() -> list[str]:
-    """Install what is missing where that is allowed; returns one line for each part that is still not there."""
+    """Install what is missing where that is allowed; returns one line for each part that is
+    still not there.
+    """
     lacking = missing()
     if lacking and may_install():
         install(lacking)

@@ -1,4 +1,6 @@
-"""The other Pythons of this machine, each with an environment that holds only what the unit tests need."""
+"""The other Pythons of this machine, each with an environment that holds only what the unit
+tests need.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randoml
 
 def others() -> list[str]:
     """The supported versions besides the one that runs this, as `3.12`."""
-    return [f"{major}.{minor}" for major, minor in SUPPORTED if (major, minor) != sys.version_info[:2]]
+    return [
+        f"{major}.{minor}" for major, minor in SUPPORTED if (major, minor) != sys.version_info[:2]
+    ]
 
 
 def find(version: str) -> str | None:
-    """An interpreter of exactly this version, from the path or from pyenv; a pyenv shim that leads nowhere is passed over."""
+    """An interpreter of exactly this version, from the path or from pyenv; a pyenv shim that
+    leads nowhere is passed over.
+    """
     return next((candidate for candidate in _candidates(version) if _is(candidate, version)), None)
 
 
 def environment(version: str, interpreter: str) -> Path:
-    """The Python of `.venv-VERSION`, made or renewed when the pins or the project's metadata have changed."""
+    """The Python of `.venv-VERSION`, made or renewed when the pins or the project's metadata
+    have changed.
+    """
     home = ROOT / f".venv-{version}"
     python = home / "bin" / "python"
     wanted = _wanted()

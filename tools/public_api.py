@@ -1,4 +1,6 @@
-"""The public names of the product, one a line: of the package and of every subpackage whose `__init__` is a lazy table."""
+"""The public names of the product, one a line: of the package and of every subpackage whose
+`__init__` is a lazy table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How long functions and files of `src` are. A function counts from `def` to its last line, without its docstring."""
+"""How long functions and files of `src` are. A function counts from `def` to its last line,
+without its docstring.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LONG_FUNCTION, LONGEST_FUNCTION, LONGEST_FILE = 50, 80, 500
 
-# "path::function" or "path" -> why it has to be that long. An entry that is not needed any more fails as well.
+# "path::function" or "path" -> why it has to be that long. An entry that is not needed any more
+# fails as well.
 REASONS: dict[str, str] = {
     "src/longwatch/core/events.py": "every event of the product, a table of facts in one place",
 }
@@ -29,7 +32,9 @@ class Sized:
 
 
 def functions(path: Path, name: str) -> Iterator[Sized]:
-    """Every function of one file, nested ones and methods too; a nested one counts in its outer one as well."""
+    """Every function of one file, nested ones and methods too; a nested one counts in its outer
+    one as well.
+    """
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, _Function):
             yield Sized(f"{name}::{node.name}", _lines(node))
@@ -37,26 +42,46 @@ def functions(path: Path, name: str) -> Iterator[Sized]:
 
 def measure(source: Path) -> tuple[list[Sized], list[Sized]]:
     """All functions and all files below a folder."""
-    paths = {path.relative_to(source.parent).as_posix(): path for path in sorted(source.rglob("*.py"))}
-    files = [Sized(name, len(path.read_text(encoding="utf-8").splitlines())) for name, path in paths.items()]
+    paths = {
+        path.relative_to(source.parent).as_posix(): path for path in sorted(source.rglob("*.py"))
+    }
+    files = [
+        Sized(name, len(path.read_text(encoding="utf-8").splitlines()))
+        for name, path in paths.items()
+    ]
     return [each for name, path in paths.items() for each in functions(path, name)], files
 
 
 def report(found: list[Sized], files: list[Sized]) -> Iterator[str]:
     sizes = sorted(each.lines for each in found) or [0]
     ninth = sizes[min(len(sizes) - 1, len(sizes) * 9 // 10)]
-    spread = f"median {statistics.median(sizes):g} lines, nine in ten up to {ninth}, longest {sizes[-1]}"
+    spread = (
+        f"median {statistics.median(sizes):g} lines, nine in ten up to {ninth}, longest {sizes[-1]}"
+    )
     yield f"{len(found)} functions in {len(files)} files: {spread}"
-    yield from _listed(f"functions over {LONG_FUNCTION} lines", [each for each in found if each.lines > LONG_FUNCTION])
-    yield from _listed(f"files over {LONGEST_FILE} lines", [each for each in files if each.lines > LONGEST_FILE])
+    yield from _listed(
+        f"functions over {LONG_FUNCTION} lines",
+        [each for each in found if each.lines > LONG_FUNCTION],
+    )
+    yield from _listed(
+        f"files over {LONGEST_FILE} lines", [each for each in files if each.lines > LONGEST_FILE]
+    )
 
 
 def faults(found: list[Sized], files: list[Sized], reasons: dict[str, str]) -> list[str]:
     """What is too long without a reason, and reasons that nothing needs."""
-    too_long = [each for each in found if each.lines > LONGEST_FUNCTION] + [each for each in files if each.lines > LONGEST_FILE]
-    unexplained = [f"{each.name} has {each.lines} lines: split it" for each in too_long if each.name not in reasons]
+    too_long = [each for each in found if each.lines > LONGEST_FUNCTION] + [
+        each for each in files if each.lines > LONGEST_FILE
+    ]
+    unexplained = [
+        f"{each.name} has {each.lines} lines: split it"
+        for each in too_long
+        if each.name not in reasons
+    ]
     idle = sorted(set(reasons) - {each.name for each in too_long})
-    return unexplained + [f"{name} is short enough now: drop its reason from tools/shape.py" for name in idle]
+    return unexplained + [
+        f"{name} is short enough now: drop its reason from tools/shape.py" for name in idle
+    ]
 
 
 def main() -> None:
@@ -78,7 +103,9 @@ def _span(node: ast.stmt) -> int:
 
 def _listed(title: str, items: list[Sized]) -> Iterator[str]:
     yield f"{title}: {len(items)}"
-    yield from (f"  {each.lines:4} {each.name}" for each in sorted(items, key=lambda each: -each.lines))
+    yield from (
+        f"  {each.lines:4} {each.name}" for each in sorted(items, key=lambda each: -each.lines)
+    )
 
 
 if __name__ == "__main__":

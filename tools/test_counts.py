@@ -12,7 +12,8 @@ MOST_FLAKY = 2
 
 
 class TestCounts:
-    """Counts passed, failed, skipped and flaky tests; an error in set-up or tear-down counts as a failure.
+    """Counts passed, failed, skipped and flaky tests; an error in set-up or tear-down counts as a
+    failure.
 
     A flaky test failed in the parallel run and passed when it ran again alone.
     """
@@ -39,7 +40,9 @@ class TestCounts:
             skipped = case.find("skipped")
             failure = _failure(case)
             if failure is not None:
-                self._failed.setdefault(name, failure)  # a test that also fails in tear-down has two entries
+                self._failed.setdefault(
+                    name, failure
+                )  # a test that also fails in tear-down has two entries
             elif skipped is not None:
                 self._skips[skipped.get("message", "no reason given")] += 1
             else:

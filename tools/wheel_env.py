@@ -1,7 +1,8 @@
-"""Build wheel and sdist into dist/ and install the wheel into build/wheel-env, an environment that holds nothing else.
+"""Build wheel and sdist into dist/ and install the wheel into build/wheel-env, an environment that
+holds nothing else.
 
-Both happen only when something that goes into the wheel has changed: the environment keeps a fingerprint of what it
-was built from.
+Both happen only when something that goes into the wheel has changed: the environment keeps a
+fingerprint of what it was built from.
 """
 
 from __future__ import annotations
@@ -22,12 +23,26 @@ _STAMP = ENVIRONMENT / ".fingerprint"
 
 def inputs() -> list[Path]:
     """Every file that decides what the installed wheel is, in a fixed order."""
-    package = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return sorted([*package, *(ROOT / name for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"))])
+    package = [
+        path
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    return sorted(
+        [
+            *package,
+            *(
+                ROOT / name
+                for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+            ),
+        ]
+    )
 
 
 def fingerprint() -> str:
-    """A hash over names and contents, so that a removed file or an older checkout counts as a change too."""
+    """A hash over names and contents, so that a removed file or an older checkout counts as a
+    change too.
+    """
     digest = hashlib.sha256()
     for path in inputs():
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
@@ -70,7 +85,17 @@ def main() -> None:
 def _build() -> None:
     shutil.rmtree(DIST, ignore_errors=True)
     # Both from the tree, not the wheel from the sdist: a test compares the two ways.
-    _quietly(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", DIST, ROOT)
+    _quietly(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--sdist",
+        "--wheel",
+        "--outdir",
+        DIST,
+        ROOT,
+    )
 
 
 def _install() -> None:
@@ -82,7 +107,12 @@ def _install() -> None:
 
 def _quietly(*command: str | Path) -> None:
     done = subprocess.run(
-        command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if done.returncode != 0:
         sys.exit(f"{done.stdout}\nfailed: {' '.join(map(str, command))}")

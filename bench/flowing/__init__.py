@@ -1,1 +1,3 @@
-"""The parts of bench/flow: `trials` runs the contenders, `rows` measures renewals and sweeps over many rows."""
+"""The parts of bench/flow: `trials` runs the contenders, `rows` measures renewals and sweeps
+over many rows.
+"""

@@ -17,12 +17,15 @@ _ENDED = {
     "sqlite": """
         WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < :count)
         INSERT INTO longwatch_computations
-            (lane, held, execution, node, state, attempt, computed_with, abandon_after, max_attempts, created_at)
+            (lane, held, execution, node, state, attempt, computed_with, abandon_after,
+             max_attempts, created_at)
         SELECT 1, 3, -n, 'c', 'success', 1, '{}', 1, 3, 0 FROM number""",
     "postgresql": """
         INSERT INTO longwatch_computations
-            (lane, held, execution, node, state, attempt, computed_with, abandon_after, max_attempts, created_at)
-        SELECT 1, 3, -n, 'c', 'success', 1, '{}', 1, 3, 0 FROM generate_series(1, :count::int8) AS n""",
+            (lane, held, execution, node, state, attempt, computed_with, abandon_after,
+             max_attempts, created_at)
+        SELECT 1, 3, -n, 'c', 'success', 1, '{}', 1, 3, 0
+        FROM generate_series(1, :count::int8) AS n""",
 }
 
 
@@ -48,19 +51,31 @@ def sweeps(url: str) -> tuple[float, float]:
         found = []
         for count in (FEW, MANY):
             ended = {"count": count}
-            flow.database.write(lambda tx, ended=ended: tx.execute(_ENDED[flow.database.dialect], ended), timeout=600.0)  # type: ignore[misc]
+            flow.database.write(
+                lambda tx, ended=ended: tx.execute(_ENDED[flow.database.dialect], ended),  # type: ignore[misc]
+                timeout=600.0,
+            )
             if flow.database.dialect == "postgresql":
-                flow.database.write(lambda tx: tx.execute("ANALYZE longwatch_computations"), timeout=600.0)
+                flow.database.write(
+                    lambda tx: tx.execute("ANALYZE longwatch_computations"), timeout=600.0
+                )
             found.append(_median(flow.sweep) * 1e3)
         return found[0], found[1]
 
 
 def _copied(tx: Transaction, count: int) -> None:
     """The one attempt that waits, many times."""
-    columns = "lane, execution, node, attempt, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at"
-    numbers = "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < :count)"
+    columns = (
+        "lane, execution, node, attempt, computed_with, heartbeat_timeout, abandon_after, "
+        "max_attempts, created_at"
+    )
+    numbers = (
+        "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < "
+        ":count)"
+    )
     tx.execute(
-        f"{numbers} INSERT INTO longwatch_computations ({columns}) SELECT {columns} FROM longwatch_computations, number",  # noqa: S608 - constants
+        f"{numbers} INSERT INTO longwatch_computations ({columns}) SELECT {columns} FROM "  # noqa: S608 - constants
+        f"longwatch_computations, number",
         {"count": count},
     )
 

@@ -16,15 +16,23 @@ COUNTED = 100
 
 
 def longwatch(url: str, count: int, *parts: str, **environ: str) -> dict[str, float]:
-    return _asked([sys.executable, str(PEERS / "flow_longwatch.py"), str(count), *parts], url, environ)
+    return _asked(
+        [sys.executable, str(PEERS / "flow_longwatch.py"), str(count), *parts], url, environ
+    )
 
 
 def dbos(url: str, count: int) -> dict[str, float]:
-    return _asked([str(BUILD / "bench-peers" / "bin" / "python"), str(PEERS / "flow_dbos.py"), str(count)], url, {})
+    return _asked(
+        [str(BUILD / "bench-peers" / "bin" / "python"), str(PEERS / "flow_dbos.py"), str(count)],
+        url,
+        {},
+    )
 
 
 def commits(url: str, folder: Path) -> float | None:
-    """How often an execution asks the disk to have its data, one execution after the other; None if nothing here can count that."""
+    """How often an execution asks the disk to have its data, one execution after the other; None
+    if nothing here can count that.
+    """
     counter = fsyncs.counter(folder)
     if counter is None or counter.wrap:  # under strace it would be another race
         return None
@@ -38,6 +46,8 @@ def commits(url: str, folder: Path) -> float | None:
 
 def _asked(command: list[str], url: str, environ: dict[str, str]) -> dict[str, float]:
     env = {**os.environ, "BENCH_URL": url, "PYTHONPATH": str(PEERS), **environ}
-    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, timeout=PATIENCE, text=True)
+    done = subprocess.run(
+        command, env=env, check=True, stdout=subprocess.PIPE, timeout=PATIENCE, text=True
+    )
     answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return answer

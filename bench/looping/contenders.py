@@ -5,7 +5,9 @@ from __future__ import annotations
 from queueing.contenders import CONTENDERS, YARDSTICKS, Contender
 
 STORES = ("sqlite", "redis", "postgresql")
-GROUP = Contender("longwatch, LoopGroup with 8 slots", "longwatch_app", 50_000, ("APP", "group"), settles=True)
+GROUP = Contender(
+    "longwatch, LoopGroup with 8 slots", "longwatch_app", 50_000, ("APP", "group"), settles=True
+)
 
 
 def contenders(kind: str) -> tuple[Contender, ...]:

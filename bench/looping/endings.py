@@ -1,4 +1,6 @@
-"""How long ends take: of a group that is told to stop, and of work whose process was killed until another runs it."""
+"""How long ends take: of a group that is told to stop, and of work whose process was killed
+until another runs it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ class Place:
         env = {**os.environ, "BENCH_MARKS": str(self.marks), "BENCH_URL": self.url}
         with (self.folder / "ends.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *command], cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, *command],
+                cwd=self.folder,
+                env=env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         try:
             yield process
@@ -75,7 +82,9 @@ class Place:
 
 
 def stopping(place: Place, seconds: float) -> float:
-    """Seconds from SIGTERM to the exit of a group, beyond those that its handler takes; the median."""
+    """Seconds from SIGTERM to the exit of a group, beyond those that its handler takes; the
+    median.
+    """
     return statistics.median(_stop_once(place, seconds) for _ in range(ROUNDS))
 
 
@@ -92,12 +101,16 @@ def _stop_once(place: Place, seconds: float) -> float:
 
 
 def child_killed(place: Place) -> float:
-    """Seconds from kill -9 of a worker process to its message running in another, under one parent; the median."""
+    """Seconds from kill -9 of a worker process to its message running in another, under one
+    parent; the median.
+    """
     return statistics.median(_kill_once(place) for _ in range(ROUNDS))
 
 
 def _kill_once(place: Place) -> float:
-    with place.started("-m", "longwatch", "worker", "bench_ends:group", "--processes", "2", "--state-dir", "off"):
+    with place.started(
+        "-m", "longwatch", "worker", "bench_ends:group", "--processes", "2", "--state-dir", "off"
+    ):
         place.mailbox.send(BUSY)
         [(pid, _)] = place.await_runs(1)
         killed = time.monotonic()
@@ -109,7 +122,9 @@ def _kill_once(place: Place) -> float:
 
 
 def everything_killed(place: Place) -> float:
-    """Seconds from kill -9 of a worker with its parent to the message running under another parent; once."""
+    """Seconds from kill -9 of a worker with its parent to the message running under another
+    parent; once.
+    """
     words = ("-m", "longwatch", "worker", "bench_ends:group", "--state-dir", "off")
     with place.started(*words) as first:
         place.mailbox.send(3 * BUSY)

@@ -1,4 +1,6 @@
-"""The health port under wrk, alone and with a hundred clients that say nothing, beside the standard library's server untuned."""
+"""The health port under wrk, alone and with a hundred clients that say nothing, beside the
+standard library's server untuned.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def measured() -> dict[str, Load] | None:
         found["/health/live"] = _load(wrk, port, "/health/live")
         found["/health/ready, its check asked in a thread"] = _load(wrk, port, "/health/ready")
         with _idle(port):
-            found[f"/health/live, with {IDLE_CLIENTS} idle clients"] = _load(wrk, port, "/health/live")
+            found[f"/health/live, with {IDLE_CLIENTS} idle clients"] = _load(
+                wrk, port, "/health/live"
+            )
     with _served(_STDLIB) as port:
         found["ThreadingHTTPServer, untuned"] = _load(wrk, port, "/health/live")
     return found
@@ -69,7 +73,9 @@ def measured() -> dict[str, Load] | None:
 
 @contextmanager
 def _served(program: str) -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         yield int(server.stdout.readline())

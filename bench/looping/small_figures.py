@@ -32,7 +32,9 @@ def page_beat(folder: Path) -> float:
 
 
 def renewal(folder: Path) -> float:
-    """Milliseconds for renewing the leases of 1,000 messages on SQLite, in one statement; the median of five."""
+    """Milliseconds for renewing the leases of 1,000 messages on SQLite, in one statement; the
+    median of five.
+    """
     mailbox = open_mailbox(f"sqlite:///{folder / 'renewal.db'}", "held")
     mailbox.send_many([1.0] * HELD)
     owner = mailbox.backend.enter(Incarnation.mine())

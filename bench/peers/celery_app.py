@@ -11,7 +11,9 @@ import client
 import marks
 
 app = Celery("bench", broker=os.environ["BENCH_URL"])
-app.conf.update(task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True)
+app.conf.update(
+    task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True
+)
 
 
 @app.task(name="noop")

@@ -1,4 +1,6 @@
-"""The sending side of every peer: `batch N` as fast as it can, `light RATE SECONDS` evenly; `settled N` waits for the last one."""
+"""The sending side of every peer: `batch N` as fast as it can, `light RATE SECONDS` evenly;
+`settled N` waits for the last one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ One = Callable[[float], object]
 Many = Callable[[Sequence[float]], object]
 
 
-def send(one: One, many: Many | None = None, *, chunk: int = 100, left: Callable[[], int] | None = None) -> None:
+def send(
+    one: One, many: Many | None = None, *, chunk: int = 100, left: Callable[[], int] | None = None
+) -> None:
     """Do what the command line says. `left` tells how many jobs are not acknowledged yet."""
     kind, *numbers = sys.argv[1:]
     if kind == "batch":
@@ -48,7 +52,9 @@ def light(rate: float, seconds: float, one: One) -> None:
 
 
 def settled(total: int, left: Callable[[], int]) -> float:
-    """When all of them were acknowledged. The store is asked only after the last one ran, so as not to slow that down."""
+    """When all of them were acknowledged. The store is asked only after the last one ran, so as
+    not to slow that down.
+    """
     left()  # the connection is there when it counts
     marked = Path(os.environ["BENCH_MARKS"])
     while marks.count(marked) < total:

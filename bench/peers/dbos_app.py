@@ -1,4 +1,6 @@
-"""DBOS on SQLite and PostgreSQL: a durable workflow of no steps, enqueued, with its default polling."""
+"""DBOS on SQLite and PostgreSQL: a durable workflow of no steps, enqueued, with its default
+polling.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def send() -> None:
     wanted = {"queue_name": "q", "workflow_name": "noop", "app_version": "1"}
 
     def left() -> int:
-        open_ones = sender.list_workflows(status=["ENQUEUED", "PENDING"], limit=1, load_input=False, load_output=False)
+        open_ones = sender.list_workflows(
+            status=["ENQUEUED", "PENDING"], limit=1, load_input=False, load_output=False
+        )
         return len(open_ones)
 
     client.send(lambda sent: sender.enqueue(wanted, sent), left=left)

@@ -1,7 +1,9 @@
-"""What an actor of another queue writes down: the words of tests/fault_actors.py, by the same rules.
+"""What an actor of another queue writes down: the words of tests/fault_actors.py, by the same
+rules.
 
 intend N · sent N · failed N      before a send, and how it ended
-ran N · traded                    its work is done; whoever runs something gets through to the server
+ran N · traded                    its work is done; whoever runs something gets through to the
+                                  server
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Journal:
         os.write(self._descriptor, (" ".join(map(str, words)) + "\n").encode())
 
     async def handle(self, n: int) -> None:
-        """The work on a message: most is short, some lasts long enough to be in flight when something happens."""
+        """The work on a message: most is short, some lasts long enough to be in flight when
+        something happens.
+        """
         await asyncio.sleep(0.2 if n % 50 == 0 else 0.001)
         self.note("ran", n)
         self.note("traded")

@@ -1,4 +1,6 @@
-"""PgQueuer whose server fails: `fault_pgqueuer.py ROLE URL JOURNAL NUMBER`, as tests/fault_actors.py."""
+"""PgQueuer whose server fails: `fault_pgqueuer.py ROLE URL JOURNAL NUMBER`, as
+tests/fault_actors.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Procrastinate whose server fails: `fault_procrastinate.py ROLE URL JOURNAL NUMBER`, as tests/fault_actors.py."""
+"""Procrastinate whose server fails: `fault_procrastinate.py ROLE URL JOURNAL NUMBER`, as
+tests/fault_actors.py.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ async def main() -> None:
         if role == "install":
             await app.schema_manager.apply_schema_async()
         elif role == "work":
-            await app.run_worker_async(concurrency=8, delete_jobs="always", install_signal_handlers=False)
+            await app.run_worker_async(
+                concurrency=8, delete_jobs="always", install_signal_handlers=False
+            )
         else:
             await journal.produce(lambda n: job.defer_async(n=n), int(number))
 

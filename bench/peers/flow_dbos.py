@@ -1,4 +1,6 @@
-"""DBOS: a durable workflow of three steps that do nothing. `flow_dbos.py N` prints how many of N ran in a second, as JSON."""
+"""DBOS: a durable workflow of three steps that do nothing. `flow_dbos.py N` prints how many of N
+ran in a second, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def main(count: int) -> None:
     DBOS(config={**names, "system_database_url": os.environ["BENCH_URL"], "log_level": "ERROR"})
     DBOS.launch()
     warm_up(lambda: three_steps(1))
-    rates = {"sequential": rate(sequential, count), "in_flight": max(rate(by_threads, count), rate(by_handles, count))}
+    rates = {
+        "sequential": rate(sequential, count),
+        "in_flight": max(rate(by_threads, count), rate(by_handles, count)),
+    }
     print(json.dumps(rates), flush=True)
     os._exit(0)  # its threads would go on for a while
 

@@ -1,4 +1,6 @@
-"""A graph of an input and three nodes that do nothing, in one worker. `flow_longwatch.py N` prints executions a second, as JSON."""
+"""A graph of an input and three nodes that do nothing, in one worker. `flow_longwatch.py N`
+prints executions a second, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ def _cpu() -> float:
 
 
 def main(count: int, parts: list[str]) -> None:
-    with Flow(os.environ["BENCH_URL"], [chain], auto_migrate=True) as flow, flow.worker(concurrency=8):
+    with (
+        Flow(os.environ["BENCH_URL"], [chain], auto_migrate=True) as flow,
+        flow.worker(concurrency=8),
+    ):
         warm_up(lambda: one(flow, 0))
         found: dict[str, float] = {}
         if "sequential" in parts:

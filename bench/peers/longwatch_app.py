@@ -1,7 +1,9 @@
-"""Longwatch on any store: `work` drains through the engine with 8 slots, `receive` by receive and acknowledge_many from one thread,
-`group` through a LoopGroup with everything on: heartbeats, watchdog, health port, metrics.
+"""Longwatch on any store: `work` drains through the engine with 8 slots, `receive` by receive and
+acknowledge_many from one thread, `group` through a LoopGroup with everything on: heartbeats,
+watchdog, health port, metrics.
 
-`alone` does everything in one process, for the store that is in memory: a verb a line, an answer a line.
+`alone` does everything in one process, for the store that is in memory: a verb a line, an answer a
+line.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ def group() -> None:
             del context
             marks.mark(request)
 
-    LoopGroup([Marking(requests=mailbox, concurrency=8)], health_port=0, health_host="127.0.0.1", metrics=Metrics()).run()
+    LoopGroup(
+        [Marking(requests=mailbox, concurrency=8)],
+        health_port=0,
+        health_host="127.0.0.1",
+        metrics=Metrics(),
+    ).run()
 
 
 def receive() -> None:

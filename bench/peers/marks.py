@@ -1,4 +1,6 @@
-"""What every worker under measurement does per job: append the moment it was sent and the moment it ran to one file."""
+"""What every worker under measurement does per job: append the moment it was sent and the moment
+it ran to one file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ import time
 from pathlib import Path
 
 _PAIR = struct.Struct("dd")
-_FILE = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if "BENCH_MARKS" in os.environ else -1
+_FILE = (
+    os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    if "BENCH_MARKS" in os.environ
+    else -1
+)
 
 
 def mark(sent: float) -> None:

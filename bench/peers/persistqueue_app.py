@@ -10,7 +10,9 @@ from persistqueue import SQLiteAckQueue
 import client
 import marks
 
-queue = SQLiteAckQueue(os.environ["BENCH_URL"].removeprefix("sqlite:///") + ".d", auto_commit=True, multithreading=True)
+queue = SQLiteAckQueue(
+    os.environ["BENCH_URL"].removeprefix("sqlite:///") + ".d", auto_commit=True, multithreading=True
+)
 
 if __name__ == "__main__":
     if sys.argv[1] == "work":

@@ -1,4 +1,6 @@
-"""PgQueuer on PostgreSQL: its documented worker over one asyncpg connection; done jobs are logged and removed in batches."""
+"""PgQueuer on PostgreSQL: its documented worker over one asyncpg connection; done jobs are
+logged and removed in batches.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,19 @@ def send(runner: asyncio.Runner) -> None:
         await queries.enqueue("noop", str(sent).encode())
 
     async def many(moments: Sequence[float]) -> None:
-        await queries.enqueue(["noop"] * len(moments), [str(sent).encode() for sent in moments], [0] * len(moments))
+        await queries.enqueue(
+            ["noop"] * len(moments), [str(sent).encode() for sent in moments], [0] * len(moments)
+        )
 
     def left() -> int:
         return int(runner.run(connection.fetchval("SELECT count(*) FROM pgqueuer")))
 
-    client.send(lambda sent: runner.run(one(sent)), lambda moments: runner.run(many(moments)), chunk=1000, left=left)
+    client.send(
+        lambda sent: runner.run(one(sent)),
+        lambda moments: runner.run(many(moments)),
+        chunk=1000,
+        left=left,
+    )
 
 
 if __name__ == "__main__":

@@ -30,12 +30,16 @@ async def send_many(moments: Sequence[float]) -> None:
 
 
 async def count() -> int:
-    row = await app.connector.execute_query_one_async("SELECT count(*) AS jobs FROM procrastinate_jobs")
+    row = await app.connector.execute_query_one_async(
+        "SELECT count(*) AS jobs FROM procrastinate_jobs"
+    )
     return int(row["jobs"])
 
 
 async def install() -> None:
-    row = await app.connector.execute_query_one_async("SELECT to_regclass('procrastinate_jobs') IS NOT NULL AS there")
+    row = await app.connector.execute_query_one_async(
+        "SELECT to_regclass('procrastinate_jobs') IS NOT NULL AS there"
+    )
     if not row["there"]:
         await app.schema_manager.apply_schema_async()
 

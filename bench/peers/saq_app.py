@@ -1,4 +1,6 @@
-"""saq on Redis: 8 jobs at once on one loop; it has no batch send, so a hundred are sent at the same time."""
+"""saq on Redis: 8 jobs at once on one loop; it has no batch send, so a hundred are sent at the
+same time.
+"""
 
 from __future__ import annotations
 
@@ -33,5 +35,7 @@ async def send_many(moments: Sequence[float]) -> None:
 if __name__ == "__main__":
     with asyncio.Runner() as runner:
         runner.run(queue.connect())
-        client.send(lambda sent: runner.run(send(sent)), lambda moments: runner.run(send_many(moments)))
+        client.send(
+            lambda sent: runner.run(send(sent)), lambda moments: runner.run(send_many(moments))
+        )
         runner.run(queue.disconnect())

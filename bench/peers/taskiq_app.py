@@ -1,4 +1,6 @@
-"""taskiq on Redis: the stream broker acknowledges, the list broker takes at most once. No batch send: a hundred at a time."""
+"""taskiq on Redis: the stream broker acknowledges, the list broker takes at most once. No batch
+send: a hundred at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import marks
 
 URL = os.environ["BENCH_URL"]
 broker = (
-    ListQueueBroker(URL, socket_timeout=None)  # or its blocking pop times out, and its worker starts anew, after 5 s without work
+    ListQueueBroker(
+        URL, socket_timeout=None
+    )  # or its blocking pop times out, and its worker starts anew, after 5 s without work
     if os.environ.get("BENCH_BROKER") == "list"
     else RedisStreamBroker(URL, consumer_id="0")
 )
@@ -31,5 +35,7 @@ async def send_many(moments: Sequence[float]) -> None:
 if __name__ == "__main__":
     with asyncio.Runner() as runner:
         runner.run(broker.startup())
-        client.send(lambda sent: runner.run(noop.kiq(sent)), lambda moments: runner.run(send_many(moments)))
+        client.send(
+            lambda sent: runner.run(noop.kiq(sent)), lambda moments: runner.run(send_many(moments))
+        )
         runner.run(broker.shutdown())

@@ -1,4 +1,6 @@
-"""Seconds in which a contender gets to its usual pace: its connections are made, its plans are laid, its neighbours are known."""
+"""Seconds in which a contender gets to its usual pace: its connections are made, its plans are
+laid, its neighbours are known.
+"""
 
 from __future__ import annotations
 

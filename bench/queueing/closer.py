@@ -1,4 +1,6 @@
-"""The closer look at each of our backends: the lines of the last table. What cannot be measured says why."""
+"""The closer look at each of our backends: the lines of the last table. What cannot be measured
+says why.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SERVERS = ("redis", "postgresql")
 
 
 class Look(NamedTuple):
-    """A line: what it is about, which stores have it, and how it is found out, in so many rounds."""
+    """A line: what it is about, which stores have it, and how it is found out, in so many
+    rounds.
+    """
 
     title: str
     kinds: tuple[str, ...]
@@ -46,11 +50,19 @@ def renewals(store: Store, _rounds: int) -> str:
 
 
 def imports(store: Store, rounds: int) -> str:
-    """Interleaved starts of an interpreter that does nothing, imports the package, opens a mailbox of this store."""
+    """Interleaved starts of an interpreter that does nothing, imports the package, opens a
+    mailbox of this store.
+    """
     package = "import longwatch.mailbox"
-    codes = ("pass", package, f"{package}; longwatch.mailbox.open_mailbox({store.fresh()!r}, 'bench')")
+    codes = (
+        "pass",
+        package,
+        f"{package}; longwatch.mailbox.open_mailbox({store.fresh()!r}, 'bench')",
+    )
     times = [[_starting(code) for code in codes] for _ in range(5 * rounds + 1)][1:]
-    bare, imported, opened = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+    bare, imported, opened = (
+        statistics.median(column) * 1e3 for column in zip(*times, strict=True)
+    )
     return f"{imported - bare:+.0f} ms, {opened - imported:+.0f} ms"
 
 
@@ -60,8 +72,13 @@ def syncs(store: Store, _rounds: int) -> str:
         raise TrialError("neither strace nor a C compiler works here")
     engine = _engine(store)
     draining = _syncs(store, counter, engine, fill=engine.jobs)
-    single = _syncs(store, counter, replace(engine, worker=("APP", "singles", "1000"), jobs=1000), fill=0)
-    return f"{draining:.4f} / {single:.2f}{' (under strace, which has it commit more often)' if counter.wrap else ''}"
+    single = _syncs(
+        store, counter, replace(engine, worker=("APP", "singles", "1000"), jobs=1000), fill=0
+    )
+    return (
+        f"{draining:.4f} / "
+        f"{single:.2f}{' (under strace, which has it commit more often)' if counter.wrap else ''}"
+    )
 
 
 def two_workers(store: Store, rounds: int) -> str:
@@ -71,7 +88,9 @@ def two_workers(store: Store, rounds: int) -> str:
 
 
 def traffic(store: Store, _rounds: int) -> str:
-    """Sending first, then draining; the sending process has ended before its counters are read, and so has the worker."""
+    """Sending first, then draining; the sending process has ended before its counters are read,
+    and so has the worker.
+    """
     engine, url = _engine(store), store.fresh()
     seen = [wal.traffic(store.admin, url)]
     with Trial(engine, url, store.folder) as trial:
@@ -96,7 +115,11 @@ LOOKS = (
     Look("single `send`s a second, from 1 thread → 8 threads", KINDS, sends),
     Look("claiming with 1,000,000 queued, against 3,000", KINDS, claims),
     Look("renewing 10,000 leases", KINDS, renewals),
-    Look("`import longwatch.mailbox` over a bare interpreter, and what opening this backend adds", KINDS, imports),
+    Look(
+        "`import longwatch.mailbox` over a bare interpreter, and what opening this backend adds",
+        KINDS,
+        imports,
+    ),
     Look("fsyncs per message: engine / single `send`s", ("sqlite",), syncs),
     Look("worker processes 1 → 2", SERVERS, two_workers),
     Look("per message, `send_many(1000)` / engine", ("postgresql",), traffic),
@@ -120,7 +143,14 @@ def _found(look: Look, store: Store, rounds: int) -> str:
 def _figure(name: str, *words: str) -> Any:
     command = [sys.executable, str(FIGURES), name, *words]
     try:
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
     except subprocess.TimeoutExpired:
         raise TrialError(f"not finished within {PATIENCE:.0f} s") from None
     if done.returncode:
@@ -141,7 +171,9 @@ def _engine(store: Store) -> Contender:
 def _syncs(store: Store, counter: fsyncs.Counter, contender: Contender, *, fill: int) -> float:
     """Syncs per job of a worker that drains what was filled in, or that ends by itself."""
     counter.reset()
-    with Trial(contender, store.fresh(), store.folder, wrap=counter.wrap, environ=counter.environ) as trial:
+    with Trial(
+        contender, store.fresh(), store.folder, wrap=counter.wrap, environ=counter.environ
+    ) as trial:
         if fill:
             trial.ask("batch", str(fill))
             trial.drain()

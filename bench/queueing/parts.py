@@ -1,4 +1,6 @@
-"""A benchmark in parts: which of them run is said in the environment, and where they find their packages is found out here."""
+"""A benchmark in parts: which of them run is said in the environment, and where they find their
+packages is found out here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def several(name: str, default: str) -> list[str]:
 
 
 def run_parts(script: str, parts: Mapping[str, Callable[[Path], None]], *, with_peers: str) -> None:
-    """Run the wanted parts of a script in a folder of their own, in an environment that has what they need."""
+    """Run the wanted parts of a script in a folder of their own, in an environment that has what
+    they need.
+    """
     environments.BUILD.mkdir(exist_ok=True)
     if not environments.complete():
         sys.exit(subprocess.run([environments.ours(), script], check=False).returncode)

@@ -22,7 +22,9 @@ KINDS = ("memory", "sqlite", "redis", "postgresql")
 
 @dataclass(frozen=True)
 class Store:
-    """One kind of store. `fresh` empties it and says where it is; `admin` is the URL of its server, if it has one."""
+    """One kind of store. `fresh` empties it and says where it is; `admin` is the URL of its
+    server, if it has one.
+    """
 
     kind: str
     folder: Path
@@ -67,12 +69,17 @@ def _emptied_redis(url: str) -> str:
 
 
 def _await_rewrite(client: redis.Redis) -> None:
-    while any(client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")):
+    while any(
+        client.info("persistence")[name]
+        for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")
+    ):
         time.sleep(0.05)
 
 
 def _new_database(url: str, number: int) -> str:
-    """A new database instead of the one before, after a checkpoint, so that nobody pays for those pages."""
+    """A new database instead of the one before, after a checkpoint, so that nobody pays for
+    those pages.
+    """
     import psycopg  # noqa: PLC0415
 
     with psycopg.connect(url, autocommit=True) as connection:

@@ -26,8 +26,13 @@ def race(results: Race, yardstick: str | None) -> str:
 def lines(title: str, columns: Mapping[str, Mapping[str, str]]) -> str:
     """A table of the closer looks: a column for each store, a dash where a line is not about it."""
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
-    rows = [f"| {name} | {' | '.join(column.get(name, '–') for column in columns.values())} |" for name in names]
-    return "\n".join([f"| {title} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}", *rows])
+    rows = [
+        f"| {name} | {' | '.join(column.get(name, '–') for column in columns.values())} |"
+        for name in names
+    ]
+    return "\n".join(
+        [f"| {title} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}", *rows]
+    )
 
 
 def _row(name: str, result: Sequence[Reading] | TrialError, base: float) -> str:
@@ -43,7 +48,9 @@ def _row(name: str, result: Sequence[Reading] | TrialError, base: float) -> str:
 
 
 def _rate(result: Sequence[Reading] | TrialError | None) -> float:
-    return math.nan if result is None or isinstance(result, TrialError) else _median(result, "drained")
+    return (
+        math.nan if result is None or isinstance(result, TrialError) else _median(result, "drained")
+    )
 
 
 def _median(readings: Sequence[Reading], field: str) -> float:

@@ -1,4 +1,6 @@
-"""One contender on one empty store: fill, drain, listen to a light load, rest. What fails is a `TrialError`, never a hang."""
+"""One contender on one empty store: fill, drain, listen to a light load, rest. What fails is a
+`TrialError`, never a hang.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class TrialError(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """What one round of one contender showed; rates per second, delays in milliseconds, memory in MiB, idle CPU in percent."""
+    """What one round of one contender showed; rates per second, delays in milliseconds, memory
+    in MiB, idle CPU in percent.
+    """
 
     drained: float
     sent: float
@@ -53,19 +57,31 @@ def measure(contender: Contender, url: str, folder: Path) -> Reading:
 
 
 class Trial:
-    """The processes of one contender, all of them killed at the end, and when the time is up before that.
+    """The processes of one contender, all of them killed at the end, and when the time is up before
+    that.
 
     `wrap` stands before the worker's command, `environ` is added to its environment.
     """
 
     def __init__(
-        self, contender: Contender, url: str, folder: Path, *, wrap: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        self,
+        contender: Contender,
+        url: str,
+        folder: Path,
+        *,
+        wrap: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.contender, self.wrap = contender, tuple(wrap)
         self.marks = folder / "marks"
         self.marks.write_bytes(b"")
         self.noise = folder / "stderr"
-        own = {"BENCH_URL": url, "BENCH_MARKS": str(self.marks), "PYTHONPATH": str(PEERS), **contender.settings}
+        own = {
+            "BENCH_URL": url,
+            "BENCH_MARKS": str(self.marks),
+            "PYTHONPATH": str(PEERS),
+            **contender.settings,
+        }
         self.env = {**os.environ, **own}
         self.worker_env = {**self.env, **(environ or {})}
         self.processes: list[subprocess.Popen[str]] = []
@@ -93,7 +109,9 @@ class Trial:
     # --- what a contender is asked to do ---
 
     def ask(self, *words: str) -> str:
-        """Have the app do one thing to its end; the last line it printed. A store in memory is all in one process, by lines."""
+        """Have the app do one thing to its end; the last line it printed. A store in memory is
+        all in one process, by lines.
+        """
         if self._private:
             return self._ask_home(words)
         process = self._spawn(self.contender.command("APP", *words), self.env)
@@ -111,7 +129,9 @@ class Trial:
         self.workers.append(self._spawn(command, self.worker_env, stdout=subprocess.DEVNULL))
 
     def drain(self) -> float:
-        """Jobs a second through one worker, from a tenth of them to the acknowledgement of the last."""
+        """Jobs a second through one worker, from a tenth of them to the acknowledgement of the
+        last.
+        """
         settled = self.watch()
         self.start()
         return self.rate(settled)
@@ -124,7 +144,9 @@ class Trial:
         return (len(moments) - first) / (max(moments[-1], acknowledged) - moments[first])
 
     def light(self, rate: int, seconds: int) -> tuple[float, float]:
-        """Median and 99th percentile of the milliseconds from send to run; not a number if not all of them came."""
+        """Median and 99th percentile of the milliseconds from send to run; not a number if not
+        all of them came.
+        """
         self.marks.write_bytes(b"")
         self.ask("light", str(rate), str(seconds))
         if not self.await_marks(rate * seconds, within=20):
@@ -133,7 +155,9 @@ class Trial:
         return statistics.median(delays) * 1e3, delays[int(len(delays) * 0.99)] * 1e3
 
     def rest(self, seconds: float) -> tuple[float, float]:
-        """Resident MiB of the workers with their children, and their CPU in percent while there is nothing to do."""
+        """Resident MiB of the workers with their children, and their CPU in percent while there
+        is nothing to do.
+        """
         before = {process: _cpu(process) for process in self._tree()}
         rss = sum(process.memory_info().rss for process in before)
         time.sleep(seconds)
@@ -151,7 +175,9 @@ class Trial:
         return True
 
     def watch(self) -> Callable[[], float]:
-        """Have somebody ready who will tell when all is acknowledged: asking only then would be late."""
+        """Have somebody ready who will tell when all is acknowledged: asking only then would be
+        late.
+        """
         words = ("settled", str(self.contender.jobs))
         if not self.contender.settles:
             return lambda: 0.0
@@ -165,7 +191,9 @@ class Trial:
 
     def _ask_home(self, words: Sequence[str]) -> str:
         if self._home is None:
-            self._home = self._spawn(self.contender.command("APP", "alone"), self.env, stdin=subprocess.PIPE)
+            self._home = self._spawn(
+                self.contender.command("APP", "alone"), self.env, stdin=subprocess.PIPE
+            )
             self.workers.append(self._home)
         try:
             print(*words, file=self._stream(self._home.stdin), flush=True)
@@ -180,12 +208,24 @@ class Trial:
         return line.strip()
 
     def _spawn(
-        self, command: Sequence[str], env: Mapping[str, str], *, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.PIPE
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         """In a process group of its own, so that a worker's children end with it."""
         with self.noise.open("ab") as noise:
             process = subprocess.Popen(
-                command, env=env, cwd=PEERS, stdin=stdin, stdout=stdout, stderr=noise, text=True, start_new_session=True
+                command,
+                env=env,
+                cwd=PEERS,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=noise,
+                text=True,
+                start_new_session=True,
             )
         self.processes.append(process)
         if self._late.is_set():

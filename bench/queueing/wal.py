@@ -1,4 +1,6 @@
-"""What PostgreSQL did for our messages: commits, bytes of its log, and updates that touched no index (HOT)."""
+"""What PostgreSQL did for our messages: commits, bytes of its log, and updates that touched no
+index (HOT).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,16 @@ class Traffic(NamedTuple):
     wal: float
 
     def since(self, before: Traffic, messages: int) -> str:
-        return f"{(self.commits - before.commits) / messages:.3f} commits, {(self.wal - before.wal) / messages:,.0f} B of WAL"
+        return (
+            f"{(self.commits - before.commits) / messages:.3f} commits, "
+            f"{(self.wal - before.wal) / messages:,.0f} B of WAL"
+        )
 
 
 def traffic(admin: str, url: str) -> Traffic:
-    """Seen from another database, so that looking does not count. The backends that worked have ended, or it is too early."""
+    """Seen from another database, so that looking does not count. The backends that worked have
+    ended, or it is too early.
+    """
     database = url.rpartition("/")[2]
     commits = _settled(admin, _COMMITS, (database,))
     return Traffic(float(commits[0]), float(_row(admin, _POSITION)[0]))
@@ -34,7 +41,9 @@ def updates(url: str) -> tuple[int, int]:
 
 
 def _settled(url: str, statement: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    """A statistic once it stands still: backends hand theirs in when they end, a moment after we see that."""
+    """A statistic once it stands still: backends hand theirs in when they end, a moment after we
+    see that.
+    """
     seen: tuple[Any, ...] | None = None
     for _ in range(15):
         time.sleep(1)

@@ -1,4 +1,6 @@
-"""Ours over many restarts: what it holds when it has come to rest after a tenth of them, after half and after all."""
+"""Ours over many restarts: what it holds when it has come to rest after a tenth of them, after
+half and after all.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def _holding_after(stage: Stage, restarts: int) -> Holding:
     failing.touch()
     for pid in filter(proc.is_alive, stage.born):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: len(stage.born) >= restarts + _PROGRAMS, f"it did not restart programs {restarts} times", patience=600.0)
+    until(
+        lambda: len(stage.born) >= restarts + _PROGRAMS,
+        f"it did not restart programs {restarts} times",
+        patience=600.0,
+    )
     failing.unlink()
     rate = (len(stage.born) - before) / (time.monotonic() - began)
     time.sleep(_SETTLED)

@@ -47,7 +47,9 @@ def memory(pids: Iterable[int]) -> Memory:
 def work(pids: Iterable[int]) -> Work:
     threads = [thread for pid in pids for thread in (PROC / str(pid) / "task").iterdir()]
     cpu = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-    return Work(cpu, sum(_fields(thread / "status")["voluntary_ctxt_switches"] for thread in threads))
+    return Work(
+        cpu, sum(_fields(thread / "status")["voluntary_ctxt_switches"] for thread in threads)
+    )
 
 
 def descriptors(pids: Iterable[int]) -> int:
@@ -73,4 +75,8 @@ def _children(pid: int) -> list[int]:
 def _fields(path: Path) -> dict[str, int]:
     """The lines `Name: number unit`, by name."""
     pairs = (line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    return {name: int(value.split()[0]) for name, value in pairs if value.split() and value.split()[0].isdecimal()}
+    return {
+        name: int(value.split()[0])
+        for name, value in pairs
+        if value.split() and value.split()[0].isdecimal()
+    }

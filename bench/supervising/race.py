@@ -46,14 +46,21 @@ class Readings:
         return float(median(getattr(self, figure) or [math.nan]))
 
     def memory_with(self, programs: int, kind: str) -> float:
-        return float(median([getattr(each, kind) for each in self.memory.get(programs, ())] or [math.nan]))
+        return float(
+            median([getattr(each, kind) for each in self.memory.get(programs, ())] or [math.nan])
+        )
 
 
 def run(contenders: Sequence[Contender], rounds: int, place: Path) -> dict[str, Readings]:
     results = {contender.name: Readings() for contender in contenders}
     for number in range(rounds):
         for contender in contenders:
-            _round(contender, results[contender.name], place / f"{contender.name}{number}", kill=number == 0)
+            _round(
+                contender,
+                results[contender.name],
+                place / f"{contender.name}{number}",
+                kill=number == 0,
+            )
     return results
 
 

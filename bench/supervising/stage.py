@@ -1,7 +1,7 @@
 """One supervisor with its programs, from its start to its end.
 
-A program is `program.sh`: it appends its pid to the file `born`, and stays. That line is the moment from which it runs. While the
-file `fail` is there it exits with an error instead.
+A program is `program.sh`: it appends its pid to the file `born`, and stays. That line is the moment
+from which it runs. While the file `fail` is there it exits with an error instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from supervising.contenders import Contender
 
 PATIENCE = 60.0
 _SCRIPT = "#!/bin/sh\necho $$ >> {0}/born\n[ -e {0}/fail ] && exit 1\nexec sleep 100000\n"
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
 
 
 class TrialError(Exception):
@@ -59,7 +61,9 @@ class Stage:
         """Seconds of the command that shows how its programs are; it has to show each of them."""
         began = time.perf_counter()
         command = self.contender.status(self.place)
-        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=_ENVIRONMENT)
+        done = subprocess.run(
+            command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=_ENVIRONMENT
+        )
         took = time.perf_counter() - began
         if done.returncode != 0 or done.stdout.count(b"\n") < programs:
             raise TrialError(f"its status command failed with {done.returncode}")
@@ -86,7 +90,14 @@ def staged(contender: Contender, place: Path, programs: int) -> Iterator[Stage]:
     command = contender.command(place, script, programs)
     with (place / "output").open("wb") as output:
         began = time.perf_counter()
-        process = subprocess.Popen(command, cwd=place, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command,
+            cwd=place,
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
     try:
         until(lambda: len(_born(place)) >= programs, f"it did not start {programs} programs")
         yield Stage(contender, place, process, time.perf_counter() - began)

@@ -11,9 +11,9 @@ from supervising.race import FEW, MANY, Readings
 Figure = Callable[[Readings], float]
 
 _MEMORY: dict[str, Figure] = {
-    f"{kind.upper()} with {programs} programs, MiB": lambda readings, programs=programs, kind=kind: readings.memory_with(
-        programs, kind
-    )  # type: ignore[misc]
+    f"{kind.upper()} with {programs} programs, MiB": (
+        lambda readings, programs=programs, kind=kind: readings.memory_with(programs, kind)  # type: ignore[misc]
+    )
     for kind in ("rss", "pss")
     for programs in (0, FEW, MANY)
 }
@@ -29,24 +29,38 @@ FIGURES: dict[str, Figure] = {
 
 
 def race(results: Mapping[str, Readings]) -> str:
-    """A row for each figure, a column for each contender, and our ratio to the first of the others."""
+    """A row for each figure, a column for each contender, and our ratio to the first of the
+    others.
+    """
     ours, *others = results
     title = [f"{ours} : {others[0]}"] if others else []
-    rows = [_row(figure, [read(readings) for readings in results.values()]) for figure, read in FIGURES.items()]
+    rows = [
+        _row(figure, [read(readings) for readings in results.values()])
+        for figure, read in FIGURES.items()
+    ]
     columns = [*results, *title]
     return "\n".join([f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}", *rows])
 
 
 def failures(results: Mapping[str, Readings]) -> list[str]:
-    return [f"{name}: {failure}" for name, readings in results.items() for failure in readings.failures]
+    return [
+        f"{name}: {failure}" for name, readings in results.items() for failure in readings.failures
+    ]
 
 
 def endurance(holdings: Sequence[Holding]) -> str:
     rows = [
-        f"| {each.restarts:,} | {each.memory.pss:.1f} | {each.memory.rss:.1f} | {each.descriptors} | {each.rate:.0f} |"
+        f"| {each.restarts:,} | {each.memory.pss:.1f} | {each.memory.rss:.1f} | "
+        f"{each.descriptors} | {each.rate:.0f} |"
         for each in holdings
     ]
-    return "\n".join(["| restarts | PSS MiB | RSS MiB | descriptors | restarts/s |", "|---:|---:|---:|---:|---:|", *rows])
+    return "\n".join(
+        [
+            "| restarts | PSS MiB | RSS MiB | descriptors | restarts/s |",
+            "|---:|---:|---:|---:|---:|",
+            *rows,
+        ]
+    )
 
 
 def _row(figure: str, values: Sequence[float]) -> str:
@@ -56,4 +70,6 @@ def _row(figure: str, values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    return (
+        "–" if math.isnan(value) else f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    )

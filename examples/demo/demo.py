@@ -1,4 +1,5 @@
-"""`longwatch run` keeps a web server up that crashes, is killed, and hangs. It takes about half a minute and ends by itself.
+"""`longwatch run` keeps a web server up that crashes, is killed, and hangs. It takes about half a
+minute and ends by itself.
 
 Run it with `make demo`, or: python examples/demo/demo.py
 """
@@ -35,7 +36,9 @@ Record = dict[str, Any]
 
 
 class Show:
-    """The demo's stage: one `longwatch run`, its log as it comes, and what there is to say about it."""
+    """The demo's stage: one `longwatch run`, its log as it comes, and what there is to say about
+    it.
+    """
 
     def __init__(self, port: int, state: str) -> None:
         self.port = port
@@ -99,13 +102,22 @@ class Show:
     def _tell(self, record: Record) -> None:
         match record["event"]:
             case "program_started":
-                self.say(f"   longwatch: started the server, pid {record['pid']} (start {record['start']})")
+                self.say(
+                    f"   longwatch: started the server, pid {record['pid']} (start "
+                    f"{record['start']})"
+                )
             case "restart_scheduled":
                 self.say(f"   longwatch: will start it again in {record['delay']:g} s")
             case "health_check_failed":
-                self.say(f"   longwatch: health check failed ({record['failures']} of {record['allowed']}): {record['reason']}")
+                self.say(
+                    f"   longwatch: health check failed ({record['failures']} of "
+                    f"{record['allowed']}): {record['reason']}"
+                )
             case "unexpected_exit" | "health_check_restart" | "shutdown_complete":
-                self.say(f"   longwatch: {record['event']}, {record['cause']}, after {record['lasted']:.1f} s")
+                self.say(
+                    f"   longwatch: {record['event']}, {record['cause']}, after "
+                    f"{record['lasted']:.1f} s"
+                )
 
 
 def play(show: Show) -> int:
@@ -145,7 +157,10 @@ def main() -> None:
                 show.process.wait()
         log = Path(state, "logs", "watchdog.log").read_text().splitlines()
         restarts = sum(json.loads(line)["event"] == "restart_scheduled" for line in log)
-        show.say(f"the end: started again {restarts} times, exit code {code} (128 + SIGTERM); the log had {len(log)} JSON lines")
+        show.say(
+            f"the end: started again {restarts} times, exit code {code} (128 + SIGTERM); the "
+            f"log had {len(log)} JSON lines"
+        )
 
 
 if __name__ == "__main__":

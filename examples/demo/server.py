@@ -1,4 +1,6 @@
-"""A small web server with bad habits: `/crash` ends it, `/hang` makes it stop answering, and now and then it just dies."""
+"""A small web server with bad habits: `/crash` ends it, `/hang` makes it stop answering, and now
+and then it just dies.
+"""
 
 from __future__ import annotations
 

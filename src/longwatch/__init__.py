@@ -1,14 +1,19 @@
 """Longwatch keeps long-running workers and AI agents alive, and proves it."""
 
-# The layers, lowest first; a layer may use those above it in this list, never those below (import-linter enforces it):
+# The layers, lowest first; a layer may use those above it in this list, never those below
+# (import-linter enforces it):
 #
-#   errors      every exception of the product, one tree; lazy: names that are loaded when first used
-#   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events, state tables, end causes
-#   host        life inside one process: loop thread, services, the periodic loop, shutdown, guardian and children, watchdog
+#   errors      every exception of the product, one tree; lazy: names that are loaded when first
+#               used
+#   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events,
+#               state tables, end causes
+#   host        life inside one process: loop thread, services, the periodic loop, shutdown,
+#               guardian and children, watchdog
 #   store       SQL stores: engine, migrations, named SQL, and claims: leased rows
 #   work        the one engine that runs claimed rows: slots, leases, settling, drain
 #   mailbox     messages that cannot be lost: protocol, memory, SQL, Redis
-#   runtime     loops over mailboxes that beat while they work, and groups of them: watched, healthy or not, stopped together
+#   runtime     loops over mailboxes that beat while they work, and groups of them: watched, healthy
+#               or not, stopped together
 #   flow        durable graphs: what is ready is computed, whoever dies meanwhile
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
 #   observe     events -> logs and metrics
@@ -16,7 +21,8 @@
 #   app         the only wiring: builds the objects and hands them to each other
 #   cli         the command line          testing     the public test kit
 #
-# Names are loaded when they are first used (PEP 562), so that `import longwatch` costs next to nothing.
+# Names are loaded when they are first used (PEP 562), so that `import longwatch` costs next to
+# nothing.
 
 from __future__ import annotations
 
@@ -121,7 +127,11 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # or a checker would take every misspelt name for one of these
-    __getattr__ = lazy_names(__name__, _HOMES, modules=("errors", "flow", "mailbox", "observe", "runtime", "supervisor", "testing"))
+    __getattr__ = lazy_names(
+        __name__,
+        _HOMES,
+        modules=("errors", "flow", "mailbox", "observe", "runtime", "supervisor", "testing"),
+    )
 
 
 def __dir__() -> list[str]:

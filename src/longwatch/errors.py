@@ -6,10 +6,13 @@ LongwatchError                      exit code 1    something went wrong
 │   └── GraphError                                 a graph that does not hold together
 ├── TryAgainError                   exit code 75   the same call may work later
 │   ├── DeadlineExceededError                      it was not done in its time
-│   │   └── ShutdownTimeoutError                   loops were told to stop and did not, in their time
+│   │   └── ShutdownTimeoutError                   loops were told to stop and did not, in their
+                                                   time
 │   ├── GuardianLostError                          the guardian died; its children were killed
-│   └── ServiceStateError                          a service was asked for what its state does not allow
-│   └── StoreError                                 the store did not do it; nothing was written unless it says unknown
+│   └── ServiceStateError                          a service was asked for what its state does not
+                                                   allow
+│   └── StoreError                                 the store did not do it; nothing was written
+                                                   unless it says unknown
 │       ├── StoreBusyError                         locked or overloaded
 │       ├── StoreFullError                         no space left
 │       ├── StoreReadOnlyError                     may not be written
@@ -21,22 +24,27 @@ LongwatchError                      exit code 1    something went wrong
 │       └── SchemaTooNewError                      made by a newer version of this product
 ├── NeedsPersonError                exit code 100  trying again will not help; someone has to look
 ├── MailboxError                                   something about messages
-│   ├── ReceiptHandleExpiredError                  the lease was lost: somebody else has the message, or had it
+│   ├── ReceiptHandleExpiredError                  the lease was lost: somebody else has the
+                                                   message, or had it
 │   ├── MessageFinalizedError                      this delivery was settled already
 │   ├── MailboxFullError                           it holds as many messages as it may
 │   ├── MailboxClosedError                         it was closed
 │   ├── SerializationError                         a body cannot be written or read
-│   ├── MailboxConnectionError                     its store cannot be reached, or the outcome is unknown
+│   ├── MailboxConnectionError                     its store cannot be reached, or the outcome is
+                                                   unknown
 │   ├── ReplyNotAvailableError                     there is nowhere to reply to
-│   ├── InvalidParameterError                      a value outside its bounds, which the message names
+│   ├── InvalidParameterError                      a value outside its bounds, which the message
+                                                   names
 │   └── UnsupportedError                           this backend cannot do that
 ├── FlowError                                      something about graphs and their executions
 │   ├── UnknownExecutionError       exit code 2    there is none of that id
 │   ├── UnknownGraphError           exit code 2    it is of a graph that was not given to this Flow
 │   ├── NotSetError                                the node has no value
-│   └── ComputationFailedError                     the node has no value and will get none: its attempts are spent
+│   └── ComputationFailedError                     the node has no value and will get none: its
+                                                   attempts are spent
 ├── CancelledError                                 the work was told to stop
-├── PermanentError                                 raised by your code: this piece of work will never succeed
+├── PermanentError                                 raised by your code: this piece of work will
+                                                   never succeed
 └── SpawnError                                     a child could not be started
 """
 
@@ -82,7 +90,9 @@ class ConfigError(UsageError):
 
 
 class GraphError(UsageError):
-    """A graph does not hold together: a cycle, an unknown node or option, a function that cannot be called; said when defined."""
+    """A graph does not hold together: a cycle, an unknown node or option, a function that cannot
+    be called; said when defined.
+    """
 
 
 class TryAgainError(LongwatchError):
@@ -96,7 +106,9 @@ class DeadlineExceededError(TryAgainError):
 
 
 class ShutdownTimeoutError(DeadlineExceededError):
-    """Loops were told to stop and were still busy when their time was over; their threads are left behind."""
+    """Loops were told to stop and were still busy when their time was over; their threads are
+    left behind.
+    """
 
 
 class GuardianLostError(TryAgainError):
@@ -108,7 +120,9 @@ class ServiceStateError(TryAgainError):
 
 
 class StoreError(TryAgainError):
-    """The store did not do what it was asked; unless the message says that the outcome is unknown, nothing was written."""
+    """The store did not do what it was asked; unless the message says that the outcome is
+    unknown, nothing was written.
+    """
 
 
 class StoreBusyError(StoreError):
@@ -168,7 +182,9 @@ class CancelledError(LongwatchError):
 
 
 class PermanentError(LongwatchError):
-    """Raise it, or a subclass, from your own code: this piece of work will never succeed, so it is not tried again."""
+    """Raise it, or a subclass, from your own code: this piece of work will never succeed, so it
+    is not tried again.
+    """
 
 
 class SpawnError(LongwatchError):
@@ -184,7 +200,9 @@ class MailboxError(LongwatchError):
 
 
 class ReceiptHandleExpiredError(MailboxError):
-    """The lease of this delivery was lost: nothing was changed, and somebody else has the message or had it."""
+    """The lease of this delivery was lost: nothing was changed, and somebody else has the
+    message or had it.
+    """
 
 
 class MessageFinalizedError(MailboxError):
@@ -250,4 +268,6 @@ class NotSetError(FlowError):
 
 
 class ComputationFailedError(FlowError):
-    """The node has no value for its present inputs and will get none: its attempts are spent, or its execution was cancelled."""
+    """The node has no value for its present inputs and will get none: its attempts are spent, or
+    its execution was cancelled.
+    """

@@ -1,4 +1,6 @@
-"""Public names that are loaded when they are first used (PEP 562), so that importing a package costs next to nothing."""
+"""Public names that are loaded when they are first used (PEP 562), so that importing a package
+costs next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str], *, modules: Collection[str] = ()) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose public names live in the modules that `homes` says; `modules` are public themselves."""
+def lazy_names(
+    package: str, homes: Mapping[str, str], *, modules: Collection[str] = ()
+) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose public names live in the modules that `homes` says;
+    `modules` are public themselves.
+    """
 
     def load(name: str) -> Any:
         if name in modules:

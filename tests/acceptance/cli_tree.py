@@ -1,7 +1,9 @@
-"""Run by the wheel's own interpreter: prints the tree of commands as JSON, or parses command lines without running them.
+"""Run by the wheel's own interpreter: prints the tree of commands as JSON, or parses command lines
+without running them.
 
 python cli_tree.py                    every command with its options
-python cli_tree.py LINE...            for each line (a JSON list of arguments): null, or why it is wrong use
+python cli_tree.py LINE...            for each line (a JSON list of arguments): null, or why it is
+                                      wrong use
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ WRONG_USE = 2
 def root() -> Any:
     """The command behind `longwatch`: the one Typer application of longwatch.cli.main."""
     [app] = {
-        id(value): value for value in vars(import_module("longwatch.cli.main")).values() if isinstance(value, typer.Typer)
+        id(value): value
+        for value in vars(import_module("longwatch.cli.main")).values()
+        if isinstance(value, typer.Typer)
     }.values()
     return get_command(app)
 
@@ -31,8 +35,16 @@ def commands(command: Any, path: str, parent: Any = None) -> Iterator[dict[str, 
     """This command and those below it; a hidden one is not for people, so it is not told."""
     if command.hidden:
         return
-    options = [name for param in command.params if param.param_type_name == "option" and not param.hidden for name in param.opts]
-    yield {"path": path, "options": sorted(name for name in options if name.startswith("--") and name != "--help")}
+    options = [
+        name
+        for param in command.params
+        if param.param_type_name == "option" and not param.hidden
+        for name in param.opts
+    ]
+    yield {
+        "path": path,
+        "options": sorted(name for name in options if name.startswith("--") and name != "--help"),
+    }
     if hasattr(command, "list_commands"):
         context = command.make_context(command.name, [], parent=parent, resilient_parsing=True)
         for name in command.list_commands(context):
@@ -40,7 +52,9 @@ def commands(command: Any, path: str, parent: Any = None) -> Iterator[dict[str, 
 
 
 def parse(command: Any, arguments: list[str], parent: Any = None) -> None:
-    """Parse a command line down to its last command; the parser raises what is wrong, nothing is run."""
+    """Parse a command line down to its last command; the parser raises what is wrong, nothing is
+    run.
+    """
     context = command.make_context(command.name, arguments, parent=parent)
     if hasattr(command, "list_commands"):
         _, child, rest = command.resolve_command(context, [*context._protected_args, *context.args])
@@ -59,7 +73,11 @@ def fault(command: Any, arguments: list[str]) -> str | None:
 
 def main(lines: list[str]) -> None:
     command = root()
-    answer = [fault(command, json.loads(line)) for line in lines] if lines else list(commands(command, "longwatch"))
+    answer = (
+        [fault(command, json.loads(line)) for line in lines]
+        if lines
+        else list(commands(command, "longwatch"))
+    )
     json.dump(answer, sys.stdout)
 
 

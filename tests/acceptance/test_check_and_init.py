@@ -1,4 +1,6 @@
-"""`longwatch init` and `longwatch check`: a first file, and what is said about a file before anything is started."""
+"""`longwatch init` and `longwatch check`: a first file, and what is said about a file before
+anything is started.
+"""
 
 from __future__ import annotations
 
@@ -56,23 +58,38 @@ def call(longwatch_bin: Path, tmp_path: Path) -> Calls:
 
 def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Calls) -> None:
     said = call.ok("init").splitlines()
-    assert "longwatch.toml is written: one program to begin with, and every setting with its default. Next:" == said[0]
-    assert ["  longwatch check", "  longwatch up", "  longwatch status    (in another terminal)"] == said[1:]
+    assert (
+        "longwatch.toml is written: one program to begin with, and every setting with its "
+        "default. Next:" == said[0]
+    )
+    assert [
+        "  longwatch check",
+        "  longwatch up",
+        "  longwatch status    (in another terminal)",
+    ] == said[1:]
     assert 0o644 == (call.cwd / "longwatch.toml").stat().st_mode & 0o7777
-    assert "longwatch.toml is in order: 1 program" == call.ok("check", HEALTH_CHECK_ENABLED="no").splitlines()[0]
+    assert (
+        "longwatch.toml is in order: 1 program"
+        == call.ok("check", HEALTH_CHECK_ENABLED="no").splitlines()[0]
+    )
 
 
 def test_init_elsewhere_is_followed_by_commands_that_go_there(call: Calls) -> None:
     (call.cwd / "my app").mkdir()
     said = call.ok("init", "--config", "my app/a.toml").splitlines()
     assert "  longwatch check --config 'my app/a.toml'" == said[1]
-    assert "my app/a.toml is in order: 1 program" == call.ok("check", "--config", "my app/a.toml").splitlines()[0]
+    assert (
+        "my app/a.toml is in order: 1 program"
+        == call.ok("check", "--config", "my app/a.toml").splitlines()[0]
+    )
 
 
 def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Calls) -> None:
     path = call.cwd / "longwatch.toml"
     path.write_text("mine")
-    assert ["'longwatch.toml' is there already; keep it, or write over it with --force"] == call.refused("init")
+    assert [
+        "'longwatch.toml' is there already; keep it, or write over it with --force"
+    ] == call.refused("init")
     assert "mine" == path.read_text()
     call.ok("init", "--force")
     assert "[program.web]" in path.read_text()
@@ -82,16 +99,25 @@ def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Calls) -> No
 def test_init_with_force_writes_through_a_link(call: Calls) -> None:
     (call.cwd / "real.toml").write_text("mine")
     (call.cwd / "longwatch.toml").symlink_to("real.toml")
-    assert ["'longwatch.toml' is there already; keep it, or write over it with --force"] == call.refused("init")
+    assert [
+        "'longwatch.toml' is there already; keep it, or write over it with --force"
+    ] == call.refused("init")
     call.ok("init", "--force")
     assert (call.cwd / "longwatch.toml").is_symlink()
     assert "[program.web]" in (call.cwd / "real.toml").read_text()
 
 
 @pytest.mark.parametrize("options", [(), ("--force",)])
-def test_init_where_nothing_can_be_written_is_told_so(call: Calls, options: tuple[str, ...]) -> None:
+def test_init_where_nothing_can_be_written_is_told_so(
+    call: Calls, options: tuple[str, ...]
+) -> None:
     lines = call.refused("init", "--config", "no/where.toml", *options)
-    assert ["cannot write 'no/where.toml' (no such file or directory); choose another place with --config"] == lines
+    assert [
+        (
+            "cannot write 'no/where.toml' (no such file or directory); choose another place with "
+            "--config"
+        )
+    ] == lines
 
 
 # --- check ---
@@ -113,7 +139,9 @@ health.kind = "heartbeat"
 def test_check_tells_every_program_in_the_order_of_its_start(call: Calls) -> None:
     first, head, *rows = call.checked(THREE)
     assert "longwatch.toml is in order: 3 programs" == first
-    assert ["wave", "program", "command", "ready when", "waits for", "notes"] == [word.strip() for word in head.split("  ") if word]
+    assert ["wave", "program", "command", "ready when", "waits for", "notes"] == [
+        word.strip() for word in head.split("  ") if word
+    ]
     assert [["1", "setup"], ["1", "db"], ["2", "web"]] == [row.split()[:2] for row in rows]
     assert "true 'a b'" in rows[0]
     assert "up" in rows[0]
@@ -128,12 +156,14 @@ def test_check_in_json_has_the_same_in_keys_and_no_secret(call: Calls) -> None:
     said = call.ok("check", "--json")
     told = json.loads(said)
     assert "s3cret" not in said
-    assert {"config": str(call.cwd / "longwatch.toml"), "state_dir": str(call.cwd / ".longwatch")} == {
-        key: value for key, value in told.items() if key != "programs"
-    }
     assert {
-        "name": "db", "wave": 1, "command": ["sleep", "5"], "cwd": str(call.cwd), "user": None, "ready": "healthy",
-        "health": {"kind": "heartbeat", "port": None}, "depends_on": {}, "critical": False, "autostart": True,
+        "config": str(call.cwd / "longwatch.toml"),
+        "state_dir": str(call.cwd / ".longwatch"),
+    } == {key: value for key, value in told.items() if key != "programs"}
+    assert {
+        "name": "db", "wave": 1, "command": ["sleep", "5"], "cwd": str(call.cwd),
+        "user": None, "ready": "healthy", "health": {"kind": "heartbeat", "port": None},
+        "depends_on": {}, "critical": False, "autostart": True,
     } == told["programs"][1]  # fmt: skip
 
 
@@ -143,16 +173,24 @@ def test_check_starts_nothing_and_leaves_nothing_behind(call: Calls) -> None:
 
 
 def test_check_without_a_file_says_how_to_get_one(call: Calls) -> None:
-    assert ["no longwatch.toml here; write one with `longwatch init`, or name it with --config"] == call.refused("check")
+    assert [
+        "no longwatch.toml here; write one with `longwatch init`, or name it with --config"
+    ] == call.refused("check")
 
 
 def test_check_finds_the_file_that_the_environment_names(call: Calls) -> None:
     (call.cwd / "a.toml").write_text("[program.web]\ncommand = 'true'")
-    assert "a.toml is in order: 1 program" == call.ok("check", LONGWATCH_CONFIG="a.toml").splitlines()[0]
+    assert (
+        "a.toml is in order: 1 program"
+        == call.ok("check", LONGWATCH_CONFIG="a.toml").splitlines()[0]
+    )
 
 
 def test_check_tells_every_fault_of_the_file_at_once(call: Calls) -> None:
-    text = "[program.a]\ncommand = 'true'\ndepends_on = ['b']\n[program.b]\ncommand = 'true'\ndepends_on = ['a', 'webb']\n"
+    text = (
+        "[program.a]\ncommand = 'true'\ndepends_on = ['b']\n[program.b]\ncommand = "
+        "'true'\ndepends_on = ['a', 'webb']\n"
+    )
     assert [
         "program.web.stop_grase: unknown key; did you mean stop_grace?",
         "program.b.depends_on: waits for 'webb', which is no program; did you mean web?",
@@ -161,16 +199,27 @@ def test_check_tells_every_fault_of_the_file_at_once(call: Calls) -> None:
 
 
 def test_check_tells_everything_that_the_machine_does_not_have(call: Calls) -> None:
-    text = "[program]\na = {command = 'true', user = 'nobdy'}\nb = {command = 'true', cwd = 'no'}\nc.command = 'zzqy-not-a-command'"
+    text = (
+        "[program]\na = {command = 'true', user = 'nobdy'}\nb = {command = 'true', cwd = "
+        "'no'}\nc.command = 'zzqy-not-a-command'"
+    )
     assert [
         "program.a.user: there is no user 'nobdy'; did you mean nobody?",
-        f"program.b.cwd: the working directory '{call.cwd}/no' does not exist; make it, or correct cwd",
-        "program.c.command: command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path",
+        (
+            f"program.b.cwd: the working directory '{call.cwd}/no' does not exist; make it, or "
+            f"correct cwd"
+        ),
+        (
+            "program.c.command: command 'zzqy-not-a-command' was not found on the PATH; check the "
+            "spelling or give its full path"
+        ),
     ] == call.faults(text)
 
 
 def test_check_tells_two_programs_of_one_name(call: Calls) -> None:
-    (call.cwd / "longwatch.toml").write_text("[program.web]\ncommand = 'true'\n[program.web]\ncommand = 'true'")
+    (call.cwd / "longwatch.toml").write_text(
+        "[program.web]\ncommand = 'true'\n[program.web]\ncommand = 'true'"
+    )
     problem = "there are two programs of the name web; rename one, or put their keys into one table"
     assert [f"longwatch.toml:3:13: {problem}"] == call.refused("check")
 
@@ -179,16 +228,25 @@ def test_check_tells_a_port_that_is_in_use(call: Calls) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         [fault] = call.faults(f"[program.web]\ncommand = 'true'\nhealth.port = {port}")
-    problem = f"{port} is not free (address already in use), so health checks would ask another server"
+    problem = (
+        f"{port} is not free (address already in use), so health checks would ask another server"
+    )
     assert f"program.web.health.port: {problem}; stop that one, or choose another port" == fault
 
 
-def test_check_leaves_ports_alone_that_a_running_supervisor_may_have_given_to_its_programs(call: Calls) -> None:
+def test_check_leaves_ports_alone_that_a_running_supervisor_may_have_given_to_its_programs(
+    call: Calls,
+) -> None:
     state = call.cwd / ".longwatch"
     state.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server, (state / "supervisor.lock").open("w+") as lock:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        (state / "supervisor.lock").open("w+") as lock,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write('{"pid": 1, "socket": "/run/x"}\n')
         lock.flush()
-        first = call.checked(f"[program.web]\ncommand = 'true'\nhealth.port = {server.getsockname()[1]}")[0]
+        first = call.checked(
+            f"[program.web]\ncommand = 'true'\nhealth.port = {server.getsockname()[1]}"
+        )[0]
     assert "longwatch.toml is in order: 1 program" == first

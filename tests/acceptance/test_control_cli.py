@@ -1,4 +1,6 @@
-"""`longwatch status`, `start`, `stop`, … of the installed wheel, against a supervisor whose answers the test makes up."""
+"""`longwatch status`, `start`, `stop`, … of the installed wheel, against a supervisor whose
+answers the test makes up.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def program(name: str = "web", **facts: Any) -> Facts:
 
 
 def down(name: str, state: str, **facts: Any) -> Facts:
-    return program(name, state=state, **{"up": False, "ready": False, "pid": None, "uptime": None, **facts})
+    return program(
+        name, state=state, **{"up": False, "ready": False, "pid": None, "uptime": None, **facts}
+    )
 
 
 def end(cause: str, verdict: str, *, ago: float = 300.0) -> Facts:
@@ -70,7 +74,12 @@ class Supervisor:
     """Answers with what the test wants, and keeps what it was asked."""
 
     def __init__(self, *programs: Facts) -> None:
-        self.answer: Facts | LongwatchError = {"programs": list(programs), "pid": os.getpid(), "version": "1", "state_dir": "/s"}
+        self.answer: Facts | LongwatchError = {
+            "programs": list(programs),
+            "pid": os.getpid(),
+            "version": "1",
+            "state_dir": "/s",
+        }
         self.asked: list[Facts] = []
 
     async def __call__(self, request: Facts) -> Facts:
@@ -184,7 +193,12 @@ def shell(longwatch_bin: Path, tmp_path: Path) -> Shell:
 
 def test_status_shows_programs_that_are_as_they_are_wanted_and_exits_with_0(shell: Shell) -> None:
     programs = [
-        program("web", total_restarts=3, last_end=end("exit 1", "unexpected_exit"), status_text="serving 12 clients"),
+        program(
+            "web",
+            total_restarts=3,
+            last_end=end("exit 1", "unexpected_exit"),
+            status_text="serving 12 clients",
+        ),
         program("api", ready=False, pid=12, uptime=7200.0),
         program("worker", health_failures=2),
         down("migrate", "ended", last_end=end("exit 0", "clean_exit")),
@@ -194,19 +208,34 @@ def test_status_shows_programs_that_are_as_they_are_wanted_and_exits_with_0(shel
         told = shell.says("status").split("\n")
     assert [
         "program  state     pid  up for  restarts  ready                 last end",
-        "web      up       4711  90 s           3  yes                   exit 1, 5 min ago  serving 12 clients",
+        (
+            "web      up       4711  90 s           3  yes                   exit 1, 5 min ago  "
+            "serving 12 clients"
+        ),
         "api      up         12  2 h            0  no",
         "worker   up       4711  90 s           0  yes, 2 checks failed",
-        "migrate  ended                         0                        exit 0, 5 min ago  clean_exit",
+        (
+            "migrate  ended                         0                        exit 0, 5 min ago  "
+            "clean_exit"
+        ),
         "old      stopped                       0",
     ] == told
 
 
-def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with_1(shell: Shell) -> None:
+def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with_1(
+    shell: Shell,
+) -> None:
     open_breaker = {"phase": "open", "reason": "6 failures", "cooldown_left": 240.0}
     programs = [
-        down("crash", "broken", breaker=open_breaker, last_end=end("exit 1", "unexpected_exit", ago=7200)),
-        down("hanger", "broken", breaker={**open_breaker, "reason": "5 hangs", "cooldown_left": None}),
+        down(
+            "crash",
+            "broken",
+            breaker=open_breaker,
+            last_end=end("exit 1", "unexpected_exit", ago=7200),
+        ),
+        down(
+            "hanger", "broken", breaker={**open_breaker, "reason": "5 hangs", "cooldown_left": None}
+        ),
         down("flapper", "waiting", next_start=time.time() + 3600 * 5),
         down("front", "pending", waiting_for=["db: ready", "migrate: completed"]),
         down("bad", "ended", last_end=end("exit 2", "configuration_error")),
@@ -216,10 +245,17 @@ def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with
     by_hand = "`longwatch reset crash` starts it now"
     assert [
         "program  state    pid  up for  restarts  ready  last end",
-        "crash    broken                       0         exit 1, 2 h ago    6 failures; one trial in 4 min, " + by_hand,
-        "hanger   broken                       0                            5 hangs; `longwatch reset hanger` starts it now",
+        "crash    broken                       0         exit 1, 2 h ago    6 failures; one "
+        "trial in 4 min, " + by_hand,
+        (
+            "hanger   broken                       0                            5 hangs; "
+            "`longwatch reset hanger` starts it now"
+        ),
         "flapper  waiting                      0                            starts again in 5 h",
-        "front    pending                      0                            waits for db: ready, migrate: completed",
+        (
+            "front    pending                      0                            waits for db: "
+            "ready, migrate: completed"
+        ),
         "bad      ended                        0         exit 2, 5 min ago  configuration_error",
     ] == told
 
@@ -241,15 +277,22 @@ def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with
     ],
     ids=lambda value: str(value["state"]) if isinstance(value, dict) else None,
 )
-def test_the_exit_code_of_status_says_whether_all_is_as_it_is_wanted(shell: Shell, facts: Facts, code: int) -> None:
+def test_the_exit_code_of_status_says_whether_all_is_as_it_is_wanted(
+    shell: Shell, facts: Facts, code: int
+) -> None:
     with supervising(shell.state, facts):
         assert json.loads(shell.says("status", "--json", code=code))["programs"] == [facts]
 
 
-def test_status_asks_for_the_programs_that_are_named_and_json_is_the_answer_in_one_line(shell: Shell) -> None:
+def test_status_asks_for_the_programs_that_are_named_and_json_is_the_answer_in_one_line(
+    shell: Shell,
+) -> None:
     with supervising(shell.state, program()) as supervisor:
         told = json.loads(shell.says("status", "web", "api", "--json"))
-        assert {"ok": True, **(supervisor.answer if isinstance(supervisor.answer, dict) else {})} == told
+        assert {
+            "ok": True,
+            **(supervisor.answer if isinstance(supervisor.answer, dict) else {}),
+        } == told
         assert ["web", "api"] == supervisor.asked[0]["programs"]
 
 
@@ -266,8 +309,20 @@ def test_what_programs_say_of_themselves_cannot_move_the_cursor(shell: Shell) ->
 # --- no supervisor ---
 
 
-@pytest.mark.parametrize("words", [("status",), ("start", "web"), ("stop", "--all"), ("restart", "x"), ("reset", "x"), ("reload",)])
-def test_without_a_supervisor_a_command_says_so_and_makes_nothing(shell: Shell, words: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("start", "web"),
+        ("stop", "--all"),
+        ("restart", "x"),
+        ("reset", "x"),
+        ("reload",),
+    ],
+)
+def test_without_a_supervisor_a_command_says_so_and_makes_nothing(
+    shell: Shell, words: Sequence[str]
+) -> None:
     assert NOBODY == shell.refuses(*words, code=75)
     assert [] == list(shell.cwd.iterdir())
 
@@ -275,7 +330,9 @@ def test_without_a_supervisor_a_command_says_so_and_makes_nothing(shell: Shell, 
 def test_a_supervisor_that_was_killed_is_told(shell: Shell) -> None:
     shell.state.mkdir()
     (shell.state / LOCK_FILE).write_text('{"pid": 17, "socket": "/tmp/x", "started_at": 1}\n')
-    expected = "the supervisor of .longwatch (pid 17) was killed; start it again with `longwatch up`"
+    expected = (
+        "the supervisor of .longwatch (pid 17) was killed; start it again with `longwatch up`"
+    )
     assert expected == shell.refuses("status", code=75)
 
 
@@ -285,7 +342,9 @@ def test_a_supervisor_that_answers_nobody_any_more_is_told(shell: Shell) -> None
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(shell.state / "control"))
         presence.announce(shell.state / "control")
-        assert shell.refuses("status", code=75).startswith(f"nobody answers at {shell.state}/control: ")
+        assert shell.refuses("status", code=75).startswith(
+            f"nobody answers at {shell.state}/control: "
+        )
     presence.release()
 
 
@@ -303,14 +362,20 @@ def test_a_supervisor_that_answers_nobody_any_more_is_told(shell: Shell) -> None
     ],
     ids=["flag", "environment", "file with faults", "named file", "file named by the environment"],
 )
-def test_the_state_directory_is_found_as_up_finds_it(shell: Shell, words: list[str], env: dict[str, str], toml: str) -> None:
+def test_the_state_directory_is_found_as_up_finds_it(
+    shell: Shell, words: list[str], env: dict[str, str], toml: str
+) -> None:
     (shell.cwd / "longwatch.toml").write_text(toml)
     with supervising(shell.cwd / "here", program()):
         assert 0 == shell("status", *words, **env).returncode
 
 
-@pytest.mark.parametrize(("toml", "place"), [('state_dir = "here"', "there/here"), ("", "there/.longwatch")])
-def test_a_state_directory_of_the_settings_is_beside_them(shell: Shell, toml: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("toml", "place"), [('state_dir = "here"', "there/here"), ("", "there/.longwatch")]
+)
+def test_a_state_directory_of_the_settings_is_beside_them(
+    shell: Shell, toml: str, place: str
+) -> None:
     (shell.cwd / "there").mkdir()
     (shell.cwd / "there" / "some.toml").write_text(toml)
     with supervising(shell.cwd / place, program()):
@@ -319,7 +384,9 @@ def test_a_state_directory_of_the_settings_is_beside_them(shell: Shell, toml: st
 
 def test_settings_that_do_not_say_where_are_told(shell: Shell) -> None:
     toml = shell.cwd / "longwatch.toml"
-    assert shell.refuses("status", "--config", "none.toml").startswith("none.toml: cannot be read: no such file")
+    assert shell.refuses("status", "--config", "none.toml").startswith(
+        "none.toml: cannot be read: no such file"
+    )
     toml.write_text("state_dir = [")
     assert shell.refuses("status").startswith("longwatch.toml:1:14: is not valid TOML")
     toml.write_text("state_dir = 7")
@@ -333,16 +400,40 @@ def test_settings_that_do_not_say_where_are_told(shell: Shell) -> None:
 
 def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell) -> None:
     with supervising(shell.state, program("web"), down("job", "stopped")) as supervisor:
-        assert "web is up, pid 4711, ready\njob is stopped" == shell.says("start", "web", "job", "--ready", "--timeout", "7.5")
-        assert {"do": "start", "programs": ["web", "job"], "ready": True, "timeout": 7.5} == supervisor.asked[-1]
+        assert "web is up, pid 4711, ready\njob is stopped" == shell.says(
+            "start", "web", "job", "--ready", "--timeout", "7.5"
+        )
+        assert {
+            "do": "start",
+            "programs": ["web", "job"],
+            "ready": True,
+            "timeout": 7.5,
+        } == supervisor.asked[-1]
         shell.says("start", "web")
-        assert {"do": "start", "programs": ["web"], "ready": False, "timeout": 30.0} == supervisor.asked[-1]
+        assert {
+            "do": "start",
+            "programs": ["web"],
+            "ready": False,
+            "timeout": 30.0,
+        } == supervisor.asked[-1]
         shell.says("restart", "--all", "--ready")
-        assert {"do": "restart", "programs": [], "ready": True, "timeout": 30.0} == supervisor.asked[-1]
+        assert {
+            "do": "restart",
+            "programs": [],
+            "ready": True,
+            "timeout": 30.0,
+        } == supervisor.asked[-1]
         shell.says("stop", "web")
-        assert {"do": "stop", "programs": ["web"], "ready": False, "timeout": None} == supervisor.asked[-1]
+        assert {
+            "do": "stop",
+            "programs": ["web"],
+            "ready": False,
+            "timeout": None,
+        } == supervisor.asked[-1]
         told = json.loads(shell.says("reset", "--all", "--json"))
-        assert {"do": "reset", "programs": [], "ready": False, "timeout": None} == supervisor.asked[-1]
+        assert {"do": "reset", "programs": [], "ready": False, "timeout": None} == supervisor.asked[
+            -1
+        ]
         assert (True, ["web", "job"]) == (told["ok"], [each["name"] for each in told["programs"]])
 
 
@@ -354,14 +445,20 @@ def test_that_everything_is_meant_has_to_be_said(shell: Shell, command: str) -> 
         assert [] == supervisor.asked
 
 
-@pytest.mark.parametrize("error", [UsageError("no program 'wbe'; did you mean web?"), TryAgainError("web is waiting")])
-def test_a_refusal_is_told_with_its_exit_code_and_a_machine_gets_it_as_json_too(shell: Shell, error: LongwatchError) -> None:
+@pytest.mark.parametrize(
+    "error", [UsageError("no program 'wbe'; did you mean web?"), TryAgainError("web is waiting")]
+)
+def test_a_refusal_is_told_with_its_exit_code_and_a_machine_gets_it_as_json_too(
+    shell: Shell, error: LongwatchError
+) -> None:
     with supervising(shell.state) as supervisor:
         supervisor.answer = error
         assert str(error) == shell.refuses("stop", "wbe", code=error.exit_code)
         done = shell("status", "wbe", "--json")
     assert (error.exit_code, f"longwatch: {error}\n") == (done.returncode, done.stderr)
-    assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == json.loads(done.stdout)
+    assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == json.loads(
+        done.stdout
+    )
 
 
 def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:
@@ -371,9 +468,13 @@ def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:
         assert {"ok": True, **supervisor.answer} == json.loads(shell.says("reload", "--json"))
         supervisor.answer = {"added": [], "changed": [], "updated": [], "removed": []}
         assert "nothing has changed" == shell.says("reload")
-        supervisor.answer = ConfigError(Fault("longwatch.toml: a", "is wrong"), Fault("longwatch.toml: b", "is wrong, too"))
+        supervisor.answer = ConfigError(
+            Fault("longwatch.toml: a", "is wrong"), Fault("longwatch.toml: b", "is wrong, too")
+        )
         done = shell("reload")
-    expected = "longwatch: longwatch.toml: a: is wrong\nlongwatch: longwatch.toml: b: is wrong, too\n"
+    expected = (
+        "longwatch: longwatch.toml: a: is wrong\nlongwatch: longwatch.toml: b: is wrong, too\n"
+    )
     assert (2, expected) == (done.returncode, done.stderr)
 
 
@@ -392,10 +493,14 @@ def test_a_timeout_that_is_none_is_refused(shell: Shell) -> None:
 # --- logs ---
 
 
-def test_logs_shows_the_last_lines_of_a_program_as_it_wrote_them_without_a_supervisor(shell: Shell) -> None:
+def test_logs_shows_the_last_lines_of_a_program_as_it_wrote_them_without_a_supervisor(
+    shell: Shell,
+) -> None:
     shell.write("web", *(f"line {number} \x1b[31mred\x1b[0m" for number in range(30))).close()
     shell.write("api", "hello").close()
-    assert [f"line {number} \x1b[31mred\x1b[0m" for number in range(20, 30)] == shell.says("logs", "web").split("\n")
+    assert [f"line {number} \x1b[31mred\x1b[0m" for number in range(20, 30)] == shell.says(
+        "logs", "web"
+    ).split("\n")
     assert "line 29 \x1b[31mred\x1b[0m" == shell.says("logs", "web", "-n", "1")
     assert "" == shell.says("logs", "web", "--lines", "0")
 
@@ -413,7 +518,9 @@ def test_logs_goes_back_into_the_files_that_were_rotated(shell: Shell) -> None:
     for number in range(100):
         log.write(f"line {number:030}\n".encode())
     log.close()
-    assert [f"line {number:030}" for number in range(40, 100)] == shell.says("logs", "web", "-n", "60").split("\n")
+    assert [f"line {number:030}" for number in range(40, 100)] == shell.says(
+        "logs", "web", "-n", "60"
+    ).split("\n")
 
 
 def test_logs_copes_with_bytes_long_lines_and_an_unfinished_one(shell: Shell) -> None:
@@ -427,11 +534,20 @@ def test_logs_copes_with_bytes_long_lines_and_an_unfinished_one(shell: Shell) ->
 
 
 def test_a_program_without_a_log_is_told_with_the_nearest_name(shell: Shell) -> None:
-    missing = "there is no log of program 'web' in .longwatch/logs; start something with `longwatch up`, or give --state-dir"
+    missing = (
+        "there is no log of program 'web' in .longwatch/logs; start something with `longwatch "
+        "up`, or give --state-dir"
+    )
     assert missing == shell.refuses("logs", "web")
     shell.write("worker").close()
-    assert "there is no log of program 'wroker' in .longwatch/logs; did you mean worker?" == shell.refuses("logs", "wroker")
-    assert "there is no log of program '../x' in .longwatch/logs; there are worker" == shell.refuses("logs", "../x")
+    assert (
+        "there is no log of program 'wroker' in .longwatch/logs; did you mean worker?"
+        == shell.refuses("logs", "wroker")
+    )
+    assert (
+        "there is no log of program '../x' in .longwatch/logs; there are worker"
+        == shell.refuses("logs", "../x")
+    )
     assert "" == shell.says("logs")
 
 
@@ -505,7 +621,13 @@ def test_a_reader_who_leaves_in_the_middle_is_no_error(shell: Shell) -> None:
 
 
 def record(event: str, minute: int, **facts: Any) -> str:
-    head = {"ts": f"2026-02-03T12:{minute:02}:00.000Z", "level": "info", "event": event, "pid": 1, "managerPid": 1}
+    head = {
+        "ts": f"2026-02-03T12:{minute:02}:00.000Z",
+        "level": "info",
+        "event": event,
+        "pid": 1,
+        "managerPid": 1,
+    }
     return json.dumps({**head, **facts}, separators=(",", ":"))
 
 
@@ -553,7 +675,9 @@ def test_events_has_colours_only_on_a_terminal(shell: Shell) -> None:
     assert "\x1b" not in shell.says("events")
     ours, theirs = pty.openpty()
     command: list[str | Path] = [shell.longwatch, "events"]
-    subprocess.run(command, check=True, cwd=shell.cwd, env=clean_environment(), stdout=theirs, timeout=PATIENCE)
+    subprocess.run(
+        command, check=True, cwd=shell.cwd, env=clean_environment(), stdout=theirs, timeout=PATIENCE
+    )
     shown = os.read(ours, 1000)
     os.close(theirs)
     os.close(ours)
@@ -561,14 +685,19 @@ def test_events_has_colours_only_on_a_terminal(shell: Shell) -> None:
 
 
 def test_without_a_log_of_events_that_is_told(shell: Shell) -> None:
-    expected = "no events are kept in .longwatch; start something with `longwatch up`, or give --state-dir"
+    expected = (
+        "no events are kept in .longwatch; start something with `longwatch up`, or give --state-dir"
+    )
     assert expected == shell.refuses("events")
 
 
 def test_many_ask_at_once(shell: Shell) -> None:
     with supervising(shell.state, program()):
         codes: list[int] = []
-        threads = [threading.Thread(target=lambda: codes.append(shell("status").returncode)) for _ in range(6)]
+        threads = [
+            threading.Thread(target=lambda: codes.append(shell("status").returncode))
+            for _ in range(6)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

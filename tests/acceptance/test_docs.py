@@ -17,11 +17,21 @@ TIME_LIMIT = 120
 
 EXAMPLES = pages("README.md", "docs/**/*.md")
 EVERYTHING = pages("*.md", "docs/**/*.md", "bench/*.md")
-PYTHON = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("python",) and "no-run" not in block.info]
+PYTHON = [
+    block
+    for page in EXAMPLES
+    for block in page.blocks
+    if block.info[:1] == ("python",) and "no-run" not in block.info
+]
 WITH_PYTHON = [page for page in EXAMPLES if any(block.path == page.path for block in PYTHON)]
-SHELL = [block for page in EXAMPLES for block in page.blocks if block.info[:1] in {("console",), ("sh",)}]
+SHELL = [
+    block for page in EXAMPLES for block in page.blocks if block.info[:1] in {("console",), ("sh",)}
+]
 TOML = [block for page in EXAMPLES for block in page.blocks if block.info[:1] == ("toml",)]
-LOADS = "import sys, pathlib, longwatch.config.settings as s; s.load_settings(path=pathlib.Path(sys.argv[1]), environ={}, flags={})"
+LOADS = (
+    "import sys, pathlib, longwatch.config.settings as s; "
+    "s.load_settings(path=pathlib.Path(sys.argv[1]), environ={}, flags={})"
+)
 COMMAND_LINES = [
     (block.where, line)
     for block in SHELL
@@ -39,13 +49,17 @@ def mentions(text: str, word: str) -> bool:
 
 
 def cli_tree(python: Path, *lines: str) -> Any:
-    done = subprocess.run([python, TREE, *lines], check=False, capture_output=True, text=True, timeout=TIME_LIMIT)
+    done = subprocess.run(
+        [python, TREE, *lines], check=False, capture_output=True, text=True, timeout=TIME_LIMIT
+    )
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout)
 
 
 def arguments(line: str) -> list[str]:
-    """The words behind `longwatch`, up to a pipe, a redirection or the next command of the shell."""
+    """The words behind `longwatch`, up to a pipe, a redirection or the next command of the
+    shell.
+    """
     lexer = shlex.shlex(line.removeprefix("$ longwatch"), posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     words = list(lexer)
@@ -89,15 +103,31 @@ def test_a_page_read_from_top_to_bottom_runs_in_one_directory_and_a_second_time(
 
 
 def test_every_command_line_in_the_docs_parses(wheel_python: Path) -> None:
-    faults = cli_tree(wheel_python, *(json.dumps(arguments(line)) for _, line in COMMAND_LINES)) if COMMAND_LINES else []
-    assert [] == [(*told, fault) for told, fault in zip(COMMAND_LINES, faults, strict=True) if fault is not None]
+    faults = (
+        cli_tree(wheel_python, *(json.dumps(arguments(line)) for _, line in COMMAND_LINES))
+        if COMMAND_LINES
+        else []
+    )
+    assert [] == [
+        (*told, fault)
+        for told, fault in zip(COMMAND_LINES, faults, strict=True)
+        if fault is not None
+    ]
 
 
 @pytest.mark.parametrize("block", TOML, ids=lambda block: block.where)
-def test_a_file_of_settings_in_the_docs_has_no_faults(block: Block, wheel_python: Path, tmp_path: Path) -> None:
+def test_a_file_of_settings_in_the_docs_has_no_faults(
+    block: Block, wheel_python: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "longwatch.toml"
     file.write_text(block.text, encoding="utf-8")
-    done = subprocess.run([wheel_python, "-c", LOADS, file], check=False, capture_output=True, text=True, timeout=TIME_LIMIT)
+    done = subprocess.run(
+        [wheel_python, "-c", LOADS, file],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
     assert 0 == done.returncode, block.where + "\n" + done.stderr
 
 
@@ -106,13 +136,17 @@ def test_every_command_is_documented(commands: list[dict[str, Any]]) -> None:
     assert [] == [command["path"] for command in commands if not mentions(text, command["path"])]
 
 
-def test_every_option_stands_in_the_reference_below_its_command(commands: list[dict[str, Any]]) -> None:
+def test_every_option_stands_in_the_reference_below_its_command(
+    commands: list[dict[str, Any]],
+) -> None:
     reference = Page.read(REFERENCE)
     texts = {command["path"]: section(reference, command["path"]) or "" for command in commands}
     texts["longwatch"] = REFERENCE.read_text(encoding="utf-8")
     wanted = [(command["path"], option) for command in commands for option in command["options"]]
     missing = [f"{path} {option}" for path, option in wanted if not mentions(texts[path], option)]
-    assert [] == missing, "each command has a heading of its own in docs/reference/cli.md, and its options below it"
+    assert [] == missing, (
+        "each command has a heading of its own in docs/reference/cli.md, and its options below it"
+    )
 
 
 @pytest.mark.parametrize("page", EVERYTHING, ids=named)
@@ -123,7 +157,12 @@ def test_links_between_pages_resolve(page: Page) -> None:
         if re.match(r"[a-z][a-z+.-]*:", target):
             continue
         path = (page.path.parent / target).resolve() if target else page.path
-        lacks_anchor = anchor and path.suffix == ".md" and path.exists() and anchor not in Page.read(path).anchors()
+        lacks_anchor = (
+            anchor
+            and path.suffix == ".md"
+            and path.exists()
+            and anchor not in Page.read(path).anchors()
+        )
         if not path.exists() or lacks_anchor:
             broken.append(link)
     assert [] == broken

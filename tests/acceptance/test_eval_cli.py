@@ -1,4 +1,6 @@
-"""`longwatch eval …` of the installed wheel: a dataset through a loop in worker processes, whatever its samples and its user do."""
+"""`longwatch eval …` of the installed wheel: a dataset through a loop in worker processes,
+whatever its samples and its user do.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,23 @@ def test_a_dataset_is_run_scored_and_reported(place: Place) -> None:
     assert 0 == done.returncode, done.stderr
     begins, *progress = done.stderr.splitlines()
     run = begins.split()[-1]
-    assert f"evaluation {run}: 21 samples; if it is cut short, go on: longwatch eval resume {run}" == begins
+    assert (
+        f"evaluation {run}: 21 samples; if it is cut short, go on: longwatch eval resume {run}"
+        == begins
+    )
     assert ("0 of 21 samples done", "21 of 21 samples done") == (progress[0], progress[-1])
     lines = done.stdout.splitlines()
-    assert ["samples      21", "passed       20 (95.2%)", "failed       1", "errors       0", "missing      0"] == lines[:5]
-    assert ["sample  ended   score  why", "wrong   scored  0.0    expected 'a | b', got 20"] == lines[9:11]
+    assert [
+        "samples      21",
+        "passed       20 (95.2%)",
+        "failed       1",
+        "errors       0",
+        "missing      0",
+    ] == lines[:5]
+    assert [
+        "sample  ended   score  why",
+        "wrong   scored  0.0    expected 'a | b', got 20",
+    ] == lines[9:11]
     assert f"evaluation {run}: .longwatch/evals/{run}.md" == lines[-1]
     report = place.report(run)
     assert ([f"s{n}" for n in range(20)] + ["wrong"], 21, 20) == (
@@ -53,8 +67,17 @@ def test_a_dataset_is_run_scored_and_reported(place: Place) -> None:
 
 def test_in_json_it_is_one_line(place: Place) -> None:
     facts = place.facts("run", place.dataset(*right(4)), "app:made", "--evaluator", "app:judge")
-    assert {"samples": 4, "passed": 3, "failed": 1, "errors": 0, "missing": 0, "pass_rate": 0.75, "mean_score": 0.9375} == {
-        key: facts[key] for key in ("samples", "passed", "failed", "errors", "missing", "pass_rate", "mean_score")
+    assert {
+        "samples": 4,
+        "passed": 3,
+        "failed": 1,
+        "errors": 0,
+        "missing": 0,
+        "pass_rate": 0.75,
+        "mean_score": 0.9375,
+    } == {
+        key: facts[key]
+        for key in ("samples", "passed", "failed", "errors", "missing", "pass_rate", "mean_score")
     }
     assert facts["latency_p95"] >= facts["latency_p50"] >= 0
     result = place.report(facts["run"])["results"][3]
@@ -64,7 +87,12 @@ def test_in_json_it_is_one_line(place: Place) -> None:
 def test_on_a_terminal_a_bar_shows_how_far_it_is(place: Place) -> None:
     file = place.dataset(*right(7))
     ours, theirs = pty.openpty()
-    with launched([place.longwatch, "eval", "run", file, "app:loop"], place.cwd, env={"TERM": "xterm"}, stderr=theirs) as (
+    with launched(
+        [place.longwatch, "eval", "run", file, "app:loop"],
+        place.cwd,
+        env={"TERM": "xterm"},
+        stderr=theirs,
+    ) as (
         process,
         out,
         _,
@@ -88,7 +116,15 @@ def _read_terminal(descriptor: int) -> str:
 
 
 def test_several_processes_share_the_samples(place: Place) -> None:
-    with place.begun("run", place.dataset(*right(8, do="wait")), "app:loop", "--processes", "2", "--concurrency", "4") as at_work:
+    with place.begun(
+        "run",
+        place.dataset(*right(8, do="wait")),
+        "app:loop",
+        "--processes",
+        "2",
+        "--concurrency",
+        "4",
+    ) as at_work:
         assert eventually(lambda: len(place.notes("begin")) == 8)
         (place.cwd / "go").touch()
         assert 0 == at_work.end(), at_work.told
@@ -99,7 +135,10 @@ def test_too_few_passed_is_exit_code_1(place: Place) -> None:
     file = place.dataset(*right(4))
     done = place.eval("run", file, "app:worse", "--min-pass-rate", "0.51")
     assert 1 == done.returncode
-    assert "2 of 4 samples passed, less than the pass rate of 0.51 that was asked for" == done.stderr.splitlines()[-1]
+    assert (
+        "2 of 4 samples passed, less than the pass rate of 0.51 that was asked for"
+        == done.stderr.splitlines()[-1]
+    )
     run = done.stdout.split()[-2].removesuffix(":")
     assert 0 == place.eval("resume", run, "--min-pass-rate", "0.5").returncode
     assert 1 == place.eval("resume", run, "--min-pass-rate", "0.75").returncode
@@ -111,7 +150,9 @@ def test_too_few_passed_is_exit_code_1(place: Place) -> None:
 
 def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: Place) -> None:
     file = place.dataset(*right(4))
-    before, after = (place.facts("run", file, target)["run"] for target in ("app:worse", "app:loop"))
+    before, after = (
+        place.facts("run", file, target)["run"] for target in ("app:worse", "app:loop")
+    )
     done = place.eval("compare", before, after)
     assert (0, "") == (done.returncode, done.stderr)
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -129,12 +170,23 @@ def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: Pla
 
 
 def test_what_cannot_be_compared_is_told(place: Place) -> None:
-    first, second = (place.facts("run", place.dataset(*right(n), name=f"d{n}"), "app:loop")["run"] for n in (1, 2))
-    message = "these are reports of different datasets (d1.jsonl, 1 samples; d2.jsonl, 2 samples); run both on the same one"
+    first, second = (
+        place.facts("run", place.dataset(*right(n), name=f"d{n}"), "app:loop")["run"]
+        for n in (1, 2)
+    )
+    message = (
+        "these are reports of different datasets (d1.jsonl, 1 samples; d2.jsonl, 2 samples); run "
+        "both on the same one"
+    )
     assert f"longwatch: {message}\n" == place.refuses("compare", first, second)
-    missing = f"no report 'none': there is no {Path('.longwatch/evals/none.json')}, nor a file of that name"
+    missing = (
+        f"no report 'none': there is no {Path('.longwatch/evals/none.json')}, nor a file of that "
+        f"name"
+    )
     assert missing in place.refuses("compare", first, "none")
-    assert "longwatch: app.py is no report of an evaluation: " in place.refuses("compare", "app.py", first)
+    assert "longwatch: app.py is no report of an evaluation: " in place.refuses(
+        "compare", "app.py", first
+    )
 
 
 # --- the night ---
@@ -153,10 +205,14 @@ def test_after_kill_9_of_everything_it_goes_on_with_what_is_left(place: Place) -
     (place.cwd / "go").touch()
     facts = place.facts("resume", run)
     assert (500, 500, 0) == (facts["samples"], facts["passed"], facts["missing"])
-    assert dict.fromkeys(finished, 1) == {sample: place.notes("begin")[sample] for sample in finished}
+    assert dict.fromkeys(finished, 1) == {
+        sample: place.notes("begin")[sample] for sample in finished
+    }
     assert {f"s{n}" for n in range(500)} == set(place.notes("end"))
     assert {1} == set(place.notes("end").values())
-    assert len(begun) - 250 == len([sample for sample, times in place.notes("begin").items() if times > 1])
+    assert len(begun) - 250 == len(
+        [sample for sample, times in place.notes("begin").items() if times > 1]
+    )
     ids = [result["sample_id"] for result in place.report(run)["results"]]
     assert [f"s{n}" for n in range(500)] == ids
 
@@ -172,14 +228,18 @@ def test_killed_again_and_again_at_any_moment_no_finished_sample_is_run_again(pl
             at_work.process.kill()
             assert eventually(lambda: not any(map(lives, place.processes)))
         begun = place.notes("begin")
-        assert finished_before.items() <= {sample: begun[sample] for sample in finished_before}.items()
+        assert (
+            finished_before.items() <= {sample: begun[sample] for sample in finished_before}.items()
+        )
         finished_before = {sample: begun[sample] for sample in place.finished(run)}
         words = ("resume", run)
     facts = place.facts("resume", run)
     begun = place.notes("begin")
     assert (400, 400) == (facts["samples"], facts["passed"])
     assert finished_before == {sample: begun[sample] for sample in finished_before}
-    assert [f"s{n}" for n in range(400)] == [result["sample_id"] for result in place.report(run)["results"]]
+    assert [f"s{n}" for n in range(400)] == [
+        result["sample_id"] for result in place.report(run)["results"]
+    ]
 
 
 def test_one_that_is_done_is_only_reported_again(place: Place) -> None:
@@ -190,10 +250,14 @@ def test_one_that_is_done_is_only_reported_again(place: Place) -> None:
     assert (before, 5) == (place.notes("begin"), len(place.report(facts["run"])["results"]))
 
 
-def test_a_sample_that_hangs_fails_or_ends_its_process_is_reported_and_the_rest_goes_on(place: Place) -> None:
+def test_a_sample_that_hangs_fails_or_ends_its_process_is_reported_and_the_rest_goes_on(
+    place: Place,
+) -> None:
     bad = ("hang", "kill", "leave", "misconfigured", "fail", "refuse")
     file = place.dataset(*doing(*bad, "slow"), *right(20))
-    facts = place.facts("run", file, "app:loop", "--sample-timeout", "2", "--attempts", "2", "--processes", "2")
+    facts = place.facts(
+        "run", file, "app:loop", "--sample-timeout", "2", "--attempts", "2", "--processes", "2"
+    )
     results = {each["sample_id"]: each for each in place.report(facts["run"])["results"]}
     assert {
         "hang": ("crashed", "its process died or hung 2 times"),
@@ -204,14 +268,19 @@ def test_a_sample_that_hangs_fails_or_ends_its_process_is_reported_and_the_rest_
         "refuse": ("error", "PermanentError: no such page"),
     } == {sample: (results[sample]["ended"], results[sample]["error"]) for sample in bad}
     assert (27, 21, 6, 0) == tuple(facts[key] for key in ("samples", "passed", "errors", "missing"))
-    assert max(place.notes("begin").values()) <= 3, "two failures are one crash and a failure at the most, and so are two crashes"
+    assert max(place.notes("begin").values()) <= 3, (
+        "two failures are one crash and a failure at the most, and so are two crashes"
+    )
 
 
 def test_processes_that_never_come_to_a_sample_are_given_up(place: Place) -> None:
     done = place.eval("run", place.dataset(*right(2)), "once:loop")
     assert 100 == done.returncode
     last = done.stderr.splitlines()[-1]
-    assert "longwatch: worker processes end before they come to a sample, and 2 are left; see .longwatch/evals/" in last
+    assert (
+        "longwatch: worker processes end before they come to a sample, and 2 are left; see "
+        ".longwatch/evals/" in last
+    )
     assert re.search(r"\.log, then: longwatch eval resume \S+$", last)
     log = next((place.cwd / ".longwatch" / "evals").glob("*.log")).read_text()
     assert "'once:loop' cannot be used: RuntimeError: only once" in log
@@ -221,12 +290,18 @@ def test_processes_that_never_come_to_a_sample_are_given_up(place: Place) -> Non
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
-def test_told_to_stop_it_lets_what_is_at_work_finish_and_says_how_to_go_on(place: Place, signum: int) -> None:
-    with place.begun("run", place.dataset(*right(30, do="wait")), "app:loop", "--concurrency", "3") as at_work:
+def test_told_to_stop_it_lets_what_is_at_work_finish_and_says_how_to_go_on(
+    place: Place, signum: int
+) -> None:
+    with place.begun(
+        "run", place.dataset(*right(30, do="wait")), "app:loop", "--concurrency", "3"
+    ) as at_work:
         run = at_work.run
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.process.send_signal(signum)
-        at_work.says("^stopping: the samples at work may finish; to end them too, say it once more$")
+        at_work.says(
+            "^stopping: the samples at work may finish; to end them too, say it once more$"
+        )
         (place.cwd / "go").touch()
         assert 130 == at_work.end()
     left = place.left(run)
@@ -240,7 +315,9 @@ def test_told_to_stop_it_lets_what_is_at_work_finish_and_says_how_to_go_on(place
 
 
 def test_a_second_ctrl_c_ends_it_at_once_and_nothing_is_left_running(place: Place) -> None:
-    with place.begun("run", place.dataset(*right(3, do="wait")), "app:loop", "--concurrency", "3") as at_work:
+    with place.begun(
+        "run", place.dataset(*right(3, do="wait")), "app:loop", "--concurrency", "3"
+    ) as at_work:
         run = at_work.run
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.process.send_signal(signal.SIGINT)
@@ -266,9 +343,16 @@ def test_without_its_guardian_it_ends_and_says_how_to_go_on(place: Place) -> Non
 # --- elsewhere ---
 
 
-def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_time(place: Place) -> None:
-    with place.begun("run", place.dataset(*right(3, do="wait")), "app:loop", "--store", "sqlite:///night.db") as at_work:
-        run = at_work.says(r"^evaluation (\S+): 3 samples; if .* go on: longwatch eval resume \1 --store sqlite:///night.db$")
+def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_time(
+    place: Place,
+) -> None:
+    with place.begun(
+        "run", place.dataset(*right(3, do="wait")), "app:loop", "--store", "sqlite:///night.db"
+    ) as at_work:
+        run = at_work.says(
+            r"^evaluation (\S+): 3 samples; if .* go on: longwatch eval resume \1 --store "
+            r"sqlite:///night.db$"
+        )
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.kill_everything()
     (place.cwd / "go").touch()
@@ -294,51 +378,109 @@ longwatch: bad.jsonl:5: has no id
 longwatch: bad.jsonl:6: has no input
 longwatch: bad.jsonl:7: has label, which no sample has; put it into input
 """
-EMPTY = """longwatch: bad.jsonl: has no samples; write at least one: {"id": "1", "input": "…", "expected": "…"}\n"""
+EMPTY = (
+    "longwatch: bad.jsonl: has no samples; write at least one: "
+    '{"id": "1", "input": "…", "expected": "…"}\n'
+)
 
 
-@pytest.mark.parametrize(("text", "told"), [(FAULTY, FAULTS), ("\n", EMPTY)], ids=["faulty", "empty"])
-def test_a_dataset_with_faults_is_told_before_anything_runs(place: Place, text: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"), [(FAULTY, FAULTS), ("\n", EMPTY)], ids=["faulty", "empty"]
+)
+def test_a_dataset_with_faults_is_told_before_anything_runs(
+    place: Place, text: str, told: str
+) -> None:
     (place.cwd / "bad.jsonl").write_text(text)
     assert told == place.refuses("run", "bad.jsonl", "app:loop")
 
 
 def test_a_sample_that_cannot_be_stored_is_told_before_anything_runs(place: Place) -> None:
-    done = place.eval("run", place.dataset(*right(3), {"id": "big", "input": "x" * (1 << 20)}), "app:loop")
+    done = place.eval(
+        "run", place.dataset(*right(3), {"id": "big", "input": "x" * (1 << 20)}), "app:loop"
+    )
     message = "longwatch: sample 'big' cannot be sent: a body of "
     assert (2, message) == (done.returncode, done.stderr[: len(message)])
     assert not (place.cwd / "notes").exists()
 
 
 WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("none.jsonl", "app:loop"), "the dataset none.jsonl cannot be read: no such file or directory"),
+    (
+        ("none.jsonl", "app:loop"),
+        "the dataset none.jsonl cannot be read: no such file or directory",
+    ),
     (("ok.jsonl", "app"), "'app' names nothing; write it as module:name, such as shop.agent:loop"),
     (("ok.jsonl", "app:lopo"), "'app:lopo': app has no 'lopo'; did you mean loop?"),
-    (("ok.jsonl", "nowhere:loop"), "there is no module 'nowhere', which 'nowhere:loop' names; looked in "),
-    (("ok.jsonl", "app:number"), "'app:number' is of type int; it has to be a MainLoop, or a function that returns one"),
+    (
+        ("ok.jsonl", "nowhere:loop"),
+        "there is no module 'nowhere', which 'nowhere:loop' names; looked in ",
+    ),
+    (
+        ("ok.jsonl", "app:number"),
+        "'app:number' is of type int; it has to be a MainLoop, or a function that returns one",
+    ),
     (("ok.jsonl", "app:Subject"), "'app:Subject' cannot be used: TypeError: "),
-    (("ok.jsonl", "divides:loop"), "'divides:loop' cannot be used: ZeroDivisionError: division by zero ("),
+    (
+        ("ok.jsonl", "divides:loop"),
+        "'divides:loop' cannot be used: ZeroDivisionError: division by zero (",
+    ),
     (("ok.jsonl", "broken:loop"), "'broken:loop' cannot be used: SyntaxError: "),
-    (("ok.jsonl", "app:loop", "--evaluator", "app:text"), "an evaluator is a function of (output, expected) that returns a Score"),
-    (("ok.jsonl", "app:loop", "--evaluator", "app:jugde"), "'app:jugde': app has no 'jugde'; did you mean judge?"),
-    (("ok.jsonl", "app:loop", "--evaluator", "judge"), "'judge' names nothing; write it as module:name, such as shop.checks:judge"),
-    (("ok.jsonl", "app:loop", "--evaluator", "app:takes_one"), "evaluator takes_one cannot be called with (output, expected): "),
+    (
+        ("ok.jsonl", "app:loop", "--evaluator", "app:text"),
+        "an evaluator is a function of (output, expected) that returns a Score",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--evaluator", "app:jugde"),
+        "'app:jugde': app has no 'jugde'; did you mean judge?",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--evaluator", "judge"),
+        "'judge' names nothing; write it as module:name, such as shop.checks:judge",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--evaluator", "app:takes_one"),
+        "evaluator takes_one cannot be called with (output, expected): ",
+    ),
     (
         ("ok.jsonl", "app:loop", "--evaluator", "app:is_async"),
         "evaluator is_async is async, and nobody would await it; write it with",
     ),
-    (("ok.jsonl", "app:loop", "--evaluator", "nothing:combined"), "all_of() needs at least one evaluator"),
-    (("ok.jsonl", "app:loop", "--store", "memory://"), "a memory:// store is seen by one process only; give --store the URL of"),
-    (("ok.jsonl", "app:loop", "--store", "jobs.db"), "no store is known for 'jobs.db'; did you mean sqlite:///jobs.db?"),
-    (("ok.jsonl", "app:loop", "--concurrency", "0"), "Invalid value for '--concurrency': 0 is not in the range 1<=x<=1000."),
-    (("ok.jsonl", "app:loop", "--min-pass-rate", "90"), "Invalid value for '--min-pass-rate': 90.0 is not in the range 0<=x<=1."),
-    (("ok.jsonl", "app:loop", "--min-pass-rate", "nan"), "Invalid value for '--min-pass-rate': nan is not a number."),
-    (("ok.jsonl", "app:loop", "--sample-timeout", "inf"), "Invalid value for '--sample-timeout': inf is not in the range 1<=x<="),
+    (
+        ("ok.jsonl", "app:loop", "--evaluator", "nothing:combined"),
+        "all_of() needs at least one evaluator",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--store", "memory://"),
+        "a memory:// store is seen by one process only; give --store the URL of",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--store", "jobs.db"),
+        "no store is known for 'jobs.db'; did you mean sqlite:///jobs.db?",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--concurrency", "0"),
+        "Invalid value for '--concurrency': 0 is not in the range 1<=x<=1000.",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--min-pass-rate", "90"),
+        "Invalid value for '--min-pass-rate': 90.0 is not in the range 0<=x<=1.",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--min-pass-rate", "nan"),
+        "Invalid value for '--min-pass-rate': nan is not a number.",
+    ),
+    (
+        ("ok.jsonl", "app:loop", "--sample-timeout", "inf"),
+        "Invalid value for '--sample-timeout': inf is not in the range 1<=x<=",
+    ),
 )
 
 
-@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words[1:]) for words, _ in WRONG])
-def test_what_cannot_be_run_is_told_before_anything_is_written(place: Place, words: tuple[str, ...], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"), WRONG, ids=[" ".join(words[1:]) for words, _ in WRONG]
+)
+def test_what_cannot_be_run_is_told_before_anything_is_written(
+    place: Place, words: tuple[str, ...], message: str
+) -> None:
     (place.cwd / "ok.jsonl").write_text(ONE)
     told = place.refuses("run", *words)
     assert f"longwatch: {message}" == told[: len(f"longwatch: {message}")]
@@ -346,22 +488,39 @@ def test_what_cannot_be_run_is_told_before_anything_is_written(place: Place, wor
 
 
 def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(place: Place) -> None:
-    assert "longwatch: no store at sqlite:///.longwatch/evals.db; " in place.refuses("resume", "night-1")
+    assert "longwatch: no store at sqlite:///.longwatch/evals.db; " in place.refuses(
+        "resume", "night-1"
+    )
     run = place.facts("run", place.dataset(*right(1)), "app:loop")["run"]
-    assert f"longwatch: no evaluation '{run}0' here; did you mean {run}?\n" == place.refuses("resume", f"{run}0")
+    assert f"longwatch: no evaluation '{run}0' here; did you mean {run}?\n" == place.refuses(
+        "resume", f"{run}0"
+    )
 
 
 @pytest.mark.parametrize(
     ("evaluator", "error"),
     [
-        ("returns_a_number", "evaluator returns_a_number returned float, not a Score; write: return Score(value, passed, reason)"),
+        (
+            "returns_a_number",
+            (
+                "evaluator returns_a_number returned float, not a Score; write: return "
+                "Score(value, passed, reason)"
+            ),
+        ),
         ("goes_too_far", "the value of a score is a number from 0 to 1, not 2"),
     ],
 )
-def test_what_an_evaluator_gets_wrong_is_the_error_of_each_sample(place: Place, evaluator: str, error: str) -> None:
-    facts = place.facts("run", place.dataset(*right(2)), "app:loop", "--evaluator", f"app:{evaluator}")
+def test_what_an_evaluator_gets_wrong_is_the_error_of_each_sample(
+    place: Place, evaluator: str, error: str
+) -> None:
+    facts = place.facts(
+        "run", place.dataset(*right(2)), "app:loop", "--evaluator", f"app:{evaluator}"
+    )
     results = place.report(facts["run"])["results"]
-    assert (["error", "error"], {1}) == ([each["ended"] for each in results], set(place.notes("begin").values()))
+    assert (["error", "error"], {1}) == (
+        [each["ended"] for each in results],
+        set(place.notes("begin").values()),
+    )
     assert {True} == {each["error"].endswith(error) for each in results}
 
 
@@ -378,15 +537,22 @@ def test_the_tutorial_does_what_it_says(place: Place) -> None:
     (place.cwd / "checks.py").write_text(python[1])
     words = ("run", "capitals.jsonl", "answers:loop", "--attempts", "1", "--evaluator")
     first = place.eval(*words, "longwatch.evals:contains")
-    assert (0, _without_times(shown[0])) == (first.returncode, _without_times(first.stdout)), first.stderr
+    assert (0, _without_times(shown[0])) == (first.returncode, _without_times(first.stdout)), (
+        first.stderr
+    )
     (place.cwd / "answers.py").write_text(python[0].replace("Sydney", "Canberra"))
     second = place.facts(*words, "checks:judge")
     before = first.stdout.split()[-2].removesuffix(":")
     compared = place.eval("compare", before, second["run"])
-    assert (0, _without_times(shown[1])) == (compared.returncode, _without_times(compared.stdout)), compared.stderr
+    assert (0, _without_times(shown[1])) == (
+        compared.returncode,
+        _without_times(compared.stdout),
+    ), compared.stderr
 
 
 def _without_times(text: str) -> list[str]:
-    """Without what is different each time: names of evaluations, latencies, and how many spaces that leaves between words."""
+    """Without what is different each time: names of evaluations, latencies, and how many spaces
+    that leaves between words.
+    """
     plain = re.sub(r"\b\d{8}-\d{6}-[0-9a-f]{4}\b|[+±-]?\d+\.\d ms", "…", text)
     return [" ".join(line.split()) for line in plain.splitlines()]

@@ -1,4 +1,6 @@
-"""`longwatch flow …` of the installed wheel: what it tells, what it refuses, and how its workers live and die."""
+"""`longwatch flow …` of the installed wheel: what it tells, what it refuses, and how its workers
+live and die.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ APP = Path(flow_app.__file__)
 TARGET = "flow_app:flow"
 SOURCE = (sys.executable, "-m", "longwatch")
 """The `longwatch` of this tree, which has the driver for PostgreSQL."""
-NO_CODE = "name the flow first, as in `longwatch flow {} scrape:flow …`, or set LONGWATCH_FLOW: its code is needed"
+NO_CODE = (
+    "name the flow first, as in `longwatch flow {} scrape:flow …`, or set LONGWATCH_FLOW: its "
+    "code is needed"
+)
 
 
 class Place:
@@ -67,11 +72,19 @@ class Place:
         """An execution that workers have done all they can for."""
         started = self.flow.start("jobs", job=job)
         with self.flow.worker():
-            assert eventually(lambda: not any(each.state in {"not_set", "computing"} for each in started.computations()))
+            assert eventually(
+                lambda: (
+                    not any(
+                        each.state in {"not_set", "computing"} for each in started.computations()
+                    )
+                )
+            )
         return started
 
 
-def ended(words: Sequence[str | bytes | Path], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def ended(
+    words: Sequence[str | bytes | Path], cwd: Path, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words,
         check=False,
@@ -116,16 +129,23 @@ WITH_CODE = (
 
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
-def test_a_store_that_is_not_there_is_told_and_not_made(place: Place, words: tuple[str, ...]) -> None:
+def test_a_store_that_is_not_there_is_told_and_not_made(
+    place: Place, words: tuple[str, ...]
+) -> None:
     told = place.refuses(*words)
-    assert "no store at sqlite:///longwatch.db; name the flow first, as module:name, or give --store" == told
+    assert (
+        "no store at sqlite:///longwatch.db; name the flow first, as module:name, or give --store"
+        == told
+    )
     assert ["flow_app.py"] == [each.name for each in place.cwd.iterdir()]
     told = place.refuses(*words, "--store", "sqlite:///nope.db")
     assert "no store at sqlite:///nope.db; check the URL; the first flow.start(…) makes it" == told
 
 
 @pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-1], WITH_CODE[0]], ids=" ".join)
-def test_a_flow_in_which_nothing_was_started_is_told_and_its_store_not_made(place: Place, words: tuple[str, ...]) -> None:
+def test_a_flow_in_which_nothing_was_started_is_told_and_its_store_not_made(
+    place: Place, words: tuple[str, ...]
+) -> None:
     command, *rest = words
     told = place.refuses(command, TARGET, *rest)
     assert "no store at sqlite:///flow.db; start an execution first, as in: flow.start(…)" == told
@@ -136,7 +156,9 @@ def test_a_database_that_is_not_ours_is_left_as_it_is(place: Place) -> None:
     with closing(sqlite3.connect(place.cwd / "flow.db")) as other:
         other.execute("CREATE TABLE something_else (n INTEGER)")
     before = (place.cwd / "flow.db").read_bytes()
-    assert place.refuses("ls", TARGET).startswith("sqlite:///flow.db holds no executions; start an execution first")
+    assert place.refuses("ls", TARGET).startswith(
+        "sqlite:///flow.db holds no executions; start an execution first"
+    )
     assert before == (place.cwd / "flow.db").read_bytes()
 
 
@@ -148,7 +170,9 @@ def test_what_needs_the_code_says_how_to_name_it(place: Place, words: tuple[str,
 UNUSABLE = {
     "nothing:flow": "there is no module 'nothing', which 'nothing:flow' names; looked in ",
     "flow_app:flwo": "'flow_app:flwo': flow_app has no 'flwo'; did you mean flow?",
-    "flow_app:number": "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one",
+    "flow_app:number": (
+        "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one"
+    ),
     "flow_app:": "'flow_app:' names no group; write it as module:name",
     "broken:flow": "'broken:flow' cannot be used: ZeroDivisionError: division by zero (",
     "exits:flow": "'exits:flow' cannot be used: SystemExit: 3",
@@ -167,15 +191,39 @@ def test_code_that_cannot_be_used_is_told_in_one_line(place: Place, target: str)
     [
         (("show",), "ID is missing; write: longwatch flow show module:flow ID"),
         (("explain", TARGET), "ID is missing; write: longwatch flow explain module:flow ID"),
-        (("retry", TARGET, "abc"), "NODE is missing; write: longwatch flow retry module:flow ID NODE"),
-        (("set", TARGET, "abc"), "NODE=VALUE is missing; write: longwatch flow set module:flow ID NODE=VALUE"),
+        (
+            ("retry", TARGET, "abc"),
+            "NODE is missing; write: longwatch flow retry module:flow ID NODE",
+        ),
+        (
+            ("set", TARGET, "abc"),
+            "NODE=VALUE is missing; write: longwatch flow set module:flow ID NODE=VALUE",
+        ),
         (("ls", TARGET, "abc"), "'abc' is too much; write: longwatch flow ls module:flow"),
-        (("abandon", TARGET, "abc", "pages", "more"), "'more' is too much; write: longwatch flow abandon module:flow ID NODE"),
-        (("graph", TARGET, "jobs", "more"), "'more' is too much; write: longwatch flow graph module:flow NAME"),
-        (("ls", TARGET, "--store", "sqlite:///x.db"), "a flow has its own store; name the flow or give --store, not both"),
-        (("ls", "--store", "memory://"), "graphs are computed in a SQL store, which 'memory://' does not name; "),
-        (("ls", "--store", "redis://me:word@host/0"), "graphs are computed in a SQL store, which 'redis://***@host/0' does not"),
-        (("ls", "--store", "sqlit:///x.db"), "graphs are computed in a SQL store, which 'sqlit:///x.db' does not name; did you"),
+        (
+            ("abandon", TARGET, "abc", "pages", "more"),
+            "'more' is too much; write: longwatch flow abandon module:flow ID NODE",
+        ),
+        (
+            ("graph", TARGET, "jobs", "more"),
+            "'more' is too much; write: longwatch flow graph module:flow NAME",
+        ),
+        (
+            ("ls", TARGET, "--store", "sqlite:///x.db"),
+            "a flow has its own store; name the flow or give --store, not both",
+        ),
+        (
+            ("ls", "--store", "memory://"),
+            "graphs are computed in a SQL store, which 'memory://' does not name; ",
+        ),
+        (
+            ("ls", "--store", "redis://me:word@host/0"),
+            "graphs are computed in a SQL store, which 'redis://***@host/0' does not",
+        ),
+        (
+            ("ls", "--store", "sqlit:///x.db"),
+            "graphs are computed in a SQL store, which 'sqlit:///x.db' does not name; did you",
+        ),
         (("ls", "--limit", "0"), "Invalid value for '--limit'"),
         (("work", TARGET, "--concurrency", "0"), "Invalid value for '--concurrency'"),
         (("nothing",), "No such command 'nothing'"),
@@ -191,7 +239,17 @@ def test_words_that_are_no_text_are_wrong_use(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("show",), ("explain",), ("cancel",), ("graph", "--execution"), ("set",), ("retry",), ("abandon",)], ids=" ".join
+    "words",
+    [
+        ("show",),
+        ("explain",),
+        ("cancel",),
+        ("graph", "--execution"),
+        ("set",),
+        ("retry",),
+        ("abandon",),
+    ],
+    ids=" ".join,
 )
 def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, ...]) -> None:
     place.start()
@@ -204,9 +262,15 @@ def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("set", "pages=1"), "node 'pages' of graph 'jobs' is computed; set what it comes after: job"),
+        (
+            ("set", "pages=1"),
+            "node 'pages' of graph 'jobs' is computed; set what it comes after: job",
+        ),
         (("set", "jbo=1"), "graph 'jobs' has no node 'jbo'; did you mean job?"),
-        (("set", "job"), "'job' sets nothing; write it as NODE=VALUE, such as url=https://example.org"),
+        (
+            ("set", "job"),
+            "'job' sets nothing; write it as NODE=VALUE, such as url=https://example.org",
+        ),
         (("set", "=1"), "'=1' sets nothing; write it as NODE=VALUE"),
         (("set", "job=1", "job=2"), "a node is set twice: job, job; set each once"),
         (("set", "job={1"), "the value of 'job' is not JSON: "),
@@ -220,7 +284,9 @@ def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, 
     ],
     ids=str,
 )
-def test_what_an_execution_cannot_do_is_told_and_changes_nothing(place: Place, words: tuple[str, ...], said: str) -> None:
+def test_what_an_execution_cannot_do_is_told_and_changes_nothing(
+    place: Place, words: tuple[str, ...], said: str
+) -> None:
     started = place.start()
     command, *rest = words
     assert place.refuses(command, TARGET, started.id, *rest).startswith(said)
@@ -235,10 +301,16 @@ def test_a_cancelled_execution_changes_no_more(place: Place) -> None:
     )
 
 
-def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_not_explained(place: Place) -> None:
+def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_not_explained(
+    place: Place,
+) -> None:
     started = place.flow.start("other", n=1)
-    assert place.refuses("explain", TARGET, started.id).startswith("graph 'other' was not given to this Flow")
-    assert place.refuses("graph", TARGET, "--execution", started.id).startswith("graph 'other' was not given to this Flow")
+    assert place.refuses("explain", TARGET, started.id).startswith(
+        "graph 'other' was not given to this Flow"
+    )
+    assert place.refuses("graph", TARGET, "--execution", started.id).startswith(
+        "graph 'other' was not given to this Flow"
+    )
     assert "other" == place.facts("show", TARGET, started.id)["graph"]
 
 
@@ -247,9 +319,21 @@ def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_no
     [
         (("flow_app:two",), "this flow has several graphs; name one of jobs, other"),
         (("flow_app:none",), "this flow has no graphs"),
-        (("flow_app:two", "othre"), "graph 'othre' was not given to this Flow: Flow(store, graphs=[...]); did you mean other?"),
-        (("flow_app:two", "other", "--version", "9"), "graph 'other' of version '9' was not given to this Flow, which has 2"),
-        (("flow_app:two", "jobs", "--execution", "abc"), "an execution is of one graph; leave out its name and --version"),
+        (
+            ("flow_app:two", "othre"),
+            (
+                "graph 'othre' was not given to this Flow: Flow(store, graphs=[...]); did you "
+                "mean other?"
+            ),
+        ),
+        (
+            ("flow_app:two", "other", "--version", "9"),
+            "graph 'other' of version '9' was not given to this Flow, which has 2",
+        ),
+        (
+            ("flow_app:two", "jobs", "--execution", "abc"),
+            "an execution is of one graph; leave out its name and --version",
+        ),
     ],
     ids=str,
 )
@@ -274,8 +358,17 @@ def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(place
     told = place.facts("ls", TARGET)
     assert [waiting.id, cancelled.id, done.id] == [each["execution"] for each in told]
     assert ["waiting", "cancelled", "idle"] == [each["state"] for each in told]
-    assert {"graph": "jobs", "version": "1", "revision": 3, "set": 3, "running": 0, "waiting": 0, "failed": 0} == {
-        key: told[-1][key] for key in ("graph", "version", "revision", "set", "running", "waiting", "failed")
+    assert {
+        "graph": "jobs",
+        "version": "1",
+        "revision": 3,
+        "set": 3,
+        "running": 0,
+        "waiting": 0,
+        "failed": 0,
+    } == {
+        key: told[-1][key]
+        for key in ("graph", "version", "revision", "set", "running", "waiting", "failed")
     }
     same = [
         place.says("ls", "--store", "sqlite:///flow.db", "--json"),
@@ -285,12 +378,16 @@ def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(place
         place.says("ls", "flow_app:made", "--json"),
     ]
     assert [told] * 5 == [json.loads(line) for [line] in same]
-    assert [waiting.id] == [each["execution"] for each in place.facts("ls", TARGET, "--graph", "other")]
+    assert [waiting.id] == [
+        each["execution"] for each in place.facts("ls", TARGET, "--graph", "other")
+    ]
     head, first, more = place.says("ls", TARGET, "--limit", "1")
     assert ["execution", "graph", "version", "state"] == head.split()[:4]
     assert [waiting.id, "other", "2", "waiting"] == first.split()[:4]
     assert "the newest 1; more with --limit" == more
-    assert ["no executions of graph 'nothing' in sqlite:///flow.db"] == place.says("ls", TARGET, "--graph", "nothing")
+    assert ["no executions of graph 'nothing' in sqlite:///flow.db"] == place.says(
+        "ls", TARGET, "--graph", "nothing"
+    )
 
 
 def test_show_tells_values_and_attempts_without_code(place: Place) -> None:
@@ -299,12 +396,15 @@ def test_show_tells_values_and_attempts_without_code(place: Place) -> None:
     assert {"value": "x" * 500, "revision": 3} == told["values"]["report"]
     assert ["job", "pages", "report"] == list(told["values"])
     assert [("pages", 1, "success", None), ("report", 1, "success", None)] == [
-        (each["node"], each["attempt"], each["state"], each["heartbeat_in"]) for each in told["attempts"]
+        (each["node"], each["attempt"], each["state"], each["heartbeat_in"])
+        for each in told["attempts"]
     ]
     assert {"job": 1} == told["attempts"][0]["computed_with"]
     text = place.says("show", started.id, "--store", "sqlite:///flow.db")
     assert ["execution", started.id] == text[0].split()
-    assert any(line.startswith("report") and line.endswith("… (382 more characters)") for line in text)
+    assert any(
+        line.startswith("report") and line.endswith("… (382 more characters)") for line in text
+    )
     one = place.says("show", TARGET, started.id, "--limit", "1")
     assert "1 older attempt not shown; more with --limit" == one[-1]
 
@@ -314,9 +414,14 @@ def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: Place) -> No
     with place.flow.worker():
         assert eventually(lambda: len(started.computations()) > 1)
     with closing(sqlite3.connect(place.cwd / "flow.db")) as store, store:
-        store.execute("UPDATE longwatch_computations SET ready_at = ready_at + 10000 WHERE held = 1")
+        store.execute(
+            "UPDATE longwatch_computations SET ready_at = ready_at + 10000 WHERE held = 1"
+        )
     *_, first, second = place.says("show", TARGET, started.id)
-    assert (True, True) == (first.startswith("pages        1  failed "), first.endswith(r"  \x1b[31mlast"))
+    assert (True, True) == (
+        first.startswith("pages        1  failed "),
+        first.endswith(r"  \x1b[31mlast"),
+    )
     assert second.startswith("pages        2  due in 3 h ")
 
 
@@ -338,7 +443,9 @@ def test_explain_prints_the_tree_and_tells_it_to_machines(place: Place) -> None:
         (each["node"], each["state"]) for each in told["nodes"]
     ]
     assert {"text": "job is set", "met": True, "parts": []} == told["nodes"][2]["gate"]["parts"][0]
-    assert place.says("explain", started.id, LONGWATCH_FLOW=TARGET) == place.says("explain", TARGET, started.id)
+    assert place.says("explain", started.id, LONGWATCH_FLOW=TARGET) == place.says(
+        "explain", TARGET, started.id
+    )
 
 
 def test_graph_draws_a_graph_without_a_store_and_an_execution_with_its_states(place: Place) -> None:
@@ -346,9 +453,13 @@ def test_graph_draws_a_graph_without_a_store_and_an_execution_with_its_states(pl
     assert "graph jobs 1" == drawn[0]
     assert "  report  compute  ← is long(pages) and (job or not draft)" == drawn[-1]
     assert not (place.cwd / "flow.db").exists()
-    assert ["graph other 2", "  n       input", "  double  compute  ← n"] == place.says("graph", "flow_app:two", "other")
+    assert ["graph other 2", "  n       input", "  double  compute  ← n"] == place.says(
+        "graph", "flow_app:two", "other"
+    )
     started = place.start()
-    assert "  pages   compute  waiting  ← job" in place.says("graph", TARGET, "--execution", started.id)
+    assert "  pages   compute  waiting  ← job" in place.says(
+        "graph", TARGET, "--execution", started.id
+    )
     chart = place.says("graph", TARGET, "--mermaid", "--execution", started.id)
     assert "flowchart LR" in chart
     assert '    n3["pages<br/>compute · waiting"]:::waiting' in chart
@@ -381,9 +492,13 @@ def test_what_a_module_prints_when_it_is_imported_is_no_part_of_the_answer(place
     ],
     ids=str,
 )
-def test_set_takes_json_and_text_that_cannot_be_json(place: Place, words: tuple[str, ...], value: Any) -> None:
+def test_set_takes_json_and_text_that_cannot_be_json(
+    place: Place, words: tuple[str, ...], value: Any
+) -> None:
     started = place.start()
-    assert {"execution": started.id, "revision": 2} == place.facts("set", TARGET, started.id, *words)
+    assert {"execution": started.id, "revision": 2} == place.facts(
+        "set", TARGET, started.id, *words
+    )
     assert {"job": value} == started.values()
 
 
@@ -400,11 +515,17 @@ def test_abandon_retry_and_cancel_act_on_an_execution(place: Place) -> None:
     owner = source.enter(Incarnation.mine())
     for _ in range(3):
         assert 1 == len(source.exchange([], owner=owner, want=1, duration=60.0).leased)
-        assert {"execution": started.id, "revision": 1} == place.facts("abandon", TARGET, started.id, "pages")
+        assert {"execution": started.id, "revision": 1} == place.facts(
+            "abandon", TARGET, started.id, "pages"
+        )
     assert "failed" == place.facts("ls", TARGET)[0]["state"]
-    assert [f"execution {started.id} tries pages again, at revision 1"] == place.says("retry", TARGET, started.id, "pages")
+    assert [f"execution {started.id} tries pages again, at revision 1"] == place.says(
+        "retry", TARGET, started.id, "pages"
+    )
     assert "waiting" == place.facts("ls", TARGET)[0]["state"]
-    assert [f"execution {started.id} is cancelled, at revision 1"] == place.says("cancel", TARGET, started.id)
+    assert [f"execution {started.id} is cancelled, at revision 1"] == place.says(
+        "cancel", TARGET, started.id
+    )
     assert "cancelled" == place.facts("ls", TARGET)[0]["state"]
 
 
@@ -446,8 +567,17 @@ def states(execution: Execution) -> list[str]:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("flow_app:group", "'flow_app:group' is of type LoopGroup; it has to be a Flow, or a function that returns one; `"),
-        ("flow_app:number", "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one"),
+        (
+            "flow_app:group",
+            (
+                "'flow_app:group' is of type LoopGroup; it has to be a Flow, or a function that "
+                "returns one; `"
+            ),
+        ),
+        (
+            "flow_app:number",
+            "'flow_app:number' is of type int; it has to be a Flow, or a function that returns one",
+        ),
         ("flow_app", "'flow_app' is no flow; write: longwatch flow work module:flow"),
         ("nothing:flow", "there is no module 'nothing', which 'nothing:flow' names"),
         ("flow_app:flwo", "'flow_app:flwo': flow_app has no 'flwo'; did you mean flow?"),
@@ -466,7 +596,9 @@ def test_work_computes_with_as_many_at_a_time_as_it_was_told(place: Place) -> No
         run.joined("flow")
         assert eventually(lambda: len(run.notes.all("begin")) == 2)
         run.comes_to("/health/ready", lambda answer: answer.status == 200)
-        assert ["computing", "computing", "not_set"] == [each.computations()[0].state for each in waiting]
+        assert ["computing", "computing", "not_set"] == [
+            each.computations()[0].state for each in waiting
+        ]
         (place.cwd / "go").touch()
         assert [1, 1, 1] == [each.get("pages", timeout=PATIENCE) for each in waiting]
         run.finish()
@@ -482,7 +614,9 @@ def kill_and_see_it_run_elsewhere(run: Worked, started: Execution) -> None:
     (run.cwd / "go").touch()
     assert 1 == started.get("pages", timeout=PATIENCE)
     run.finish()
-    assert [("abandoned", "crash"), ("success", "done")] == [(each.state, each.end_cause) for each in started.computations()]
+    assert [("abandoned", "crash"), ("success", "done")] == [
+        (each.state, each.end_cause) for each in started.computations()
+    ]
 
 
 TWO = ("--processes", "2", "--concurrency", "1")
@@ -495,14 +629,21 @@ def test_what_a_killed_process_was_at_runs_elsewhere_at_once(place: Place) -> No
 
 
 def test_postgresql_is_worked_on_and_looked_at_alike(place: Place) -> None:
-    with shared_server().database() as url, closing(Flow(migrated(url), graphs=[flow_app.graph])) as flow:
+    with (
+        shared_server().database() as url,
+        closing(Flow(migrated(url), graphs=[flow_app.graph])) as flow,
+    ):
         started = flow.start("jobs", job={"id": "a", "until": "go"})
         with working(place, *TWO, longwatch=SOURCE, STORE=url) as run:
             kill_and_see_it_run_elsewhere(run, started)
         listed = ended([*SOURCE, "flow", "ls", "--store", url, "--json"], place.cwd)
         shown = ended([*SOURCE, "flow", "show", TARGET, started.id, "--json"], place.cwd, STORE=url)
-    assert [(started.id, "idle")] == [(each["execution"], each["state"]) for each in json.loads(listed.stdout)]
-    assert ["abandoned", "success"] == [each["state"] for each in json.loads(shown.stdout)["attempts"]]
+    assert [(started.id, "idle")] == [
+        (each["execution"], each["state"]) for each in json.loads(listed.stdout)
+    ]
+    assert ["abandoned", "success"] == [
+        each["state"] for each in json.loads(shown.stdout)["attempts"]
+    ]
 
 
 def test_a_parent_takes_no_turn_in_sweeps_that_need_graphs(place: Place) -> None:
@@ -548,7 +689,11 @@ def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(place:
     found = [attempt for each in started for attempt in each.computations()]
     assert {("success", 1), ("not_set", 1)} >= {(each.state, each.attempt) for each in found}
     ended_notes = [note.job for note in run.notes.all("end")]
-    assert len(ended_notes) == len(set(ended_notes)) == sum(each.state == "success" for each in found if each.node == "pages")
+    assert (
+        len(ended_notes)
+        == len(set(ended_notes))
+        == sum(each.state == "success" for each in found if each.node == "pages")
+    )
     assert [] == run.told("worker_released")
 
 
@@ -563,7 +708,9 @@ def test_sigterm_lets_what_runs_finish(place: Place) -> None:
     assert ["success"] == states(started)
 
 
-def test_sighup_restarts_the_processes_one_after_another_and_nothing_is_tried_twice(place: Place) -> None:
+def test_sighup_restarts_the_processes_one_after_another_and_nothing_is_tried_twice(
+    place: Place,
+) -> None:
     names = ["flow-1", "flow-2"]
     with working(place, "--processes", "2") as run:
         run.joined(*names)
@@ -589,7 +736,9 @@ def test_worker_runs_a_flow_and_groups_that_have_one(place: Place, target: str) 
         run.finish()
 
 
-def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(place: Place) -> None:
+def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(
+    place: Place,
+) -> None:
     started = place.start(until="go")
     with working(place, command=("worker",), target="flow_app:group") as run:
         [pid] = run.joined("worker")
@@ -597,7 +746,9 @@ def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(p
         run.comes_to("/health/ready", lambda answer: answer.status == 200)
         assert 0 == run.metric("longwatch_mailbox_ready", mailbox="letters")
         assert eventually(lambda: run.metric("longwatch_leases_held", loop="nodes") == 1)
-        assert [] == [line for line in run.get("/metrics").body.splitlines() if 'mailbox="jobs"' in line]
+        assert [] == [
+            line for line in run.get("/metrics").body.splitlines() if 'mailbox="jobs"' in line
+        ]
         os.kill(pid, signal.SIGKILL)
         assert 1 == run.heard("worker_released", pid=pid)["rows"]
         (place.cwd / "go").touch()
@@ -606,7 +757,9 @@ def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(p
 
 
 def test_up_keeps_a_worker_whose_target_is_a_flow(place: Place) -> None:
-    with upheld(place.longwatch, place.cwd, {}, worker={"nodes": {"target": TARGET, "processes": 2}}) as run:
+    with upheld(
+        place.longwatch, place.cwd, {}, worker={"nodes": {"target": TARGET, "processes": 2}}
+    ) as run:
         run.until("nodes-1", ready=True)
         assert 1 == place.start().get("pages", timeout=PATIENCE)
         run.finish()

@@ -1,4 +1,6 @@
-"""`longwatch mailbox …` and `longwatch db …` of the installed wheel, as somebody at a shell or a script has them."""
+"""`longwatch mailbox …` and `longwatch db …` of the installed wheel, as somebody at a shell or a
+script has them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from markdown_files import ROOT, Page
 from supervised import PATIENCE, Lines, clean_environment
 
 FILE = "longwatch.db"
-NO_STORE = "longwatch: no store at sqlite:///longwatch.db; `longwatch db migrate` makes one, or give --store\n"
+NO_STORE = (
+    "longwatch: no store at sqlite:///longwatch.db; `longwatch db migrate` makes one, or give "
+    "--store\n"
+)
 LOOKING = (
     ("mailbox", "ls"),
     ("mailbox", "stats", "jobs"),
@@ -55,7 +60,9 @@ class Shell:
         self.longwatch = longwatch
         self.cwd = cwd
 
-    def __call__(self, *words: str | bytes, given: bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *words: str | bytes, given: bytes = b"", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [self.longwatch, *words],
             check=False,
@@ -65,7 +72,9 @@ class Shell:
             capture_output=True,
             timeout=PATIENCE,
         )
-        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
 
     def says(self, *words: str, given: bytes = b"") -> str:
         """What it says when all is well, without the last line end."""
@@ -85,7 +94,9 @@ class Shell:
         return said.removeprefix("longwatch: ")
 
     @contextmanager
-    def mailbox(self, name: str = "jobs", *, limits: Limits | None = None) -> Iterator[Mailbox[Any]]:
+    def mailbox(
+        self, name: str = "jobs", *, limits: Limits | None = None
+    ) -> Iterator[Mailbox[Any]]:
         """The same mailbox from the library's side."""
         with closing(open_store(f"sqlite:///{self.cwd / FILE}")) as store:
             yield open_mailbox(store, name, limits=limits)
@@ -121,17 +132,24 @@ def test_only_send_and_migrate_make_a_store(shell: Shell, words: tuple[str, ...]
 
 
 @pytest.mark.parametrize("words", [*LOOKING[:-1], *CHANGING], ids=line)
-def test_a_database_without_mailboxes_is_left_as_it_is(shell: Shell, words: tuple[str, ...]) -> None:
+def test_a_database_without_mailboxes_is_left_as_it_is(
+    shell: Shell, words: tuple[str, ...]
+) -> None:
     with closing(sqlite3.connect(shell.cwd / FILE)) as other:
         other.execute("CREATE TABLE something_else (n INTEGER)")
     before = (shell.cwd / FILE).read_bytes()
-    expected = "sqlite:///longwatch.db holds no mailboxes; `longwatch mailbox send` makes one, or give --store"
+    expected = (
+        "sqlite:///longwatch.db holds no mailboxes; `longwatch mailbox send` makes one, or give "
+        "--store"
+    )
     assert expected == shell.refuses(*words)
     assert before == (shell.cwd / FILE).read_bytes()
 
 
 @pytest.mark.parametrize("words", [*LOOKING[1:-1], *CHANGING], ids=line)
-def test_a_mailbox_that_is_not_there_is_not_made_and_the_nearest_is_named(shell: Shell, words: tuple[str, ...]) -> None:
+def test_a_mailbox_that_is_not_there_is_not_made_and_the_nearest_is_named(
+    shell: Shell, words: tuple[str, ...]
+) -> None:
     shell.says("mailbox", "send", "job", "1")
     expected = "there is no mailbox 'jobs' in sqlite:///longwatch.db; did you mean job?"
     assert expected == shell.refuses(*words)
@@ -158,7 +176,10 @@ def test_the_store_comes_from_the_option_or_else_from_the_environment(shell: She
         ("sqlite://[x", "names no file"),
         ("sqlite:///a#b.db", "write %23"),
         ("sqlite:///a.db?mode=ro", "write %3F"),
-        ("nosuch://host/db?user=me&password=word", "no store is known for 'nosuch://host/db?user=me&password=***'"),
+        (
+            "nosuch://host/db?user=me&password=word",
+            "no store is known for 'nosuch://host/db?user=me&password=***'",
+        ),
         ("redis:me:word@host", "no store is known for 'redis:***@host'; did you mean redis://?"),
     ],
 )
@@ -169,12 +190,16 @@ def test_a_url_that_names_no_store_is_refused(shell: Shell, url: str, said: str)
 
 
 @pytest.mark.parametrize(
-    "words", [("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "status"), ("db", "migrate")], ids=line
+    "words",
+    [("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "status"), ("db", "migrate")],
+    ids=line,
 )
 def test_a_file_that_is_no_database_needs_a_person(shell: Shell, words: tuple[str, ...]) -> None:
     (shell.cwd / FILE).write_text("no database, but long enough to be looked at\n" * 100)
     refusal = shell.refuses(*words, code=100)
-    assert refusal.endswith("longwatch.db is not a SQLite database; name another file, or move this one aside")
+    assert refusal.endswith(
+        "longwatch.db is not a SQLite database; name another file, or move this one aside"
+    )
 
 
 # --- sending and looking ---
@@ -221,7 +246,9 @@ def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_cannot_be_sent_is_refused_and_makes_no_store(shell: Shell, words: tuple[str, ...], given: bytes, said: str) -> None:
+def test_what_cannot_be_sent_is_refused_and_makes_no_store(
+    shell: Shell, words: tuple[str, ...], given: bytes, said: str
+) -> None:
     assert shell.refuses("mailbox", "send", "jobs", *words, given=given).startswith(said)
     assert [] == list(shell.cwd.iterdir())
 
@@ -234,12 +261,25 @@ def test_words_that_are_no_text_are_wrong_use(shell: Shell) -> None:
 
 def test_options_of_send_reach_the_message(shell: Shell) -> None:
     shell.says("mailbox", "send", "jobs", "1", "--delay", "3600")
-    first = shell.says("mailbox", "send", "jobs", "2", "--dedupe-key", "k", "--reply-to", "answers", "--expires-in", "3600")
+    first = shell.says(
+        "mailbox",
+        "send",
+        "jobs",
+        "2",
+        "--dedupe-key",
+        "k",
+        "--reply-to",
+        "answers",
+        "--expires-in",
+        "3600",
+    )
     assert {"id": first} == shell.facts("mailbox", "send", "jobs", "3", "--dedupe-key", "k")
     [told] = shell.facts("mailbox", "peek", "jobs")
     assert (first, 2, "answers") == (told["id"], told["body"], told["reply_to"])
     with closing(sqlite3.connect(shell.cwd / FILE)) as store:
-        [(lasts,)] = store.execute("SELECT expires_at - enqueued_at FROM longwatch_messages WHERE dedupe_key = 'k'")
+        [(lasts,)] = store.execute(
+            "SELECT expires_at - enqueued_at FROM longwatch_messages WHERE dedupe_key = 'k'"
+        )
     assert 3600 == pytest.approx(lasts)
 
 
@@ -249,7 +289,9 @@ def test_peek_shows_what_would_come_next_and_leases_nothing(shell: Shell) -> Non
         [taken] = mailbox.receive()
         told = shell.facts("mailbox", "peek", "jobs")
         assert ids[1:11] == [each["id"] for each in told]
-        assert ids[1:3] == [each["id"] for each in shell.facts("mailbox", "peek", "jobs", "--limit", "2")]
+        assert ids[1:3] == [
+            each["id"] for each in shell.facts("mailbox", "peek", "jobs", "--limit", "2")
+        ]
         assert (11, 0, 1) == mailbox.stats()[:3]
         taken.nack()
         assert ids[:1] == [message.id for message in mailbox.receive()]
@@ -278,7 +320,9 @@ def test_stats_and_ls_tell_how_mailboxes_stand(shell: Shell) -> None:
         assert told["oldest_age"] > 0
         mailbox.pause()
         shell.says("mailbox", "send", "others", "1")
-        assert [("jobs", True), ("others", False)] == [(each["mailbox"], each["paused"]) for each in shell.facts("mailbox", "ls")]
+        assert [("jobs", True), ("others", False)] == [
+            (each["mailbox"], each["paused"]) for each in shell.facts("mailbox", "ls")
+        ]
         head, jobs, others = shell.says("mailbox", "ls").split("\n")
     assert ["mailbox", "ready", "delayed", "leased", "dead", "oldest"] == head.split()
     assert ["jobs", "1", "1", "1", "1", "paused"] == [*jobs.split()[:5], jobs.split()[-1]]
@@ -299,7 +343,9 @@ def test_control_characters_of_others_are_escaped(shell: Shell) -> None:
             ("mailbox", "dead", "show", "jobs", dead, "--json"),
         )
     ]
-    assert [] == [char for output in outputs for char in output.replace("\n", "") if not char.isprintable()]
+    assert [] == [
+        char for output in outputs for char in output.replace("\n", "") if not char.isprintable()
+    ]
     assert "\\x9b2J\\u2028" in outputs[0]
     assert "\\x1b[31m" in outputs[2]
 
@@ -333,7 +379,9 @@ def test_a_paused_mailbox_hands_nothing_out_until_it_is_resumed(shell: Shell) ->
 
 def test_cancel_removes_a_queued_message_and_says_so_if_there_is_none(shell: Shell) -> None:
     sent = shell.says("mailbox", "send", "jobs", "1")
-    assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.facts("mailbox", "cancel", "jobs", sent)
+    assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.facts(
+        "mailbox", "cancel", "jobs", sent
+    )
     expected = f"message '{sent}' is not queued in mailbox 'jobs': it was taken, or was never there"
     assert expected == shell.refuses("mailbox", "cancel", "jobs", sent)
 
@@ -349,24 +397,44 @@ def test_purge_removes_what_nobody_has_taken(shell: Shell) -> None:
 def test_dead_letters_are_listed_and_shown_with_their_history(shell: Shell) -> None:
     first, second = shell.kill({"n": 1}, {"n": 2})
     told = shell.facts("mailbox", "dead", "ls", "jobs")
-    assert [(first, "failed", 1), (second, "failed", 1)] == [(each["id"], each["reason"], each["failures"]) for each in told]
-    assert [told[0] | {"body": {"n": 1}, "raw": None}] == [shell.facts("mailbox", "dead", "show", "jobs", first)]
-    assert shell.says("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith("\n1 of 2; more with --limit")
-    assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refuses("mailbox", "dead", "show", "jobs", "x")
+    assert [(first, "failed", 1), (second, "failed", 1)] == [
+        (each["id"], each["reason"], each["failures"]) for each in told
+    ]
+    assert [told[0] | {"body": {"n": 1}, "raw": None}] == [
+        shell.facts("mailbox", "dead", "show", "jobs", first)
+    ]
+    assert shell.says("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith(
+        "\n1 of 2; more with --limit"
+    )
+    assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refuses(
+        "mailbox", "dead", "show", "jobs", "x"
+    )
 
 
-@pytest.mark.parametrize(("verb", "told", "ready"), [("replay", "replayed", 1), ("drop", "dropped", 0)])
-def test_some_dead_letters_are_replayed_or_dropped_by_their_ids(shell: Shell, verb: str, told: str, ready: int) -> None:
+@pytest.mark.parametrize(
+    ("verb", "told", "ready"), [("replay", "replayed", 1), ("drop", "dropped", 0)]
+)
+def test_some_dead_letters_are_replayed_or_dropped_by_their_ids(
+    shell: Shell, verb: str, told: str, ready: int
+) -> None:
     first, second = shell.kill(1, 2)
-    assert {"mailbox": "jobs", told: 1, "missing": []} == shell.facts("mailbox", "dead", verb, "jobs", first, first, "--yes")
+    assert {"mailbox": "jobs", told: 1, "missing": []} == shell.facts(
+        "mailbox", "dead", verb, "jobs", first, first, "--yes"
+    )
     assert [second] == [each["id"] for each in shell.facts("mailbox", "dead", "ls", "jobs")]
     assert ready == shell.facts("mailbox", "stats", "jobs")["ready"]
 
 
-@pytest.mark.parametrize(("verb", "told", "ready"), [("replay", "replayed", 250), ("drop", "dropped", 0)])
-def test_all_dead_letters_are_replayed_or_dropped(shell: Shell, verb: str, told: str, ready: int) -> None:
+@pytest.mark.parametrize(
+    ("verb", "told", "ready"), [("replay", "replayed", 250), ("drop", "dropped", 0)]
+)
+def test_all_dead_letters_are_replayed_or_dropped(
+    shell: Shell, verb: str, told: str, ready: int
+) -> None:
     shell.kill(*range(250))
-    assert {"mailbox": "jobs", told: 250, "missing": []} == shell.facts("mailbox", "dead", verb, "jobs", "--all", "--yes")
+    assert {"mailbox": "jobs", told: 250, "missing": []} == shell.facts(
+        "mailbox", "dead", verb, "jobs", "--all", "--yes"
+    )
     stats = shell.facts("mailbox", "stats", "jobs")
     assert (ready, 0) == (stats["ready"], stats["dead"])
 
@@ -374,8 +442,14 @@ def test_all_dead_letters_are_replayed_or_dropped(shell: Shell, verb: str, told:
 def test_an_id_that_is_missing_is_told_after_the_others_were_done(shell: Shell) -> None:
     [first] = shell.kill(1)
     done = shell("mailbox", "dead", "replay", "jobs", "x", first, "--json")
-    assert (2, {"mailbox": "jobs", "replayed": 1, "missing": ["x"]}) == (done.returncode, json.loads(done.stdout))
-    assert "longwatch: no dead letter 'x' in mailbox 'jobs'; `longwatch mailbox dead ls jobs` lists them\n" == done.stderr
+    assert (2, {"mailbox": "jobs", "replayed": 1, "missing": ["x"]}) == (
+        done.returncode,
+        json.loads(done.stdout),
+    )
+    assert (
+        "longwatch: no dead letter 'x' in mailbox 'jobs'; `longwatch mailbox dead ls jobs` "
+        "lists them\n" == done.stderr
+    )
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
@@ -383,7 +457,9 @@ def test_which_dead_letters_has_to_be_said(shell: Shell, verb: str) -> None:
     shell.kill(1)
     wanted = "name the dead letters by their ids, or all of them with --all"
     assert wanted == shell.refuses("mailbox", "dead", verb, "jobs", "--yes")
-    assert f"{wanted}; not both" == shell.refuses("mailbox", "dead", verb, "jobs", "1", "--all", "--yes")
+    assert f"{wanted}; not both" == shell.refuses(
+        "mailbox", "dead", verb, "jobs", "1", "--all", "--yes"
+    )
 
 
 # --- asking first ---
@@ -394,8 +470,11 @@ def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[s
     shell.kill(1)
     shell.says("mailbox", "send", "jobs", "2")
     refusal = shell.refuses(*words, given=b"y\n")
-    assert refusal.endswith("of mailbox 'jobs' for good? There is no terminal to ask at; say --yes to do it") or (
-        "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; say --yes to do it" == refusal
+    assert refusal.endswith(
+        "of mailbox 'jobs' for good? There is no terminal to ask at; say --yes to do it"
+    ) or (
+        "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; say --yes to do it"
+        == refusal
     )
     stats = shell.facts("mailbox", "stats", "jobs")
     assert (1, 1) == (stats["ready"], stats["dead"])
@@ -403,9 +482,17 @@ def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[s
 
 @pytest.mark.parametrize(
     ("answer", "code", "left", "said"),
-    [("y", 0, 0, "1 message removed\n"), ("YES", 0, 0, "1 message removed\n"), ("", 1, 1, ""), ("n", 1, 1, ""), ("yeah", 1, 1, "")],
+    [
+        ("y", 0, 0, "1 message removed\n"),
+        ("YES", 0, 0, "1 message removed\n"),
+        ("", 1, 1, ""),
+        ("n", 1, 1, ""),
+        ("yeah", 1, 1, ""),
+    ],
 )
-def test_at_a_terminal_only_yes_means_yes(shell: Shell, answer: str, code: int, left: int, said: str) -> None:
+def test_at_a_terminal_only_yes_means_yes(
+    shell: Shell, answer: str, code: int, left: int, said: str
+) -> None:
     shell.says("mailbox", "send", "jobs", "1")
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
@@ -444,7 +531,10 @@ def test_ctrl_c_at_the_question_is_told_and_nothing_is_done(shell: Shell) -> Non
             said += more
     os.close(terminal)
     assert 130 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert "Remove 1 message of mailbox 'jobs' for good? [y/N] ^C\r\nlongwatch: interrupted\r\n" == said.decode()
+    assert (
+        "Remove 1 message of mailbox 'jobs' for good? [y/N] ^C\r\nlongwatch: interrupted\r\n"
+        == said.decode()
+    )
     assert 1 == shell.facts("mailbox", "stats", "jobs")["ready"]
 
 
@@ -466,7 +556,9 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
 def test_db_migrate_makes_a_store_that_only_its_owner_can_read(shell: Shell) -> None:
     shell.says("db", "migrate", "--store", "sqlite:///new.db")
     assert 0o600 == (shell.cwd / "new.db").stat().st_mode & 0o777
-    assert "no mailboxes in sqlite:///new.db" == shell.says("mailbox", "ls", "--store", "sqlite:///new.db")
+    assert "no mailboxes in sqlite:///new.db" == shell.says(
+        "mailbox", "ls", "--store", "sqlite:///new.db"
+    )
 
 
 def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
@@ -487,10 +579,15 @@ def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
 def consumer(wheel_python: Path, shell: Shell) -> Iterator[Callable[[], str]]:
     """The consumer of the tutorial, at work; gives the next line that it prints."""
     [block] = [
-        block for block in Page.read(ROOT / "docs" / "tutorial-mailbox.md").blocks if "longwatch.db" in block.text and block.info
+        block
+        for block in Page.read(ROOT / "docs" / "tutorial-mailbox.md").blocks
+        if "longwatch.db" in block.text and block.info
     ]
     with subprocess.Popen(
-        [wheel_python, "-u", "-c", block.text], cwd=shell.cwd, env=clean_environment(), stdout=subprocess.PIPE
+        [wheel_python, "-u", "-c", block.text],
+        cwd=shell.cwd,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
     ) as running:
         assert running.stdout is not None
         lines = Lines(running.stdout.fileno())
@@ -498,7 +595,9 @@ def consumer(wheel_python: Path, shell: Shell) -> Iterator[Callable[[], str]]:
         running.kill()
 
 
-def test_what_one_shell_sends_the_consumer_of_the_tutorial_receives_in_another(shell: Shell, consumer: Callable[[], str]) -> None:
+def test_what_one_shell_sends_the_consumer_of_the_tutorial_receives_in_another(
+    shell: Shell, consumer: Callable[[], str]
+) -> None:
     assert "waiting for messages" == consumer()
     sent = shell.says("mailbox", "send", "jobs", '{"page": 1}')
     assert f"{sent} {{'page': 1}} delivery 1" == consumer()

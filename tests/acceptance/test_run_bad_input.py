@@ -1,4 +1,6 @@
-"""What a slip of the pen gets: one line with the cure, exit 2, nothing started, nothing left behind."""
+"""What a slip of the pen gets: one line with the cure, exit 2, nothing started, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CHILD = ("touch", "started")
 
 
 class Refusal:
-    """Calls `longwatch run` wrongly in a directory and returns the lines it says, after making sure that nothing else happened."""
+    """Calls `longwatch run` wrongly in a directory and returns the lines it says, after making
+    sure that nothing else happened.
+    """
 
     def __init__(self, longwatch: Path, cwd: Path, *, within: Sequence[str] = ()) -> None:
         self.longwatch = longwatch
@@ -58,7 +62,9 @@ def refusal(longwatch_bin: Path, tmp_path: Path) -> Refusal:
 
 @pytest.fixture
 def unprivileged(longwatch_bin: Path) -> Iterator[Refusal]:
-    """Calls `longwatch` as somebody for whom file permissions hold, in a directory that anyone can reach."""
+    """Calls `longwatch` as somebody for whom file permissions hold, in a directory that anyone
+    can reach.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Refusal(longwatch_bin, Path(folder), within=somebody(longwatch_bin))
@@ -70,8 +76,15 @@ def somebody(longwatch: Path) -> tuple[str, ...]:
     if os.geteuid() != 0:
         return ()
     if shutil.which(nobody[0]) is None:
-        pytest.skip("as root, permissions can only be tested with setpriv (Debian package util-linux)")
-    if subprocess.run([*nobody, longwatch, "--version"], check=False, capture_output=True).returncode != 0:
+        pytest.skip(
+            "as root, permissions can only be tested with setpriv (Debian package util-linux)"
+        )
+    if (
+        subprocess.run(
+            [*nobody, longwatch, "--version"], check=False, capture_output=True
+        ).returncode
+        != 0
+    ):
         pytest.skip("other users than root cannot reach this checkout")
     return nobody
 
@@ -86,10 +99,14 @@ def executable(path: Path, text: str) -> Path:
 
 
 def test_no_command_is_told_where_to_write_it(refusal: Refusal) -> None:
-    assert "no command to run; write it after `--`, as in: longwatch run -- python app.py" == refusal()
+    assert (
+        "no command to run; write it after `--`, as in: longwatch run -- python app.py" == refusal()
+    )
 
 
-def test_a_command_that_is_not_found_gets_the_nearest_name(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_command_that_is_not_found_gets_the_nearest_name(
+    refusal: Refusal, tmp_path: Path
+) -> None:
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "serve-pages", "#!/bin/sh\n")
     line = refusal("--", "serv-pages", PATH=str(tmp_path / "bin"))
@@ -98,7 +115,10 @@ def test_a_command_that_is_not_found_gets_the_nearest_name(refusal: Refusal, tmp
 
 def test_a_command_like_no_other_is_told_to_check_its_spelling(refusal: Refusal) -> None:
     line = refusal("--", "zzqy-not-a-command")
-    assert "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path" == line
+    assert (
+        "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give "
+        "its full path" == line
+    )
 
 
 def test_a_path_that_does_not_exist_is_told_so(refusal: Refusal) -> None:
@@ -108,13 +128,18 @@ def test_a_path_that_does_not_exist_is_told_so(refusal: Refusal) -> None:
 def test_a_file_that_is_not_executable_gets_the_chmod(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "app.py").touch()
     line = refusal("--", "./app.py")
-    assert "'./app.py' is not executable; make it so with chmod +x, or run it through its interpreter" == line
+    assert (
+        "'./app.py' is not executable; make it so with chmod +x, or run it through its interpreter"
+        == line
+    )
 
 
 @pytest.mark.parametrize("command", ["/etc", "./folder", "folder"])
 def test_a_directory_is_no_command(refusal: Refusal, tmp_path: Path, command: str) -> None:
     (tmp_path / "folder").mkdir()
-    assert f"{command!r} is a directory, not a command; name the program inside it" == refusal("--", command)
+    assert f"{command!r} is a directory, not a command; name the program inside it" == refusal(
+        "--", command
+    )
 
 
 def test_an_empty_command_is_told_so(refusal: Refusal) -> None:
@@ -123,40 +148,66 @@ def test_an_empty_command_is_told_so(refusal: Refusal) -> None:
 
 def test_a_file_of_this_directory_gets_its_dot_and_slash(refusal: Refusal, tmp_path: Path) -> None:
     executable(tmp_path / "app", "#!/bin/sh\n")
-    assert "'app' is not on the PATH; for the file in this directory write ./app" == refusal("--", "app")
+    assert "'app' is not on the PATH; for the file in this directory write ./app" == refusal(
+        "--", "app"
+    )
 
 
 def test_a_file_name_with_a_newline_stays_on_one_line(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "two\nlines").touch()
-    assert r"'two\nlines' is not on the PATH; for the file in this directory write './two\nlines'" == refusal("--", "two\nlines")
+    assert (
+        r"'two\nlines' is not on the PATH; for the file in this directory write './two\nlines'"
+        == refusal("--", "two\nlines")
+    )
 
 
-def test_a_script_whose_interpreter_is_missing_is_told_which(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_script_whose_interpreter_is_missing_is_told_which(
+    refusal: Refusal, tmp_path: Path
+) -> None:
     executable(tmp_path / "app", "#! /no/such/python -u\n")
     line = refusal("--", "./app")
-    assert "'./app' needs the interpreter '/no/such/python', which does not exist; correct its first line" == line
+    assert (
+        "'./app' needs the interpreter '/no/such/python', which does not exist; correct its "
+        "first line" == line
+    )
 
 
 def test_a_script_saved_with_windows_line_ends_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     executable(tmp_path / "app", "#!/bin/sh\r\n")
     line = refusal("--", "./app")
-    assert r"'./app' needs the interpreter '/bin/sh\r', which does not exist; correct its first line" == line
+    assert (
+        r"'./app' needs the interpreter '/bin/sh\r', which does not exist; correct its first line"
+        == line
+    )
 
 
-def test_a_file_the_kernel_cannot_execute_is_told_the_cure(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_file_the_kernel_cannot_execute_is_told_the_cure(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """Known only by trying: this one has begun its log, but says its one line all the same."""
     executable(tmp_path / "app", "echo no interpreter line\n")
     done = longwatch_says(longwatch_bin, tmp_path, "run", "--", "./app")
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert (2, "") == (done.returncode, done.stdout)
-    expected = "cannot execute './app': Exec format error; give it a #! line, or run it through its interpreter"
+    expected = (
+        "cannot execute './app': Exec format error; give it a #! line, or run it through its "
+        "interpreter"
+    )
     assert [f"longwatch: {expected}"] == lines
-    assert '"exit_code":2' in (tmp_path / ".longwatch" / "logs" / "watchdog.log").read_text(encoding="utf-8").splitlines()[-1]
+    assert (
+        '"exit_code":2'
+        in (tmp_path / ".longwatch" / "logs" / "watchdog.log")
+        .read_text(encoding="utf-8")
+        .splitlines()[-1]
+    )
 
 
 def test_a_missing_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     line = refusal("--cwd", "no/where", "--", *CHILD)
-    assert f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd, or cwd in the settings" == line
+    assert (
+        f"the working directory '{tmp_path}/no/where' does not exist; correct --cwd, or cwd "
+        f"in the settings" == line
+    )
 
 
 def test_a_fifo_as_command_is_told_so_and_does_not_block(refusal: Refusal, tmp_path: Path) -> None:
@@ -167,29 +218,48 @@ def test_a_fifo_as_command_is_told_so_and_does_not_block(refusal: Refusal, tmp_p
 def test_a_file_as_working_directory_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     line = refusal("--cwd", "file", "--", *CHILD)
-    assert f"the working directory '{tmp_path}/file' is not a directory; correct --cwd, or cwd in the settings" == line
+    assert (
+        f"the working directory '{tmp_path}/file' is not a directory; correct --cwd, or cwd "
+        f"in the settings" == line
+    )
 
 
 def test_a_working_directory_without_permission_is_told_so(unprivileged: Refusal) -> None:
     cure = "correct --cwd, or cwd in the settings"
     (unprivileged.cwd / "closed").mkdir(mode=0)
     line = unprivileged("--cwd", "closed", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission denied); {cure}" == line
+    assert (
+        f"the working directory '{unprivileged.cwd}/closed' cannot be entered (permission "
+        f"denied); {cure}" == line
+    )
     line = unprivileged("--cwd", "closed/inside", "--", *CHILD)
-    assert f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached (permission denied); {cure}" == line
+    assert (
+        f"the working directory '{unprivileged.cwd}/closed/inside' cannot be reached "
+        f"(permission denied); {cure}" == line
+    )
 
 
-def test_a_current_directory_that_was_deleted_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_current_directory_that_was_deleted_is_told_so(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     (tmp_path / "gone").mkdir()
     script = 'cd gone && rmdir ../gone && exec "$0" run --state-dir off -- true'
     done = longwatch_says(Path("sh"), tmp_path, "-c", script, longwatch_bin)
-    assert (2, "longwatch: the current directory no longer exists; change to one that does\n") == (done.returncode, done.stderr)
+    assert (2, "longwatch: the current directory no longer exists; change to one that does\n") == (
+        done.returncode,
+        done.stderr,
+    )
 
 
 def test_a_folder_on_the_path_without_permission_is_passed_over(unprivileged: Refusal) -> None:
     (unprivileged.cwd / "closed").mkdir(mode=0)
-    line = unprivileged("--", "zzqy-not-a-command", PATH=f"{unprivileged.cwd}/closed:{os.environ['PATH']}")
-    assert "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path" == line
+    line = unprivileged(
+        "--", "zzqy-not-a-command", PATH=f"{unprivileged.cwd}/closed:{os.environ['PATH']}"
+    )
+    assert (
+        "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give "
+        "its full path" == line
+    )
 
 
 def test_the_name_of_our_own_log_cannot_be_the_programs(refusal: Refusal) -> None:
@@ -202,7 +272,10 @@ def test_the_name_of_our_own_log_cannot_be_the_programs(refusal: Refusal) -> Non
 
 def test_a_missing_file_is_told_so(refusal: Refusal) -> None:
     line = refusal("--config", "no.toml", "--", *CHILD)
-    assert "no.toml: cannot be read: no such file or directory; name a TOML file that you may read" == line
+    assert (
+        "no.toml: cannot be read: no such file or directory; name a TOML file that you may read"
+        == line
+    )
 
 
 def test_a_directory_as_file_is_told_so(refusal: Refusal, tmp_path: Path) -> None:
@@ -213,7 +286,10 @@ def test_a_directory_as_file_is_told_so(refusal: Refusal, tmp_path: Path) -> Non
 def test_a_file_without_permission_is_told_so(unprivileged: Refusal) -> None:
     unprivileged.write("").chmod(0)
     line = unprivileged("--config", "longwatch.toml", "--", *CHILD)
-    assert "longwatch.toml: cannot be read: permission denied; name a TOML file that you may read" == line
+    assert (
+        "longwatch.toml: cannot be read: permission denied; name a TOML file that you may read"
+        == line
+    )
 
 
 def test_invalid_toml_gets_file_line_and_column(refusal: Refusal) -> None:
@@ -239,16 +315,26 @@ def test_a_wrong_type_is_told_the_right_one(refusal: Refusal) -> None:
 
 def test_a_negative_duration_is_told_the_range(refusal: Refusal) -> None:
     line = refusal.of_file("[run]\nstop_grace = -1\n")
-    assert "longwatch.toml: run.stop_grace: must be a number of seconds (0 to a year), not -1" == line
+    assert (
+        "longwatch.toml: run.stop_grace: must be a number of seconds (0 to a year), not -1" == line
+    )
 
 
 def test_several_faults_are_told_at_once_in_a_line_each(refusal: Refusal) -> None:
     refusal.write('[run]\nstop_grase = 3\nrestart = "alway"\n')
-    lines = refusal.lines("run", "--config", "longwatch.toml", "--health-interval", "0", "--", *CHILD, PORT="abc")
+    lines = refusal.lines(
+        "run", "--config", "longwatch.toml", "--health-interval", "0", "--", *CHILD, PORT="abc"
+    )
     assert [
         "longwatch.toml: run.stop_grase: unknown key; did you mean stop_grace?",
-        'longwatch.toml: run.restart: must be "always", "never" or "on-failure", not "alway"; did you mean always?',
-        'environment variable PORT: must be a whole number from 1 to 65535, not "abc"; correct it or unset it',
+        (
+            'longwatch.toml: run.restart: must be "always", "never" or "on-failure", not "alway"; '
+            "did you mean always?"
+        ),
+        (
+            'environment variable PORT: must be a whole number from 1 to 65535, not "abc"; '
+            "correct it or unset it"
+        ),
         "--health-interval: must be a number of seconds (more than 0, a year at most), not 0.0",
     ] == lines
 
@@ -256,9 +342,14 @@ def test_several_faults_are_told_at_once_in_a_line_each(refusal: Refusal) -> Non
 # --- environment and options ---
 
 
-@pytest.mark.parametrize(("port", "shown"), [("abc", '"abc"'), ("0", "0"), ("65536", "65536"), ("80 80", '"80 80"')])
+@pytest.mark.parametrize(
+    ("port", "shown"), [("abc", '"abc"'), ("0", "0"), ("65536", "65536"), ("80 80", '"80 80"')]
+)
 def test_a_port_that_is_none_is_told_the_range(refusal: Refusal, port: str, shown: str) -> None:
-    expected = f"environment variable PORT: must be a whole number from 1 to 65535, not {shown}; correct it or unset it"
+    expected = (
+        f"environment variable PORT: must be a whole number from 1 to 65535, not {shown}; correct "
+        f"it or unset it"
+    )
     assert expected == refusal("--", *CHILD, PORT=port)
 
 
@@ -266,12 +357,19 @@ def test_a_port_in_use_is_told_the_ways_out(refusal: Refusal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         line = refusal("--", *CHILD, PORT=str(port))
-    assert line.startswith(f"port {port} is not free (address already in use), so health checks would ask another server;")
-    assert line.endswith("; stop that one, choose another PORT, or turn the checks off with --no-health")
+    assert line.startswith(
+        f"port {port} is not free (address already in use), so health checks would ask "
+        f"another server;"
+    )
+    assert line.endswith(
+        "; stop that one, choose another PORT, or turn the checks off with --no-health"
+    )
 
 
 def test_an_unknown_option_is_told_of_the_help(refusal: Refusal) -> None:
-    assert "No such option: --bogus. See `longwatch run --help`." == refusal("--bogus", "--", *CHILD)
+    assert "No such option: --bogus. See `longwatch run --help`." == refusal(
+        "--bogus", "--", *CHILD
+    )
 
 
 def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> None:
@@ -280,34 +378,58 @@ def test_an_unknown_option_cannot_write_to_the_terminal(refusal: Refusal) -> Non
 
 
 def test_an_option_without_its_value_is_told_so(refusal: Refusal) -> None:
-    assert "Option '--stop-grace' requires an argument. See `longwatch run --help`." == refusal("--stop-grace")
+    assert "Option '--stop-grace' requires an argument. See `longwatch run --help`." == refusal(
+        "--stop-grace"
+    )
 
 
 def test_an_unknown_command_gets_the_nearest_one(refusal: Refusal) -> None:
-    assert ["No such command 'rnu'. Did you mean 'run'? See `longwatch --help`."] == refusal.lines("rnu", "--", *CHILD)
+    assert ["No such command 'rnu'. Did you mean 'run'? See `longwatch --help`."] == refusal.lines(
+        "rnu", "--", *CHILD
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
         ("--restart", "sometimes", 'must be "always", "never" or "on-failure", not "sometimes"'),
-        ("--restart", "allways", 'must be "always", "never" or "on-failure", not "allways"; did you mean always?'),
-        ("--stop-signal", "TREM", 'must be the name of a signal, such as "TERM", not "TREM"; did you mean TERM?'),
+        (
+            "--restart",
+            "allways",
+            'must be "always", "never" or "on-failure", not "allways"; did you mean always?',
+        ),
+        (
+            "--stop-signal",
+            "TREM",
+            'must be the name of a signal, such as "TERM", not "TREM"; did you mean TERM?',
+        ),
         ("--stop-signal", "15", 'must be the name of a signal, such as "TERM", not "15"'),
         ("--stop-grace", "-1", "must be a number of seconds (0 to a year), not -1.0"),
         ("--stop-grace", "soon", 'must be a number of seconds (0 to a year), not "soon"'),
-        ("--name", "a/b", "must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a/b\""),
-        ("--log-level", "loud", 'must be "debug", "info", "warning", "error" or "critical", not "loud"'),
+        (
+            "--name",
+            "a/b",
+            "must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a/b\"",
+        ),
+        (
+            "--log-level",
+            "loud",
+            'must be "debug", "info", "warning", "error" or "critical", not "loud"',
+        ),
     ],
 )
-def test_a_bad_value_is_told_what_would_be_a_good_one(refusal: Refusal, option: str, value: str, expected: str) -> None:
+def test_a_bad_value_is_told_what_would_be_a_good_one(
+    refusal: Refusal, option: str, value: str, expected: str
+) -> None:
     assert f"{option}: {expected}" == refusal(option, value, "--", *CHILD)
 
 
 # --- the state directory ---
 
 
-def test_a_state_directory_below_a_file_is_told_the_ways_out(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_state_directory_below_a_file_is_told_the_ways_out(
+    refusal: Refusal, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     line = refusal("--state-dir", "file/state", "--", *CHILD)
     cure = "choose another with --state-dir DIR, or keep no files with --state-dir off"
@@ -334,7 +456,9 @@ def test_a_log_directory_without_permission_is_told_the_ways_out(unprivileged: R
 # --- the traceback ---
 
 
-def test_only_debug_shows_the_traceback_and_still_ends_with_the_line(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_only_debug_shows_the_traceback_and_still_ends_with_the_line(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     done = longwatch_says(longwatch_bin, tmp_path, "--debug", "run", "--", "./no/such")
     first, *_, last = done.stderr.splitlines()
     assert (2, "Traceback (most recent call last):") == (done.returncode, first)

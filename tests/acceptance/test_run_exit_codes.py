@@ -1,4 +1,6 @@
-"""`longwatch run` ends with the program's own code, 128 + n after signal n, 100 when the breaker trips."""
+"""`longwatch run` ends with the program's own code, 128 + n after signal n, 100 when the breaker
+trips.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +35,42 @@ signal.pause()
         (255, "fatal_error_no_restart"),
     ],
 )
-def test_a_code_that_is_final_is_passed_on_after_one_start(longwatch_bin: Path, tmp_path: Path, code: int, verdict: str) -> None:
+def test_a_code_that_is_final_is_passed_on_after_one_start(
+    longwatch_bin: Path, tmp_path: Path, code: int, verdict: str
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"]) as run:
         assert code == run.end()
-    assert [(f"exit {code}", False)] == [(end["cause"], end["restart"]) for end in run.logged(verdict)]
+    assert [(f"exit {code}", False)] == [
+        (end["cause"], end["restart"]) for end in run.logged(verdict)
+    ]
     assert [1] == [start["start"] for start in run.logged("program_started")]
     assert [code] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
 
 
 @pytest.mark.parametrize("code", [1, 3, 99])
-def test_restart_never_passes_any_code_on_after_one_start(longwatch_bin: Path, tmp_path: Path, code: int) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"], options=("--restart", "never")) as run:
+def test_restart_never_passes_any_code_on_after_one_start(
+    longwatch_bin: Path, tmp_path: Path, code: int
+) -> None:
+    with supervise(
+        longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"], options=("--restart", "never")
+    ) as run:
         assert code == run.end()
-    assert [(f"exit {code}", False)] == [(end["cause"], end["restart"]) for end in run.logged("unexpected_exit")]
+    assert [(f"exit {code}", False)] == [
+        (end["cause"], end["restart"]) for end in run.logged("unexpected_exit")
+    ]
     assert [1] == [start["start"] for start in run.logged("program_started")]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_program_told_to_stop_from_outside_is_not_started_again(longwatch_bin: Path, tmp_path: Path, signum: int) -> None:
+def test_a_program_told_to_stop_from_outside_is_not_started_again(
+    longwatch_bin: Path, tmp_path: Path, signum: int
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
         os.kill(run.event("program_started")["pid"], signum)
         assert 128 + signum == run.end()
-    assert [(f"signal {signum}", False)] == [(end["cause"], end["restart"]) for end in run.logged("intentional_signal")]
+    assert [(f"signal {signum}", False)] == [
+        (end["cause"], end["restart"]) for end in run.logged("intentional_signal")
+    ]
     assert [1] == [start["start"] for start in run.logged("program_started")]
 
 
@@ -75,12 +91,19 @@ def test_sigterm_with_a_program_that_dies_of_it_is_143(longwatch_bin: Path, tmp_
 
 
 def test_a_breaker_that_trips_is_100(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["false"], options=(*QUICK, "--breaker-restarts", "1")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, ["false"], options=(*QUICK, "--breaker-restarts", "1")
+    ) as run:
         assert 100 == run.end()
     assert [100] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
 
 
 def test_restart_always_starts_a_clean_exit_again(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["true"], options=(*QUICK, "--restart", "always", "--breaker-restarts", "2")) as run:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        ["true"],
+        options=(*QUICK, "--restart", "always", "--breaker-restarts", "2"),
+    ) as run:
         assert 100 == run.end()
     assert [1, 2, 3] == [start["start"] for start in run.logged("program_started")]

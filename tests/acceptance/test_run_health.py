@@ -28,10 +28,24 @@ while then == "stalls":
     stalled[-1].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{")
 signal.pause()
 """
-"""Answers so many times that it is healthy, then never again: it `hangs`, or it `stalls` after sending half an answer."""
+"""Answers so many times that it is healthy, then never again: it `hangs`, or it `stalls` after
+sending half an answer.
+"""
 
-FAST = (*QUICK, "--health-interval", "0.05", "--health-timeout", "0.2", "--health-start-grace", "0.05", "--health-failures", "10")
-"""Ten failures, so that a server which is slow to start on a busy machine is not ended before it listens."""
+FAST = (
+    *QUICK,
+    "--health-interval",
+    "0.05",
+    "--health-timeout",
+    "0.2",
+    "--health-start-grace",
+    "0.05",
+    "--health-failures",
+    "10",
+)
+"""Ten failures, so that a server which is slow to start on a busy machine is not ended before it
+listens.
+"""
 
 
 @pytest.fixture
@@ -44,7 +58,9 @@ def port() -> int:
 
 
 @pytest.mark.parametrize("then", ["hangs", "stalls"])
-def test_a_server_that_stops_answering_is_replaced(longwatch_bin: Path, tmp_path: Path, port: int, then: str) -> None:
+def test_a_server_that_stops_answering_is_replaced(
+    longwatch_bin: Path, tmp_path: Path, port: int, then: str
+) -> None:
     command = [*PYTHON, SERVER, "2", then]
     with supervise(longwatch_bin, tmp_path, command, options=FAST, env={"PORT": str(port)}) as run:
         first = run.event("health_check_passed")["pid"]
@@ -55,14 +71,20 @@ def test_a_server_that_stops_answering_is_replaced(longwatch_bin: Path, tmp_path
         assert 143 == run.end()
     assert (first, True, "signal 15") == (ended["pid"], ended["restart"], ended["cause"])
     assert [first, second] == [started["pid"] for started in run.logged("program_started")]
-    hanging = [failed["failures"] for failed in run.logged("health_check_failed") if failed["pid"] == first][-10:]
+    hanging = [
+        failed["failures"] for failed in run.logged("health_check_failed") if failed["pid"] == first
+    ][-10:]
     assert list(range(1, 11)) == hanging
 
 
-def test_failures_are_counted_from_zero_after_a_restart(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
+def test_failures_are_counted_from_zero_after_a_restart(
+    longwatch_bin: Path, tmp_path: Path, port: int
+) -> None:
     """It never answers: each start has all its failures before it is ended."""
     options = (*FAST, "--breaker-restarts", "2")
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], options=options, env={"PORT": str(port)}) as run:
+    with supervise(
+        longwatch_bin, tmp_path, ["sleep", "1000"], options=options, env={"PORT": str(port)}
+    ) as run:
         assert 100 == run.end()
     counted = [failed["failures"] for failed in run.logged("health_check_failed")]
     assert list(range(1, 11)) * len(run.logged("program_started")) == counted
@@ -70,10 +92,14 @@ def test_failures_are_counted_from_zero_after_a_restart(longwatch_bin: Path, tmp
     assert 2 <= len(run.logged("health_check_restart"))
 
 
-def test_a_deaf_server_that_hangs_is_killed_after_the_grace(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
+def test_a_deaf_server_that_hangs_is_killed_after_the_grace(
+    longwatch_bin: Path, tmp_path: Path, port: int
+) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     options = (*FAST, "--stop-grace", "0.1", "--breaker-restarts", "1")
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, deaf], options=options, env={"PORT": str(port)}) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, deaf], options=options, env={"PORT": str(port)}
+    ) as run:
         assert 100 == run.end()
     assert {"signal 9"} == {ended["cause"] for ended in run.logged("health_check_restart")}
 
@@ -92,28 +118,55 @@ def test_a_deaf_server_that_hangs_is_killed_after_the_grace(longwatch_bin: Path,
     ],
 )
 def test_health_is_asked_only_where_it_is_wanted(  # noqa: PLR0913 - half of them are fixtures
-    longwatch_bin: Path, tmp_path: Path, port: int, options: tuple[str, ...], environ: dict[str, str], *, wanted: bool
+    longwatch_bin: Path,
+    tmp_path: Path,
+    port: int,
+    options: tuple[str, ...],
+    environ: dict[str, str],
+    *,
+    wanted: bool,
 ) -> None:
     """Nobody listens: while the program lives, every question that is asked fails."""
     fast = ("--health-interval", "0.05", "--health-start-grace", "0", "--health-failures", "1000")
     given = [option.format(port=port) for option in options]
     env = {name: value.format(port=port) for name, value in environ.items()}
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "sleep 0.4; exit 101"], options=(*fast, *given), env=env) as run:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        ["sh", "-c", "sleep 0.4; exit 101"],
+        options=(*fast, *given),
+        env=env,
+    ) as run:
         assert 101 == run.end()
     assert wanted == bool(run.logged("health_check_failed"))
 
 
-def test_health_can_be_asked_on_a_port_of_its_own(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
+def test_health_can_be_asked_on_a_port_of_its_own(
+    longwatch_bin: Path, tmp_path: Path, port: int
+) -> None:
     options = (*FAST, "--health-port", str(port))
-    with supervise(longwatch_bin, tmp_path, ["env", f"PORT={port}", *PYTHON, SERVER, "1000", "hangs"], options=options) as run:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        ["env", f"PORT={port}", *PYTHON, SERVER, "1000", "hangs"],
+        options=options,
+    ) as run:
         run.event("health_check_passed")
         run.signal(signal.SIGTERM)
         assert 143 == run.end()
 
 
-def test_with_checks_a_run_is_stable_once_it_was_healthy_after_the_time(longwatch_bin: Path, tmp_path: Path, port: int) -> None:
+def test_with_checks_a_run_is_stable_once_it_was_healthy_after_the_time(
+    longwatch_bin: Path, tmp_path: Path, port: int
+) -> None:
     options = (*FAST, "--stable-after", "0.3")
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, SERVER, "1000", "hangs"], options=options, env={"PORT": str(port)}) as run:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        [*PYTHON, SERVER, "1000", "hangs"],
+        options=options,
+        env={"PORT": str(port)},
+    ) as run:
         assert 0.3 < run.event("program_stable")["lasted"]
         run.signal(signal.SIGTERM)
         assert 143 == run.end()

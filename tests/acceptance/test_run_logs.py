@@ -1,4 +1,6 @@
-"""What is written where, what never is, and that no reader, disk or terminal can stop the program or us."""
+"""What is written where, what never is, and that no reader, disk or terminal can stop the
+program or us.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PATIENCE, PYTHON, QUICK, Lines, as_record, clean_environment, readable, supervise
+from supervised import (
+    PATIENCE,
+    PYTHON,
+    QUICK,
+    Lines,
+    as_record,
+    clean_environment,
+    readable,
+    supervise,
+)
 
 HEAD = ["ts", "level", "event", "pid", "managerPid"]
 
@@ -61,8 +72,12 @@ def words_from(fifo: Lines, expected: str) -> None:
 # --- the supervisor's own log ---
 
 
-def test_every_line_of_our_log_is_json_with_the_five_fields(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "echo out; echo err >&2; exit 7"], options=QUICK) as run:
+def test_every_line_of_our_log_is_json_with_the_five_fields(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with supervise(
+        longwatch_bin, tmp_path, ["sh", "-c", "echo out; echo err >&2; exit 7"], options=QUICK
+    ) as run:
         run.end()
     records = run.logged()
     assert [HEAD] * len(records) == [list(record)[:5] for record in records]
@@ -70,17 +85,27 @@ def test_every_line_of_our_log_is_json_with_the_five_fields(longwatch_bin: Path,
     assert {True} == {isinstance(record["pid"], int) for record in records}
     assert {"debug", "info", "warning", "critical"} == {record["level"] for record in records}
     told = [record["event"] for record in records]
-    assert ["supervisor_started", "settings_in_effect", "program_started", "unexpected_exit", "restart_scheduled"] == told[:5]
+    assert [
+        "supervisor_started",
+        "settings_in_effect",
+        "program_started",
+        "unexpected_exit",
+        "restart_scheduled",
+    ] == told[:5]
     assert "supervisor_stopped" == told[-1]
 
 
-def test_the_log_on_stderr_is_the_same_but_for_what_is_too_quiet(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_log_on_stderr_is_the_same_but_for_what_is_too_quiet(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["true"]) as run:
         run.end()
     assert [record for record in run.logged() if record["level"] != "debug"] == run.told()
 
 
-def test_debug_in_the_environment_shows_the_quiet_records_too(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_debug_in_the_environment_shows_the_quiet_records_too(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["true"], env={"DEBUG": "1"}) as run:
         run.end()
     assert run.logged() == run.told()
@@ -93,8 +118,12 @@ def test_a_second_run_appends_to_the_log_of_the_first(longwatch_bin: Path, tmp_p
     assert 2 == len({started["managerPid"] for started in run.logged("supervisor_started")})
 
 
-def test_without_a_state_directory_nothing_is_written_to_disk(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "echo out"], options=("--state-dir", "off")) as run:
+def test_without_a_state_directory_nothing_is_written_to_disk(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with supervise(
+        longwatch_bin, tmp_path, ["sh", "-c", "echo out"], options=("--state-dir", "off")
+    ) as run:
         assert 0 == run.end()
     assert (b"out\n", []) == (run.out.text, list(tmp_path.iterdir()))
 
@@ -102,14 +131,18 @@ def test_without_a_state_directory_nothing_is_written_to_disk(longwatch_bin: Pat
 def test_logs_are_for_their_owner_alone(longwatch_bin: Path, tmp_path: Path) -> None:
     with supervise(longwatch_bin, tmp_path, ["true"]) as run:
         run.end()
-    modes = [path.stat().st_mode & 0o077 for path in (run.logs.parent, run.logs, *run.logs.iterdir())]
+    modes = [
+        path.stat().st_mode & 0o077 for path in (run.logs.parent, run.logs, *run.logs.iterdir())
+    ]
     assert [0] * 4 == modes
 
 
 # --- the program's output ---
 
 
-def test_the_programs_output_is_passed_on_and_kept_byte_for_byte(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_programs_output_is_passed_on_and_kept_byte_for_byte(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     out, err = bytes(range(256)).replace(b"\n", b"") + b"\n\n\x1b[31mred\n", b"\xff\xfe\x00err\r\n"
     (tmp_path / "out").write_bytes(out)
     (tmp_path / "err").write_bytes(err)
@@ -118,7 +151,9 @@ def test_the_programs_output_is_passed_on_and_kept_byte_for_byte(longwatch_bin: 
         assert 0 == run.end()
     assert out == run.out.text
     assert err == b"".join(line for line in run.err.seen if as_record(line) is None)
-    assert sorted((out + err).splitlines()) == sorted((run.logs / "talker.log").read_bytes().splitlines())
+    assert sorted((out + err).splitlines()) == sorted(
+        (run.logs / "talker.log").read_bytes().splitlines()
+    )
 
 
 def test_a_last_line_without_an_end_is_passed_on(longwatch_bin: Path, tmp_path: Path) -> None:
@@ -128,7 +163,12 @@ def test_a_last_line_without_an_end_is_passed_on(longwatch_bin: Path, tmp_path: 
 
 
 def test_what_a_dying_program_said_last_is_not_lost(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", "echo last words; kill -9 $$"], options=("--restart", "never")) as run:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        ["sh", "-c", "echo last words; kill -9 $$"],
+        options=("--restart", "never"),
+    ) as run:
         assert 137 == run.end()
     assert b"last words\n" == run.out.text
 
@@ -143,14 +183,20 @@ def test_with_standard_streams_closed_it_lives_and_its_log_is_whole(
     redirections = "".join(f" {number}>&-" for number in closed.split())
     within = ("sh", "-c", f'exec "$@"{redirections}', "sh")
     command = [*PYTHON, TALKS, "fifo", "3"]
-    with supervise(longwatch_bin, tmp_path, command, within=within, options=("--name", "talker")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, command, within=within, options=("--name", "talker")
+    ) as run:
         words_from(fifo, "said everything")
         assert 0 == run.end()
     assert [0] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
-    assert 3 * [b"x" * 99] + 3 * [b"y" * 99] == sorted((run.logs / "talker.log").read_bytes().splitlines())
+    assert 3 * [b"x" * 99] + 3 * [b"y" * 99] == sorted(
+        (run.logs / "talker.log").read_bytes().splitlines()
+    )
 
 
-def test_a_closed_stdin_is_dev_null_to_the_program_and_no_file_of_ours(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_closed_stdin_is_dev_null_to_the_program_and_no_file_of_ours(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     within = ("sh", "-c", 'exec "$@" 0<&-', "sh")
     with supervise(longwatch_bin, tmp_path, ["readlink", "/proc/self/fd/0"], within=within) as run:
         assert 0 == run.end()
@@ -187,7 +233,9 @@ def test_with_readers_that_do_not_read_the_program_goes_on_and_can_be_stopped(
 
 
 def test_a_log_file_that_is_deleted_comes_back(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, SPEAKS_ON_REQUEST], options=("--name", "talker")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, SPEAKS_ON_REQUEST], options=("--name", "talker")
+    ) as run:
         assert "line 1" == run.line()
         for path in list(run.logs.iterdir()):
             path.unlink()
@@ -196,11 +244,15 @@ def test_a_log_file_that_is_deleted_comes_back(longwatch_bin: Path, tmp_path: Pa
         run.signal(signal.SIGTERM)
         assert 143 == run.end()
     assert "line 2\n" == (run.logs / "talker.log").read_text(encoding="utf-8")
-    assert ["signal_received", "signal_received"] == [record["event"] for record in run.logged()][:2]
+    assert ["signal_received", "signal_received"] == [record["event"] for record in run.logged()][
+        :2
+    ]
 
 
 def test_a_log_directory_that_is_deleted_comes_back(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, SPEAKS_ON_REQUEST], options=("--name", "talker")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, SPEAKS_ON_REQUEST], options=("--name", "talker")
+    ) as run:
         assert "line 1" == run.line()
         (tmp_path / ".longwatch").rename(tmp_path / "elsewhere")
         run.signal(signal.SIGUSR1)
@@ -214,7 +266,9 @@ def test_a_log_directory_that_is_deleted_comes_back(longwatch_bin: Path, tmp_pat
 def tiny_disk(path: Path) -> Iterator[None]:
     """A file system of 64 KB there, where we may mount one."""
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tiny", path], check=False, capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tiny", path], check=False, capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip("only root may mount a small file system to fill")
     try:
@@ -223,12 +277,23 @@ def tiny_disk(path: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
-def test_a_full_disk_kills_neither_the_program_nor_the_log(longwatch_bin: Path, tmp_path: Path) -> None:
-    """The program says 200 KB and lives; once there is room again both logs go on, and no line of ours is torn."""
-    script = SPEAKS_ON_REQUEST.replace("speak()\nwhile", "os.write(1, (b'x' * 999 + b'\\n') * 200)\nspeak()\nwhile")
+def test_a_full_disk_kills_neither_the_program_nor_the_log(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """The program says 200 KB and lives; once there is room again both logs go on, and no line
+    of ours is torn.
+    """
+    script = SPEAKS_ON_REQUEST.replace(
+        "speak()\nwhile", "os.write(1, (b'x' * 999 + b'\\n') * 200)\nspeak()\nwhile"
+    )
     with (
         tiny_disk(tmp_path / "disk"),
-        supervise(longwatch_bin, tmp_path, [*PYTHON, script], options=("--name", "talker", "--state-dir", "disk/state")) as run,
+        supervise(
+            longwatch_bin,
+            tmp_path,
+            [*PYTHON, script],
+            options=("--name", "talker", "--state-dir", "disk/state"),
+        ) as run,
     ):
         logs = tmp_path / "disk" / "state" / "logs"
         assert ["x" * 999] * 200 + ["line 1"] == [run.line() for _ in range(201)]
@@ -239,7 +304,10 @@ def test_a_full_disk_kills_neither_the_program_nor_the_log(longwatch_bin: Path, 
         assert "line 2" == run.line()
         run.signal(signal.SIGTERM)
         assert 143 == run.end()
-        records = [json.loads(line) for line in (logs / "watchdog.log").read_text(encoding="utf-8").splitlines()]
+        records = [
+            json.loads(line)
+            for line in (logs / "watchdog.log").read_text(encoding="utf-8").splitlines()
+        ]
         assert "line 2\n" in (logs / "talker.log").read_text(encoding="utf-8")
     assert "supervisor_stopped" == records[-1]["event"]
 
@@ -250,12 +318,31 @@ def test_a_full_disk_kills_neither_the_program_nor_the_log(longwatch_bin: Path, 
 def test_secrets_are_masked_wherever_they_stand(longwatch_bin: Path, tmp_path: Path) -> None:
     secret = "hunter2hunter2"
     (tmp_path / "longwatch.toml").write_text(f'[run.env]\nAPI_KEY = "{secret}"\n', encoding="utf-8")
-    command = ["true", f"--token={secret}", "--password", secret, f"DB_PASSWORD={secret}", f"postgresql://user:{secret}@host/db"]
-    with supervise(longwatch_bin, tmp_path, command, options=("--config", "longwatch.toml"), env={"DEBUG": "1"}) as run:
+    command = [
+        "true",
+        f"--token={secret}",
+        "--password",
+        secret,
+        f"DB_PASSWORD={secret}",
+        f"postgresql://user:{secret}@host/db",
+    ]
+    with supervise(
+        longwatch_bin, tmp_path, command, options=("--config", "longwatch.toml"), env={"DEBUG": "1"}
+    ) as run:
         assert 0 == run.end()
-    assert secret not in (run.logs / "watchdog.log").read_text(encoding="utf-8") + run.err.text.decode()
+    assert (
+        secret
+        not in (run.logs / "watchdog.log").read_text(encoding="utf-8") + run.err.text.decode()
+    )
     [started] = run.logged("program_started")
-    assert ["true", "--token=***", "--password", "***", "DB_PASSWORD=***", "postgresql://***@host/db"] == started["command"]
+    assert [
+        "true",
+        "--token=***",
+        "--password",
+        "***",
+        "DB_PASSWORD=***",
+        "postgresql://***@host/db",
+    ] == started["command"]
     assert {"API_KEY": "***"} == run.logged("settings_in_effect")[0]["settings"]["run"]["env"]
 
 
@@ -263,7 +350,9 @@ FORGED = '{"ts":"2000-01-01T00:00:00.000Z","level":"info","event":"forged","pid"
 
 
 @pytest.mark.parametrize("log_format", ["json", "pretty"])
-def test_names_with_newlines_and_escapes_forge_no_record(longwatch_bin: Path, tmp_path: Path, log_format: str) -> None:
+def test_names_with_newlines_and_escapes_forge_no_record(
+    longwatch_bin: Path, tmp_path: Path, log_format: str
+) -> None:
     program = tmp_path / f"evil\n{FORGED}\n\x1b[2Jname"
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     program.chmod(0o755)
@@ -271,12 +360,16 @@ def test_names_with_newlines_and_escapes_forge_no_record(longwatch_bin: Path, tm
     with supervise(longwatch_bin, tmp_path, command, options=("--log-format", log_format)) as run:
         assert 0 == run.end()
     assert [] == run.logged("forged")
-    assert [] == [line for line in run.err.seen if not line.decode().removesuffix("\n").isprintable()]
+    assert [] == [
+        line for line in run.err.seen if not line.decode().removesuffix("\n").isprintable()
+    ]
     assert [] == run.told("forged")
     assert {True} == {path.name.isprintable() for path in run.logs.iterdir()}
 
 
-def test_output_that_looks_like_a_record_is_not_in_our_log(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_output_that_looks_like_a_record_is_not_in_our_log(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["printf", "%s\\n", FORGED]) as run:
         assert 0 == run.end()
     assert [] == run.logged("forged")
@@ -286,17 +379,38 @@ def test_output_that_looks_like_a_record_is_not_in_our_log(longwatch_bin: Path, 
 # --- the program's environment ---
 
 
-def test_the_program_gets_our_environment_but_for_what_is_ours(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_program_gets_our_environment_but_for_what_is_ours(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     (tmp_path / "longwatch.toml").write_text('[run.env]\nEXTRA = "more"\n', encoding="utf-8")
-    given = {"PORT": "1", "HEALTH_CHECK_ENABLED": "false", "DEBUG": "app:*", "LONGWATCH_STATE_DIR": "state", "LONGWATCH_X": "x"}
-    notify = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "LISTEN_FDS": "1"}
+    given = {
+        "PORT": "1",
+        "HEALTH_CHECK_ENABLED": "false",
+        "DEBUG": "app:*",
+        "LONGWATCH_STATE_DIR": "state",
+        "LONGWATCH_X": "x",
+    }
+    notify = {
+        "NOTIFY_SOCKET": "/run/notify",
+        "WATCHDOG_USEC": "1",
+        "WATCHDOG_PID": "1",
+        "LISTEN_FDS": "1",
+    }
     options = ("--config", "longwatch.toml")
-    with supervise(longwatch_bin, tmp_path, ["/usr/bin/env"], options=options, env={**given, **notify}) as run:
+    with supervise(
+        longwatch_bin, tmp_path, ["/usr/bin/env"], options=options, env={**given, **notify}
+    ) as run:
         assert 0 == run.end()
     got = dict(line.split("=", 1) for line in run.out.text.decode().splitlines())
     got.pop("LONGWATCH_OWNER")
     assert "/run/notify" != got.pop("NOTIFY_SOCKET")
-    expected = {"PORT": "1", "HEALTH_CHECK_ENABLED": "false", "DEBUG": "app:*", "EXTRA": "more", "MANAGED_BY": "longwatch"}
+    expected = {
+        "PORT": "1",
+        "HEALTH_CHECK_ENABLED": "false",
+        "DEBUG": "app:*",
+        "EXTRA": "more",
+        "MANAGED_BY": "longwatch",
+    }
     assert clean_environment(expected) == got
     assert (tmp_path / "state" / "logs" / "env.log").exists()
 

@@ -1,4 +1,6 @@
-"""As PID 1 of a container: reap what others leave behind, pass signals on, exit with the program's code."""
+"""As PID 1 of a container: reap what others leave behind, pass signals on, exit with the
+program's code.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ while time.monotonic() < deadline:
     select.select([], [], [], 0.01)
 print("the orphan is a zombie still")
 """
-"""Double-forks a process that exits, and looks whether somebody reaps it: a zombie can still be signalled."""
+"""Double-forks a process that exits, and looks whether somebody reaps it: a zombie can still be
+signalled.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +70,9 @@ def test_an_orphan_that_ends_is_reaped_and_the_code_passed_on(
 
 
 @within
-def test_sigterm_to_pid_1_stops_the_program(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_sigterm_to_pid_1_stops_the_program(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
         run.event("program_started")
         os.kill(init_of(run).pid, signal.SIGTERM)
@@ -75,16 +81,22 @@ def test_sigterm_to_pid_1_stops_the_program(longwatch_bin: Path, tmp_path: Path,
 
 
 @within
-def test_a_killed_program_comes_back(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_a_killed_program_comes_back(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     script = "echo >> starts; [ $(wc -l < starts) -eq 1 ] && kill -9 $$; exit 5"
     options = (*QUICK, "--breaker-restarts", "1")
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=options, within=namespace) as run:
+    with supervise(
+        longwatch_bin, tmp_path, ["sh", "-c", script], options=options, within=namespace
+    ) as run:
         assert 100 == run.end()
     assert ["signal 9", "exit 5"] == [end["cause"] for end in run.logged("unexpected_exit")]
 
 
 @within
-def test_kill_9_of_the_guardian_ends_all_with_75(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_kill_9_of_the_guardian_ends_all_with_75(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
         run.event("program_started")
         [guardian] = init_of(run).children()
@@ -97,17 +109,27 @@ def strangers_below(init: psutil.Process) -> list[psutil.Process]:
 
 
 def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_path: Path) -> None:
-    """What enters the namespace beside us (as `docker exec` does) and is orphaned falls to PID 1, not to the guardian."""
+    """What enters the namespace beside us (as `docker exec` does) and is orphaned falls to PID
+    1, not to the guardian.
+    """
     if shutil.which("nsenter") is None:
         pytest.skip("nsenter is not here (Debian package util-linux)")
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=NAMESPACES["own /proc"]) as run:
+    with supervise(
+        longwatch_bin, tmp_path, ["sleep", "1000"], within=NAMESPACES["own /proc"]
+    ) as run:
         run.event("program_started")
         init = init_of(run)
         ours, theirs = os.pipe()
         script = 'exec 3<&0; sh -c "read _ <&3" stranger &'
-        subprocess.run(["nsenter", "--target", str(init.pid), "--pid", "sh", "-c", script], check=True, stdin=ours)
+        subprocess.run(
+            ["nsenter", "--target", str(init.pid), "--pid", "sh", "-c", script],
+            check=True,
+            stdin=ours,
+        )
         os.close(ours)
-        assert eventually(lambda: len(strangers_below(init)) == 1), "it shows its name once it has been executed"
+        assert eventually(lambda: len(strangers_below(init)) == 1), (
+            "it shows its name once it has been executed"
+        )
         [stranger] = strangers_below(init)
         os.close(theirs)
         assert eventually(lambda: stranger not in init.children())

@@ -9,15 +9,25 @@ from pathlib import Path
 from supervised import QUICK, supervise
 
 
-def test_a_killed_program_is_back_after_the_first_backoff(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_killed_program_is_back_after_the_first_backoff(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with supervise(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
         first = run.event("program_started")
         os.kill(first["pid"], signal.SIGKILL)
-        ended, scheduled, second = run.event("unexpected_exit"), run.event("restart_scheduled"), run.event("program_started")
+        ended, scheduled, second = (
+            run.event("unexpected_exit"),
+            run.event("restart_scheduled"),
+            run.event("program_started"),
+        )
         os.kill(second["pid"], signal.SIGTERM)
         assert 143 == run.end()
     assert ("signal 9", True, first["pid"]) == (ended["cause"], ended["restart"], ended["pid"])
-    assert (1.0, 1, 1) == (scheduled["delay"], scheduled["failures"], scheduled["restarts_in_window"])
+    assert (1.0, 1, 1) == (
+        scheduled["delay"],
+        scheduled["failures"],
+        scheduled["restarts_in_window"],
+    )
     assert second["pid"] != first["pid"]
     assert (1, 2) == (first["start"], second["start"])
 
@@ -32,8 +42,12 @@ def test_six_fast_crashes_trip_the_breaker(longwatch_bin: Path, tmp_path: Path) 
     assert ("critical", 5, 60.0) == (tripped["level"], tripped["restarts"], tripped["window"])
 
 
-def test_at_the_defaults_fast_crashes_wait_1_2_4_and_8_seconds(longwatch_bin: Path, tmp_path: Path) -> None:
-    """The last wait is announced, and not waited for: a stop in the middle of it is obeyed at once."""
+def test_at_the_defaults_fast_crashes_wait_1_2_4_and_8_seconds(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """The last wait is announced, and not waited for: a stop in the middle of it is obeyed at
+    once.
+    """
     with supervise(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"]) as run:
         scheduled = [run.event("restart_scheduled")["delay"] for _ in range(4)]
         run.signal(signal.SIGTERM)
@@ -42,21 +56,36 @@ def test_at_the_defaults_fast_crashes_wait_1_2_4_and_8_seconds(longwatch_bin: Pa
     assert [1, 2, 3, 4] == [start["start"] for start in run.logged("program_started")]
 
 
-def test_a_stable_run_makes_backoff_and_breaker_start_anew(longwatch_bin: Path, tmp_path: Path) -> None:
-    """Two crashes, then a run that is stable before it is killed; the counters after it are those of a first failure."""
-    script = "echo >> starts; [ $(wc -l < starts) -le 2 ] && exit 7; [ $(wc -l < starts) -eq 3 ] && exec sleep 1000; exit 0"
+def test_a_stable_run_makes_backoff_and_breaker_start_anew(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """Two crashes, then a run that is stable before it is killed; the counters after it are
+    those of a first failure.
+    """
+    script = (
+        "echo >> starts; [ $(wc -l < starts) -le 2 ] && exit 7; [ $(wc -l < starts) -eq 3 ] && "
+        "exec sleep 1000; exit 0"
+    )
     options = ("--backoff-initial", "0.01", "--stable-after", "0.5", "--breaker-restarts", "2")
     with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=options) as run:
         os.kill(run.event("program_stable")["pid"], signal.SIGKILL)
         assert 0 == run.end()
-    told = [(s["delay"], s["failures"], s["restarts_in_window"]) for s in run.logged("restart_scheduled")]
+    told = [
+        (s["delay"], s["failures"], s["restarts_in_window"])
+        for s in run.logged("restart_scheduled")
+    ]
     assert [(0.01, 1, 1), (0.02, 2, 2), (0.01, 1, 1)] == told
     assert 4 == len(run.logged("program_started"))
 
 
-def test_what_a_crash_leaves_behind_is_gone_before_the_next_start(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_what_a_crash_leaves_behind_is_gone_before_the_next_start(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """The leader dies, its helper would live on: the end tells of one that had to be killed."""
-    script = "sleep 1000 & echo $! >> helpers; [ $(wc -l < helpers) -eq 2 ] && ! kill -0 $(head -1 helpers) && exit 0; exit 7"
+    script = (
+        "sleep 1000 & echo $! >> helpers; [ $(wc -l < helpers) -eq 2 ] && ! kill -0 $(head -1 "
+        "helpers) && exit 0; exit 7"
+    )
     with supervise(longwatch_bin, tmp_path, ["sh", "-c", script], options=QUICK) as run:
         assert 0 == run.end()
     assert [1] == [end["killed"] for end in run.logged("unexpected_exit")]

@@ -14,7 +14,9 @@ from supervised import PYTHON, QUICK, Supervised, supervise
 LISTENS = """
 import os, signal, sys
 def heard(number, frame):
-    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())  # one write: a handler may interrupt another
+    os.write(
+        1, f"heard {signal.Signals(number).name}\\n".encode()
+    )  # one write: a handler may interrupt another
     if number not in (signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
         os._exit(3)  # an interpreter that is ending hears nothing: the next signal would kill it
 for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
@@ -42,22 +44,32 @@ def heard(run: Supervised) -> list[str]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
-def test_the_signal_that_stops_us_is_the_one_the_program_gets(longwatch_bin: Path, tmp_path: Path, signum: signal.Signals) -> None:
+def test_the_signal_that_stops_us_is_the_one_the_program_gets(
+    longwatch_bin: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
     with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
         assert "ready" == run.line()
         run.signal(signum)
         assert 3 == run.end()
     assert [signum.name] == heard(run)
-    assert [(signum, "stop")] == [(got["signal"], got["action"]) for got in run.logged("signal_received")]
-    assert [(signum, 15.0)] == [(stopping["signal"], stopping["grace"]) for stopping in run.logged("program_stopping")]
+    assert [(signum, "stop")] == [
+        (got["signal"], got["action"]) for got in run.logged("signal_received")
+    ]
+    assert [(signum, 15.0)] == [
+        (stopping["signal"], stopping["grace"]) for stopping in run.logged("program_stopping")
+    ]
     assert ["exit 3"] == [end["cause"] for end in run.logged("shutdown_complete")]
 
 
-@pytest.mark.parametrize(("spelled", "sent"), [("USR1", "SIGUSR1"), ("SIGUSR1", "SIGUSR1"), ("TERM", "SIGTERM")])
+@pytest.mark.parametrize(
+    ("spelled", "sent"), [("USR1", "SIGUSR1"), ("SIGUSR1", "SIGUSR1"), ("TERM", "SIGTERM")]
+)
 def test_a_configured_stop_signal_is_sent_in_the_place_of_ours(
     longwatch_bin: Path, tmp_path: Path, spelled: str, sent: str
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-signal", spelled)) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-signal", spelled)
+    ) as run:
         assert "ready" == run.line()
         run.signal(signal.SIGINT)
         assert 3 == run.end()
@@ -76,9 +88,13 @@ def test_other_signals_are_passed_on_and_stop_nothing(longwatch_bin: Path, tmp_p
     assert ["forward"] * 3 + ["stop"] == [got["action"] for got in run.logged("signal_received")]
 
 
-def test_a_program_that_ends_of_a_passed_on_signal_has_failed(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_program_that_ends_of_a_passed_on_signal_has_failed(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """SIGUSR1 is passed on like the others; that the program ends of it is its own affair."""
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=(*QUICK, "--restart", "never")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=(*QUICK, "--restart", "never")
+    ) as run:
         assert "ready" == run.line()
         run.signal(signal.SIGUSR1)
         assert 3 == run.end()
@@ -86,8 +102,12 @@ def test_a_program_that_ends_of_a_passed_on_signal_has_failed(longwatch_bin: Pat
     assert 1 == len(run.logged("unexpected_exit"))
 
 
-def test_a_program_deaf_to_sigterm_is_killed_after_the_grace(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "0.3")) as run:
+def test_a_program_deaf_to_sigterm_is_killed_after_the_grace(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "0.3")
+    ) as run:
         assert "ready" == run.line()
         run.signal(signal.SIGTERM)
         assert 137 == run.end()
@@ -98,7 +118,9 @@ def test_a_program_deaf_to_sigterm_is_killed_after_the_grace(longwatch_bin: Path
 
 def test_a_second_signal_kills_at_once(longwatch_bin: Path, tmp_path: Path) -> None:
     """With a grace of an hour only the second signal can end it within the test's patience."""
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "3600")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, DEAF], options=("--stop-grace", "3600")
+    ) as run:
         assert "ready" == run.line()
         run.signal(signal.SIGTERM)
         run.event("program_stopping")
@@ -117,7 +139,9 @@ def insisted(run: Supervised) -> bool:
     return False
 
 
-def test_the_same_request_said_twice_at_once_keeps_its_grace(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_same_request_said_twice_at_once_keeps_its_grace(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """As `timeout` does, which signals its child and then the group, or a terminal that closes."""
     with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
         assert "ready" == run.line()
@@ -128,7 +152,9 @@ def test_the_same_request_said_twice_at_once_keeps_its_grace(longwatch_bin: Path
     assert ["stop"] == [got["action"] for got in run.logged("signal_received")]
 
 
-def test_signals_that_were_ignored_when_it_started_stay_ignored(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_signals_that_were_ignored_when_it_started_stay_ignored(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """As with `nohup`, or in the background of a script."""
     within = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
     with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], within=within) as run:
@@ -140,7 +166,9 @@ def test_signals_that_were_ignored_when_it_started_stay_ignored(longwatch_bin: P
     assert [signal.SIGTERM] == [got["signal"] for got in run.logged("signal_received")]
 
 
-def test_signals_that_were_blocked_when_it_started_are_heard(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_signals_that_were_blocked_when_it_started_are_heard(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
     blocking = f"import os, signal, sys; {block}; os.execv(sys.argv[1], sys.argv[1:])"
     with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], within=(*PYTHON, blocking)) as run:
@@ -154,21 +182,31 @@ def test_a_signal_among_many_others_is_heard(longwatch_bin: Path, tmp_path: Path
     for _ in range(5):
         with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS]) as run:
             assert "ready" == run.line()
-            for signum in (signal.SIGWINCH, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCHLD, signal.SIGTERM):
+            for signum in (
+                signal.SIGWINCH,
+                signal.SIGUSR2,
+                signal.SIGWINCH,
+                signal.SIGCHLD,
+                signal.SIGTERM,
+            ):
                 run.signal(signum)
             assert 3 == run.end()
 
 
 def test_a_stopped_program_is_woken_to_stop(longwatch_bin: Path, tmp_path: Path) -> None:
     """One on hold (SIGSTOP) could not hear SIGTERM; its handler ran, so it was woken."""
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-grace", "3600")) as run:
+    with supervise(
+        longwatch_bin, tmp_path, [*PYTHON, LISTENS], options=("--stop-grace", "3600")
+    ) as run:
         assert "ready" == run.line()
         os.kill(run.event("program_started")["pid"], signal.SIGSTOP)
         run.signal(signal.SIGTERM)
         assert 3 == run.end()
 
 
-def test_sigterm_in_the_backoff_ends_with_the_last_code(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_sigterm_in_the_backoff_ends_with_the_last_code(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     options = ("--backoff-initial", "3600", "--backoff-cap", "3600")
     with supervise(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"], options=options) as run:
         assert 3600.0 == run.event("restart_scheduled")["delay"]

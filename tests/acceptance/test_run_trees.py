@@ -1,4 +1,6 @@
-"""No survivors: whatever a program has started is gone when it is, when we are, and when the guardian is."""
+"""No survivors: whatever a program has started is gone when it is, when we are, and when the
+guardian is.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supervised import PATIENCE, PYTHON, Supervised, bearers, kill_all, supervise, wait_for_end, wait_until_gone
+from supervised import (
+    PATIENCE,
+    PYTHON,
+    Supervised,
+    bearers,
+    kill_all,
+    supervise,
+    wait_for_end,
+    wait_until_gone,
+)
 
 STUBBORN_TREE = """
 import os, signal, subprocess, sys
@@ -20,8 +31,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 clean, token = sys.argv[1:]
 environment = {} if clean == "clean" else None
 sleeper = ["/bin/sh", "-c", "trap '' TERM HUP INT; while :; do sleep " + token + "; done"]
-subprocess.Popen(sleeper, env=environment)                              # a child
-if os.fork() == 0:                                                      # an orphan in a session of its own
+subprocess.Popen(sleeper, env=environment)    # a child
+if os.fork() == 0:                            # an orphan in a session of its own
     os.setsid()
     if os.fork() == 0:
         os.setsid()
@@ -34,14 +45,18 @@ if os.fork() == 0:                                                      # an orp
 while True:
     signal.pause()
 """
-"""Ignores SIGTERM, has a child, double-forks and setsids; what it starts ignores SIGTERM too and sleeps for a token of seconds."""
+"""Ignores SIGTERM, has a child, double-forks and setsids; what it starts ignores SIGTERM too and
+sleeps for a token of seconds.
+"""
 
 ENVIRONMENTS = pytest.mark.parametrize("environment", ["inherited", "clean"])
 
 
 @pytest.fixture
 def token() -> Iterator[str]:
-    """A word that no other process has in its command line; whoever bears it after the test is killed."""
+    """A word that no other process has in its command line; whoever bears it after the test is
+    killed.
+    """
     word = f"98765.{secrets.randbits(60)}"
     yield word
     kill_all(bearers(word))
@@ -59,7 +74,9 @@ def guardian_of(run: Supervised) -> int:
 
 
 @ENVIRONMENTS
-def test_sigterm_leaves_no_survivor(longwatch_bin: Path, tmp_path: Path, token: str, environment: str) -> None:
+def test_sigterm_leaves_no_survivor(
+    longwatch_bin: Path, tmp_path: Path, token: str, environment: str
+) -> None:
     command = [*PYTHON, STUBBORN_TREE, environment, token]
     with supervise(longwatch_bin, tmp_path, command, options=("--stop-grace", "0.2")) as run:
         planted(run, token)
@@ -72,7 +89,9 @@ def test_sigterm_leaves_no_survivor(longwatch_bin: Path, tmp_path: Path, token: 
 
 
 @ENVIRONMENTS
-def test_kill_9_of_longwatch_itself_leaves_no_survivor(longwatch_bin: Path, tmp_path: Path, token: str, environment: str) -> None:
+def test_kill_9_of_longwatch_itself_leaves_no_survivor(
+    longwatch_bin: Path, tmp_path: Path, token: str, environment: str
+) -> None:
     with supervise(longwatch_bin, tmp_path, [*PYTHON, STUBBORN_TREE, environment, token]) as run:
         planted(run, token)
         guardian = guardian_of(run)
@@ -99,8 +118,15 @@ def test_kill_9_of_the_guardian_leaves_no_survivor_and_ends_with_75(
 
 
 @ENVIRONMENTS
-def test_a_leader_that_ends_takes_its_orphans_along(longwatch_bin: Path, tmp_path: Path, token: str, environment: str) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, STUBBORN_TREE, environment, token], options=("--restart", "never")) as run:
+def test_a_leader_that_ends_takes_its_orphans_along(
+    longwatch_bin: Path, tmp_path: Path, token: str, environment: str
+) -> None:
+    with supervise(
+        longwatch_bin,
+        tmp_path,
+        [*PYTHON, STUBBORN_TREE, environment, token],
+        options=("--restart", "never"),
+    ) as run:
         planted(run, token)
         os.kill(run.event("program_started")["pid"], signal.SIGKILL)
         assert 137 == run.end()
@@ -108,7 +134,9 @@ def test_a_leader_that_ends_takes_its_orphans_along(longwatch_bin: Path, tmp_pat
 
 
 def test_a_bystander_is_spared(longwatch_bin: Path, tmp_path: Path, token: str) -> None:
-    """Processes of the same name, session and user that the program did not start are none of our business."""
+    """Processes of the same name, session and user that the program did not start are none of
+    our business.
+    """
     with psutil.Popen(["sleep", token]) as bystander:
         with supervise(longwatch_bin, tmp_path, ["sleep", token]) as run:
             run.event("program_started")

@@ -53,8 +53,14 @@ def kill_supervisor(run: Upheld) -> None:
     run.err.rest(time.monotonic() + PATIENCE)
 
 
-def test_status_json_tells_everything_about_each_program_and_about_us(longwatch_bin: Path, tmp_path: Path) -> None:
-    programs = {"a": SLEEPER, "b": sh("exit 7", no_restart_codes=[7]), "c": {**SLEEPER, "autostart": False, "critical": True}}
+def test_status_json_tells_everything_about_each_program_and_about_us(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    programs = {
+        "a": SLEEPER,
+        "b": sh("exit 7", no_restart_codes=[7]),
+        "c": {**SLEEPER, "autostart": False, "critical": True},
+    }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         pid = run.heard("program_started", program="a")["pid"]
         run.until("b", state="ended")
@@ -67,14 +73,23 @@ def test_status_json_tells_everything_about_each_program_and_about_us(longwatch_
     assert (run.pid, str(run.state)) == (told["pid"], told["state_dir"])
     assert [FACTS] * 3 == [facts.keys() for facts in told["programs"]]
     facts = {facts["name"]: facts for facts in told["programs"]}
-    assert (pid, "up", True, True) == tuple(facts["a"][key] for key in ("pid", "desired", "up", "ready"))
+    assert (pid, "up", True, True) == tuple(
+        facts["a"][key] for key in ("pid", "desired", "up", "ready")
+    )
     assert {"phase", "reason", "cooldown_left"} == facts["a"]["breaker"].keys()
-    assert ("exit 7", "unexpected_exit") == (facts["b"]["last_end"]["cause"], facts["b"]["last_end"]["verdict"])
-    assert ("stopped", "stopped", None, True) == tuple(facts["c"][key] for key in ("state", "desired", "pid", "critical"))
+    assert ("exit 7", "unexpected_exit") == (
+        facts["b"]["last_end"]["cause"],
+        facts["b"]["last_end"]["verdict"],
+    )
+    assert ("stopped", "stopped", None, True) == tuple(
+        facts["c"][key] for key in ("state", "desired", "pid", "critical")
+    )
     assert facts["a"]["log"] == str(run.logs / "a.log")
 
 
-def test_stop_start_and_restart_do_what_they_say_and_say_what_they_did(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_stop_start_and_restart_do_what_they_say_and_say_what_they_did(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
         first = run.heard("program_started", program="a")["pid"]
         b = run.heard("program_started", program="b")["pid"]
@@ -89,14 +104,18 @@ def test_stop_start_and_restart_do_what_they_say_and_say_what_they_did(longwatch
         assert run.pids() == pids
         assert 5 == len({first, second, pids["a"], b, pids["b"]})
         run.finish()
-    assert ["stop", "start", "restart"] == [told["command"] for told in run.logged("control_command")]
+    assert ["stop", "start", "restart"] == [
+        told["command"] for told in run.logged("control_command")
+    ]
 
 
 def test_an_unknown_program_gets_the_nearest_name(longwatch_bin: Path, tmp_path: Path) -> None:
     with upheld(longwatch_bin, tmp_path, {"worker": SLEEPER}) as run:
         run.heard("program_started")
         for command in ("status", "stop", "start", "restart", "reset"):
-            assert "no program 'wroker'; did you mean worker?" == one_line(run.command(command, "wroker"), code=2)
+            assert "no program 'wroker'; did you mean worker?" == one_line(
+                run.command(command, "wroker"), code=2
+            )
         assert run.status("worker")["up"]
         run.finish()
 
@@ -104,8 +123,14 @@ def test_an_unknown_program_gets_the_nearest_name(longwatch_bin: Path, tmp_path:
 # --- what survives kill -9 ---
 
 
-def test_an_operators_stop_and_an_open_breaker_survive_kill_9_of_the_supervisor(longwatch_bin: Path, tmp_path: Path) -> None:
-    programs = {"held": SLEEPER, "up": SLEEPER, "crash": sh("exit 1", **AT_ONCE, breaker={"restarts": 1})}
+def test_an_operators_stop_and_an_open_breaker_survive_kill_9_of_the_supervisor(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    programs = {
+        "held": SLEEPER,
+        "up": SLEEPER,
+        "crash": sh("exit 1", **AT_ONCE, breaker={"restarts": 1}),
+    }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         up = run.heard("program_started", program="up")["pid"]
         run.heard("program_started", program="held")
@@ -117,8 +142,13 @@ def test_an_operators_stop_and_an_open_breaker_survive_kill_9_of_the_supervisor(
         assert eventually(lambda: not Path(f"/proc/{up}").exists())
     with upheld(longwatch_bin, tmp_path) as run:
         run.until("up", up=True, total_restarts=0)
-        assert ("stopped", "stopped") == tuple(run.status("held")[key] for key in ("state", "desired"))
-        assert ("open", 1) == (run.until("crash", state="broken")["breaker"]["phase"], run.status("crash")["total_restarts"])
+        assert ("stopped", "stopped") == tuple(
+            run.status("held")[key] for key in ("state", "desired")
+        )
+        assert ("open", 1) == (
+            run.until("crash", state="broken")["breaker"]["phase"],
+            run.status("crash")["total_restarts"],
+        )
         run.signal(signal.SIGHUP)
         run.heard("plan_reloaded")
         assert "stopped" == run.status("held")["state"], "nor does a reload undo it"
@@ -126,21 +156,34 @@ def test_an_operators_stop_and_an_open_breaker_survive_kill_9_of_the_supervisor(
         run.finish()
 
 
-def test_the_socket_of_a_dead_supervisor_and_none_at_all_are_told_in_one_line(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_socket_of_a_dead_supervisor_and_none_at_all_are_told_in_one_line(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
         assert run.until("a", up=True)
         kill_supervisor(run)
-        for words in (("status",), ("stop", "a"), ("start", "--all"), ("restart", "a"), ("reset", "a"), ("reload",)):
+        for words in (
+            ("status",),
+            ("stop", "a"),
+            ("start", "--all"),
+            ("restart", "a"),
+            ("reset", "a"),
+            ("reload",),
+        ):
             said = one_line(run.command(*words), code=75)
             assert f"(pid {run.pid}) was killed; start it again with `longwatch up`" in said
         assert 0 == run.command("logs", "a").returncode, "files can be read without anybody"
     with upheld(longwatch_bin, tmp_path) as run:
         run.until("a", up=True)
         run.finish()
-    assert "no supervisor runs on .longwatch; start one" in one_line(longwatch_says(longwatch_bin, tmp_path, "status"), code=75)
+    assert "no supervisor runs on .longwatch; start one" in one_line(
+        longwatch_says(longwatch_bin, tmp_path, "status"), code=75
+    )
 
 
-def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_on(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_on(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
         pid = run.heard("program_started")["pid"]
         said = one_line(run.command("up"), code=75)
@@ -151,10 +194,14 @@ def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_o
             assert pid != other.heard("program_started")["pid"]
             other.finish()
         run.finish()
-    assert 1 == len(run.logged("supervisor_started")), "the second has not written into the log of the first"
+    assert 1 == len(run.logged("supervisor_started")), (
+        "the second has not written into the log of the first"
+    )
 
 
-def test_a_ledger_that_cannot_be_read_is_kept_aside_and_told_and_one_begun_anew(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_read_is_kept_aside_and_told_and_one_begun_anew(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     garbage = b"this is no ledger at all, " * 1000
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
         run.until("a", up=True)

@@ -25,8 +25,14 @@ def test_programs_start_when_what_they_wait_for_is_started_ready_or_completed_an
 ) -> None:
     with upheld(longwatch_bin, tmp_path, STACK) as run:
         run.until("setup", up=True)
-        waits = {name: run.until(name, state="pending")["waiting_for"] for name in ("front", "web", "db")}
-        assert {"front": ["web: started"], "web": ["db: ready"], "db": ["setup: completed"]} == waits
+        waits = {
+            name: run.until(name, state="pending")["waiting_for"] for name in ("front", "web", "db")
+        }
+        assert {
+            "front": ["web: started"],
+            "web": ["db: ready"],
+            "db": ["setup: completed"],
+        } == waits
         (tmp_path / "go").touch()
         run.until("db", up=True, ready=False)
         assert "pending" == run.status("web")["state"], "up is not ready"
@@ -35,12 +41,25 @@ def test_programs_start_when_what_they_wait_for_is_started_ready_or_completed_an
         assert 0 == run.command("status").returncode
         run.finish()
     assert ["setup", "db", "web", "front"] == order(run, "program_started")
-    stops = [(told["event"], told["program"]) for told in run.told() if told["event"] in {"program_stopping", "shutdown_complete"}]
-    assert [(event, name) for name in ("front", "web", "db") for event in ("program_stopping", "shutdown_complete")] == stops
+    stops = [
+        (told["event"], told["program"])
+        for told in run.told()
+        if told["event"] in {"program_stopping", "shutdown_complete"}
+    ]
+    assert [
+        (event, name)
+        for name in ("front", "web", "db")
+        for event in ("program_stopping", "shutdown_complete")
+    ] == stops
 
 
-def test_what_failed_to_complete_keeps_others_waiting_until_it_is_run_again(longwatch_bin: Path, tmp_path: Path) -> None:
-    programs = {"setup": sh("test -e fixed", restart="never"), "web": {**SLEEPER, "depends_on": {"setup": "completed"}}}
+def test_what_failed_to_complete_keeps_others_waiting_until_it_is_run_again(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    programs = {
+        "setup": sh("test -e fixed", restart="never"),
+        "web": {**SLEEPER, "depends_on": {"setup": "completed"}},
+    }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         run.heard("unexpected_exit", program="setup")
         assert ["setup: completed"] == run.until("web", state="pending")["waiting_for"]
@@ -55,7 +74,9 @@ def test_what_failed_to_complete_keeps_others_waiting_until_it_is_run_again(long
         run.finish()
 
 
-def test_a_restart_of_what_others_wait_for_leaves_them_alone(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_restart_of_what_others_wait_for_leaves_them_alone(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     programs = {"db": SLEEPER, "web": {**SLEEPER, "depends_on": ["db"]}}
     with upheld(longwatch_bin, tmp_path, programs) as run:
         web = run.heard("program_started", program="web")["pid"]

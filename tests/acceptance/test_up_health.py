@@ -1,4 +1,6 @@
-"""Health checks of `longwatch up`: whoever turns bad is started again, by each kind of check, and no check waits for another."""
+"""Health checks of `longwatch up`: whoever turns bad is started again, by each kind of check,
+and no check waits for another.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from upheld import AT_ONCE, NOTIFIER, SLEEPER, Facts, py, sh, unused_port, upheld
 
-OFTEN = {"interval": 0.1, "timeout": 0.5, "start_grace": 0.0, "failures": 3, "startup": 20.0, "startup_interval": 0.02}
+OFTEN = {
+    "interval": 0.1,
+    "timeout": 0.5,
+    "start_grace": 0.0,
+    "failures": 3,
+    "startup": 20.0,
+    "startup_interval": 0.02,
+}
 SERVER = r"""
 import os, socket, sys
 port, what = int(sys.argv[1]), sys.argv[2]
@@ -33,7 +42,9 @@ while what != "closes" or not os.path.exists("bad"):
 server.close()
 os.kill(os.getpid(), 19)
 """
-"""Is well until the file `bad` is there; then it does what it was told to do, and never answers well again."""
+"""Is well until the file `bad` is there; then it does what it was told to do, and never answers
+well again.
+"""
 BEATER = (
     NOTIFIER
     + """
@@ -60,7 +71,9 @@ def kinds(port: int) -> dict[str, Facts]:
 
 
 @pytest.mark.parametrize("kind", kinds(0))
-def test_a_program_that_turns_bad_is_started_again_and_is_well(longwatch_bin: Path, tmp_path: Path, kind: str) -> None:
+def test_a_program_that_turns_bad_is_started_again_and_is_well(
+    longwatch_bin: Path, tmp_path: Path, kind: str
+) -> None:
     program = {**kinds(unused_port())[kind], **AT_ONCE, "stop_grace": 0.2}
     with upheld(longwatch_bin, tmp_path, {"a": program, "other": SLEEPER}) as run:
         first = run.heard("health_check_passed", program="a")["pid"]
@@ -72,14 +85,25 @@ def test_a_program_that_turns_bad_is_started_again_and_is_well(longwatch_bin: Pa
         run.signal(signal.SIGTERM)
         run.end()
     assert first == ended["pid"] != second
-    counted = [failed["failures"] for failed in run.told("health_check_failed") if failed["pid"] == first]
+    counted = [
+        failed["failures"] for failed in run.told("health_check_failed") if failed["pid"] == first
+    ]
     assert [1, 2, 3] == counted[-3:]
 
 
-def test_one_that_is_slow_to_start_delays_no_check_of_another(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_one_that_is_slow_to_start_delays_no_check_of_another(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     """Its check stays open until another program was found sick, restarted and found well again."""
     programs = {
-        "slow": {**SLEEPER, "health": {"command": "sh -c 'until test -e go; do sleep 0.05; done'", **OFTEN, "timeout": 25}},
+        "slow": {
+            **SLEEPER,
+            "health": {
+                "command": "sh -c 'until test -e go; do sleep 0.05; done'",
+                **OFTEN,
+                "timeout": 25,
+            },
+        },
         "quick": {**SLEEPER, **AT_ONCE, "health": {"command": "sh -c '! test -e bad'", **OFTEN}},
     }
     with upheld(longwatch_bin, tmp_path, programs) as run:
@@ -94,11 +118,19 @@ def test_one_that_is_slow_to_start_delays_no_check_of_another(longwatch_bin: Pat
         run.finish()
 
 
-def test_one_that_is_not_ready_in_time_is_started_again(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_one_that_is_not_ready_in_time_is_started_again(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     never = {"command": ["false"], "startup": 0.2, "startup_interval": 0.05}
     programs = {
         "asked": {**SLEEPER, **AT_ONCE, "health": never, "breaker": {"restarts": 1}},
-        "awaited": {**SLEEPER, **AT_ONCE, "ready": "notify", "ready_timeout": 0.2, "breaker": {"restarts": 1}},
+        "awaited": {
+            **SLEEPER,
+            **AT_ONCE,
+            "ready": "notify",
+            "ready_timeout": 0.2,
+            "breaker": {"restarts": 1},
+        },
     }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         for name in programs:
@@ -107,18 +139,27 @@ def test_one_that_is_not_ready_in_time_is_started_again(longwatch_bin: Path, tmp
         run.finish()
 
 
-@pytest.mark.parametrize(("value", "asked"), [("false", False), ("0", False), ("no", False), ("true", True)])
-def test_the_environment_can_turn_every_check_off(longwatch_bin: Path, tmp_path: Path, value: str, *, asked: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "asked"), [("false", False), ("0", False), ("no", False), ("true", True)]
+)
+def test_the_environment_can_turn_every_check_off(
+    longwatch_bin: Path, tmp_path: Path, value: str, *, asked: bool
+) -> None:
     """Nobody listens: every question that is asked fails."""
     always = {"interval": 0.02, "start_grace": 0, "failures": 1000}
-    programs = {"a": sh("sleep 0.3; exit 101", health={**always, "port": unused_port()}), "b": SLEEPER}
+    programs = {
+        "a": sh("sleep 0.3; exit 101", health={**always, "port": unused_port()}),
+        "b": SLEEPER,
+    }
     with upheld(longwatch_bin, tmp_path, programs, env={"HEALTH_CHECK_ENABLED": value}) as run:
         run.heard("fatal_error_no_restart", program="a")
         run.finish()
     assert asked == bool(run.told("health_check_failed"))
 
 
-def test_the_port_of_the_environment_is_asked_and_passed_on(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_port_of_the_environment_is_asked_and_passed_on(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     port = unused_port()
     script = SERVER.replace("int(sys.argv[1])", "int(os.environ['PORT'])")
     program = py(script, "-", "says no", health=OFTEN)

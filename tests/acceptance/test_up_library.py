@@ -1,4 +1,6 @@
-"""The supervisor as a library, in a program of somebody else's that has threads and children of its own."""
+"""The supervisor as a library, in a program of somebody else's that has threads and children of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,19 @@ def keep():
     """Started by a thread that ends: what it keeps up must not end with it."""
     supervisor.start()
 
-supervisor = Supervisor([ProgramPlan.of(name, ["sleep", "1000"]) for name in ("a", "b")], state=Path.cwd())
+supervisor = Supervisor(
+    [ProgramPlan.of(name, ["sleep", "1000"]) for name in ("a", "b")], state=Path.cwd()
+)
 keeper = threading.Thread(target=keep)
 keeper.start()
 keeper.join()
 before = {facts["name"]: facts["pid"] for facts in supervisor.start_programs("a", "b")}
 os.kill(before["a"], signal.SIGKILL)
-callers = [threading.Thread(target=act, args=("b",)) for act in (supervisor.restart_programs, supervisor.status) for _ in range(4)]
+callers = [
+    threading.Thread(target=act, args=("b",))
+    for act in (supervisor.restart_programs, supervisor.status)
+    for _ in range(4)
+]
 for caller in callers:
     caller.start()
 for caller in callers:
@@ -56,7 +64,9 @@ except ChildProcessError:
 '''
 
 
-def test_a_threaded_program_keeps_programs_up_and_keeps_its_own_children_to_itself(wheel_python: Path, tmp_path: Path) -> None:
+def test_a_threaded_program_keeps_programs_up_and_keeps_its_own_children_to_itself(
+    wheel_python: Path, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [wheel_python, "-W", "error", "-c", PROGRAM],
         check=False,

@@ -1,4 +1,6 @@
-"""`longwatch up` and programs of every kind: those that crash, hang, do not hear, fork, end, and those that are well."""
+"""`longwatch up` and programs of every kind: those that crash, hang, do not hear, fork, end, and
+those that are well.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ CRASHES_UNTIL_FIXED = "test -e fixed && exec sleep 1000; exit 1"
 
 @pytest.fixture
 def token() -> Iterator[str]:
-    """A number of seconds that no other process sleeps for; whoever bears it after the test is killed."""
+    """A number of seconds that no other process sleeps for; whoever bears it after the test is
+    killed.
+    """
     word = f"98765.{secrets.randbits(60)}"
     yield word
     kill_all(bearers(word))
@@ -42,33 +46,49 @@ def test_crasher_hanger_deaf_and_forker_are_dealt_with_while_the_healthy_live_on
         "well": {**sleeper, "health": {**sick, "command": ["true"]}},
     }
     with upheld(longwatch_bin, tmp_path, programs) as run:
-        before = {name: run.heard("program_started", program=name)["pid"] for name in ("deaf", "healthy", "well")}
+        before = {
+            name: run.heard("program_started", program=name)["pid"]
+            for name in ("deaf", "healthy", "well")
+        }
         run.heard("circuit_breaker_tripped", program="crasher", restarts=2)
-        assert "2 runs in a row ended by failed health checks" == run.heard("circuit_breaker_tripped", program="hanger")["reason"]
-        assert ("exit 7", False) == both(run.heard("unexpected_exit", program="forker"), "cause", "restart")
+        assert (
+            "2 runs in a row ended by failed health checks"
+            == run.heard("circuit_breaker_tripped", program="hanger")["reason"]
+        )
+        assert ("exit 7", False) == both(
+            run.heard("unexpected_exit", program="forker"), "cause", "restart"
+        )
         run.heard("health_check_passed", program="well")
         assert {**before, "crasher": None, "hanger": None, "forker": None} == run.pids()
-        assert ["broken", "broken", "ended"] == [run.status(name)["state"] for name in ("crasher", "hanger", "forker")]
+        assert ["broken", "broken", "ended"] == [
+            run.status(name)["state"] for name in ("crasher", "hanger", "forker")
+        ]
         assert 2 == len(bearers(token)), "the orphans of the forker are gone, the healthy are not"
         run.says("deaf    | ready")
         run.signal(signal.SIGTERM)
         assert 1 == run.end(), "somebody had to be killed"
         assert [] == bearers(token)
-    assert {"deaf": 2, "healthy": 0, "well": 0} == {end["program"]: end["killed"] for end in run.told("shutdown_complete")}
+    assert {"deaf": 2, "healthy": 0, "well": 0} == {
+        end["program"]: end["killed"] for end in run.told("shutdown_complete")
+    }
 
 
 def both(record: Facts, *keys: str) -> tuple[object, ...]:
     return tuple(record[key] for key in keys)
 
 
-def test_a_program_that_crashes_runs_again_after_the_backoff_and_no_earlier(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_program_that_crashes_runs_again_after_the_backoff_and_no_earlier(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     patient = {**SLEEPER, "backoff": {"initial": 0.2, "factor": 2, "cap": 0.4}}
     with upheld(longwatch_bin, tmp_path, {"a": patient}) as run:
         for times, delay in ((1, 0.2), (2, 0.4), (3, 0.4)):
             os.kill(run.heard("program_started", program="a", times=times)["pid"], signal.SIGKILL)
             assert delay == run.heard("restart_scheduled", program="a", times=times)["delay"]
             ended = run.heard("unexpected_exit", program="a", cause="signal 9", times=times)
-            assert delay - 0.01 <= seconds_between(ended, run.heard("program_started", program="a", times=times + 1))
+            assert delay - 0.01 <= seconds_between(
+                ended, run.heard("program_started", program="a", times=times + 1)
+            )
         facts = run.status("a")
         run.finish()
     assert (3, 3, 0.4) == both(facts, "consecutive_failures", "total_restarts", "current_backoff")
@@ -76,10 +96,14 @@ def test_a_program_that_crashes_runs_again_after_the_backoff_and_no_earlier(long
 
 
 def seconds_between(earlier: Facts, later: Facts) -> float:
-    return (datetime.fromisoformat(later["ts"]) - datetime.fromisoformat(earlier["ts"])).total_seconds()
+    return (
+        datetime.fromisoformat(later["ts"]) - datetime.fromisoformat(earlier["ts"])
+    ).total_seconds()
 
 
-def test_each_end_gets_the_verdict_of_the_table_and_of_the_lists(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_each_end_gets_the_verdict_of_the_table_and_of_the_lists(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     programs = {
         "clean": sh("exit 0"),
         "wrong": sh("exit 2"),
@@ -87,8 +111,12 @@ def test_each_end_gets_the_verdict_of_the_table_and_of_the_lists(longwatch_bin: 
         "shell": sh("exit 143"),
         "final": sh("exit 7", no_restart_codes=[7]),
         "once": sh("exit 1", restart="never"),
-        "again": sh("exit 101", restart_codes=[101], **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}),
-        "always": sh("exit 0", restart="always", **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}),
+        "again": sh(
+            "exit 101", restart_codes=[101], **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}
+        ),
+        "always": sh(
+            "exit 0", restart="always", **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}
+        ),
         "killed": sh("kill -9 $$", **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"}),
     }
     ended = {
@@ -101,7 +129,9 @@ def test_each_end_gets_the_verdict_of_the_table_and_of_the_lists(longwatch_bin: 
     }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         for name, verdict in ended.items():
-            assert verdict == run.until(name, state="ended", total_restarts=0)["last_end"]["verdict"], name
+            assert (
+                verdict == run.until(name, state="ended", total_restarts=0)["last_end"]["verdict"]
+            ), name
         for name in ("again", "always", "killed"):
             run.until(name, state="broken", total_restarts=1)
         run.finish(signal.SIGINT)
@@ -121,7 +151,9 @@ def test_sigterm_from_outside_is_taken_for_a_wish(longwatch_bin: Path, tmp_path:
 def test_after_the_cool_down_one_trial_is_made_and_one_that_stays_up_closes_the_breaker(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    fragile = sh(CRASHES_UNTIL_FIXED, **AT_ONCE, breaker={"restarts": 1, "cooldown": 0.2}, stable_after=0.1)
+    fragile = sh(
+        CRASHES_UNTIL_FIXED, **AT_ONCE, breaker={"restarts": 1, "cooldown": 0.2}, stable_after=0.1
+    )
     with upheld(longwatch_bin, tmp_path, {"a": fragile, "other": SLEEPER}) as run:
         other = run.heard("program_started", program="other")["pid"]
         run.heard("circuit_breaker_tripped", program="a", times=2)
@@ -131,21 +163,35 @@ def test_after_the_cool_down_one_trial_is_made_and_one_that_stays_up_closes_the_
         assert ("closed", "") == both(facts["breaker"], "phase", "reason")
         assert other == run.status("other")["pid"]
         run.finish()
-    starts_before_each_trip = [len(part.split("started")) - 1 for part in story(run, "a").split("tripped")]
-    assert [2, 1] == starts_before_each_trip[:2], "two starts before it trips, and then one trial at a time"
+    starts_before_each_trip = [
+        len(part.split("started")) - 1 for part in story(run, "a").split("tripped")
+    ]
+    assert [2, 1] == starts_before_each_trip[:2], (
+        "two starts before it trips, and then one trial at a time"
+    )
 
 
 def story(run: Upheld, program: str) -> str:
     words = {"program_started": "started", "circuit_breaker_tripped": "tripped"}
-    return " ".join(words[told["event"]] for told in run.told() if told.get("program") == program and told["event"] in words)
+    return " ".join(
+        words[told["event"]]
+        for told in run.told()
+        if told.get("program") == program and told["event"] in words
+    )
 
 
-def test_without_a_cool_down_it_waits_for_a_reset_by_hand(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_without_a_cool_down_it_waits_for_a_reset_by_hand(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     fragile = sh(CRASHES_UNTIL_FIXED, **AT_ONCE, breaker={"restarts": 1, "cooldown": "off"})
     with upheld(longwatch_bin, tmp_path, {"a": fragile}) as run:
         run.heard("circuit_breaker_tripped", program="a")
         facts = run.until("a", state="broken")
-        assert ("open", None, None) == (facts["breaker"]["phase"], facts["breaker"]["cooldown_left"], facts["next_start"])
+        assert ("open", None, None) == (
+            facts["breaker"]["phase"],
+            facts["breaker"]["cooldown_left"],
+            facts["next_start"],
+        )
         (tmp_path / "fixed").touch()
         assert (0, "") == both_of(run.command("reset", "a"))
         run.until("a", up=True, consecutive_failures=0)
@@ -160,7 +206,12 @@ def test_a_critical_program_that_breaks_ends_everything_with_100_whatever_graces
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     programs = {
-        "vital": sh("until test -e go; do sleep 0.05; done; exit 1", **AT_ONCE, breaker={"restarts": 1}, critical=True),
+        "vital": sh(
+            "until test -e go; do sleep 0.05; done; exit 1",
+            **AT_ONCE,
+            breaker={"restarts": 1},
+            critical=True,
+        ),
         "deaf": sh(DEAF, stop_grace=1000),
         "other": SLEEPER,
     }
@@ -170,12 +221,18 @@ def test_a_critical_program_that_breaks_ends_everything_with_100_whatever_graces
         run.heard("circuit_breaker_tripped", program="vital")
         assert 100 == run.end()
     assert [100] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
-    assert {"deaf": "signal 9", "other": "signal 15"} == {end["program"]: end["cause"] for end in run.told("shutdown_complete")}
+    assert {"deaf": "signal 9", "other": "signal 15"} == {
+        end["program"]: end["cause"] for end in run.told("shutdown_complete")
+    }
 
 
 @pytest.mark.parametrize("code", [2, 101])
-def test_a_critical_program_that_fails_for_good_ends_everything_with_100(longwatch_bin: Path, tmp_path: Path, code: int) -> None:
-    with upheld(longwatch_bin, tmp_path, {"vital": sh(f"exit {code}", critical=True), "other": SLEEPER}) as run:
+def test_a_critical_program_that_fails_for_good_ends_everything_with_100(
+    longwatch_bin: Path, tmp_path: Path, code: int
+) -> None:
+    with upheld(
+        longwatch_bin, tmp_path, {"vital": sh(f"exit {code}", critical=True), "other": SLEEPER}
+    ) as run:
         assert 100 == run.end()
     assert [] == run.told("restart_scheduled")
 
@@ -184,7 +241,9 @@ def test_a_critical_program_that_fails_for_good_ends_everything_with_100(longwat
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_a_stop_signal_stops_all_and_ends_with_0(longwatch_bin: Path, tmp_path: Path, signum: int) -> None:
+def test_a_stop_signal_stops_all_and_ends_with_0(
+    longwatch_bin: Path, tmp_path: Path, signum: int
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
         pids = [run.heard("program_started", program=name)["pid"] for name in ("a", "b")]
         run.finish(signum)
@@ -195,7 +254,12 @@ def test_a_stop_signal_stops_all_and_ends_with_0(longwatch_bin: Path, tmp_path: 
 def test_each_program_has_its_own_stop_signal_and_who_does_not_hear_it_is_killed_after_its_grace(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    programs = {"polite": sh("trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done", stop_signal="USR1"), "deaf": sh(DEAF)}
+    programs = {
+        "polite": sh(
+            "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done", stop_signal="USR1"
+        ),
+        "deaf": sh(DEAF),
+    }
     programs["deaf"]["stop_grace"] = 0.2
     with upheld(longwatch_bin, tmp_path, programs) as run:
         run.says("polite | ready")
@@ -204,7 +268,9 @@ def test_each_program_has_its_own_stop_signal_and_who_does_not_hear_it_is_killed
         assert 1 == run.end()
     ends = {end["program"]: end for end in run.told("shutdown_complete")}
     assert ("exit 5", "signal 9") == (ends["polite"]["cause"], ends["deaf"]["cause"])
-    assert {"polite": 10, "deaf": 15} == {told["program"]: told["signal"] for told in run.told("program_stopping")}
+    assert {"polite": 10, "deaf": 15} == {
+        told["program"]: told["signal"] for told in run.told("program_stopping")
+    }
 
 
 def test_a_second_signal_escalates(longwatch_bin: Path, tmp_path: Path) -> None:
@@ -227,7 +293,10 @@ def insisted(run: Upheld) -> bool:
 
 
 def test_one_deadline_ends_every_grace(longwatch_bin: Path, tmp_path: Path) -> None:
-    programs = {"base": sh(DEAF, stop_grace=1000), "top": sh(DEAF, stop_grace=1000, depends_on=["base"])}
+    programs = {
+        "base": sh(DEAF, stop_grace=1000),
+        "top": sh(DEAF, stop_grace=1000, depends_on=["base"]),
+    }
     with upheld(longwatch_bin, tmp_path, programs, supervisor={"shutdown_timeout": 0.3}) as run:
         run.says("base | ready")
         run.says("top  | ready")
@@ -236,7 +305,9 @@ def test_one_deadline_ends_every_grace(longwatch_bin: Path, tmp_path: Path) -> N
     assert {"signal 9"} == {end["cause"] for end in run.told("shutdown_complete")}
 
 
-def test_a_stop_before_the_programs_have_come_up_ends_with_0(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_stop_before_the_programs_have_come_up_ends_with_0(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with upheld(longwatch_bin, tmp_path, {f"p{number}": SLEEPER for number in range(20)}) as run:
         run.heard("supervisor_started")
         run.finish()

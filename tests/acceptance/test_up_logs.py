@@ -1,4 +1,6 @@
-"""What programs write, and what is told of them: whole, tagged, rotated, bounded, and nobody dies for want of a reader."""
+"""What programs write, and what is told of them: whole, tagged, rotated, bounded, and nobody
+dies for want of a reader.
+"""
 
 from __future__ import annotations
 
@@ -23,47 +25,80 @@ def log_of(run: Upheld, name: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_lines_bear_the_name_of_their_program_on_stdout_and_stand_alone_in_its_file(longwatch_bin: Path, tmp_path: Path) -> None:
-    programs = {"web": sh(SAYS_TWO), "worker": sh(SAYS_TWO), "quiet": sh(SAYS_TWO, log={"console": False})}
+def test_lines_bear_the_name_of_their_program_on_stdout_and_stand_alone_in_its_file(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    programs = {
+        "web": sh(SAYS_TWO),
+        "worker": sh(SAYS_TWO),
+        "quiet": sh(SAYS_TWO, log={"console": False}),
+    }
     with upheld(longwatch_bin, tmp_path, programs) as run:
         for name in ("web", "worker"):
             run.says(f"{name:<6} | one")
             run.says(f"{name:<6} | two")
-        assert all(eventually(lambda name=name: log_of(run, name) == "one\ntwo\n") for name in programs)  # type: ignore[misc]
+        assert all(
+            eventually(lambda name=name: log_of(run, name) == "one\ntwo\n")  # type: ignore[misc]
+            for name in programs
+        )
         run.finish()
     assert b"quiet" not in run.out.text
     assert 4 == len(run.out.seen)
 
 
-def test_every_line_of_our_own_log_is_json_that_says_when_what_and_who(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": sh("exit 1", **AT_ONCE, breaker={"restarts": 1}), "b": SLEEPER}) as run:
+def test_every_line_of_our_own_log_is_json_that_says_when_what_and_who(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with upheld(
+        longwatch_bin,
+        tmp_path,
+        {"a": sh("exit 1", **AT_ONCE, breaker={"restarts": 1}), "b": SLEEPER},
+    ) as run:
         run.heard("circuit_breaker_tripped")
         run.heard("program_started", program="b")
         run.finish()
     records = run.logged()
     assert all({"ts", "level", "event", "pid", "managerPid"} <= record.keys() for record in records)
     assert {run.pid} == {record["managerPid"] for record in records}
-    assert ["supervisor_started", "supervisor_stopped"] == [records[0]["event"], records[-1]["event"]]
-    assert {"a", "b"} == {record["program"] for record in records if record["event"] == "program_started"}
+    assert ["supervisor_started", "supervisor_stopped"] == [
+        records[0]["event"],
+        records[-1]["event"],
+    ]
+    assert {"a", "b"} == {
+        record["program"] for record in records if record["event"] == "program_started"
+    }
     assert [] == [line for line in run.err.seen if not line.startswith(b"{")]
 
 
-def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(longwatch_bin: Path, tmp_path: Path) -> None:
-    flood = {"command": ["yes", "x" * 200], "log": {"max_bytes": 100_000, "keep": 2, "console": False}}
+def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    flood = {
+        "command": ["yes", "x" * 200],
+        "log": {"max_bytes": 100_000, "keep": 2, "console": False},
+    }
     with upheld(longwatch_bin, tmp_path, {"flood": flood, "calm": SLEEPER}) as run:
         assert eventually((run.logs / "flood.log.2").exists)
         for _ in range(20):
             assert run.status("calm")["up"]
         run.ask("stop", "flood")
-        assert ["flood.log", "flood.log.1", "flood.log.2"] == sorted(path.name for path in run.logs.glob("flood*"))
+        assert ["flood.log", "flood.log.1", "flood.log.2"] == sorted(
+            path.name for path in run.logs.glob("flood*")
+        )
         assert 100_000 + 65_536 >= max(path.stat().st_size for path in run.logs.glob("flood*"))
         whole = (run.logs / "flood.log").read_bytes().splitlines(keepends=True)
         assert {b"x" * 200 + b"\n"} == set(whole[:-1])
         run.finish()
 
 
-def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": sh(COUNTS), "b": sh("exit 1", **AT_ONCE, breaker={"restarts": 2})}) as run:
+def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with upheld(
+        longwatch_bin,
+        tmp_path,
+        {"a": sh(COUNTS), "b": sh("exit 1", **AT_ONCE, breaker={"restarts": 2})},
+    ) as run:
         run.says("a | line 1")
         run.until("a", up=True)
         run.out.close()
@@ -80,7 +115,12 @@ def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(longwatch_
 
 
 def test_without_a_stdout_and_a_stderr_we_live_too(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": sh(SAYS_TWO)}, within=("sh", "-c", 'exec "$@" >&- 2>&-', "sh")) as run:
+    with upheld(
+        longwatch_bin,
+        tmp_path,
+        {"a": sh(SAYS_TWO)},
+        within=("sh", "-c", 'exec "$@" >&- 2>&-', "sh"),
+    ) as run:
         run.until("a", up=True)
         assert eventually(lambda: log_of(run, "a") == "one\ntwo\n")
         run.finish()
@@ -101,10 +141,17 @@ def await_line(lines: Lines, text: str) -> None:
         assert "the end" != line
 
 
-def test_logs_f_follows_a_program_through_restarts_and_rotations(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_logs_f_follows_a_program_through_restarts_and_rotations(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     padded = "n=0; while :; do n=$((n + 1)); echo $$ line $n " + "x" * 100 + "; sleep 0.01; done"
     talker = sh(padded, **AT_ONCE, log={"max_bytes": 2000, "keep": 3})
-    with upheld(longwatch_bin, tmp_path, {"a": talker, "b": sh(SAYS_TWO)}, stdout=os.open(os.devnull, os.O_WRONLY)) as run:
+    with upheld(
+        longwatch_bin,
+        tmp_path,
+        {"a": talker, "b": sh(SAYS_TWO)},
+        stdout=os.open(os.devnull, os.O_WRONLY),
+    ) as run:
         first = run.heard("program_started", program="a")["pid"]
         with following(run, "logs", "-f", "a") as lines:
             await_line(lines, f"{first} line ")
@@ -116,11 +163,15 @@ def test_logs_f_follows_a_program_through_restarts_and_rotations(longwatch_bin: 
         numbers = [line.split()[2] for line in lines.seen if line.startswith(f"{first} ".encode())]
         last = run.command("logs", "a", "b", "-n", "2")
         run.finish()
-    assert [str(number).encode() for number in range(int(numbers[0]), int(numbers[-1]) + 1)] == numbers, "none is missing"
+    assert [
+        str(number).encode() for number in range(int(numbers[0]), int(numbers[-1]) + 1)
+    ] == numbers, "none is missing"
     assert ["b | one", "b | two"] == last.stdout.splitlines()[2:]
 
 
-def test_events_tells_what_happened_to_a_program_and_goes_on_telling(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_events_tells_what_happened_to_a_program_and_goes_on_telling(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": {**SLEEPER, **AT_ONCE}, "b": SLEEPER}) as run:
         first = run.heard("program_started", program="a")["pid"]
         run.heard("program_started", program="b")
@@ -129,7 +180,10 @@ def test_events_tells_what_happened_to_a_program_and_goes_on_telling(longwatch_b
             os.kill(first, signal.SIGKILL)
             await_line(lines, "unexpected_exit")
             await_line(lines, "program_started")
-        told = [json.loads(line) for line in run.command("events", "--json", "-n", "1000", "a").stdout.splitlines()]
+        told = [
+            json.loads(line)
+            for line in run.command("events", "--json", "-n", "1000", "a").stdout.splitlines()
+        ]
         run.finish()
     assert b"program=b" not in lines.text
     assert ["program_started", "unexpected_exit", "restart_scheduled", "program_started"] == [

@@ -36,8 +36,12 @@ def test_it_is_ready_when_it_says_so_shows_what_it_says_and_is_not_ready_while_i
 def test_what_the_children_of_a_program_say_counts_and_what_a_stranger_says_does_not_reach_it(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    """The socket belongs to the program's own environment: two programs have two, and each speaks for itself."""
-    script = NOTIFIER + "os.fork() or (notify('STATUS=' + sys.argv[1]), os._exit(0)); time.sleep(1000)"
+    """The socket belongs to the program's own environment: two programs have two, and each
+    speaks for itself.
+    """
+    script = (
+        NOTIFIER + "os.fork() or (notify('STATUS=' + sys.argv[1]), os._exit(0)); time.sleep(1000)"
+    )
     with upheld(longwatch_bin, tmp_path, {"a": py(script, "of a"), "b": py(script, "of b")}) as run:
         run.until("a", status_text="of a")
         run.until("b", status_text="of b")
@@ -45,15 +49,22 @@ def test_what_the_children_of_a_program_say_counts_and_what_a_stranger_says_does
 
 
 def test_watchdog_trigger_has_it_started_again_at_once(longwatch_bin: Path, tmp_path: Path) -> None:
-    script = NOTIFIER + "os.path.exists('once') or (open('once', 'w'), notify('WATCHDOG=trigger')); time.sleep(1000)"
+    script = (
+        NOTIFIER + "os.path.exists('once') or (open('once', 'w'), notify('WATCHDOG=trigger')); "
+        "time.sleep(1000)"
+    )
     with upheld(longwatch_bin, tmp_path, {"a": py(script, **AT_ONCE)}) as run:
         run.heard("health_check_restart", program="a")
         run.heard("program_started", program="a", times=2)
         run.finish()
 
 
-def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(longwatch_bin: Path, tmp_path: Path) -> None:
-    """Whoever says nothing is ended by the same limits, so the extension is what saved the other."""
+def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """Whoever says nothing is ended by the same limits, so the extension is what saved the
+    other.
+    """
     script = NOTIFIER + (
         "def leave(*_):\n"
         "    notify('EXTEND_TIMEOUT_USEC=25000000')\n"
@@ -75,12 +86,22 @@ def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(longwatch_bin: 
         run.heard("shutdown_complete", program="silent")
         (tmp_path / "left").touch()
         assert 1 == run.end()
-    assert ["exit 3"] == [end["cause"] for end in run.told("shutdown_complete") if end["program"] == "polite"]
-    assert 1 == len([start for start in run.told("program_started") if start["program"] == "polite"])
+    assert ["exit 3"] == [
+        end["cause"] for end in run.told("shutdown_complete") if end["program"] == "polite"
+    ]
+    assert 1 == len(
+        [start for start in run.told("program_started") if start["program"] == "polite"]
+    )
 
 
-def test_a_heartbeat_that_is_expected_and_never_comes_has_it_restarted(longwatch_bin: Path, tmp_path: Path) -> None:
-    never = {**SLEEPER, **AT_ONCE, "health": {"kind": "heartbeat", "interval": 0.1, "start_grace": 0}}
+def test_a_heartbeat_that_is_expected_and_never_comes_has_it_restarted(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    never = {
+        **SLEEPER,
+        **AT_ONCE,
+        "health": {"kind": "heartbeat", "interval": 0.1, "start_grace": 0},
+    }
     with upheld(longwatch_bin, tmp_path, {"a": never}) as run:
         assert run.heard("health_check_restart", program="a")["restart"]
         assert eventually(lambda: run.status("a")["total_restarts"] > 0)

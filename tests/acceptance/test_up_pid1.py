@@ -1,4 +1,6 @@
-"""`longwatch up` as PID 1 of a container: programs kept up, orphans reaped, signals heard, nothing left."""
+"""`longwatch up` as PID 1 of a container: programs kept up, orphans reaped, signals heard,
+nothing left.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def init_of(run: Upheld) -> psutil.Process:
 
 
 def zombies(init: psutil.Process) -> list[psutil.Process]:
-    return [process for process in init.children(recursive=True) if process.status() == psutil.STATUS_ZOMBIE]
+    return [
+        process
+        for process in init.children(recursive=True)
+        if process.status() == psutil.STATUS_ZOMBIE
+    ]
 
 
 @within
@@ -62,11 +68,15 @@ def test_programs_are_kept_up_and_orphans_reaped_and_nothing_is_left(
         run.says("orphans | left")
         run.heard("circuit_breaker_tripped", program="crash")
         init = init_of(run)
-        [sleeper] = [process for process in init.children(recursive=True) if process.name() == "sleep"]
+        [sleeper] = [
+            process for process in init.children(recursive=True) if process.name() == "sleep"
+        ]
         sleeper.kill()
         run.heard("program_started", program="a", times=2)
         assert eventually(lambda: zombies(init) == [])
-        assert {"sleep", "python"} <= {process.name().rstrip("3.1") for process in init.children(recursive=True)}
+        assert {"sleep", "python"} <= {
+            process.name().rstrip("3.1") for process in init.children(recursive=True)
+        }
         write_config(tmp_path, {"a": {**SLEEPER, **AT_ONCE}})
         os.kill(init.pid, signal.SIGHUP)
         assert ["orphans", "crash"] == run.heard("plan_reloaded")["removed"]
@@ -76,7 +86,9 @@ def test_programs_are_kept_up_and_orphans_reaped_and_nothing_is_left(
 
 
 @within
-def test_kill_9_of_the_guardian_ends_all_with_75(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_kill_9_of_the_guardian_ends_all_with_75(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}, within=namespace) as run:
         run.heard("program_started", program="a")
         run.heard("program_started", program="b")

@@ -1,4 +1,6 @@
-"""The circumstances of a program: who it runs as, where, with which environment and within which limits."""
+"""The circumstances of a program: who it runs as, where, with which environment and within which
+limits.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,34 @@ def told(run: Upheld, name: str) -> dict[str, object]:
     return facts
 
 
-def test_directory_umask_limits_and_environment_are_as_the_file_says(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_directory_umask_limits_and_environment_are_as_the_file_says(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     (tmp_path / "sub").mkdir()
-    own = {"cwd": "sub", "umask": "027", "limits": {"open_files": 123, "nice": 7}, "env": {"MINE": "a b", "OVER": "file"}}
-    ours = {"PORT": "1234", "DEBUG": "app:*", "OVER": "ours", "LONGWATCH_STATE_DIR": ".longwatch", "NOTIFY_SOCKET": "/not/theirs"}
-    with upheld(longwatch_bin, tmp_path, {"own": py(TELL, **own), "plain": py(TELL)}, env=ours) as run:
+    own = {
+        "cwd": "sub",
+        "umask": "027",
+        "limits": {"open_files": 123, "nice": 7},
+        "env": {"MINE": "a b", "OVER": "file"},
+    }
+    ours = {
+        "PORT": "1234",
+        "DEBUG": "app:*",
+        "OVER": "ours",
+        "LONGWATCH_STATE_DIR": ".longwatch",
+        "NOTIFY_SOCKET": "/not/theirs",
+    }
+    with upheld(
+        longwatch_bin, tmp_path, {"own": py(TELL, **own), "plain": py(TELL)}, env=ours
+    ) as run:
         mine, plain = told(run, "own"), told(run, "plain")
         run.finish()
-    assert (str(tmp_path / "sub"), 0o27, 7, 123) == (mine["cwd"], mine["umask"], mine["nice"], mine["files"])
+    assert (str(tmp_path / "sub"), 0o27, 7, 123) == (
+        mine["cwd"],
+        mine["umask"],
+        mine["nice"],
+        mine["files"],
+    )
     assert str(tmp_path) == plain["cwd"]
     environments = [dict(facts["env"]) for facts in (mine, plain)]  # type: ignore[call-overload]
     for env in environments:
@@ -42,15 +64,31 @@ def test_directory_umask_limits_and_environment_are_as_the_file_says(longwatch_b
         assert {"MANAGED_BY": "longwatch", "PORT": "1234", "DEBUG": "app:*"} == {
             key: env.pop(key) for key in ("MANAGED_BY", "PORT", "DEBUG")
         }
-    assert [("a b", "file"), (None, "ours")] == [(env.get("MINE"), env["OVER"]) for env in environments]
-    assert [] == [key for env in environments for key in env if key.startswith("LONGWATCH_") and key != "LONGWATCH_OWNER"]
+    assert [("a b", "file"), (None, "ours")] == [
+        (env.get("MINE"), env["OVER"]) for env in environments
+    ]
+    assert [] == [
+        key
+        for env in environments
+        for key in env
+        if key.startswith("LONGWATCH_") and key != "LONGWATCH_OWNER"
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs as somebody else")
 def test_a_program_runs_as_its_user_and_can_notify_us(longwatch_bin: Path, tmp_path: Path) -> None:
-    script = 'id -un; id -gn; id -G; echo "$USER $HOME"; pwd; test -w "$NOTIFY_SOCKET" && echo can notify; exec sleep 1000'
-    check = {"command": ["sh", "-c", "test $(id -un) = nobody"], "startup": 20, "startup_interval": 0.1}
-    with upheld(longwatch_bin, tmp_path, {"a": sh(script, user="nobody", cwd="/", health=check)}) as run:
+    script = (
+        'id -un; id -gn; id -G; echo "$USER $HOME"; pwd; test -w "$NOTIFY_SOCKET" && echo can '
+        "notify; exec sleep 1000"
+    )
+    check = {
+        "command": ["sh", "-c", "test $(id -un) = nobody"],
+        "startup": 20,
+        "startup_interval": 0.1,
+    }
+    with upheld(
+        longwatch_bin, tmp_path, {"a": sh(script, user="nobody", cwd="/", health=check)}
+    ) as run:
         run.heard("program_ready", program="a")
         run.says("a | can notify")
         run.finish()
@@ -59,7 +97,9 @@ def test_a_program_runs_as_its_user_and_can_notify_us(longwatch_bin: Path, tmp_p
     assert ["nobody", "/"] == [lines[3].split()[0], lines[4]]
 
 
-def test_a_program_that_needs_more_memory_than_it_may_have_ends_with_that_cause(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_program_that_needs_more_memory_than_it_may_have_ends_with_that_cause(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     hungry = "held = []\nwhile len(held) < 1000: held.append(bytearray(b'x') * (1 << 20))"
     program = {"command": [*PYTHON, hungry], "limits": {"memory": "80MB"}, "restart": "never"}
     with upheld(longwatch_bin, tmp_path, {"hungry": program, "other": SLEEPER}) as run:
@@ -69,7 +109,9 @@ def test_a_program_that_needs_more_memory_than_it_may_have_ends_with_that_cause(
         run.finish()
 
 
-def test_debug_is_heard_and_relative_paths_begin_at_the_file(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_debug_is_heard_and_relative_paths_begin_at_the_file(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     (tmp_path / "etc").mkdir()
     write_config(tmp_path / "etc", {"a": sh("pwd; exec sleep 1000")})
     options = ("--config", "etc/longwatch.toml")
@@ -83,15 +125,21 @@ def test_debug_is_heard_and_relative_paths_begin_at_the_file(longwatch_bin: Path
     assert not (tmp_path / ".longwatch").exists()
 
 
-def test_without_a_state_directory_programs_are_kept_up_and_no_file_is_left(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": {**SLEEPER, **AT_ONCE}}, options=("--state-dir", "off")) as run:
+def test_without_a_state_directory_programs_are_kept_up_and_no_file_is_left(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with upheld(
+        longwatch_bin, tmp_path, {"a": {**SLEEPER, **AT_ONCE}}, options=("--state-dir", "off")
+    ) as run:
         os.kill(run.heard("program_started", program="a")["pid"], signal.SIGKILL)
         run.heard("program_started", program="a", times=2)
         run.finish()
     assert ["longwatch.toml"] == [path.name for path in tmp_path.iterdir()]
 
 
-def test_a_command_that_vanishes_is_told_and_backed_off_from(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_command_that_vanishes_is_told_and_backed_off_from(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     tool = tmp_path / "tool"
     tool.symlink_to("/bin/sleep")
     program = {"command": ["./tool", "1000"], **AT_ONCE, "breaker": {"restarts": 2}}

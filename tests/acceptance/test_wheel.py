@@ -34,7 +34,9 @@ def metadata(built: dict[str, bytes]) -> Message:
 
 
 def test_the_wheel_holds_every_file_of_src_and_nothing_else(built: dict[str, bytes]) -> None:
-    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     expected = {path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in files}
     packed = {name: data for name, data in built.items() if ".dist-info/" not in name}
     assert sorted(expected) == sorted(packed)
@@ -75,7 +77,9 @@ def test_the_wheel_carries_the_version_of_the_package(metadata: Message) -> None
 
 
 def test_the_extras_are_the_promised_ones(metadata: Message) -> None:
-    assert ["all", "containers", "dev", "otel", "postgres", "redis"] == sorted(metadata.get_all("Provides-Extra", []))
+    assert ["all", "containers", "dev", "otel", "postgres", "redis"] == sorted(
+        metadata.get_all("Provides-Extra", [])
+    )
 
 
 def test_the_licence_travels_with_the_wheel(built: dict[str, bytes], metadata: Message) -> None:

@@ -1,4 +1,6 @@
-"""`longwatch worker`: what it refuses, how it ends, what it answers for, and what its processes find around them."""
+"""`longwatch worker`: what it refuses, how it ends, what it answers for, and what its processes
+find around them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,20 @@ from awaiting import eventually
 from postgres_server import shared_server
 from supervised import longwatch_says
 from upheld import FROM_SOURCE
-from worked import Answer, Worked, drained, migrated, pages, samples, send, sending, short_directory, store_url, worked, write_app
+from worked import (
+    Answer,
+    Worked,
+    drained,
+    migrated,
+    pages,
+    samples,
+    send,
+    sending,
+    short_directory,
+    store_url,
+    worked,
+    write_app,
+)
 
 
 @pytest.fixture
@@ -32,17 +47,36 @@ def runtime() -> Iterator[Path]:
 MARKS = "if sys.argv[1:2] == ['run']: open('started', 'w')\n"
 LOOP = "Jobs(requests=open_mailbox(STORE, 'jobs'), name={!r})"
 REFUSED = {
-    "no such module": ("", "nothing:group", ["there is no module 'nothing', which 'nothing:group' names; looked in "]),
+    "no such module": (
+        "",
+        "nothing:group",
+        ["there is no module 'nothing', which 'nothing:group' names; looked in "],
+    ),
     "no such name": ("", "app:gruop", ["app has no 'gruop'; did you mean group?"]),
     "no target": ("", "app", ["'app' names no group; write it as module:name"]),
-    "not a group": ("number = 5", "app:number", ["is of type int; it has to be a LoopGroup, a loop, a list of loops"]),
-    "the class of a loop": ("", "app:Jobs", ["missing 1 required keyword-only argument: 'requests'"]),
+    "not a group": (
+        "number = 5",
+        "app:number",
+        ["is of type int; it has to be a LoopGroup, a loop, a list of loops"],
+    ),
+    "the class of a loop": (
+        "",
+        "app:Jobs",
+        ["missing 1 required keyword-only argument: 'requests'"],
+    ),
     "a module that is not installed": (
         "import thingumabob",
         "app:group",
-        ["'app:group' cannot be imported: ModuleNotFoundError: No module named 'thingumabob'", "app.py, line "],
+        [
+            "'app:group' cannot be imported: ModuleNotFoundError: No module named 'thingumabob'",
+            "app.py, line ",
+        ],
     ),
-    "an error in user code": ("1 / 0", "app:group", ["cannot be imported: ZeroDivisionError: division by zero", "app.py, line "]),
+    "an error in user code": (
+        "1 / 0",
+        "app:group",
+        ["cannot be imported: ZeroDivisionError: division by zero", "app.py, line "],
+    ),
     "an exit in user code": ("sys.exit(0)", "app:group", ["cannot be imported: SystemExit: 0"]),
     "a threshold no longer than a poll": (
         "none = LoopGroup([jobs], watchdog_threshold=0)",
@@ -55,9 +89,15 @@ REFUSED = {
         ["loops of a group need different names; more than one is called a"],
     ),
     "a handler that cannot be called": (
-        "class Odd(MainLoop):\n    def handle(self): pass\nodd = Odd(requests=open_mailbox(STORE, 'jobs'))",
+        (
+            "class Odd(MainLoop):\n    def handle(self): pass\nodd = "
+            "Odd(requests=open_mailbox(STORE, 'jobs'))"
+        ),
         "app:odd",
-        ["Odd.handle cannot be called with a request and a context", "write: def handle(self, request, context)"],
+        [
+            "Odd.handle cannot be called with a request and a context",
+            "write: def handle(self, request, context)",
+        ],
     ),
 }
 
@@ -73,7 +113,9 @@ def refusal(longwatch: Path, cwd: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_run_is_told_in_one_line_and_nothing_is_started(longwatch_bin: Path, tmp_path: Path, what: str) -> None:
+def test_what_cannot_be_run_is_told_in_one_line_and_nothing_is_started(
+    longwatch_bin: Path, tmp_path: Path, what: str
+) -> None:
     more, target, words = REFUSED[what]
     write_app(tmp_path, MARKS + more)
     line = refusal(longwatch_bin, tmp_path, target)
@@ -84,7 +126,15 @@ def test_a_health_port_that_somebody_else_has_is_told(longwatch_bin: Path, tmp_p
     write_app(tmp_path, MARKS)
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port = str(somebody.getsockname()[1])
-        line = refusal(longwatch_bin, tmp_path, "app:group", "--health-port", port, "--health-host", "127.0.0.1")
+        line = refusal(
+            longwatch_bin,
+            tmp_path,
+            "app:group",
+            "--health-port",
+            port,
+            "--health-host",
+            "127.0.0.1",
+        )
     assert port in line
     assert "in use" in line
 
@@ -100,7 +150,9 @@ def test_a_health_port_that_somebody_else_has_is_told(longwatch_bin: Path, tmp_p
         (("--state-dir", "app.py/state"), "--state-dir"),
     ],
 )
-def test_a_wrong_option_is_told(longwatch_bin: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_option_is_told(
+    longwatch_bin: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
     write_app(tmp_path, MARKS)
     assert said in refusal(longwatch_bin, tmp_path, "app:group", *words)
 
@@ -112,14 +164,19 @@ if sys.argv[1:2] == ["run"]:
     while not os.path.exists("begin"):
         time.sleep(0.01)
 
-touchy = LoopGroup([jobs], watchdog_threshold=60, readiness_threshold=1.5, max_processing_seconds=0.1, shutdown_timeout=20)
+touchy = LoopGroup(
+    [jobs], watchdog_threshold=60, readiness_threshold=1.5, max_processing_seconds=0.1,
+    shutdown_timeout=20
+)
 """
 
 
 def test_sigterm_has_what_is_in_flight_finished_and_leaves_the_rest_to_others(
     longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime)}) as run:
+    with worked(
+        longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime)}
+    ) as run:
         run.joined("worker-1", "worker-2")
         send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
         for name in ("a", "b"):
@@ -143,7 +200,9 @@ def insisted(run: Worked) -> bool:
     return False
 
 
-def test_a_second_signal_does_not_wait_for_what_is_in_flight(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_second_signal_does_not_wait_for_what_is_in_flight(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path) as run:
         [pid] = run.joined("worker")
         send(tmp_path, {"id": "a", "do": "silent"})
@@ -155,11 +214,17 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(longwatch_bin: Path
     assert "signal 9" == run.heard("shutdown_complete", pid=pid)["cause"]
     with sending(store_url(tmp_path)) as mailbox:
         assert eventually(lambda: (mailbox.backend.sweep(), mailbox.stats().ready == 1)[1])
-        assert [0] == [each.crashes for each in mailbox.backend.peek(limit=2)], "a drain is nobody's fault"
+        assert [0] == [each.crashes for each in mailbox.backend.peek(limit=2)], (
+            "a drain is nobody's fault"
+        )
 
 
-def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_code(longwatch_bin: Path, tmp_path: Path) -> None:
-    write_app(tmp_path, "hasty = LoopGroup([jobs], shutdown_timeout=0.3, max_processing_seconds=0.1)\n")
+def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_code(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    write_app(
+        tmp_path, "hasty = LoopGroup([jobs], shutdown_timeout=0.3, max_processing_seconds=0.1)\n"
+    )
     with worked(longwatch_bin, tmp_path, target="app:hasty") as run:
         run.joined("worker")
         send(tmp_path, {"id": "a", "do": "silent"})
@@ -171,7 +236,9 @@ def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_co
     assert "in silent" in stacks.read_text()
 
 
-def test_one_that_is_told_to_stop_before_it_has_begun_leaves_nothing_behind(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_one_that_is_told_to_stop_before_it_has_begun_leaves_nothing_behind(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, SLOW_START)
     with worked(longwatch_bin, tmp_path, target="app:touchy") as run:
         run.heard("program_started")
@@ -191,12 +258,16 @@ once = LoopGroup([Once()])
 """
 
 
-def test_when_all_loops_of_all_processes_are_done_so_is_the_parent(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_when_all_loops_of_all_processes_are_done_so_is_the_parent(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, ONCE)
     with worked(longwatch_bin, tmp_path, "--processes", "3", target="app:once") as run:
         assert 0 == run.end()
     assert 3 == len({pid for pid, _ in run.notes.raw()})
-    assert [("exit 0", False)] * 3 == [(each["cause"], each["restart"]) for each in run.told("clean_exit")]
+    assert [("exit 0", False)] * 3 == [
+        (each["cause"], each["restart"]) for each in run.told("clean_exit")
+    ]
 
 
 def test_it_keeps_no_files_if_it_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:
@@ -220,12 +291,19 @@ def is_down(answer: Answer) -> bool:
     return answer.status == 503
 
 
-def test_health_says_how_its_processes_are_from_the_start_to_the_end(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_health_says_how_its_processes_are_from_the_start_to_the_end(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, SLOW_START)
     with worked(longwatch_bin, tmp_path, "--processes", "2", target="app:touchy") as run:
         pids = [run.pid_of("worker-1"), run.pid_of("worker-2")]
         starting = {"worker worker-1": "not_started", "worker worker-2": "not_started"}
-        assert 503 == run.comes_to("/health/ready?verbose", lambda answer: answer.reasons == starting).status
+        assert (
+            503
+            == run.comes_to(
+                "/health/ready?verbose", lambda answer: answer.reasons == starting
+            ).status
+        )
         assert (503, 200) == (run.get("/startupz").status, run.get("/health/live").status)
         (tmp_path / "begin").touch()
         run.comes_to("/health/ready", is_up)
@@ -240,14 +318,19 @@ def test_health_says_how_its_processes_are_from_the_start_to_the_end(longwatch_b
 
         os.kill(pids[0], signal.SIGKILL)
         run.heard("unexpected_exit", pid=pids[0])
-        run.comes_to("/health/ready?verbose", lambda answer: answer.reasons["worker worker-1"] in {"not_running", "not_started"})
+        run.comes_to(
+            "/health/ready?verbose",
+            lambda answer: answer.reasons["worker worker-1"] in {"not_running", "not_started"},
+        )
         run.comes_to("/health/ready", is_up)
 
         send(tmp_path, {"id": "last", "do": "wait", "until": "go"})
         run.notes.until("begin", "last")
         run.signal(signal.SIGTERM)
         run.heard("program_stopping")
-        draining = run.comes_to("/health/ready?verbose", lambda answer: "draining" in answer.reasons.values())
+        draining = run.comes_to(
+            "/health/ready?verbose", lambda answer: "draining" in answer.reasons.values()
+        )
         assert (503, 200) == (draining.status, run.get("/health/live").status)
         (tmp_path / "go").touch()
         assert 0 == run.end()
@@ -255,15 +338,27 @@ def test_health_says_how_its_processes_are_from_the_start_to_the_end(longwatch_b
         pass  # the port is free again
 
 
-def test_the_group_says_where_health_is_unless_the_command_line_does(longwatch_bin: Path, tmp_path: Path) -> None:
-    write_app(tmp_path, "port = int(os.environ['OTHER'])\nown = LoopGroup([jobs], health_port=port, health_host='127.0.0.1')\n")
+def test_the_group_says_where_health_is_unless_the_command_line_does(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    write_app(
+        tmp_path,
+        "port = int(os.environ['OTHER'])\nown = LoopGroup([jobs], health_port=port, "
+        "health_host='127.0.0.1')\n",
+    )
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         other = str(somebody.getsockname()[1])
         with worked(longwatch_bin, tmp_path, target="app:own", env={"OTHER": other}) as run:
             run.joined("worker")
             run.comes_to("/health/ready", is_up)
             run.finish()
-        done = longwatch_says(longwatch_bin, tmp_path, "worker", "app:own", env={"OTHER": other, "STORE": store_url(tmp_path)})
+        done = longwatch_says(
+            longwatch_bin,
+            tmp_path,
+            "worker",
+            "app:own",
+            env={"OTHER": other, "STORE": store_url(tmp_path)},
+        )
     assert 2 == done.returncode
     assert other in done.stderr
 
@@ -277,7 +372,9 @@ def done_by(run: Worked) -> dict[int, int]:
     return {pid: pids.count(pid) for pid in {*pids}}
 
 
-def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     acked = ("longwatch_mailbox_acked_total", {"loop": "jobs"})
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         first, second = run.joined("worker-1", "worker-2")
@@ -285,7 +382,10 @@ def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(longwatc
         for name in ("a", "b"):
             run.notes.until("begin", name)
         assert eventually(lambda: run.metric("longwatch_leases_held", loop="jobs") == 2)
-        stood = [run.metric(f"longwatch_mailbox_{what}", mailbox="jobs") for what in ("leased", "ready", "delayed", "dead")]
+        stood = [
+            run.metric(f"longwatch_mailbox_{what}", mailbox="jobs")
+            for what in ("leased", "ready", "delayed", "dead")
+        ]
         assert [2, 0, 0, 0] == stood
         (tmp_path / "go").touch()
         assert eventually(lambda: run.metric(acked[0], **acked[1]) == 2)
@@ -298,24 +398,39 @@ def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(longwatc
         assert eventually(lambda: run.metric("longwatch_health_ready") == 1)
         found = samples(run.get("/metrics").body)
         run.finish()
-    plain = {(name, tuple(value for _, value in labels)): number for (name, labels), number in found.items()}
-    assert (1, 2) == (plain["longwatch_health_ready", ()], plain["longwatch_loop_running", ("jobs",)])
+    plain = {
+        (name, tuple(value for _, value in labels)): number
+        for (name, labels), number in found.items()
+    }
+    assert (1, 2) == (
+        plain["longwatch_health_ready", ()],
+        plain["longwatch_loop_running", ("jobs",)],
+    )
     assert [1, 1] == [plain["longwatch_worker_up", (f"worker-{number}",)] for number in (1, 2)]
-    assert [2, 1] == [plain["longwatch_program_starts_total", (f"worker-{number}",)] for number in (1, 2)]
+    assert [2, 1] == [
+        plain["longwatch_program_starts_total", (f"worker-{number}",)] for number in (1, 2)
+    ]
     assert 1 == plain["longwatch_program_ends_total", ("worker-1", "unexpected_exit")]
     assert 10 == plain["longwatch_handle_duration_seconds_count", ("jobs",)]
-    assert not [name for name, labels in plain if str(first) in labels or str(second) in labels], "no pid is a label"
+    assert not [name for name, labels in plain if str(first) in labels or str(second) in labels], (
+        "no pid is a label"
+    )
 
 
 # --- stores ---
 
 TWO_STORES = """
 class More(Jobs): pass
-both = LoopGroup([jobs, More(requests=open_mailbox(os.environ["OTHER"], "more"), name="more")], max_processing_seconds=0.1)
+both = LoopGroup(
+    [jobs, More(requests=open_mailbox(os.environ["OTHER"], "more"), name="more")],
+    max_processing_seconds=0.1
+)
 """
 
 
-def test_leases_in_several_stores_are_kept_and_released(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_leases_in_several_stores_are_kept_and_released(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, TWO_STORES)
     other = store_url(tmp_path, "other")
     with worked(longwatch_bin, tmp_path, target="app:both", env={"OTHER": other}) as run:
@@ -325,7 +440,9 @@ def test_leases_in_several_stores_are_kept_and_released(longwatch_bin: Path, tmp
             more.send({"id": "b", "do": "wait", "until": "go"})
             for name in ("a", "b"):
                 run.notes.until("begin", name)
-            held = [run.metric("longwatch_mailbox_leased", mailbox=name) for name in ("jobs", "more")]
+            held = [
+                run.metric("longwatch_mailbox_leased", mailbox=name) for name in ("jobs", "more")
+            ]
             os.kill(first, signal.SIGKILL)
             assert 2 == run.heard("worker_released", pid=first)["rows"]
             (tmp_path / "go").touch()
@@ -360,10 +477,18 @@ def test_what_is_in_memory_keeps_its_leases_by_itself(longwatch_bin: Path, tmp_p
         renewed = [{"engine": "inner", "rows": 1}] * 5
 
         def is_kept() -> bool:
-            return renewed == [{key: each[key] for key in ("engine", "rows")} for each in run.said("worker", "leases_renewed")][:5]
+            return (
+                renewed
+                == [
+                    {key: each[key] for key in ("engine", "rows")}
+                    for each in run.said("worker", "leases_renewed")
+                ][:5]
+            )
 
         assert eventually(is_kept), "each is a third of its lease, so it would be over by now"
-        assert run.metric("longwatch_mailbox_leased", mailbox="inside") is None, "nobody else can look into it"
+        assert run.metric("longwatch_mailbox_leased", mailbox="inside") is None, (
+            "nobody else can look into it"
+        )
         (tmp_path / "go").touch()
         run.notes.until("end", "a", times=2)
         run.finish()
@@ -376,7 +501,10 @@ def test_what_is_in_memory_keeps_its_leases_by_itself(longwatch_bin: Path, tmp_p
 
 def test_what_handlers_start_does_not_know_the_parent(longwatch_bin: Path, tmp_path: Path) -> None:
     """It would tell of leases, and of a health, that are not this worker's."""
-    write_app(tmp_path, "def show(context, job):\n    subprocess.run('env > seen-env', shell=True, check=True)\n")
+    write_app(
+        tmp_path,
+        "def show(context, job):\n    subprocess.run('env > seen-env', shell=True, check=True)\n",
+    )
     with worked(longwatch_bin, tmp_path) as run:
         [pid] = run.joined("worker")
         assert b"LONGWATCH_PARENT=" in Path(f"/proc/{pid}/environ").read_bytes()
@@ -403,13 +531,18 @@ def files_below(*folders: Path) -> list[Path]:
 
 
 def test_the_password_of_a_store_is_nowhere_to_be_read(tmp_path: Path, runtime: Path) -> None:
-    """Neither in what is logged of a store that cannot be reached, nor in the stacks of a process that stalls."""
+    """Neither in what is logged of a store that cannot be reached, nor in the stacks of a
+    process that stalls.
+    """
     write_app(tmp_path, UNREACHABLE)
     with shared_server().database() as plain:
         url = migrated(plain.replace("postgres@", f"postgres:{SECRET}@"))
         other = f"postgresql://me:{SECRET}@127.0.0.1:1/nothing"
         env = {"STORE": url, "OTHER": other, "XDG_RUNTIME_DIR": str(runtime)}
-        with worked(cwd=tmp_path, target="app:secret", env=env, **FROM_SOURCE) as run, sending(url) as mailbox:
+        with (
+            worked(cwd=tmp_path, target="app:secret", env=env, **FROM_SOURCE) as run,
+            sending(url) as mailbox,
+        ):
             run.joined("worker")
             below = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
             words = [" ".join(process.cmdline()) for process in below]
@@ -436,30 +569,44 @@ NAMESPACES = {
 
 
 @pytest.mark.parametrize("namespace", NAMESPACES.values(), ids=list(NAMESPACES))
-def test_as_pid_1_it_works_replaces_and_ends_as_everywhere(longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_as_pid_1_it_works_replaces_and_ends_as_everywhere(
+    longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     parts.require("unshare")
     with worked(longwatch_bin, tmp_path, "--processes", "2", within=namespace) as run:
         run.joined("worker-1", "worker-2")
         [init] = psutil.Process(run.pid).children()
         send(tmp_path, {"id": "a", "do": "done"})
         run.notes.until("end", "a")
-        [victim, _] = [process for process in init.children(recursive=True) if "run" in process.cmdline()]
+        [victim, _] = [
+            process for process in init.children(recursive=True) if "run" in process.cmdline()
+        ]
         victim.kill()
         run.heard("unexpected_exit")
         run.heard("program_started", start=2)
         send(tmp_path, {"id": "b", "do": "done"})
         run.notes.until("end", "b")
-        assert eventually(lambda: not any(each.status() == psutil.STATUS_ZOMBIE for each in init.children(recursive=True)))
+        assert eventually(
+            lambda: (
+                not any(
+                    each.status() == psutil.STATUS_ZOMBIE for each in init.children(recursive=True)
+                )
+            )
+        )
         os.kill(init.pid, signal.SIGTERM)
         assert 0 == run.end()
     assert {1} == {record["managerPid"] for record in run.logged()}
 
 
-def test_its_log_is_json_and_that_of_its_processes_is_told_apart(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_its_log_is_json_and_that_of_its_processes_is_told_apart(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         run.joined("worker-1", "worker-2")
         run.finish()
     assert all(json.loads(line) for line in run.err.text.splitlines())
     tagged = [line.partition(b" | ") for line in run.out.text.splitlines()]
     assert {b"worker-1", b"worker-2"} == {tag for tag, _, _ in tagged}
-    assert {"group_started", "group_stopped"} <= {json.loads(said)["event"] for _, _, said in tagged}
+    assert {"group_started", "group_stopped"} <= {
+        json.loads(said)["event"] for _, _, said in tagged
+    }

@@ -1,4 +1,6 @@
-"""What a worker process can suffer: it holds the GIL, hangs, is stopped or killed, or loses its parent; no message is lost."""
+"""What a worker process can suffer: it holds the GIL, hangs, is stopped or killed, or loses its
+parent; no message is lost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import pytest
 from awaiting import eventually
 from longwatch.app.ward import LEASE
 from supervised import PATIENCE, wait_for_end
-from worked import Worked, drained, pages, send, sending, short_directory, store_url, worked, write_app
+from worked import (
+    Worked,
+    drained,
+    pages,
+    send,
+    sending,
+    short_directory,
+    store_url,
+    worked,
+    write_app,
+)
 
 THRESHOLD = 2.0
 LONGER_THAN_THE_LEASE = int(LEASE) + 2
@@ -40,7 +52,9 @@ def stacks(run: Worked) -> str:
 # --- the GIL ---
 
 
-def test_work_that_holds_the_gil_for_longer_than_its_lease_is_kept_and_handled_once(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_work_that_holds_the_gil_for_longer_than_its_lease_is_kept_and_handled_once(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         run.joined("worker-1", "worker-2")
         send(tmp_path, {"id": "long", "do": "hold_gil", "seconds": LONGER_THAN_THE_LEASE})
@@ -49,7 +63,11 @@ def test_work_that_holds_the_gil_for_longer_than_its_lease_is_kept_and_handled_o
         assert eventually(lambda: nothing_is_left(tmp_path))
         run.finish()
     assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
-    assert [] == [*run.told("worker_stalled"), *run.said("worker-1", "lease_lost"), *run.said("worker-2", "lease_lost")]
+    assert [] == [
+        *run.told("worker_stalled"),
+        *run.said("worker-1", "lease_lost"),
+        *run.said("worker-2", "lease_lost"),
+    ]
 
 
 # --- silence ---
@@ -76,7 +94,9 @@ def test_one_that_hangs_is_replaced_with_its_stacks_saved_and_its_message_runs_a
     assert "gave no beat" in stacks(run)
 
 
-def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_saved(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_saved(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
         [first] = run.joined("worker")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
@@ -94,7 +114,10 @@ def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_save
 
 def test_the_watchdog_inside_may_be_the_first_to_bite(longwatch_bin: Path, tmp_path: Path) -> None:
     """It looks as often as its parent does."""
-    quick = "quick = LoopGroup([jobs], watchdog_threshold=THRESHOLD, watchdog_interval=0.2, max_processing_seconds=0.1)\n"
+    quick = (
+        "quick = LoopGroup([jobs], watchdog_threshold=THRESHOLD, watchdog_interval=0.2, "
+        "max_processing_seconds=0.1)\n"
+    )
     write_app(tmp_path, quick)
     with worked(longwatch_bin, tmp_path, target="app:quick", env={"THRESHOLD": "1.5"}) as run:
         [first] = run.joined("worker")
@@ -110,7 +133,9 @@ def test_the_watchdog_inside_may_be_the_first_to_bite(longwatch_bin: Path, tmp_p
 # --- death ---
 
 
-def test_what_a_killed_one_held_is_released_by_its_parent_and_runs_again(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_what_a_killed_one_held_is_released_by_its_parent_and_runs_again(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path) as run:
         [first] = run.joined("worker")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
@@ -142,10 +167,14 @@ def test_the_message_of_a_killed_one_runs_elsewhere(longwatch_bin: Path, tmp_pat
         run.finish()
     assert first.pid in pids
     assert first.pid != second.pid
-    assert [] == [each for each in run.records("program_started", start=2) if each["program"] != name]
+    assert [] == [
+        each for each in run.records("program_started", start=2) if each["program"] != name
+    ]
 
 
-def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         run.joined("worker-1", "worker-2")
         below = psutil.Process(run.pid).children(recursive=True)
@@ -176,9 +205,17 @@ def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(
     longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
     """Its processes renew for themselves."""
-    with worked(longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime), "THRESHOLD": "5"}) as run:
+    with worked(
+        longwatch_bin,
+        tmp_path,
+        "--processes",
+        "2",
+        env={"XDG_RUNTIME_DIR": str(runtime), "THRESHOLD": "5"},
+    ) as run:
         run.joined("worker-1", "worker-2")
-        assert eventually(lambda: all(trusted_until(runtime))), "it has renewed; stopped in that it would hold the SQLite file"
+        assert eventually(lambda: all(trusted_until(runtime))), (
+            "it has renewed; stopped in that it would hold the SQLite file"
+        )
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
         run.notes.until("begin", "a")
         run.signal(signal.SIGSTOP)
@@ -193,4 +230,8 @@ def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(
         assert eventually(lambda: nothing_is_left(tmp_path))
         run.finish()
     assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
-    assert [] == [*run.told("worker_stalled"), *run.told("unexpected_exit"), *run.told("health_check_restart")]
+    assert [] == [
+        *run.told("worker_stalled"),
+        *run.told("unexpected_exit"),
+        *run.told("health_check_restart"),
+    ]

@@ -1,4 +1,6 @@
-"""Processes replaced one after another while messages keep coming: none lost, none settled twice, none the worse for it."""
+"""Processes replaced one after another while messages keep coming: none lost, none settled
+twice, none the worse for it.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,40 @@ import pytest
 from awaiting import eventually
 from postgres_server import shared_server
 from upheld import FROM_SOURCE, Facts
-from worked import AHEAD, Sender, drained, migrated, most_down, sending, store_url, worked, write_app
+from worked import (
+    AHEAD,
+    Sender,
+    drained,
+    migrated,
+    most_down,
+    sending,
+    store_url,
+    worked,
+    write_app,
+)
 
 NAMES = ("worker-1", "worker-2", "worker-3")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Facts]:
-    """The command, and where the messages are. The wheel's environment has no driver for PostgreSQL."""
+    """The command, and where the messages are. The wheel's environment has no driver for
+    PostgreSQL.
+    """
     write_app(tmp_path)
     if request.param == "sqlite":
-        yield {"longwatch": request.getfixturevalue("longwatch_bin"), "env": {"STORE": store_url(tmp_path), "SLOTS": "2"}}
+        yield {
+            "longwatch": request.getfixturevalue("longwatch_bin"),
+            "env": {"STORE": store_url(tmp_path), "SLOTS": "2"},
+        }
         return
     with shared_server().database() as url:
         yield {**FROM_SOURCE, "env": {"STORE": migrated(url), "SLOTS": "2"}}
 
 
-def test_a_rolling_restart_under_load_costs_no_message_anything(tmp_path: Path, place: Facts) -> None:
+def test_a_rolling_restart_under_load_costs_no_message_anything(
+    tmp_path: Path, place: Facts
+) -> None:
     longwatch, url = place.pop("longwatch"), place["env"]["STORE"]
     with worked(longwatch, tmp_path, "--processes", "3", **place) as run, sending(url) as mailbox:
         run.joined(*NAMES)
@@ -38,8 +57,13 @@ def test_a_rolling_restart_under_load_costs_no_message_anything(tmp_path: Path, 
             for name in NAMES:
                 run.heard("worker_joined", program=name, times=2)
         assert eventually(lambda: drained(mailbox))
-        assert eventually(lambda: run.metric("longwatch_mailbox_acked_total", loop="jobs") == len(sender.sent))
-        spent = [run.metric(f"longwatch_mailbox_{what}_total", loop="jobs") for what in ("nacked", "dead_lettered", "refused")]
+        assert eventually(
+            lambda: run.metric("longwatch_mailbox_acked_total", loop="jobs") == len(sender.sent)
+        )
+        spent = [
+            run.metric(f"longwatch_mailbox_{what}_total", loop="jobs")
+            for what in ("nacked", "dead_lettered", "refused")
+        ]
         dead = mailbox.stats().dead
         run.finish()
     assert sorted(sender.sent) == sorted(note.job for note in run.notes.all("begin"))
@@ -51,7 +75,9 @@ def test_a_rolling_restart_under_load_costs_no_message_anything(tmp_path: Path, 
     assert {"exit 0"} == {record["cause"] for record in run.told("stopped")}
 
 
-def test_whoever_asks_again_meanwhile_gets_another_round_when_the_first_is_over(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_whoever_asks_again_meanwhile_gets_another_round_when_the_first_is_over(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         run.joined("worker-1", "worker-2")
         for _ in range(2):
@@ -59,16 +85,23 @@ def test_whoever_asks_again_meanwhile_gets_another_round_when_the_first_is_over(
             run.heard("program_stopping", program="worker-1")
         run.heard("worker_joined", program="worker-2", times=3)
         run.finish()
-    assert [3, 3] == [len(run.records("program_started", program=name)) for name in ("worker-1", "worker-2")]
+    assert [3, 3] == [
+        len(run.records("program_started", program=name)) for name in ("worker-1", "worker-2")
+    ]
     assert 1 == most_down(run.told())
 
 
 BREAKS = "if sys.argv[1:2] == ['run'] and os.path.exists('broken'):\n    sys.exit(3)\n"
 
 
-def test_when_one_does_not_come_up_again_the_others_are_left_as_they_are(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_when_one_does_not_come_up_again_the_others_are_left_as_they_are(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, BREAKS)
-    with worked(longwatch_bin, tmp_path, "--processes", "3") as run, sending(store_url(tmp_path)) as mailbox:
+    with (
+        worked(longwatch_bin, tmp_path, "--processes", "3") as run,
+        sending(store_url(tmp_path)) as mailbox,
+    ):
         run.joined(*NAMES)
         (tmp_path / "broken").touch()
         run.signal(signal.SIGHUP)
@@ -81,7 +114,9 @@ def test_when_one_does_not_come_up_again_the_others_are_left_as_they_are(longwat
     assert [1, 1] == [len(run.records("program_started", program=name)) for name in NAMES[1:]]
 
 
-def test_a_group_that_cannot_be_imported_any_more_is_told_and_nobody_is_touched(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_group_that_cannot_be_imported_any_more_is_told_and_nobody_is_touched(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
         run.joined("worker-1", "worker-2")
         write_app(tmp_path, "1 / 0\n")
@@ -89,11 +124,18 @@ def test_a_group_that_cannot_be_imported_any_more_is_told_and_nobody_is_touched(
         reason = run.heard("reload_refused")["reason"]
         run.finish()
     assert "'app:group' cannot be imported: ZeroDivisionError: division by zero" in reason
-    assert [1, 1] == [len(run.records("program_started", program=name)) for name in ("worker-1", "worker-2")]
+    assert [1, 1] == [
+        len(run.records("program_started", program=name)) for name in ("worker-1", "worker-2")
+    ]
 
 
-def test_what_is_in_flight_is_finished_before_its_process_is_replaced(longwatch_bin: Path, tmp_path: Path) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "3") as run, sending(store_url(tmp_path)) as mailbox:
+def test_what_is_in_flight_is_finished_before_its_process_is_replaced(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    with (
+        worked(longwatch_bin, tmp_path, "--processes", "3") as run,
+        sending(store_url(tmp_path)) as mailbox,
+    ):
         pids = run.joined(*NAMES)
         mailbox.send_many([{"id": name, "do": "wait", "until": f"go-{name}"} for name in "abc"])
         firsts = {name: run.notes.until("begin", name).pid for name in "abc"}

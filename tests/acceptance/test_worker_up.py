@@ -1,4 +1,6 @@
-"""`[worker.NAME]` in longwatch.toml: worker processes among the programs that `longwatch up` keeps up."""
+"""`[worker.NAME]` in longwatch.toml: worker processes among the programs that `longwatch up`
+keeps up.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ import pytest
 from awaiting import eventually
 from supervised import longwatch_says
 from upheld import AT_ONCE, NOTIFIER, SLEEPER, Facts, Upheld, py, sh, upheld
-from worked import AHEAD, Notes, Sender, drained, most_down, sending, store_url, write_app, write_workers
+from worked import (
+    AHEAD,
+    Notes,
+    Sender,
+    drained,
+    most_down,
+    sending,
+    store_url,
+    write_app,
+    write_workers,
+)
 
 JOBS: Facts = {"target": "app:group", **AT_ONCE}
 SEVERAL: Facts = {**JOBS, "processes": 3}
@@ -23,7 +35,12 @@ NAMES = ("jobs-1", "jobs-2", "jobs-3")
 
 @contextmanager
 def up(
-    longwatch: Path, cwd: Path, workers: dict[str, Facts], programs: dict[str, Facts] | None = None, *, threshold: float = 60.0
+    longwatch: Path,
+    cwd: Path,
+    workers: dict[str, Facts],
+    programs: dict[str, Facts] | None = None,
+    *,
+    threshold: float = 60.0,
 ) -> Iterator[Upheld]:
     """`longwatch up` with these workers, which run the application of these tests."""
     if not (cwd / "app.py").exists():
@@ -40,11 +57,17 @@ def joined(run: Upheld, *names: str, times: int = 1) -> list[int]:
 # --- beside programs ---
 
 
-def test_workers_run_beside_programs_and_are_told_of_like_them(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_workers_run_beside_programs_and_are_told_of_like_them(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     notes = Notes(tmp_path)
-    with up(longwatch_bin, tmp_path, {"jobs": {**JOBS, "processes": 2}, "one": JOBS}, {"web": SLEEPER}) as run:
+    with up(
+        longwatch_bin, tmp_path, {"jobs": {**JOBS, "processes": 2}, "one": JOBS}, {"web": SLEEPER}
+    ) as run:
         pids = joined(run, "jobs-1", "jobs-2", "one")
-        assert all(run.until(name, state="up", ready=True) for name in ("jobs-1", "jobs-2", "one", "web"))
+        assert all(
+            run.until(name, state="up", ready=True) for name in ("jobs-1", "jobs-2", "one", "web")
+        )
         with sending(store_url(tmp_path)) as mailbox:
             mailbox.send_many([{"id": f"{number}", "do": "nap"} for number in range(60)])
             assert eventually(lambda: drained(mailbox))
@@ -53,12 +76,16 @@ def test_workers_run_beside_programs_and_are_told_of_like_them(longwatch_bin: Pa
     assert [] == [name for name in ("jobs-1", "jobs-2", "one", "web") if name not in table]
     assert 60 == len({note.job for note in notes.all("end")})
     assert {note.pid for note in notes.all("end")} <= {*pids}
-    assert {"exit 0"} == {record["cause"] for record in run.told("shutdown_complete") if record["program"] != "web"}
+    assert {"exit 0"} == {
+        record["cause"] for record in run.told("shutdown_complete") if record["program"] != "web"
+    }
     for name in ("jobs-1", "jobs-2", "one"):
         assert "group_stopped" in (run.logs / f"{name}.log").read_text()
 
 
-def test_a_worker_starts_when_what_it_depends_on_is_ready(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_worker_starts_when_what_it_depends_on_is_ready(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     slow = py(f"{NOTIFIER}until('go')\nnotify('READY=1')\ntime.sleep(1000)\n", ready="notify")
     with up(longwatch_bin, tmp_path, {"jobs": {**JOBS, "depends_on": ["db"]}}, {"db": slow}) as run:
         run.heard("program_started", program="db")
@@ -66,20 +93,33 @@ def test_a_worker_starts_when_what_it_depends_on_is_ready(longwatch_bin: Path, t
         (tmp_path / "go").touch()
         joined(run, "jobs")
         run.finish()
-    told = [record["event"] for record in run.told() if record["event"] in {"program_ready", "program_started"}]
+    told = [
+        record["event"]
+        for record in run.told()
+        if record["event"] in {"program_ready", "program_started"}
+    ]
     assert ["program_started", "program_ready", "program_started", "program_ready"] == told
 
 
 # --- faults ---
 
 
-def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_blamed(longwatch_bin: Path, tmp_path: Path) -> None:
-    """The neighbour is in the same process, works and beats, and is begun once more after the first stall: that is all."""
+def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_blamed(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """The neighbour is in the same process, works and beats, and is begun once more after the
+    first stall: that is all.
+    """
     notes = Notes(tmp_path)
     write_app(tmp_path, "jobs.concurrency = 2\n")
-    with up(longwatch_bin, tmp_path, {"jobs": JOBS}, threshold=2.0) as run, sending(store_url(tmp_path)) as mailbox:
+    with (
+        up(longwatch_bin, tmp_path, {"jobs": JOBS}, threshold=2.0) as run,
+        sending(store_url(tmp_path)) as mailbox,
+    ):
         joined(run, "jobs")
-        mailbox.send_many([{"id": "poison", "do": "deadlock"}, {"id": "good", "do": "wait", "until": "go"}])
+        mailbox.send_many(
+            [{"id": "poison", "do": "deadlock"}, {"id": "good", "do": "wait", "until": "go"}]
+        )
         assert notes.until("begin", "poison").pid == notes.until("begin", "good").pid
         first = run.heard("worker_stalled", program="jobs")
         (tmp_path / "go").touch()
@@ -90,7 +130,9 @@ def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_bl
         assert eventually(lambda: drained(mailbox))
         run.finish()
     assert ("poison", 3, 0) == (dead.reason, dead.crashes, dead.failures)
-    assert [(0, 0), (0, 1), (0, 2)] == [(note.failures, note.crashes) for note in notes.all("begin", "poison")]
+    assert [(0, 0), (0, 1), (0, 2)] == [
+        (note.failures, note.crashes) for note in notes.all("begin", "poison")
+    ]
     assert {(0, 0)} == {(note.failures, note.crashes) for note in notes.all("begin", "good")}
     assert 1 == len(first["rows"])
     stacks = [Path(each["stacks"]) for each in run.told("worker_stalled")]
@@ -99,7 +141,9 @@ def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_bl
     assert 3 == len(run.told("health_check_restart"))
 
 
-def test_a_critical_worker_that_crashes_too_often_ends_everything(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_critical_worker_that_crashes_too_often_ends_everything(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path, "if sys.argv[1:2] == ['run']: raise RuntimeError('no')\n")
     worker = {**JOBS, "critical": True, "breaker": {"restarts": 2}}
     with up(longwatch_bin, tmp_path, {"jobs": worker}, {"web": SLEEPER}) as run:
@@ -108,9 +152,14 @@ def test_a_critical_worker_that_crashes_too_often_ends_everything(longwatch_bin:
     assert b"RuntimeError: no" in run.out.text
 
 
-def test_the_parent_of_a_first_worker_that_a_reload_brings_keeps_its_leases(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_the_parent_of_a_first_worker_that_a_reload_brings_keeps_its_leases(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     notes = Notes(tmp_path)
-    with up(longwatch_bin, tmp_path, {}, {"web": SLEEPER}) as run, sending(store_url(tmp_path)) as mailbox:
+    with (
+        up(longwatch_bin, tmp_path, {}, {"web": SLEEPER}) as run,
+        sending(store_url(tmp_path)) as mailbox,
+    ):
         run.heard("program_started", program="web")
         write_workers(tmp_path, {"jobs": JOBS}, {"web": SLEEPER})
         run.signal(signal.SIGHUP)
@@ -128,9 +177,14 @@ def test_the_parent_of_a_first_worker_that_a_reload_brings_keeps_its_leases(long
 # --- commands ---
 
 
-def test_restart_of_a_worker_replaces_its_processes_one_after_another_under_load(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_restart_of_a_worker_replaces_its_processes_one_after_another_under_load(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     notes = Notes(tmp_path)
-    with up(longwatch_bin, tmp_path, {"jobs": SEVERAL}) as run, sending(store_url(tmp_path)) as mailbox:
+    with (
+        up(longwatch_bin, tmp_path, {"jobs": SEVERAL}) as run,
+        sending(store_url(tmp_path)) as mailbox,
+    ):
         firsts = joined(run, *NAMES)
         sender = Sender(mailbox, notes)
         with sender.sending(), ThreadPoolExecutor(1) as aside:
@@ -143,13 +197,19 @@ def test_restart_of_a_worker_replaces_its_processes_one_after_another_under_load
         run.finish()
     assert (0, "") == (done.returncode, done.stderr)
     assert not {*firsts} & {*seconds}
-    assert sorted(sender.sent) == sorted(note.job for note in notes.all("begin")) == sorted(note.job for note in notes.all("end"))
+    assert (
+        sorted(sender.sent)
+        == sorted(note.job for note in notes.all("begin"))
+        == sorted(note.job for note in notes.all("end"))
+    )
     assert ({(0, 0)}, 0) == ({(note.failures, note.crashes) for note in notes.all("begin")}, dead)
     assert [2] * 3 == [len(run.records("program_started", program=name)) for name in NAMES]
     assert 1 == most_down(run.told())
 
 
-def test_a_name_stands_for_all_processes_of_a_worker_and_each_has_its_own(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_name_stands_for_all_processes_of_a_worker_and_each_has_its_own(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with up(longwatch_bin, tmp_path, {"jobs": {**JOBS, "processes": 2}}, {"web": SLEEPER}) as run:
         joined(run, "jobs-1", "jobs-2")
         run.ask("stop", "jobs")
@@ -170,7 +230,9 @@ def test_a_name_stands_for_all_processes_of_a_worker_and_each_has_its_own(longwa
 # --- other plans ---
 
 
-def test_a_reload_brings_other_processes_and_one_that_has_faults_changes_nothing(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_a_reload_brings_other_processes_and_one_that_has_faults_changes_nothing(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     with up(longwatch_bin, tmp_path, {"jobs": {**JOBS, "processes": 2}}) as run:
         firsts = joined(run, "jobs-1", "jobs-2")
         write_workers(tmp_path, {"jobs": {**JOBS, "processes": 3}})
@@ -195,24 +257,54 @@ def test_a_reload_brings_other_processes_and_one_that_has_faults_changes_nothing
 
 MARK = {"mark": {"command": ["touch", "started"]}}
 FAULTS: dict[str, tuple[dict[str, Facts], dict[str, Facts], str]] = {
-    "a command": ({"jobs": {**JOBS, "command": ["true"]}}, {}, "worker.jobs.command: is for programs; name the group with target"),
-    "a program's name": ({"jobs": JOBS}, {"jobs": SLEEPER}, "worker.jobs: is called jobs, which is the name of a program"),
+    "a command": (
+        {"jobs": {**JOBS, "command": ["true"]}},
+        {},
+        "worker.jobs.command: is for programs; name the group with target",
+    ),
+    "a program's name": (
+        {"jobs": JOBS},
+        {"jobs": SLEEPER},
+        "worker.jobs: is called jobs, which is the name of a program",
+    ),
     "a program's name for one": (
         {"jobs": SEVERAL},
         {"jobs-2": SLEEPER},
         "worker.jobs: has a process jobs-2, which is the name of a program",
     ),
     "no target": ({"jobs": {"processes": 2}}, {}, "worker.jobs.target: is missing"),
-    "no such module": ({"jobs": {"target": "nothing:group"}}, {}, "worker.jobs.target: there is no module 'nothing'"),
-    "no such name": ({"jobs": {"target": "app:gruop"}}, {}, "app has no 'gruop'; did you mean group?"),
-    "not a group": ({"jobs": {"target": "app:STORE"}}, {}, "worker.jobs.target: 'app:STORE' is of type str"),
-    "no such directory": ({"jobs": {**JOBS, "cwd": "missing"}}, {}, "worker.jobs.cwd: the working directory"),
-    "no such dependency": ({"jobs": {**JOBS, "depends_on": ["db"]}}, {}, "worker.jobs.depends_on: waits for 'db'"),
+    "no such module": (
+        {"jobs": {"target": "nothing:group"}},
+        {},
+        "worker.jobs.target: there is no module 'nothing'",
+    ),
+    "no such name": (
+        {"jobs": {"target": "app:gruop"}},
+        {},
+        "app has no 'gruop'; did you mean group?",
+    ),
+    "not a group": (
+        {"jobs": {"target": "app:STORE"}},
+        {},
+        "worker.jobs.target: 'app:STORE' is of type str",
+    ),
+    "no such directory": (
+        {"jobs": {**JOBS, "cwd": "missing"}},
+        {},
+        "worker.jobs.cwd: the working directory",
+    ),
+    "no such dependency": (
+        {"jobs": {**JOBS, "depends_on": ["db"]}},
+        {},
+        "worker.jobs.depends_on: waits for 'db'",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_told_in_one_line_and_nothing_is_started(longwatch_bin: Path, tmp_path: Path, fault: str) -> None:
+def test_a_fault_is_told_in_one_line_and_nothing_is_started(
+    longwatch_bin: Path, tmp_path: Path, fault: str
+) -> None:
     workers, programs, words = FAULTS[fault]
     write_app(tmp_path)
     write_workers(tmp_path, workers, {**MARK, **programs})
@@ -224,11 +316,15 @@ def test_a_fault_is_told_in_one_line_and_nothing_is_started(longwatch_bin: Path,
     assert not (tmp_path / "started").exists()
 
 
-def test_faults_of_workers_and_programs_are_told_together(longwatch_bin: Path, tmp_path: Path) -> None:
+def test_faults_of_workers_and_programs_are_told_together(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
     write_app(tmp_path)
     workers: dict[str, Facts] = {"a": {"target": "nothing:group"}, "b": {"target": "app:gruop"}}
     write_workers(tmp_path, workers, {**MARK, "c": sh("true", cwd="missing")})
     done = longwatch_says(longwatch_bin, tmp_path, "up", env={"STORE": store_url(tmp_path)})
-    told = sorted(line.split(": ")[2] for line in done.stderr.splitlines() if "longwatch.toml: " in line)
+    told = sorted(
+        line.split(": ")[2] for line in done.stderr.splitlines() if "longwatch.toml: " in line
+    )
     assert ["program.c.cwd", "worker.a.target", "worker.b.target"] == told
     assert 2 == done.returncode

@@ -1,4 +1,5 @@
-"""Producers and consumers that are killed: `crash_actors.py ROLE URL JOURNAL NUMBER` runs one until something ends it.
+"""Producers and consumers that are killed: `crash_actors.py ROLE URL JOURNAL NUMBER` runs one until
+something ends it.
 
 Everything an actor does it writes down, in a file of its own that survives it:
     intend N · sent N                 before and after a send
@@ -6,7 +7,8 @@ Everything an actor does it writes down, in a file of its own that survives it:
     ran N                             its work is done, the engine may acknowledge it now
     acked N                           the engine has acknowledged it
     refused N · accepted-stale N      what became of a receipt that was stale for certain
-A message that was settled in a transaction of the consumer's own stands in the table `ledger`, by that same transaction.
+A message that was settled in a transaction of the consumer's own stands in the table `ledger`, by
+that same transaction.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Actor:
                 self._settle_with_ledger(message)
 
     def dawdle(self) -> None:
-        """Hold a message until its lease is over and somebody has swept it, then try to acknowledge it all the same."""
+        """Hold a message until its lease is over and somebody has swept it, then try to
+        acknowledge it all the same.
+        """
         while True:
             for message in self._taken(visibility_timeout=0.3):
                 if message.delivery_count > 1:
@@ -78,7 +82,9 @@ class Actor:
                 self._acknowledge_stale(message)
 
     def work(self) -> None:
-        engine = Engine(Witness(self), MessageRunner(self.mailbox, self._handle), policy=EnginePolicy(slots=3))
+        engine = Engine(
+            Witness(self), MessageRunner(self.mailbox, self._handle), policy=EnginePolicy(slots=3)
+        )
         engine.start()
         threading.Event().wait()
 

@@ -1,4 +1,6 @@
-"""A source and a handler that a test holds in its hands, and an engine between them on a clock that stands still."""
+"""A source and a handler that a test holds in its hands, and an engine between them on a clock
+that stands still.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 PATIENCE = 10.0
 RESTING = 3
-"""How many threads of an engine that has nothing to do are parked on its clock: feeder, keeper, sweeper."""
-QUIET = EnginePolicy(slots=2, lease=LeasePolicy(30.0), sweep_every=1000.0, poll=1000.0, settle_within=0.0)
+"""How many threads of an engine that has nothing to do are parked on its clock: feeder, keeper,
+sweeper.
+"""
+QUIET = EnginePolicy(
+    slots=2, lease=LeasePolicy(30.0), sweep_every=1000.0, poll=1000.0, settle_within=0.0
+)
 
 
 @dataclass(slots=True)
@@ -42,7 +48,9 @@ class Item:
 
 @dataclass
 class FakeSource:
-    """Rows in memory. `faults` are called first in every call and may raise or block; `lost_answers` are raised at its end."""
+    """Rows in memory. `faults` are called first in every call and may raise or block;
+    `lost_answers` are raised at its end.
+    """
 
     rows: list[Item] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
@@ -72,10 +80,15 @@ class FakeSource:
 
     def await_that(self, holds: Callable[[], bool], what: str = "it") -> None:
         with self.changed:
-            assert self.changed.wait_for(holds, PATIENCE), f"{what} did not happen; {self.settlements} {self.calls[-10:]}"
+            assert self.changed.wait_for(holds, PATIENCE), (
+                f"{what} did not happen; {self.settlements} {self.calls[-10:]}"
+            )
 
     def await_settled(self, *expected: tuple[int, Outcome]) -> None:
-        self.await_that(lambda: sorted(expected) == sorted(self.outcomes()), f"{expected}, there is {self.outcomes()}: it")
+        self.await_that(
+            lambda: sorted(expected) == sorted(self.outcomes()),
+            f"{expected}, there is {self.outcomes()}: it",
+        )
 
     def outcomes(self) -> list[tuple[int, Outcome]]:
         return [(settlement.claim.seq, settlement.outcome) for settlement in self.settlements]
@@ -84,7 +97,9 @@ class FakeSource:
         self.await_that(lambda: self.calls.count(name) >= count, f"{count} × {name}")
 
     def take_away(self, seq: int) -> None:
-        """As a sweeper does whose clock says that the lease has ended: the row is somebody else's now."""
+        """As a sweeper does whose clock says that the lease has ended: the row is somebody
+        else's now.
+        """
         with self.changed:
             [row] = [row for row in self.rows if row.seq == seq]
             row.claim = Claim(seq, -1, row.deliveries + 1)
@@ -96,7 +111,9 @@ class FakeSource:
             self.pages.append(page or "")
             return len(self.pages)
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
         with self._called("exchange"):
             settled = [self._settle(settlement) for settlement in settlements]
             self.wants.append(want)
@@ -167,7 +184,9 @@ class FakeSource:
         return leased
 
     def _held(self, owner: int) -> list[Claim]:
-        return [row.claim for row in self.rows if row.claim is not None and row.claim.owner == owner]
+        return [
+            row.claim for row in self.rows if row.claim is not None and row.claim.owner == owner
+        ]
 
 
 class Gate:
@@ -183,7 +202,9 @@ class Gate:
     def __call__(self, leased: Leased, context: WorkContext) -> Settlement | None:
         self.contexts[leased.claim.seq] = context
         self.began.put(context)
-        return self._end_of(leased.claim.seq).get(timeout=10 * PATIENCE)() or Settlement(leased.claim, Outcome.DONE)
+        return self._end_of(leased.claim.seq).get(timeout=10 * PATIENCE)() or Settlement(
+            leased.claim, Outcome.DONE
+        )
 
     def next(self) -> int:
         """The row that begins next."""
@@ -233,12 +254,16 @@ class Rig:
         self.clock.await_parked(RESTING)
 
     def pass_time(self, seconds: float, *, parked: int = RESTING) -> None:
-        """Move time no faster than the store answers: a renewal is not on the clock, and time would outrun it."""
+        """Move time no faster than the store answers: a renewal is not on the clock, and time
+        would outrun it.
+        """
         end = self.clock.monotonic() + seconds
         while (now := self.clock.monotonic()) < end:
             self._await_renewal()
             self.clock.await_parked(parked)
-            self.clock.advance(min(max(self.clock._next_due() - now, 0.0), end - now), parked=parked)
+            self.clock.advance(
+                min(max(self.clock._next_due() - now, 0.0), end - now), parked=parked
+            )
         self._await_renewal()
         self.clock.await_parked(parked)
 
@@ -249,8 +274,12 @@ class Rig:
 
 
 @contextmanager
-def rigged(runner: Runner, *rows: Item, policy: EnginePolicy = QUIET, source: FakeSource | None = None) -> Iterator[Rig]:
-    """A started engine; at the end whatever the test left running is let go by moving its clock until it is stopped."""
+def rigged(
+    runner: Runner, *rows: Item, policy: EnginePolicy = QUIET, source: FakeSource | None = None
+) -> Iterator[Rig]:
+    """A started engine; at the end whatever the test left running is let go by moving its clock
+    until it is stopped.
+    """
     source = source or FakeSource()
     source.put(*rows)
     clock, observer = FakeClock(), RecordingObserver()
@@ -268,7 +297,9 @@ def rigged(runner: Runner, *rows: Item, policy: EnginePolicy = QUIET, source: Fa
 
 
 def stop_by_moving(engine: Engine, clock: FakeClock) -> None:
-    """Stop it without a deadline, and move time while it ends: it may wait for a backoff, or for company to settle with."""
+    """Stop it without a deadline, and move time while it ends: it may wait for a backoff, or for
+    company to settle with.
+    """
     stopping = threading.Thread(target=lambda: engine.stop(timeout=None), daemon=True)
     stopping.start()
     for _ in range(2000):

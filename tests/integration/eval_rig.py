@@ -1,4 +1,6 @@
-"""What tests of evals share: every kind of store, a loop to be measured that does what it is told, and a dataset for it."""
+"""What tests of evals share: every kind of store, a loop to be measured that does what it is
+told, and a dataset for it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def opened(kind: str, folder: Path, redis: RedisServer) -> Iterator[Store]:
         with shared_server().database() as url, open_store(url, auto_migrate=True) as store:
             yield store
         return
-    urls = {"memory": f"memory://{folder.name}", "sqlite": f"sqlite:///{folder}/evals.db", "redis": redis.url}
+    urls = {
+        "memory": f"memory://{folder.name}",
+        "sqlite": f"sqlite:///{folder}/evals.db",
+        "redis": redis.url,
+    }
     with open_store(urls[kind]) as store:
         yield store
     if kind == "redis":
@@ -46,10 +52,18 @@ ACROSS_PROCESSES = on("sqlite", "redis", "postgresql")
 
 
 class Subject(MainLoop[Any, Any]):
-    """A loop under test that does what it is told; it keeps what it was called with, and has a mailbox that nobody may touch."""
+    """A loop under test that does what it is told; it keeps what it was called with, and has a
+    mailbox that nobody may touch.
+    """
 
-    def __init__(self, does: Callable[[Any, MainLoopContext], Any] = lambda request, _: request, **settings: Any) -> None:
-        super().__init__(requests=open_mailbox(f"memory://{secrets.token_hex(8)}", "own"), **settings)
+    def __init__(
+        self,
+        does: Callable[[Any, MainLoopContext], Any] = lambda request, _: request,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            requests=open_mailbox(f"memory://{secrets.token_hex(8)}", "own"), **settings
+        )
         self.calls: list[Any] = []
         self._does = does
 

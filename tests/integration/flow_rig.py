@@ -1,4 +1,6 @@
-"""What tests of flows share: every kind of store, and workers whose every claim and settlement a test makes by hand."""
+"""What tests of flows share: every kind of store, and workers whose every claim and settlement a
+test makes by hand.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,15 @@ def _emptied() -> str:
     url = _database()
     name = url.rpartition("/")[2]
     tables = (
-        "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE tablename LIKE 'longwatch%' AND tablename <> 'longwatch_schema'"
+        "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE tablename LIKE 'longwatch%' AND "
+        "tablename <> 'longwatch_schema'"
     )
     [(listed,)] = shared_server().sql(tables, name)
-    shared_server().sql(f"TRUNCATE {listed} RESTART IDENTITY; DELETE FROM longwatch_schema WHERE version = {TOO_NEW}", name)
+    shared_server().sql(
+        f"TRUNCATE {listed} RESTART IDENTITY; DELETE FROM longwatch_schema WHERE version = "
+        f"{TOO_NEW}",
+        name,
+    )
     return url
 
 
@@ -98,15 +105,21 @@ on_postgres = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
 class Desk:
-    """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the test.
+    """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the
+    test.
 
-    One that `tells` says what it has computed to those of the Flow who wait for it, as workers of the same process do.
+    One that `tells` says what it has computed to those of the Flow who wait for it, as workers of
+    the same process do.
     """
 
-    def __init__(self, database: Database, *graphs: Graph, clock: Clock | None = None, tells: bool = False) -> None:
+    def __init__(
+        self, database: Database, *graphs: Graph, clock: Clock | None = None, tells: bool = False
+    ) -> None:
         self.database = database
         self.flow = Flow(database, graphs, clock=clock)
-        self.source = FlowSource(database, self.flow.registry, clock=clock, waiters=self.flow.waiters if tells else None)
+        self.source = FlowSource(
+            database, self.flow.registry, clock=clock, waiters=self.flow.waiters if tells else None
+        )
         self.owner = self.enter()
         self.runs: Counter[str] = Counter()
 
@@ -155,7 +168,9 @@ class Desk:
 
     def spend(self, execution: Execution, node: str) -> None:
         """Fail a node until it is given up."""
-        while leased := [each for each in self.take() if each.item.id == execution.id and each.item.node == node]:
+        while leased := [
+            each for each in self.take() if each.item.id == execution.id and each.item.node == node
+        ]:
             assert self.failed(leased[0])
 
     # --- what is in the store ---
@@ -168,7 +183,9 @@ class Desk:
 
     def row(self, seq: int, *columns: str) -> tuple[Any, ...]:
         """Of one attempt; times on the lease clock as seconds from now."""
-        [found] = self.rows(f"SELECT {', '.join(columns)} FROM longwatch_computations WHERE seq = :seq", seq=seq)
+        [found] = self.rows(
+            f"SELECT {', '.join(columns)} FROM longwatch_computations WHERE seq = :seq", seq=seq
+        )
         return found
 
     def states(self, execution: Execution) -> list[tuple[str, str, str | None]]:
@@ -176,7 +193,9 @@ class Desk:
         return [(each.node, each.state, each.end_cause) for each in execution.computations()]
 
     def _settle(self, settlement: Settlement) -> bool:
-        [counts] = self.source.exchange([settlement], owner=self.owner, want=0, duration=0.0).settled
+        [counts] = self.source.exchange(
+            [settlement], owner=self.owner, want=0, duration=0.0
+        ).settled
         return counts
 
     def _graph(self, leased: Leased) -> Graph:

@@ -23,10 +23,14 @@ from longwatch.testing import FakeClock, RecordingObserver
 AT_ONCE = BackoffPolicy(initial=0.0)
 """A message that failed comes back without a wait."""
 LOOP_RESTING = 4
-"""How many threads of a loop that has nothing to do are parked on its clock: feeder, keeper, sweeper, and the one it runs in."""
+"""How many threads of a loop that has nothing to do are parked on its clock: feeder, keeper,
+sweeper, and the one it runs in.
+"""
 
 GROUP_RESTING = 3
-"""How many threads of a group are parked on its clock besides those of its loops: its own, watchdog, pulse."""
+"""How many threads of a group are parked on its clock besides those of its loops: its own,
+watchdog, pulse.
+"""
 
 
 class Begun(NamedTuple):
@@ -37,7 +41,9 @@ class Begun(NamedTuple):
 
 
 class GatedLoop(MainLoop[Any, Any]):
-    """A loop whose handler waits until the test says how it ends; the answer is the request unless that says another."""
+    """A loop whose handler waits until the test says how it ends; the answer is the request
+    unless that says another.
+    """
 
     def __init__(self, *, requests: Mailbox[Any], **settings: Any) -> None:
         self.observer = RecordingObserver()
@@ -45,7 +51,9 @@ class GatedLoop(MainLoop[Any, Any]):
         self._ends: dict[Any, queue.SimpleQueue[Callable[[], Any]]] = {}
         self._lock = threading.Lock()
         self._is_open = False
-        super().__init__(requests=requests, **{"events": Events(self.observer), "retry": AT_ONCE, **settings})
+        super().__init__(
+            requests=requests, **{"events": Events(self.observer), "retry": AT_ONCE, **settings}
+        )
 
     def handle(self, request: Any, context: MainLoopContext) -> Any:
         self.began.put(Begun(request, context))
@@ -83,7 +91,13 @@ class GatedLoop(MainLoop[Any, Any]):
 class StubLoop:
     """A Runnable that does nothing; each run, each shutdown and each end is the test's."""
 
-    def __init__(self, name: str | None = None, *, clock: Clock | None = None, shutdown_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        clock: Clock | None = None,
+        shutdown_timeout: float | None = None,
+    ) -> None:
         self.name = name
         self.shutdown_timeout = shutdown_timeout
         self.heartbeat = Heartbeat(clock)
@@ -100,8 +114,16 @@ class StubLoop:
     def running(self) -> bool:
         return self._running
 
-    def run(self, *, max_iterations: int | None = None, visibility_timeout: float = 300, wait_time_seconds: float = 20) -> None:
-        self.settings.append({"visibility_timeout": visibility_timeout, "wait_time_seconds": wait_time_seconds})
+    def run(
+        self,
+        *,
+        max_iterations: int | None = None,
+        visibility_timeout: float = 300,
+        wait_time_seconds: float = 20,
+    ) -> None:
+        self.settings.append(
+            {"visibility_timeout": visibility_timeout, "wait_time_seconds": wait_time_seconds}
+        )
         self._running = True
         self.began.set()
         assert self.may_end.wait(10 * PATIENCE)
@@ -124,7 +146,12 @@ class StubLoop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.shutdown()
 
 
@@ -145,7 +172,12 @@ class Company:
 
 def company(*loops: StubLoop, clock: FakeClock | None = None, **settings: Any) -> Company:
     clock, observer = clock or FakeClock(), RecordingObserver()
-    return Company(LoopGroup(loops, clock=clock, events=Events(observer), **settings), list(loops), clock, observer)
+    return Company(
+        LoopGroup(loops, clock=clock, events=Events(observer), **settings),
+        list(loops),
+        clock,
+        observer,
+    )
 
 
 class Running:
@@ -210,8 +242,12 @@ def stop_by_moving(loop: MainLoop[Any, Any] | LoopGroup, running: Running) -> No
     raise AssertionError(f"{loop} did not stop")
 
 
-def pass_time(clock: FakeClock, seconds: float, *loops: MainLoop[Any, Any], parked: int = LOOP_RESTING) -> None:
-    """Move time no faster than the store answers: a renewal is not on the clock, and time would outrun it."""
+def pass_time(
+    clock: FakeClock, seconds: float, *loops: MainLoop[Any, Any], parked: int = LOOP_RESTING
+) -> None:
+    """Move time no faster than the store answers: a renewal is not on the clock, and time would
+    outrun it.
+    """
     end = clock.monotonic() + seconds
     while (now := clock.monotonic()) < end:
         for loop in loops:

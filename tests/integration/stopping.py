@@ -1,4 +1,6 @@
-"""Stops that are under way, and the moment before their deadline in which what still runs is told."""
+"""Stops that are under way, and the moment before their deadline in which what still runs is
+told.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class Stopping:
         return self.gone
 
 
-def stopped_once_told(clock: FakeClock, told: Callable[[], bool], stop: Callable[[float], bool]) -> bool | None:
-    """Stop with a deadline, and move time until it was `told`, which has to be before the last half second; what the stop says.
+def stopped_once_told(
+    clock: FakeClock, told: Callable[[], bool], stop: Callable[[float], bool]
+) -> bool | None:
+    """Stop with a deadline, and move time until it was `told`, which has to be before the last half
+    second; what the stop says.
 
-    After that time stands still: however slow the machine is, what is told has all the time it takes.
+    After that time stands still: however slow the machine is, what is told has all the time it
+    takes.
     """
     until = clock.monotonic() + 19.5
     stopping = Stopping(lambda: stop(20.0))

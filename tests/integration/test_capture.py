@@ -37,7 +37,9 @@ class Slow(Lines):
 class Pipe:
     """A pipe that is captured, and the end a child would hold."""
 
-    def __init__(self, loop: LoopThread, sink: Lines, *, patience: float = 5.0, max_line: int = MAX_LINE) -> None:
+    def __init__(
+        self, loop: LoopThread, sink: Lines, *, patience: float = 5.0, max_line: int = MAX_LINE
+    ) -> None:
         self._loop = loop
         self.reader, self.writer = os.pipe()
 
@@ -68,7 +70,7 @@ def loop() -> Iterator[LoopThread]:
         yield running
 
 
-# --- one pipe -----------------------------------------------------------------------------------------------------------------
+# --- one pipe -------------------------------------------------------------------------------------
 
 
 def test_lines_come_whole_and_the_last_one_at_the_end_of_the_pipe(loop: LoopThread) -> None:
@@ -106,7 +108,9 @@ def test_bytes_that_are_no_text_pass_through(loop: LoopThread) -> None:
     assert every + b"\n" == sink.data
 
 
-def test_the_end_takes_what_is_in_the_pipe_and_does_not_wait_for_whoever_holds_it(loop: LoopThread) -> None:
+def test_the_end_takes_what_is_in_the_pipe_and_does_not_wait_for_whoever_holds_it(
+    loop: LoopThread,
+) -> None:
     sink = Slow()
     pipe = Pipe(loop, sink)
     pipe.write(b"first\n")
@@ -151,7 +155,7 @@ def test_the_end_comes_even_while_somebody_goes_on_writing(loop: LoopThread) -> 
         pipe.close()
 
 
-# --- sinks that cannot keep up ------------------------------------------------------------------------------------------------
+# --- sinks that cannot keep up --------------------------------------------------------------------
 
 
 def test_a_congested_sink_pauses_reading_until_it_is_drained(loop: LoopThread) -> None:
@@ -232,14 +236,18 @@ def settle(loop: LoopThread) -> None:
     loop.call(turn(), timeout=PATIENCE)
 
 
-# --- with real children -------------------------------------------------------------------------------------------------------
+# --- with real children ---------------------------------------------------------------------------
 
 
 def test_the_last_words_of_a_child_are_there_when_its_end_is_told() -> None:
     sink = Slow()
     reader, writer = os.pipe()
     with den(cgroups=False) as home:
-        kid = home.spawn("say('first'); os.read(0, 1); say('then'); os.write(1, b'last words')", stdin=reader, stdout=sink)
+        kid = home.spawn(
+            "say('first'); os.read(0, 1); say('then'); os.write(1, b'last words')",
+            stdin=reader,
+            stdout=sink,
+        )
         assert sink.paused.wait(PATIENCE)  # nothing more is read until the end
         os.write(writer, b".")
         kid.wait()
@@ -264,7 +272,9 @@ def test_a_grandchild_that_inherits_the_pipe_does_not_delay_the_end() -> None:
 
 
 def test_a_stuck_sink_does_not_block_a_child_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Capture.__init__, "__kwdefaults__", {"patience": 0.01, "max_line": MAX_LINE})
+    monkeypatch.setattr(
+        Capture.__init__, "__kwdefaults__", {"patience": 0.01, "max_line": MAX_LINE}
+    )
     with den(cgroups=False) as home:
         kid = home.spawn("os.write(1, b'y\\n' * 500_000); say('done')", stdout=Slow())
         assert "exit 0" == str(kid.wait().cause)

@@ -41,20 +41,37 @@ def cgroup() -> Iterator[Cgroup]:
 
 
 def test_a_forked_child_is_in_its_cgroup_from_the_first_moment(cgroup: Cgroup) -> None:
-    done = subprocess.run([sys.executable, "-c", FORK, cgroup.path], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, cgroup.path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     lines = done.stdout.split()
     assert "7" == lines[-1]
-    assert [cgroup.path.rpartition("/")[2]] == [line.rpartition("/")[2] for line in lines if line.startswith("0::")]
+    assert [cgroup.path.rpartition("/")[2]] == [
+        line.rpartition("/")[2] for line in lines if line.startswith("0::")
+    ]
 
 
-def test_where_the_kernel_cannot_fork_into_a_cgroup_the_child_enters_it(cgroup: Cgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_kernel_cannot_fork_into_a_cgroup_the_child_enters_it(
+    cgroup: Cgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(_: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(cgroups, "fork_into", unknown)
     null = os.open(os.devnull, os.O_RDWR)
     limits = {"memory": None, "open_files": None, "nice": None}
-    what = {"argv": ["sleep", "1000"], "env": dict(os.environ), "cwd": None, "umask": None, "identity": None, "mark": "x"}
+    what = {
+        "argv": ["sleep", "1000"],
+        "env": dict(os.environ),
+        "cwd": None,
+        "umask": None,
+        "identity": None,
+        "mark": "x",
+    }
     pid, verdict = spawn(Request({**what, "limits": limits}, (null, null, null)), cgroup)
     assert exec_error(verdict) is None
     os.close(verdict)

@@ -101,13 +101,19 @@ class Slow(SystemClock):
 def test_all_of_a_long_dump_is_there_when_it_returns() -> None:
     with child("signal.signal(signal.SIGUSR2, lambda *_: None)\n" + SLEEPS) as worker:
         assert "in it" == worker.snippet.line()
-        save_stacks(worker.pid, worker.crash_file, REASON, Slow(worker.crash_file, "some ", "more ", "all"))
+        save_stacks(
+            worker.pid, worker.crash_file, REASON, Slow(worker.crash_file, "some ", "more ", "all")
+        )
         assert f"{REASON}\nsome more all" == worker.saved
 
 
 def pending(pid: int) -> set[int]:
     """The signals that a process has yet to hear."""
-    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "Pnd:" in line)
+    fields = dict(
+        line.split(":\t")
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if "Pnd:" in line
+    )
     masks = [int(mask, 16) for mask in fields.values()]
     return {number for number in range(1, 65) for mask in masks if mask >> (number - 1) & 1}
 
@@ -199,8 +205,16 @@ def test_one_that_is_gone_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(
     ("status", "stopped"),
-    [("State:\tT (stopped)\n", True), ("State:\tt (tracing stop)\n", True), ("State:\tZ (zombie)\n", True), ("", True)]
-    + [(f"Name:\tx\nState:\t{letter}\n", False) for letter in ("S (sleeping)", "R (running)", "D (disk sleep)")],
+    [
+        ("State:\tT (stopped)\n", True),
+        ("State:\tt (tracing stop)\n", True),
+        ("State:\tZ (zombie)\n", True),
+        ("", True),
+    ]
+    + [
+        (f"Name:\tx\nState:\t{letter}\n", False)
+        for letter in ("S (sleeping)", "R (running)", "D (disk sleep)")
+    ],
 )
 def test_what_can_change_nothing_any_more_counts_as_stopped(status: str, *, stopped: bool) -> None:
     assert stopped is is_stopped(status)

@@ -1,4 +1,6 @@
-"""Claims over a real file, by several threads and processes at once. The rules themselves are in test_claims_rules."""
+"""Claims over a real file, by several threads and processes at once. The rules themselves are in
+test_claims_rules.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ CLAIMANT = """
     owner = database.write(lambda tx: claims.register(tx, Incarnation.mine()))
 
     def claim(limit):
-        rows = database.write(lambda tx: claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit))
+        rows = database.write(
+            lambda tx: claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit)
+        )
         return [Claim(*row) for row in rows]
 """
 
@@ -44,24 +48,37 @@ class Line:
         self.database = SqliteDatabase(path)
         self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
         self.sweep = Sweep(self.claims)
-        self.database.write(lambda tx: tx.execute("INSERT OR IGNORE INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"))
+        self.database.write(
+            lambda tx: tx.execute(
+                "INSERT OR IGNORE INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"
+            )
+        )
 
     def enter(self) -> int:
         return self.database.write(lambda tx: self.claims.register(tx, Incarnation.mine()))
 
     def add(self, count: int) -> None:
-        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
+        sql = (
+            "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, "
+            "hex(randomblob(8)), 0, x'')"
+        )
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(count)])
 
     def claim(self, owner: int, limit: int = 1) -> list[Claim]:
-        rows = self.database.write(lambda tx: self.claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit))
+        rows = self.database.write(
+            lambda tx: self.claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit)
+        )
         return [Claim(*row) for row in rows]
 
     def settle(self, *claims: Claim) -> list[bool]:
         return self.database.write(lambda tx: self.claims.settle(tx, claims))
 
     def count(self, condition: str = "1") -> int:
-        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_messages WHERE " + condition))[0][0])
+        return int(
+            self.database.read(
+                lambda tx: tx.rows("SELECT count(*) FROM longwatch_messages WHERE " + condition)
+            )[0][0]
+        )
 
 
 @pytest.fixture
@@ -111,7 +128,9 @@ def test_processes_that_claim_and_settle_at_once_do_each_row_once(line: Line) ->
     assert 0 == line.count()
 
 
-def test_a_claim_and_a_settlement_in_one_transaction_happen_together_or_not_at_all(line: Line) -> None:
+def test_a_claim_and_a_settlement_in_one_transaction_happen_together_or_not_at_all(
+    line: Line,
+) -> None:
     line.add(2)
     owner = line.enter()
     [first] = line.claim(owner)
@@ -129,7 +148,10 @@ def test_a_claim_and_a_settlement_in_one_transaction_happen_together_or_not_at_a
 
 def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(line: Line) -> None:
     line.add(3)
-    code = CLAIMANT.format(path=str(line.database.path)) + "    print(len(claim(2)), flush=True)\n    input()"
+    code = (
+        CLAIMANT.format(path=str(line.database.path))
+        + "    print(len(claim(2)), flush=True)\n    input()"
+    )
     with running(code) as child:
         assert "2" == child.line()
         assert 2 == line.count("held = 2")
@@ -140,8 +162,12 @@ def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(line
     assert (0, 3) == (line.count("held = 2"), line.count("held = 0"))
 
 
-def test_a_claim_made_after_a_backup_is_refused_once_that_was_restored(line: Line, tmp_path: Path) -> None:
-    """A restored file gives out the same numbers again, also to the same owner, but never the same term."""
+def test_a_claim_made_after_a_backup_is_refused_once_that_was_restored(
+    line: Line, tmp_path: Path
+) -> None:
+    """A restored file gives out the same numbers again, also to the same owner, but never the
+    same term.
+    """
     line.add(1)
     copy = tmp_path / "copy.db"
     backup = sqlite3.connect(copy)
@@ -191,7 +217,10 @@ def test_two_sweepers_at_once_give_a_row_back_once(line: Line) -> None:
     line.claim(line.enter())
     line.database.jump.lease = 61
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(len(line.database.write(line.sweep.lapsed)))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(len(line.database.write(line.sweep.lapsed))))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -206,6 +235,8 @@ def test_a_release_is_refused_after_the_row_was_given_to_somebody_else(line: Lin
     line.database.jump.lease = 61
     line.database.write(line.sweep.lapsed)
     [new] = line.claim(line.enter())
-    assert [False] == line.database.write(lambda tx: line.claims.release(tx, [old], blame=Blame.FAILURE))
+    assert [False] == line.database.write(
+        lambda tx: line.claims.release(tx, [old], blame=Blame.FAILURE)
+    )
     assert 0 == line.count("failures > 0")
     assert [True] == line.settle(new)

@@ -21,7 +21,13 @@ from den import PATIENCE
 from leaks import nothing_left_open
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.events import ControlFailed, Events
-from longwatch.errors import DeadlineExceededError, LongwatchError, NeedsPersonError, TryAgainError, UsageError
+from longwatch.errors import (
+    DeadlineExceededError,
+    LongwatchError,
+    NeedsPersonError,
+    TryAgainError,
+    UsageError,
+)
 from longwatch.host.loop import LoopThread
 from longwatch.supervisor.client import ask
 from longwatch.supervisor.control import IDLE, LONGEST_REQUEST, MOST_CONNECTIONS, ControlServer
@@ -36,7 +42,13 @@ NOT_JSON = 'a request is one line with one JSON object, such as {"do": "status"}
 class Supervisor:
     """A control server, its loop, and what a test may want to know of them."""
 
-    def __init__(self, server: ControlServer, loop: LoopThread, heard: RecordingObserver, complaints: list[str]) -> None:
+    def __init__(
+        self,
+        server: ControlServer,
+        loop: LoopThread,
+        heard: RecordingObserver,
+        complaints: list[str],
+    ) -> None:
         self.server = server
         self.loop = loop
         self.heard = heard
@@ -110,11 +122,17 @@ async def echo(request: Facts) -> Facts:
 
 @contextmanager
 def serving(
-    path: Path, answer: Callable[[Facts], Awaitable[Facts]] = echo, *, clock: Clock | None = None, **limits: Any
+    path: Path,
+    answer: Callable[[Facts], Awaitable[Facts]] = echo,
+    *,
+    clock: Clock | None = None,
+    **limits: Any,
 ) -> Iterator[Supervisor]:
     heard = RecordingObserver()
     complaints: list[str] = []
-    server = ControlServer(path, answer, clock=clock or SystemClock(), events=Events(heard), **limits)
+    server = ControlServer(
+        path, answer, clock=clock or SystemClock(), events=Events(heard), **limits
+    )
     with LoopThread() as loop:
         loop.loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
         loop.call(server.open(), timeout=PATIENCE)
@@ -168,7 +186,9 @@ class Gate:
 
 def test_a_request_is_answered(path: Path) -> None:
     with serving(path) as supervisor:
-        assert {"ok": True, "heard": {"do": "status", "programs": ["wéb\n"]}} == supervisor.ask(do="status", programs=["wéb\n"])
+        assert {"ok": True, "heard": {"do": "status", "programs": ["wéb\n"]}} == supervisor.ask(
+            do="status", programs=["wéb\n"]
+        )
 
 
 def test_many_requests_go_over_one_connection_also_when_they_are_sent_at_once(path: Path) -> None:
@@ -210,21 +230,34 @@ def test_an_answer_of_megabytes_arrives_whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [UsageError("no program 'wbe'; did you mean web?"), TryAgainError("later"), NeedsPersonError("no")]
+    "error",
+    [
+        UsageError("no program 'wbe'; did you mean web?"),
+        TryAgainError("later"),
+        NeedsPersonError("no"),
+    ],
 )
-def test_an_error_of_ours_is_answered_with_its_words_and_its_code(path: Path, error: LongwatchError) -> None:
+def test_an_error_of_ours_is_answered_with_its_words_and_its_code(
+    path: Path, error: LongwatchError
+) -> None:
     async def answer(request: Facts) -> Facts:
         raise error
 
     with serving(path, answer) as supervisor:
-        assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == supervisor.ask(do="stop")
+        assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == supervisor.ask(
+            do="stop"
+        )
         assert [] == supervisor.heard.events
 
 
 @pytest.mark.parametrize(
-    "fault", [lambda: 1 / 0, lambda: {"x": object()}, lambda: {"x": float("nan")}], ids=["raises", "no JSON", "nan"]
+    "fault",
+    [lambda: 1 / 0, lambda: {"x": object()}, lambda: {"x": float("nan")}],
+    ids=["raises", "no JSON", "nan"],
 )
-def test_a_fault_of_ours_is_one_line_and_an_event_and_the_server_lives(path: Path, fault: Callable[[], Facts]) -> None:
+def test_a_fault_of_ours_is_one_line_and_an_event_and_the_server_lives(
+    path: Path, fault: Callable[[], Facts]
+) -> None:
     async def answer(request: Facts) -> Facts:
         return {"ok": True} if request["do"] == "status" else fault()
 
@@ -260,7 +293,12 @@ def test_what_was_asked_for_is_done_though_the_one_who_asked_has_left(path: Path
 
 
 def test_an_answer_may_say_no_with_facts_of_its_own(path: Path) -> None:
-    told = {"ok": False, "error": "web is not ready", "exit_code": 75, "programs": [{"name": "web"}]}
+    told = {
+        "ok": False,
+        "error": "web is not ready",
+        "exit_code": 75,
+        "programs": [{"name": "web"}],
+    }
 
     async def answer(request: Facts) -> Facts:
         return told
@@ -274,7 +312,20 @@ def test_an_answer_may_say_no_with_facts_of_its_own(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"status", b"", b"{", b"[]", b"null", b"1", b'"x"', b"\xff\xfe", b"\0", b"[" * 60_000, b"1" * 10_000, b'{"a": 1} {"b": 2}'],
+    [
+        b"status",
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"1",
+        b'"x"',
+        b"\xff\xfe",
+        b"\0",
+        b"[" * 60_000,
+        b"1" * 10_000,
+        b'{"a": 1} {"b": 2}',
+    ],
     ids=lambda line: repr(line[:8]),
 )
 def test_a_line_that_is_no_object_is_refused_and_the_next_is_heard(path: Path, line: bytes) -> None:
@@ -291,14 +342,21 @@ def test_a_request_may_have_64_kib_and_not_a_byte_more(path: Path) -> None:
         connection.say(request + b"\n")
         assert True is (connection.hear() or {})["ok"]
         connection.say(request + b" \n")
-        assert {"ok": False, "error": "a request has 65536 bytes at the most", "exit_code": 2} == connection.hear()
+        assert {
+            "ok": False,
+            "error": "a request has 65536 bytes at the most",
+            "exit_code": 2,
+        } == connection.hear()
         assert None is connection.hear()
         assert True is supervisor.ask(do="status")["ok"]
 
 
 def test_the_client_tells_the_refusal_of_a_request_that_it_could_not_even_send(path: Path) -> None:
     with serving(path) as supervisor:
-        assert "a request has 65536 bytes at the most" == supervisor.ask(do="stop", programs=["x" * 5_000_000])["error"]
+        assert (
+            "a request has 65536 bytes at the most"
+            == supervisor.ask(do="stop", programs=["x" * 5_000_000])["error"]
+        )
 
 
 def test_an_endless_line_is_cut_off(path: Path) -> None:
@@ -357,7 +415,9 @@ def test_a_slow_command_is_not_silence(path: Path) -> None:
         assert [{"ok": True, "done": "stop"}] == list(slow)
 
 
-def test_who_asks_and_never_reads_is_answered_a_bounded_number_of_times_and_then_hung_up_on(path: Path) -> None:
+def test_who_asks_and_never_reads_is_answered_a_bounded_number_of_times_and_then_hung_up_on(
+    path: Path,
+) -> None:
     clock = FakeClock()
     asked = 0
 
@@ -379,7 +439,9 @@ def test_who_asks_and_never_reads_is_answered_a_bounded_number_of_times_and_then
         assert True is supervisor.ask(do="status")["ok"]
 
 
-def test_a_hundred_silent_connections_keep_nobody_out_and_the_most_silent_ones_go_first(path: Path) -> None:
+def test_a_hundred_silent_connections_keep_nobody_out_and_the_most_silent_ones_go_first(
+    path: Path,
+) -> None:
     clock = FakeClock()
     with serving(path, clock=clock) as supervisor, ExitStack() as stack:
         lines = []
@@ -409,12 +471,18 @@ def test_who_has_asked_lately_stays(path: Path) -> None:
         assert None is lines[1].hear()
 
 
-def test_who_waits_for_an_answer_is_not_silent_and_when_all_do_the_next_is_told_to_try_again(path: Path) -> None:
+def test_who_waits_for_an_answer_is_not_silent_and_when_all_do_the_next_is_told_to_try_again(
+    path: Path,
+) -> None:
     gate = Gate()
     with serving(path, gate, most=2) as supervisor:
         slow = [supervisor.asking(do="stop") for _ in range(2)]
         assert all(gate.entered.acquire(timeout=PATIENCE) for _ in slow)
-        told = {"ok": False, "error": "the supervisor is busy with 2 requests; try again", "exit_code": 75}
+        told = {
+            "ok": False,
+            "error": "the supervisor is busy with 2 requests; try again",
+            "exit_code": 75,
+        }
         assert told == supervisor.ask(do="status")
         gate.open()
         assert [[{"ok": True, "done": "stop"}]] * 2 == [list(each) for each in slow]
@@ -473,7 +541,8 @@ def test_a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket(sh
 def test_a_socket_that_a_killed_supervisor_left_behind_is_replaced(path: Path) -> None:
     left = f"""
         import signal, socket
-        s = socket.socket(socket.AF_UNIX); s.bind({str(path)!r}); s.listen(); print("listening"); signal.pause()
+        s = socket.socket(socket.AF_UNIX); s.bind({str(path)!r}); s.listen(); \
+        print("listening"); signal.pause()
         """
     with running(left) as killed:
         killed.line()
@@ -488,18 +557,28 @@ def test_a_socket_that_a_killed_supervisor_left_behind_is_replaced(path: Path) -
 def test_a_file_in_the_way_is_left_alone_and_told(path: Path) -> None:
     path.write_text("precious")
     server = ControlServer(path, echo, clock=SystemClock(), events=Events())
-    with LoopThread() as loop, pytest.raises(UsageError, match=r"cannot listen at .*: address already in use"):
+    with (
+        LoopThread() as loop,
+        pytest.raises(UsageError, match=r"cannot listen at .*: address already in use"),
+    ):
         loop.call(server.open(), timeout=PATIENCE)
     assert "precious" == path.read_text()
 
 
 def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
-    server = ControlServer(tmp_path / "none" / "control", echo, clock=SystemClock(), events=Events())
-    with LoopThread() as loop, pytest.raises(UsageError, match=r"cannot listen at .*: no such file or directory"):
+    server = ControlServer(
+        tmp_path / "none" / "control", echo, clock=SystemClock(), events=Events()
+    )
+    with (
+        LoopThread() as loop,
+        pytest.raises(UsageError, match=r"cannot listen at .*: no such file or directory"),
+    ):
         loop.call(server.open(), timeout=PATIENCE)
 
 
-def test_a_closed_server_hangs_up_also_on_those_who_wait_and_can_be_opened_again(path: Path) -> None:
+def test_a_closed_server_hangs_up_also_on_those_who_wait_and_can_be_opened_again(
+    path: Path,
+) -> None:
     gate = Gate()
     with serving(path, gate) as supervisor, Line(path) as waiting, Line(path) as silent:
         waiting.say(b'{"do": "stop"}\n')
@@ -537,12 +616,18 @@ def false_supervisor(path: Path, act: Callable[[socket.socket], object]) -> Iter
 
 @pytest.mark.parametrize("said", [b"", b'{"ok": tr'], ids=["nothing", "half an answer"])
 def test_a_supervisor_that_ends_before_it_has_answered_is_told(path: Path, said: bytes) -> None:
-    with false_supervisor(path, lambda it: it.sendall(said)), pytest.raises(TryAgainError, match="before it answered"):
+    with (
+        false_supervisor(path, lambda it: it.sendall(said)),
+        pytest.raises(TryAgainError, match="before it answered"),
+    ):
         ask(path, {}, timeout=PATIENCE)
 
 
 def test_an_answer_that_is_none_is_told(path: Path) -> None:
-    with false_supervisor(path, lambda it: it.sendall(b"[]\n")), pytest.raises(LongwatchError, match="of another version"):
+    with (
+        false_supervisor(path, lambda it: it.sendall(b"[]\n")),
+        pytest.raises(LongwatchError, match="of another version"),
+    ):
         ask(path, {}, timeout=PATIENCE)
 
 
@@ -556,7 +641,10 @@ def test_an_answer_in_pieces_is_put_together(path: Path) -> None:
 
 
 def test_no_answer_in_time_is_told(path: Path) -> None:
-    with false_supervisor(path, lambda it: it.recv(1)), pytest.raises(DeadlineExceededError, match=r"within 0\.05 s"):
+    with (
+        false_supervisor(path, lambda it: it.recv(1)),
+        pytest.raises(DeadlineExceededError, match=r"within 0\.05 s"),
+    ):
         ask(path, {}, timeout=0.05)
 
 

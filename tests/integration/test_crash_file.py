@@ -19,7 +19,15 @@ from awaiting import eventually
 from leaks import nothing_left_open
 from longwatch.errors import UsageError
 from longwatch.host.errand import Errand
-from longwatch.host.stacks import CRASH_DIRECTORY, KEEP_FILES, KEEP_SECONDS, MOST_TO_STDERR, CrashFile, crash_directory, forget_old
+from longwatch.host.stacks import (
+    CRASH_DIRECTORY,
+    KEEP_FILES,
+    KEEP_SECONDS,
+    MOST_TO_STDERR,
+    CrashFile,
+    crash_directory,
+    forget_old,
+)
 from longwatch.testing import FakeClock
 from snippet import PATIENCE, running
 
@@ -40,11 +48,15 @@ def opened(directory: Path, name: str = "mine") -> Iterator[CrashFile]:
 # --- the file ---
 
 
-def test_its_name_says_whose_it_is_and_since_when_and_it_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_its_name_says_whose_it_is_and_since_when_and_it_is_for_this_user_alone(
+    tmp_path: Path,
+) -> None:
     umask = os.umask(0)
     try:
         with opened(tmp_path) as file:
-            assert re.fullmatch(rf"mine-20270115T080000-{os.getpid()}-[0-9a-f]{{6}}\.stacks", file.path.name)
+            assert re.fullmatch(
+                rf"mine-20270115T080000-{os.getpid()}-[0-9a-f]{{6}}\.stacks", file.path.name
+            )
             assert (tmp_path, 0o600) == (file.path.parent, stat.S_IMODE(file.path.stat().st_mode))
     finally:
         os.umask(umask)
@@ -82,7 +94,13 @@ def test_closing_is_idempotent_and_each_opening_makes_a_new_one(tmp_path: Path) 
 
 def test_a_program_that_is_started_does_not_get_it(tmp_path: Path) -> None:
     with opened(tmp_path) as file:
-        looked = subprocess.run(["ls", "-l", "/proc/self/fd"], check=True, capture_output=True, close_fds=False, timeout=PATIENCE)
+        looked = subprocess.run(
+            ["ls", "-l", "/proc/self/fd"],
+            check=True,
+            capture_output=True,
+            close_fds=False,
+            timeout=PATIENCE,
+        )
         assert str(file.path) not in looked.stdout.decode()
 
 
@@ -105,7 +123,9 @@ def test_a_dump_says_when_who_why_and_what_every_thread_does(tmp_path: Path) -> 
     thread.join()
     first, *stacks = file.path.read_text().splitlines()
     assert f"2027-01-15T08:00:00Z pid {os.getpid()}: loop-0 stalled" == first
-    assert ["test_a_dump_says", "stuck_in_here"] == [word for word in ("test_a_dump_says", "stuck_in_here") if word in str(stacks)]
+    assert ["test_a_dump_says", "stuck_in_here"] == [
+        word for word in ("test_a_dump_says", "stuck_in_here") if word in str(stacks)
+    ]
 
 
 def fill(file: CrashFile) -> None:
@@ -141,13 +161,17 @@ def test_the_dump_is_shown_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert whole[: MOST_TO_STDERR - 1] == shown(monkeypatch, file)[: MOST_TO_STDERR - 1]
 
 
-def test_no_more_is_shown_than_a_pipe_takes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_shown_than_a_pipe_takes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path) as file:
         file.dump("x" * 2 * MOST_TO_STDERR)
         assert file.path.read_bytes()[:4095] + b"\n" == shown(monkeypatch, file)
 
 
-def test_the_last_dump_is_shown_not_what_was_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_dump_is_shown_not_what_was_written_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path) as file:
         file.dump("asked for by a signal, long ago " * 1000)
         file.dump("the end")
@@ -155,10 +179,16 @@ def test_the_last_dump_is_shown_not_what_was_written_before(tmp_path: Path, monk
     assert first.endswith(b": the end")
 
 
-def test_a_full_stderr_takes_nothing_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_stderr_takes_nothing_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = os.pipe()
     size = os.write(theirs, b"x" * 65536)
-    with os.fdopen(ours, "rb") as reading, os.fdopen(theirs, "w") as stderr, opened(tmp_path) as file:
+    with (
+        os.fdopen(ours, "rb") as reading,
+        os.fdopen(theirs, "w") as stderr,
+        opened(tmp_path) as file,
+    ):
         monkeypatch.setattr(sys, "stderr", stderr)
         file.dump("why")
         showing = Errand(file.show, name="test")
@@ -169,8 +199,12 @@ def test_a_full_stderr_takes_nothing_and_holds_nobody_up(tmp_path: Path, monkeyp
         assert (True, b"x" * size) == (shown_in_time, reading.read())
 
 
-@pytest.mark.parametrize("stderr", [None, io.StringIO(), object()], ids=["none", "in memory", "no stream at all"])
-def test_a_stderr_that_is_none_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: object) -> None:
+@pytest.mark.parametrize(
+    "stderr", [None, io.StringIO(), object()], ids=["none", "in memory", "no stream at all"]
+)
+def test_a_stderr_that_is_none_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: object
+) -> None:
     with opened(tmp_path) as file:
         file.dump("why")
         monkeypatch.setattr(sys, "stderr", stderr)
@@ -218,7 +252,9 @@ HOLDS_THE_GIL = """
 
 def catches_sigusr2(pid: int) -> bool:
     """As a parent looks before it sends it."""
-    [mask] = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    [mask] = re.findall(
+        r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return bool(int(mask, 16) >> (SIGUSR2 - 1) & 1)
 
 
@@ -253,7 +289,9 @@ def test_sigusr2_works_while_a_thread_holds_the_gil_for_ever(tmp_path: Path) -> 
 # --- where they go ---
 
 
-def test_the_environment_says_where_they_go_and_the_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_says_where_they_go_and_the_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = tmp_path / "deep" / "crashes"
     monkeypatch.setenv(CRASH_DIRECTORY, str(wanted))
     file = CrashFile("mine")
@@ -267,16 +305,29 @@ def test_else_they_go_to_the_runtime_directory(monkeypatch: pytest.MonkeyPatch) 
     with TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         directory = crash_directory()
-        assert (Path(short, f"longwatch-{os.getuid()}", "crashes"), 0o700) == (directory, stat.S_IMODE(directory.stat().st_mode))
+        assert (Path(short, f"longwatch-{os.getuid()}", "crashes"), 0o700) == (
+            directory,
+            stat.S_IMODE(directory.stat().st_mode),
+        )
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"), [("/proc/nothing/here", "No such file or directory"), ("/dev/null", "File exists"), ("/proc", "")]
+    ("place", "reason"),
+    [
+        ("/proc/nothing/here", "No such file or directory"),
+        ("/dev/null", "File exists"),
+        ("/proc", ""),
+    ],
 )
-def test_a_place_that_cannot_be_used_is_told_with_the_cure(place: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_used_is_told_with_the_cure(
+    place: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(CRASH_DIRECTORY, place)
     file = CrashFile("mine")
-    with pytest.raises(UsageError, match=rf"^crash files cannot go to {place} \({reason}.*\); set LONGWATCH_CRASH_DIR$"):
+    with pytest.raises(
+        UsageError,
+        match=rf"^crash files cannot go to {place} \({reason}.*\); set LONGWATCH_CRASH_DIR$",
+    ):
         file.open()
     assert not file.is_open
     file.close()
@@ -301,7 +352,9 @@ def test_files_older_than_a_month_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_hundred_newest_are_kept(tmp_path: Path) -> None:
-    files = [left(tmp_path, f"{number}.stacks", at=LONG_AGO + number) for number in range(KEEP_FILES + 5)]
+    files = [
+        left(tmp_path, f"{number}.stacks", at=LONG_AGO + number) for number in range(KEEP_FILES + 5)
+    ]
     forget_old(tmp_path, now=NOW)
     assert (100, set(files[5:])) == (KEEP_FILES, set(tmp_path.iterdir()))
 
@@ -321,7 +374,9 @@ def test_nothing_else_is_touched(tmp_path: Path) -> None:
     (tmp_path / "link.stacks").symlink_to(target)
     (tmp_path / "folder.stacks").mkdir()
     forget_old(tmp_path, now=NOW)
-    assert others | {target, tmp_path / "link.stacks", tmp_path / "folder.stacks"} == set(tmp_path.iterdir())
+    assert others | {target, tmp_path / "link.stacks", tmp_path / "folder.stacks"} == set(
+        tmp_path.iterdir()
+    )
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -329,7 +384,9 @@ def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "asked for by a signal"], ids=["empty", "written"])
-def test_one_that_a_living_process_has_open_is_kept_whatever_its_number_says(tmp_path: Path, text: str) -> None:
+def test_one_that_a_living_process_has_open_is_kept_whatever_its_number_says(
+    tmp_path: Path, text: str
+) -> None:
     """In a container on the same volume its number is another process here, or none."""
     with running(WAITS.format(directory=str(tmp_path))) as snippet:
         path = Path(snippet.line())

@@ -16,7 +16,13 @@ import pytest
 
 from engine_rig import PATIENCE, QUIET, RESTING, FakeSource, Gate, Item, numbered, rigged
 from longwatch.core.clock import Clock, Wakeup
-from longwatch.core.events import Events, SettlementRefused, SourceFailed, SourceRecovered, WorkFailed
+from longwatch.core.events import (
+    Events,
+    SettlementRefused,
+    SourceFailed,
+    SourceRecovered,
+    WorkFailed,
+)
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import PermanentError, StoreError, StoreUnreachableError
 from longwatch.host.beatpage import read_page
@@ -30,7 +36,10 @@ from longwatch.work.solitude import Solitude
 from longwatch.work.source import Leased, Outcome, Settlement
 
 DONE, FAILED, BACK, DEAD = Outcome.DONE, Outcome.FAILED, Outcome.BACK, Outcome.DEAD
-SEND = "import sys; from longwatch.mailbox import open_mailbox; open_mailbox(sys.argv[1], 'jobs').send(int(sys.argv[2]))"
+SEND = (
+    "import sys; from longwatch.mailbox import open_mailbox; open_mailbox(sys.argv[1], "
+    "'jobs').send(int(sys.argv[2]))"
+)
 
 
 def done(leased: Leased, context: WorkContext) -> Settlement:
@@ -45,9 +54,13 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @contextmanager
-def working(mailbox: Mailbox[Any], handle: Callable[[Message[Any], WorkContext], Any], **policy: Any) -> Iterator[Engine]:
+def working(
+    mailbox: Mailbox[Any], handle: Callable[[Message[Any], WorkContext], Any], **policy: Any
+) -> Iterator[Engine]:
     """An engine in real time over a real mailbox."""
-    with Engine(mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(**policy)) as engine:
+    with Engine(
+        mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(**policy)
+    ) as engine:
         yield engine
 
 
@@ -138,7 +151,9 @@ def test_what_is_done_does_not_wait_for_company_when_the_slots_have_nothing_left
 
 
 def test_a_long_job_does_not_wait_behind_others_while_somebody_else_could_run_it() -> None:
-    """Rows that were leased ahead of short work, and now stand behind long work, are handed back within a second."""
+    """Rows that were leased ahead of short work, and now stand behind long work, are handed back
+    within a second.
+    """
     gate = Gate()
     with rigged(gate, *numbered(*range(10)), policy=dataclasses.replace(QUIET, slots=1)) as rig:
         gate.next()
@@ -254,7 +269,9 @@ def test_a_row_that_crashed_before_runs_with_nothing_beside_it() -> None:
 
 def test_while_one_waits_to_be_alone_the_others_are_settled() -> None:
     gate = Gate()
-    with rigged(gate, *numbered(1, 2), Item(3, alone=True), policy=dataclasses.replace(QUIET, slots=3)) as rig:
+    with rigged(
+        gate, *numbered(1, 2), Item(3, alone=True), policy=dataclasses.replace(QUIET, slots=3)
+    ) as rig:
         assert {1, 2} == {gate.next(), gate.next()}
         gate.open(1)
         rig.source.await_settled((1, DONE))
@@ -276,9 +293,14 @@ def test_one_that_cannot_be_alone_soon_is_left_to_others_and_the_line_moves_on()
 
 def test_engines_that_share_a_process_leave_it_to_one_that_runs_alone() -> None:
     solitude, clock = Solitude(), FakeClock()
-    gates, sources = (Gate(), Gate()), (FakeSource([Item(1, alone=True)]), FakeSource(numbered(11, 12, 13)))
+    gates, sources = (
+        (Gate(), Gate()),
+        (FakeSource([Item(1, alone=True)]), FakeSource(numbered(11, 12, 13))),
+    )
     engines = [
-        Engine(source, gate, policy=dataclasses.replace(QUIET, slots=1), clock=clock, solitude=solitude)
+        Engine(
+            source, gate, policy=dataclasses.replace(QUIET, slots=1), clock=clock, solitude=solitude
+        )
         for source, gate in zip(sources, gates, strict=True)
     ]
     try:
@@ -338,7 +360,9 @@ def test_a_body_that_cannot_be_read_is_dead_and_the_others_are_worked_on(tmp_pat
 # --- when the source fails ---
 
 
-@pytest.mark.parametrize("error", [StoreUnreachableError("gone"), RuntimeError("a bug"), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error", [StoreUnreachableError("gone"), RuntimeError("a bug"), SystemExit(1)]
+)
 def test_settlements_survive_a_source_that_fails_and_are_made_once(error: BaseException) -> None:
     gate = Gate()
     with rigged(gate, *numbered(1, 2)) as rig:
@@ -376,7 +400,9 @@ def test_a_source_that_fails_is_asked_less_and_less_often() -> None:
 def test_no_call_that_raises_ends_the_engine(call: str) -> None:
     gate = Gate()
     source = FakeSource(faults={call: raising(RuntimeError("a bug"))})
-    with rigged(gate, Item(1), source=source, policy=dataclasses.replace(QUIET, sweep_every=5.0, poll=5.0)) as rig:
+    with rigged(
+        gate, Item(1), source=source, policy=dataclasses.replace(QUIET, sweep_every=5.0, poll=5.0)
+    ) as rig:
         gate.next()
         rig.settle_down()
         rig.feeder.doubt()
@@ -451,7 +477,9 @@ def test_one_settlement_that_cannot_be_made_does_not_keep_the_others() -> None:
         rig.source._settle = honest  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("part", "step", "call"), [("feeder", "_collect", "feed"), ("_keeper", "_look", "keep")])
+@pytest.mark.parametrize(
+    ("part", "step", "call"), [("feeder", "_collect", "feed"), ("_keeper", "_look", "keep")]
+)
 def test_not_even_a_fault_of_its_own_ends_its_threads(part: str, step: str, call: str) -> None:
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
@@ -529,11 +557,15 @@ def test_a_delayed_row_is_fetched_when_it_is_due() -> None:
 
 
 def test_a_message_from_another_process_is_worked_on_though_no_look_is_due(tmp_path: Path) -> None:
-    """Polling, sweeping and the store's own net are all out of reach here; only the hint can be it."""
+    """Polling, sweeping and the store's own net are all out of reach here; only the hint can be
+    it.
+    """
     url = f"sqlite:///{tmp_path}/m.db"
     mailbox: Mailbox[int] = open_mailbox(url, "jobs")
     seen: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with working(mailbox, lambda message, context: seen.put(message.body), poll=3600.0, sweep_every=3600.0):
+    with working(
+        mailbox, lambda message, context: seen.put(message.body), poll=3600.0, sweep_every=3600.0
+    ):
         for number in range(3):
             subprocess.run([sys.executable, "-c", SEND, url, str(number)], check=True, timeout=60)
             assert number == seen.get(timeout=PATIENCE)
@@ -554,7 +586,10 @@ def test_it_keeps_the_contract_of_a_service() -> None:
 
         return broken()
 
-    check_service(lambda: Engine(FakeSource(numbered(*range(20))), done, policy=EnginePolicy(slots=2)), broken=refused)
+    check_service(
+        lambda: Engine(FakeSource(numbered(*range(20))), done, policy=EnginePolicy(slots=2)),
+        broken=refused,
+    )
 
 
 def test_it_keeps_the_contract_on_sqlite(tmp_path: Path) -> None:
@@ -562,14 +597,21 @@ def test_it_keeps_the_contract_on_sqlite(tmp_path: Path) -> None:
     with working(mailbox, lambda message, context: None):
         mailbox.send_many(range(10))
     warm_readers(mailbox.backend.database)  # type: ignore[attr-defined]
-    check_service(lambda: Engine(mailbox.backend, MessageRunner(mailbox, lambda message, context: None)))
+    check_service(
+        lambda: Engine(mailbox.backend, MessageRunner(mailbox, lambda message, context: None))
+    )
     mailbox.backend.database.close()  # type: ignore[attr-defined]
 
 
 def warm_readers(database: Any, count: int = 4) -> None:
-    """The store keeps a connection for every read that goes on at the same time; it is not the engine that leaves them behind."""
+    """The store keeps a connection for every read that goes on at the same time; it is not the
+    engine that leaves them behind.
+    """
     together = threading.Barrier(count)
-    readers = [threading.Thread(target=lambda: database.read(lambda tx: together.wait(PATIENCE))) for _ in range(count)]
+    readers = [
+        threading.Thread(target=lambda: database.read(lambda tx: together.wait(PATIENCE)))
+        for _ in range(count)
+    ]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -642,7 +684,14 @@ def test_a_forked_child_finds_it_stopped() -> None:
         gate.next()
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if rig.engine.stopped and rig.engine.draining and rig.engine.stop() and not rig.engine.holding else 1)
+            os._exit(
+                0
+                if rig.engine.stopped
+                and rig.engine.draining
+                and rig.engine.stop()
+                and not rig.engine.holding
+                else 1
+            )
         assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         gate.open(1)
         rig.source.await_settled((1, DONE))

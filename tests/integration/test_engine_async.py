@@ -37,7 +37,9 @@ def awaiting(work: Work) -> Runner:
 class Scene:
     """An engine whose rows are coroutines, in real time unless it is given a clock."""
 
-    def __init__(self, work: Work, *rows: Item, slots: int = 4, clock: FakeClock | None = None) -> None:
+    def __init__(
+        self, work: Work, *rows: Item, slots: int = 4, clock: FakeClock | None = None
+    ) -> None:
         self.source = FakeSource(list(rows))
         self.observer = RecordingObserver()
         policy, events = EnginePolicy(slots=slots), Events(self.observer)
@@ -68,7 +70,9 @@ def test_coroutines_of_all_slots_run_on_one_loop_at_the_same_time() -> None:
     assert {"engine-async"} == threads
 
 
-def test_an_async_handler_of_messages_is_awaited_before_they_are_acknowledged(tmp_path: Path) -> None:
+def test_an_async_handler_of_messages_is_awaited_before_they_are_acknowledged(
+    tmp_path: Path,
+) -> None:
     mailbox: Mailbox[int] = open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs")
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -106,10 +110,17 @@ def test_whatever_returns_a_coroutine_is_awaited() -> None:
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
-    [(ValueError("no"), FAILED), (PermanentError("never"), DEAD), (SystemExit(3), FAILED), (KeyboardInterrupt(), FAILED)],
+    [
+        (ValueError("no"), FAILED),
+        (PermanentError("never"), DEAD),
+        (SystemExit(3), FAILED),
+        (KeyboardInterrupt(), FAILED),
+    ],
     ids=lambda value: str(value) or type(value).__name__,
 )
-def test_what_a_coroutine_raises_is_judged_like_any_other_and_the_loop_goes_on(error: BaseException, outcome: Outcome) -> None:
+def test_what_a_coroutine_raises_is_judged_like_any_other_and_the_loop_goes_on(
+    error: BaseException, outcome: Outcome
+) -> None:
     async def work(leased: Leased, context: WorkContext) -> None:
         await asyncio.sleep(0)
         if leased.claim.seq == 1:
@@ -184,7 +195,9 @@ def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back()
     scene = Scene(work, Item(1), clock=clock)
     with scene:
         assert began.wait(PATIENCE)
-        assert stopped_once_told(clock, told.is_set, lambda timeout: scene.engine.stop(timeout=timeout))
+        assert stopped_once_told(
+            clock, told.is_set, lambda timeout: scene.engine.stop(timeout=timeout)
+        )
     assert [(1, BACK)] == scene.source.outcomes()
 
 
@@ -192,7 +205,11 @@ def test_with_coroutines_it_keeps_the_contract_of_a_service() -> None:
     async def work(leased: Leased, context: WorkContext) -> None:
         await asyncio.sleep(0)
 
-    check_service(lambda: Engine(FakeSource(numbered(*range(5))), awaiting(work), policy=EnginePolicy(slots=2)))
+    check_service(
+        lambda: Engine(
+            FakeSource(numbered(*range(5))), awaiting(work), policy=EnginePolicy(slots=2)
+        )
+    )
 
 
 def test_a_handler_that_is_not_async_needs_no_loop() -> None:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from engine_rig import PATIENCE, QUIET, RESTING, FakeSource, Gate, Item, Rig, numbered, rigged, stop_by_moving
+from engine_rig import (
+    PATIENCE,
+    QUIET,
+    RESTING,
+    FakeSource,
+    Gate,
+    Item,
+    Rig,
+    numbered,
+    rigged,
+    stop_by_moving,
+)
 from longwatch.core.events import Events, LeaseLost, SourceFailed, WorkFailed, WorkGivenUp
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import CancelledError, ServiceStateError, StoreError
@@ -181,7 +192,9 @@ def test_leases_are_kept_until_the_last_row_is_settled() -> None:
         assert [(1, DONE)] == rig.source.outcomes()
 
 
-def test_shortly_before_the_deadline_what_runs_is_cancelled_and_what_it_raises_is_nobodys_fault() -> None:
+def test_shortly_before_the_deadline_what_runs_is_cancelled_and_what_it_raises_is_nobodys_fault() -> (  # noqa: E501 - one name
+    None
+):
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()

@@ -48,8 +48,12 @@ class Yields:
         yield
 
 
-@pytest.mark.parametrize("handle", [yields, yields_async, Yields(), Yields().method, functools.partial(yields)])
-def test_a_handler_that_is_known_to_be_a_generator_is_refused_at_once(mailbox: Mailbox[Any], handle: Handle) -> None:
+@pytest.mark.parametrize(
+    "handle", [yields, yields_async, Yields(), Yields().method, functools.partial(yields)]
+)
+def test_a_handler_that_is_known_to_be_a_generator_is_refused_at_once(
+    mailbox: Mailbox[Any], handle: Handle
+) -> None:
     with pytest.raises(TypeError, match="the handler is a generator"):
         MessageRunner(mailbox, handle)
 
@@ -60,10 +64,16 @@ async def returns_a_generator(message: Message[Any], context: WorkContext) -> An
 
 @pytest.mark.parametrize(
     "handle",
-    [lambda *given: yields(given[0], given[1]), lambda *given: yields_async(given[0], given[1]), returns_a_generator],
+    [
+        lambda *given: yields(given[0], given[1]),
+        lambda *given: yields_async(given[0], given[1]),
+        returns_a_generator,
+    ],
     ids=["generator", "async generator", "generator from a coroutine"],
 )
-def test_a_handler_that_returns_a_generator_has_failed_and_its_message_stays(mailbox: Mailbox[Any], handle: Handle) -> None:
+def test_a_handler_that_returns_a_generator_has_failed_and_its_message_stays(
+    mailbox: Mailbox[Any], handle: Handle
+) -> None:
     observer = RecordingObserver()
     mailbox.send(1)
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), events=Events(observer)):
@@ -83,10 +93,14 @@ class Promise:
         self._done()
 
 
-def test_whatever_can_be_awaited_is_awaited_before_its_message_is_acknowledged(mailbox: Mailbox[Any]) -> None:
+def test_whatever_can_be_awaited_is_awaited_before_its_message_is_acknowledged(
+    mailbox: Mailbox[Any],
+) -> None:
     leased: queue.SimpleQueue[int] = queue.SimpleQueue()
     mailbox.send(1)
-    runner = MessageRunner(mailbox, lambda message, context: Promise(lambda: leased.put(mailbox.stats().leased)))
+    runner = MessageRunner(
+        mailbox, lambda message, context: Promise(lambda: leased.put(mailbox.stats().leased))
+    )
     with Engine(mailbox.backend, runner):
         assert 1 == leased.get(timeout=PATIENCE)
     assert 0 == mailbox.approximate_count()
@@ -168,7 +182,9 @@ def end_the_loop_of(engine: Engine) -> None:
     assert turning.end(SystemClock(), Deadline.after(PATIENCE, SystemClock()))
 
 
-def test_work_that_the_engine_itself_cannot_begin_goes_back_for_a_while_and_nobody_is_at_fault() -> None:
+def test_work_that_the_engine_itself_cannot_begin_goes_back_for_a_while_and_nobody_is_at_fault() -> (  # noqa: E501 - one name
+    None
+):
     source, observer, promises = FakeSource([Item(1)]), RecordingObserver(), Promises()
     with Engine(source, promises, events=Events(observer)) as engine:
         source.await_settled((1, DONE))
@@ -182,7 +198,9 @@ def test_work_that_the_engine_itself_cannot_begin_goes_back_for_a_while_and_nobo
 
 
 def test_the_coroutine_of_a_handler_that_cannot_be_begun_is_closed(mailbox: Mailbox[Any]) -> None:
-    """Otherwise the interpreter complains that it was never awaited, and that complaint is an error here."""
+    """Otherwise the interpreter complains that it was never awaited, and that complaint is an
+    error here.
+    """
     observer = RecordingObserver()
     handled: queue.SimpleQueue[int] = queue.SimpleQueue()
 

@@ -1,4 +1,6 @@
-"""Where little is to be done nobody is woken for it: a slot settles what it has done itself, and who gives rows hands them out."""
+"""Where little is to be done nobody is woken for it: a slot settles what it has done itself, and
+who gives rows hands them out.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
 
 
 def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something is given, something is done, and something else is told of, all while the feeder waits for the store's answer."""
+    """Something is given, something is done, and something else is told of, all while the feeder
+    waits for the store's answer.
+    """
     gate, busy, go = Gate(), threading.Event(), threading.Event()
     with rigged(gate, *numbered(1), policy=dataclasses.replace(QUIET, slots=4)) as rig:
         gate.next()

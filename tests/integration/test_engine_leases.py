@@ -66,7 +66,9 @@ def test_an_idle_engine_gives_back_a_lease_that_it_never_had() -> None:
         gate.open(7)
 
 
-def test_a_lease_that_it_never_had_is_found_though_one_that_it_had_is_gone_so_that_they_count_the_same() -> None:
+def test_a_lease_that_it_never_had_is_found_though_one_that_it_had_is_gone_so_that_they_count_the_same() -> (  # noqa: E501 - one name
+    None
+):
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()
@@ -144,7 +146,9 @@ def test_a_store_that_does_not_answer_at_all_does_not_hide_the_end_of_trust() ->
 
 
 def test_at_the_end_of_trust_the_blame_ends_too() -> None:
-    """The process did not die, the store did: whoever sweeps these rows finds nobody to blame on the page."""
+    """The process did not die, the store did: whoever sweeps these rows finds nobody to blame on
+    the page.
+    """
     gate = Gate()
     with rigged(gate, Item(1)) as rig:
         gate.next()
@@ -351,7 +355,9 @@ def test_without_a_limit_a_row_is_kept_however_long_it_gives_no_beat() -> None:
 
 
 def test_a_claim_whose_answer_came_too_late_is_not_begun() -> None:
-    """Its lease counts from when it was asked for; what the store says after the trust has run out is not worth much."""
+    """Its lease counts from when it was asked for; what the store says after the trust has run
+    out is not worth much.
+    """
     held, asked, answer = Gate(), threading.Event(), threading.Event()
     source = FakeSource(numbered(1))
 
@@ -371,13 +377,17 @@ def test_a_claim_whose_answer_came_too_late_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
-def test_what_a_real_store_is_told_to_skip_it_does_not_renew_and_it_tells_what_is_held(scheme: str, tmp_path: Path) -> None:
+def test_what_a_real_store_is_told_to_skip_it_does_not_renew_and_it_tells_what_is_held(
+    scheme: str, tmp_path: Path
+) -> None:
     mailbox: Mailbox[int] = open_mailbox(f"{scheme}:///{tmp_path}/m.db", "jobs")
     backend: Any = mailbox.backend
     store = backend.database if scheme == "sqlite" else backend.store
     mailbox.send_many([1, 2])
     owner = backend.enter(Incarnation.mine())
-    first, second = (leased.claim for leased in backend.exchange((), owner=owner, want=2, duration=10.0).leased)
+    first, second = (
+        leased.claim for leased in backend.exchange((), owner=owner, want=2, duration=10.0).leased
+    )
     assert 1 == backend.renew(owner=owner, duration=100.0, skip=[first])
     assert {first, second} == set(backend.held(owner=owner))
     store.jump.lease += 50.0

@@ -50,7 +50,9 @@ def test_an_engine_that_holds_nothing_sweeps_however_long_it_has_claimed_nothing
 
 
 def test_an_engine_that_cannot_renew_its_leases_does_not_sweep_until_it_can() -> None:
-    """Its own would be the first that it takes: before they are renewed, and before what is done is settled."""
+    """Its own would be the first that it takes: before they are renewed, and before what is done
+    is settled.
+    """
     gate = Gate()
     with rigged(gate, Item(1), policy=SWEEPING) as rig:
         gate.next()
@@ -113,7 +115,9 @@ class Flaky:
         return call
 
 
-def test_what_was_done_while_the_store_was_out_for_longer_than_the_lease_is_not_done_again() -> None:
+def test_what_was_done_while_the_store_was_out_for_longer_than_the_lease_is_not_done_again() -> (
+    None
+):
     store, clock, ran = MemoryStore(), FakeClock(), Counter[int]()
     mailbox: Mailbox[int] = open_mailbox(store, "jobs")
     source: Any = Flaky(mailbox.backend)

@@ -1,4 +1,6 @@
-"""EvalLoop on every store: samples in, scores out, one a sample; what goes wrong is told by the sample it went wrong with."""
+"""EvalLoop on every store: samples in, scores out, one a sample; what goes wrong is told by the
+sample it went wrong with.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from eval_rig import ACROSS_PROCESSES, EVERYWHERE, Store, Subject, opened, pairs
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import InvalidParameterError, PermanentError, UsageError
-from longwatch.evals import Dataset, EvalLoop, EvalReport, Sample, Score, collect_results, exact_match, submit_dataset
+from longwatch.evals import (
+    Dataset,
+    EvalLoop,
+    EvalReport,
+    Sample,
+    Score,
+    collect_results,
+    exact_match,
+    submit_dataset,
+)
 from longwatch.evals.collecting import look_at_results
 from longwatch.evals.results import Ended, EvalResult
 from longwatch.mailbox import Limits, Mailbox, open_mailbox
@@ -56,10 +67,22 @@ def results(store: Store) -> Mailbox[Any]:
 
 
 def evaluated(
-    subject: MainLoop[Any, Any], dataset: Dataset, requests: Mailbox[Any], results: Mailbox[Any], **settings: Any
+    subject: MainLoop[Any, Any],
+    dataset: Dataset,
+    requests: Mailbox[Any],
+    results: Mailbox[Any],
+    **settings: Any,
 ) -> EvalReport:
     """From the dataset to the report."""
-    loop = EvalLoop(**{"loop": subject, "evaluator": exact_match, "requests": requests, "retry": AT_ONCE, **settings})
+    loop = EvalLoop(
+        **{
+            "loop": subject,
+            "evaluator": exact_match,
+            "requests": requests,
+            "retry": AT_ONCE,
+            **settings,
+        }
+    )
     submit_dataset(dataset, requests, reply_to=results)
     with running(loop):
         return EvalReport.of(dataset, collect_results(results, expected=dataset, timeout=PATIENCE))
@@ -83,14 +106,22 @@ def test_every_sample_is_run_once_and_scored_in_the_order_of_the_dataset(
     dataset, subject = pairs(40, wrong=10), Subject()
     report = evaluated(subject, dataset, requests, results, concurrency=slots)
     assert (dataset.ids, []) == ([result.sample_id for result in report.results], report.missing)
-    assert (40, 30, 10, 0.75, 0.75) == (report.samples, report.passed, len(report.failures), report.pass_rate, report.mean_score)
+    assert (40, 30, 10, 0.75, 0.75) == (
+        report.samples,
+        report.passed,
+        len(report.failures),
+        report.pass_rate,
+        report.mean_score,
+    )
     assert list(range(40)) == sorted(subject.calls)
     assert {1} == {result.attempt for result in report.results}
     assert eventually(lambda: settled(requests))
     assert settled(results)
 
 
-def test_an_async_loop_runs_its_samples_beside_each_other(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_an_async_loop_runs_its_samples_beside_each_other(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     together: set[int] = set()
 
     async def meet(request: int, _: MainLoopContext) -> int:
@@ -103,7 +134,9 @@ def test_an_async_loop_runs_its_samples_beside_each_other(requests: Mailbox[Any]
     assert (3, 1, []) == (report.passed, len(report.failures), report.errors)
 
 
-def test_the_loop_is_given_what_it_takes_and_told_which_sample_it_is(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_the_loop_is_given_what_it_takes_and_told_which_sample_it_is(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     class Question(msgspec.Struct):
         text: str
         tries: int = 1
@@ -115,11 +148,15 @@ def test_the_loop_is_given_what_it_takes_and_told_which_sample_it_is(requests: M
         return question.text * question.tries
 
     dataset = Dataset([Sample("q", {"text": "ab", "tries": 2}, "abab")])
-    assert only(evaluated(Subject(answer, request_type=Question), dataset, requests, results)).passed
+    assert only(
+        evaluated(Subject(answer, request_type=Question), dataset, requests, results)
+    ).passed
     assert [("q", 1)] == told
 
 
-def test_the_own_mailbox_of_the_loop_is_left_alone(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_the_own_mailbox_of_the_loop_is_left_alone(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     subject = Subject()
     subject.requests.send("untouched")
     evaluated(subject, pairs(1), requests, results)
@@ -127,7 +164,9 @@ def test_the_own_mailbox_of_the_loop_is_left_alone(requests: Mailbox[Any], resul
     assert 1 == subject.requests.purge()
 
 
-def test_how_long_the_loop_took_is_on_its_own_clock_without_the_evaluator(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_how_long_the_loop_took_is_on_its_own_clock_without_the_evaluator(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     clock = FakeClock()
 
     def judge(output: Any, expected: Any) -> Score:
@@ -157,7 +196,9 @@ class _Quiet:
 
 
 @EVERYWHERE
-def test_a_sample_that_fails_is_tried_again_and_counts_when_it_works(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_a_sample_that_fails_is_tried_again_and_counts_when_it_works(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     def work(request: Any, context: MainLoopContext) -> Any:
         if context.attempt < TRIES:
             raise RuntimeError("not yet")
@@ -183,18 +224,26 @@ def test_one_that_always_fails_is_an_error_after_its_tries_and_the_rest_goes_on(
 
     subject = Subject({"sync": work, "async": later}[kind])
     report = evaluated(subject, pairs(3), requests, results)
-    assert [EvalResult("s1", Ended.ERROR, error="RuntimeError: never", attempt=TRIES)] == report.errors
+    assert [
+        EvalResult("s1", Ended.ERROR, error="RuntimeError: never", attempt=TRIES)
+    ] == report.errors
     assert (2, TRIES) == (report.passed, subject.calls.count(1))
 
 
 @EVERYWHERE
-def test_a_permanent_error_is_final_at_the_first_try(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_a_permanent_error_is_final_at_the_first_try(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     def refuse(*_: Any) -> Any:
         raise PermanentError("no such page")
 
     subject = Subject(refuse)
     result = only(evaluated(subject, pairs(1), requests, results))
-    assert (Ended.ERROR, "PermanentError: no such page", 1) == (result.ended, result.error, len(subject.calls))
+    assert (Ended.ERROR, "PermanentError: no such page", 1) == (
+        result.ended,
+        result.error,
+        len(subject.calls),
+    )
 
 
 def _raises(output: Any, expected: Any) -> Score:
@@ -213,29 +262,59 @@ def _goes_too_far(output: Any, expected: Any) -> Score:
     ("evaluator", "error"),
     [
         (_raises, "PermanentError: the evaluator failed: KeyError: 'gone'"),
-        (_a_number, "PermanentError: the evaluator failed: UsageError: evaluator _a_number returned float, not a Score; write: "),
-        (_goes_too_far, "PermanentError: the evaluator failed: ValueError: the value of a score is a number from 0 to 1, not 1.5"),
+        (
+            _a_number,
+            (
+                "PermanentError: the evaluator failed: UsageError: evaluator _a_number returned "
+                "float, not a Score; write: "
+            ),
+        ),
+        (
+            _goes_too_far,
+            (
+                "PermanentError: the evaluator failed: ValueError: the value of a score is a "
+                "number from 0 to 1, not 1.5"
+            ),
+        ),
     ],
 )
 def test_an_evaluator_that_fails_is_an_error_at_once(
-    requests: Mailbox[Any], results: Mailbox[Any], evaluator: Callable[[Any, Any], Score], error: str
+    requests: Mailbox[Any],
+    results: Mailbox[Any],
+    evaluator: Callable[[Any, Any], Score],
+    error: str,
 ) -> None:
     subject = Subject()
     result = only(evaluated(subject, pairs(1), requests, results, evaluator=evaluator))
-    assert (Ended.ERROR, error, 1) == (result.ended, (result.error or "")[: len(error)], len(subject.calls))
+    assert (Ended.ERROR, error, 1) == (
+        result.ended,
+        (result.error or "")[: len(error)],
+        len(subject.calls),
+    )
 
 
-def test_an_input_that_the_loop_does_not_take_is_an_error_at_once(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_an_input_that_the_loop_does_not_take_is_an_error_at_once(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     subject = Subject(request_type=int)
     result = only(evaluated(subject, Dataset([Sample("a", "text")]), requests, results))
-    expected = "PermanentError: the input is none that Subject takes: a request cannot be read: Expected `int`, got `str`"
+    expected = (
+        "PermanentError: the input is none that Subject takes: a request cannot be read: Expected "
+        "`int`, got `str`"
+    )
     assert (Ended.ERROR, expected, []) == (result.ended, result.error, subject.calls)
 
 
-def test_an_output_that_cannot_be_sent_is_an_error_at_once(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_an_output_that_cannot_be_sent_is_an_error_at_once(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     subject = Subject(lambda *_: object())
     result = only(evaluated(subject, pairs(1), requests, results))
-    assert (Ended.ERROR, True, 1) == (result.ended, "cannot be sent" in (result.error or ""), len(subject.calls))
+    assert (Ended.ERROR, True, 1) == (
+        result.ended,
+        "cannot be sent" in (result.error or ""),
+        len(subject.calls),
+    )
 
 
 CRASHING = """
@@ -259,14 +338,19 @@ def test_a_sample_that_killed_its_process_is_told_by_its_dead_letter(store: Stor
     requests = open_mailbox(store, "samples", limits=Limits(max_crashes=1))
     results, dataset = open_mailbox(store, "results"), pairs(3)
     submit_dataset(dataset, requests, reply_to=results)
-    died = subprocess.run([sys.executable, "-c", CRASHING, store.url], check=False, timeout=PATIENCE)
+    died = subprocess.run(
+        [sys.executable, "-c", CRASHING, store.url], check=False, timeout=PATIENCE
+    )
     assert 9 == died.returncode
     with running(EvalLoop(loop=Subject(), evaluator=exact_match, requests=requests)):
         assert eventually(lambda: settled(requests))
     found = look_at_results(results, requests, expected=dataset.ids, most=100)
     crashed = EvalResult("s1", Ended.CRASHED, error="its process died or hung 1 times", attempt=1)
     assert (["s0", "s1", "s2"], []) == ([each.sample_id for each in found.results], found.missing)
-    assert (crashed, {"s0", "s2"}) == (found.results[1], {each.sample_id for each in found.results if each.passed})
+    assert (crashed, {"s0", "s2"}) == (
+        found.results[1],
+        {each.sample_id for each in found.results if each.passed},
+    )
     assert ["s1"] == collect_results(results, expected=dataset, timeout=0).missing
 
 
@@ -274,7 +358,9 @@ def test_a_sample_that_killed_its_process_is_told_by_its_dead_letter(store: Stor
 
 
 @EVERYWHERE
-def test_what_is_finished_is_not_run_again_by_the_next_loop(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_what_is_finished_is_not_run_again_by_the_next_loop(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     dataset, enough = pairs(30), threading.Event()
 
     def work(request: int, _: MainLoopContext) -> int:
@@ -288,14 +374,18 @@ def test_what_is_finished_is_not_run_again_by_the_next_loop(requests: Mailbox[An
         assert enough.wait(PATIENCE)
     assert 0 == requests.stats().leased
     with running(EvalLoop(loop=subject, evaluator=exact_match, requests=requests)):
-        report = EvalReport.of(dataset, collect_results(results, expected=dataset, timeout=PATIENCE))
+        report = EvalReport.of(
+            dataset, collect_results(results, expected=dataset, timeout=PATIENCE)
+        )
     assert (30, list(range(30))) == (report.passed, sorted(subject.calls))
 
 
 # --- beside other loops ---
 
 
-def test_beside_another_loop_in_one_group_both_work_and_both_stop(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_beside_another_loop_in_one_group_both_work_and_both_stop(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     other = Subject(name="main")
     evals = EvalLoop(loop=Subject(), evaluator=exact_match, requests=requests, name="evals")
     group = LoopGroup([other, evals], health_port=0, health_host="127.0.0.1")
@@ -350,13 +440,28 @@ def test_a_sample_that_hangs_is_seen_by_the_heartbeat_that_the_watchdog_looks_at
     [
         ({"loop": exact_match}, "EvalLoop needs a MainLoop to measure, not <function exact_match"),
         ({"loop": Subject}, "EvalLoop needs a MainLoop to measure, not <class"),
-        ({"evaluator": "exact_match"}, "an evaluator is a function of (output, expected) that returns a Score, not 'exact_match'"),
-        ({"evaluator": lambda output: output}, "evaluator <lambda> cannot be called with (output, expected): "),
+        (
+            {"evaluator": "exact_match"},
+            (
+                "an evaluator is a function of (output, expected) that returns a Score, not "
+                "'exact_match'"
+            ),
+        ),
+        (
+            {"evaluator": lambda output: output},
+            "evaluator <lambda> cannot be called with (output, expected): ",
+        ),
         ({"concurrency": 0}, "concurrency must be a whole number"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_when_the_loop_is_made(wrong: dict[str, Any], problem: str) -> None:
-    right = {"loop": Subject(), "evaluator": exact_match, "requests": open_mailbox("memory://", "samples")}
+def test_what_cannot_be_evaluated_is_refused_when_the_loop_is_made(
+    wrong: dict[str, Any], problem: str
+) -> None:
+    right = {
+        "loop": Subject(),
+        "evaluator": exact_match,
+        "requests": open_mailbox("memory://", "samples"),
+    }
     with pytest.raises((UsageError, InvalidParameterError)) as refused:
         EvalLoop(**{**right, **wrong})
     assert problem in str(refused.value)

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from awaiting import eventually
-from eval_rig import ACROSS_PROCESSES, EVERYWHERE, Store, Subject, on, opened, pairs, running, settled
+from eval_rig import (
+    ACROSS_PROCESSES,
+    EVERYWHERE,
+    Store,
+    Subject,
+    on,
+    opened,
+    pairs,
+    running,
+    settled,
+)
 from longwatch.app.evaluation import EvalFacts, Evaluation, find
 from longwatch.errors import InvalidParameterError, SerializationError, UnsupportedError, UsageError
 from longwatch.evals import EvalLoop, Sample, Score, collect_results, exact_match, submit_dataset
@@ -54,9 +64,16 @@ def results(store: Store) -> Mailbox[Any]:
 
 
 @EVERYWHERE
-def test_a_dataset_is_sent_as_a_whole_or_not_at_all_and_the_sample_is_named(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
-    with pytest.raises(InvalidParameterError, match=r"^sample 'big' cannot be sent: a body of \d+ bytes is larger than 1048576;"):
-        submit_dataset([Sample("small", 1), Sample("big", "x" * (1 << 20))], requests, reply_to=results)
+def test_a_dataset_is_sent_as_a_whole_or_not_at_all_and_the_sample_is_named(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
+    with pytest.raises(
+        InvalidParameterError,
+        match=r"^sample 'big' cannot be sent: a body of \d+ bytes is larger than 1048576;",
+    ):
+        submit_dataset(
+            [Sample("small", 1), Sample("big", "x" * (1 << 20))], requests, reply_to=results
+        )
     with pytest.raises(SerializationError, match=r"^sample 'odd' cannot be sent: "):
         submit_dataset([Sample("plain", 1), Sample("odd", object())], requests, reply_to=results)
     assert 0 == requests.stats().ready
@@ -68,7 +85,9 @@ def test_results_have_to_be_in_the_store_of_the_samples(requests: Mailbox[Any]) 
     assert 0 == requests.stats().ready
 
 
-def test_wrong_samples_are_refused_before_anything_is_sent(requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_wrong_samples_are_refused_before_anything_is_sent(
+    requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     for samples in ([], [Sample("a", 1), Sample("a", 2)], [Sample("", 1)]):
         with pytest.raises(UsageError):
             submit_dataset(samples, requests, reply_to=results)
@@ -76,7 +95,9 @@ def test_wrong_samples_are_refused_before_anything_is_sent(requests: Mailbox[Any
 
 
 @on("sqlite", "postgresql")
-def test_a_dataset_is_part_of_the_transaction_it_is_given(store: Store, requests: Mailbox[Any], results: Mailbox[Any]) -> None:
+def test_a_dataset_is_part_of_the_transaction_it_is_given(
+    store: Store, requests: Mailbox[Any], results: Mailbox[Any]
+) -> None:
     def sent(tx: Any) -> None:
         submit_dataset(pairs(5), requests, reply_to=results, tx=tx)
 
@@ -104,7 +125,9 @@ def _ids(collected: Any) -> tuple[list[str], list[str]]:
 
 
 @EVERYWHERE
-def test_of_several_results_of_one_sample_the_first_counts_and_strangers_are_passed_over(results: Mailbox[Any]) -> None:
+def test_of_several_results_of_one_sample_the_first_counts_and_strangers_are_passed_over(
+    results: Mailbox[Any],
+) -> None:
     for sample, value in (("b", 1.0), ("b", 0.0), ("stranger", 1.0), ("a", 0.0), ("b", 0.0)):
         _sent(results, sample, value)
     results.send({"no": "answer"})
@@ -115,11 +138,15 @@ def test_of_several_results_of_one_sample_the_first_counts_and_strangers_are_pas
 
 def test_those_without_a_result_are_named_when_the_time_is_over(results: Mailbox[Any]) -> None:
     _sent(results, "b", 1.0)
-    assert (["b"], ["a", "c"]) == _ids(collect_results(results, expected=["a", "b", "c"], timeout=0))
+    assert (["b"], ["a", "c"]) == _ids(
+        collect_results(results, expected=["a", "b", "c"], timeout=0)
+    )
     assert settled(results)
 
 
-def test_without_a_limit_it_waits_until_all_are_there(results: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_it_waits_until_all_are_there(
+    results: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[Any] = []
     waits: list[float] = []
     receive = results.receive
@@ -129,7 +156,9 @@ def test_without_a_limit_it_waits_until_all_are_there(results: Mailbox[Any], mon
         return receive(wait_time_seconds=wait_time_seconds, **more)
 
     monkeypatch.setattr(results, "receive", spied)
-    waiting = threading.Thread(target=lambda: found.append(collect_results(results, expected=["a", "b"], timeout=math.inf)))
+    waiting = threading.Thread(
+        target=lambda: found.append(collect_results(results, expected=["a", "b"], timeout=math.inf))
+    )
     waiting.start()
     _sent(results, "a", 1.0)
     assert eventually(lambda: settled(results))
@@ -151,7 +180,13 @@ def test_looking_leaves_the_results_and_takes_the_given_up_from_their_dead_lette
 ) -> None:
     _sent(results, "a", 1.0)
     _sent(results, "a", 0.0)
-    requests.send_many([MainLoopRequest(Sample("b", 1), "b"), MainLoopRequest(Sample("a", 1), "a"), "of somebody else"])
+    requests.send_many(
+        [
+            MainLoopRequest(Sample("b", 1), "b"),
+            MainLoopRequest(Sample("a", 1), "a"),
+            "of somebody else",
+        ]
+    )
     for message in requests.receive(max_messages=3):
         message.reject("undecodable")
     for _ in range(2):
@@ -166,7 +201,9 @@ def test_looking_leaves_the_results_and_takes_the_given_up_from_their_dead_lette
 
 def _facts(store: Store, **more: Any) -> EvalFacts:
     ids = [f"s{n}" for n in range(3)]
-    return EvalFacts(run="night-1", store=store.url, target="app:loop", evaluator="app:judge", ids=ids, **more)
+    return EvalFacts(
+        run="night-1", store=store.url, target="app:loop", evaluator="app:judge", ids=ids, **more
+    )
 
 
 @ACROSS_PROCESSES
@@ -174,14 +211,24 @@ def test_an_evaluation_is_found_again_by_its_name_and_goes_on_where_it_was(store
     evaluation = Evaluation(_facts(store, attempts=2, digest="d"), store)
     evaluation.submit(pairs(3))
     again = find(store, "night-1", url=store.url)
-    assert (evaluation.facts, 3, ["s0", "s1", "s2"]) == (again.facts, again.left(), again.report().missing)
+    assert (evaluation.facts, 3, ["s0", "s1", "s2"]) == (
+        again.facts,
+        again.left(),
+        again.report().missing,
+    )
     [leased] = again.samples.receive(max_messages=1)
     assert 3 == again.left()
     leased.nack(visibility_timeout=0.001, reason="not now")
     with running(EvalLoop(loop=Subject(), evaluator=exact_match, requests=again.samples)):
         assert eventually(lambda: again.left() == 0)
     report = again.report()
-    assert ("night-1", "app:loop", "d", 3, []) == (report.run, report.subject, report.digest, report.passed, report.missing)
+    assert ("night-1", "app:loop", "d", 3, []) == (
+        report.run,
+        report.subject,
+        report.digest,
+        report.passed,
+        report.missing,
+    )
 
 
 @ACROSS_PROCESSES
@@ -193,7 +240,9 @@ def test_the_url_of_the_store_is_not_kept_in_it(store: Store) -> None:
 
 
 def test_an_unknown_evaluation_is_told_with_the_nearest_or_the_last_ones(store: Store) -> None:
-    with pytest.raises(UsageError, match=r"^no evaluation 'night-1' here; the last ones are: none$"):
+    with pytest.raises(
+        UsageError, match=r"^no evaluation 'night-1' here; the last ones are: none$"
+    ):
         find(store, "night-1", url=store.url)
     Evaluation(_facts(store), store).submit(pairs(3))
     open_mailbox(store, "of/another/facts").send(1)
@@ -206,7 +255,11 @@ def test_an_unknown_evaluation_is_told_with_the_nearest_or_the_last_ones(store: 
 def test_one_whose_facts_were_purged_is_told_so(store: Store) -> None:
     Evaluation(_facts(store), store).submit(pairs(3))
     open_mailbox(store, "eval/night-1/facts").purge()
-    with pytest.raises(UsageError, match=r"^what was asked for in evaluation 'night-1' was removed from the store; run it again$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^what was asked for in evaluation 'night-1' was removed from the store; run it "
+        r"again$",
+    ):
         find(store, "night-1", url=store.url)
 
 
@@ -232,8 +285,20 @@ loop = Waits(requests=open_mailbox("memory://", "unused"))
 def test_an_evaluation_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     pairs(40).save(tmp_path / "pairs.jsonl")
-    words = [*FROM_SOURCE["within"], FROM_SOURCE["longwatch"], "eval", "run", "pairs.jsonl", "app:loop", "--json", "--store"]
-    with running_server(ALWAYS) as server, launched([*words, server.url], tmp_path) as (process, out, err):
+    words = [
+        *FROM_SOURCE["within"],
+        FROM_SOURCE["longwatch"],
+        "eval",
+        "run",
+        "pairs.jsonl",
+        "app:loop",
+        "--json",
+        "--store",
+    ]
+    with (
+        running_server(ALWAYS) as server,
+        launched([*words, server.url], tmp_path) as (process, out, err),
+    ):
         assert eventually((tmp_path / "begun-0").exists)
         server.kill()
         while b"waiting for it" not in (err.next(_soon()) or b"it ended"):
@@ -242,7 +307,9 @@ def test_an_evaluation_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         out.rest(_soon())
         assert 0 == process.wait(PATIENCE)
-    assert (40, 40, 0) == tuple(json.loads(out.text)[key] for key in ("samples", "passed", "errors"))
+    assert (40, 40, 0) == tuple(
+        json.loads(out.text)[key] for key in ("samples", "passed", "errors")
+    )
 
 
 def _soon() -> float:

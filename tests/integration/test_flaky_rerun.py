@@ -24,7 +24,9 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, value in {"ROOT": tmp_path, "REPORTS": tmp_path / "reports"}.items():
         monkeypatch.setattr(check, name, value)
-    monkeypatch.setattr(check, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed")
+    monkeypatch.setattr(
+        check, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    )
     return tmp_path
 
 
@@ -59,7 +61,8 @@ def test_more_than_two_flaky_tests_fail_the_run(checked: Path) -> None:
 def test_a_failure_in_the_test_and_in_its_tear_down_counts_once(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
-        '<t><testcase classname="m" name="a"><failure/></testcase><testcase classname="m" name="a"><error/></testcase></t>'
+        '<t><testcase classname="m" name="a"><failure/></testcase><testcase classname="m" '
+        'name="a"><error/></testcase></t>'
     )
     counts = TestCounts()
     counts.add("tests", report)
@@ -76,7 +79,10 @@ def test_signals_that_the_shell_had_ignored_have_their_default_meaning_in_tests(
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
 
-    probe = f"import conftest, subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    probe = (
+        f"import conftest, subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], "
+        f"check=True)"
+    )
     path = os.pathsep.join(each for each in sys.path if each)
     done = subprocess.run(
         [sys.executable, "-c", probe],

@@ -65,7 +65,9 @@ def quick_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def graph_of(function: Callable[..., Any], **options: Any) -> Graph:
     options = {"isolation": "process", "retry": AT_ONCE, "max_attempts": 1, **options}
-    return Graph("one", version="1", nodes=[input("x"), compute("node", ["x"], function, **options)])
+    return Graph(
+        "one", version="1", nodes=[input("x"), compute("node", ["x"], function, **options)]
+    )
 
 
 @contextmanager
@@ -92,7 +94,7 @@ def ends_of(execution: Execution) -> list[str | None]:
     return [each.end_cause for each in execution.computations()]
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------------
+# --- what comes out -------------------------------------------------------------------------------
 
 
 def test_the_result_of_a_node_in_a_process_is_its_value(tmp_path: Path) -> None:
@@ -106,8 +108,13 @@ def test_defaults_and_keywords_are_as_in_a_thread(tmp_path: Path) -> None:
         input("extra"),
         compute("node", ["x", "extra"], functions.total, isolation="process"),
     ]
-    with Flow(f"sqlite:///{tmp_path}/f.db", [Graph("one", version="1", nodes=nodes)]) as flow, flow.worker(concurrency=2):
-        assert {"sum": 7, "extra": 9} == flow.start("one", x=2, extra=9).get("node", timeout=PATIENCE)
+    with (
+        Flow(f"sqlite:///{tmp_path}/f.db", [Graph("one", version="1", nodes=nodes)]) as flow,
+        flow.worker(concurrency=2),
+    ):
+        assert {"sum": 7, "extra": 9} == flow.start("one", x=2, extra=9).get(
+            "node", timeout=PATIENCE
+        )
 
 
 def test_an_async_function_is_run_to_its_end(tmp_path: Path) -> None:
@@ -115,7 +122,9 @@ def test_an_async_function_is_run_to_its_end(tmp_path: Path) -> None:
         assert 42 == place.value_of(41)
 
 
-def test_the_context_in_the_child_says_what_it_says_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_in_the_child_says_what_it_says_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LONGWATCH_TEST_APART", "as the worker's")
     with working(tmp_path, functions.seen) as place:
         execution = place.start(7)
@@ -147,7 +156,9 @@ def test_a_copy_of_the_process_that_returns_as_well_has_no_say(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("quick_grace")
-def test_a_process_that_does_not_end_after_its_answer_is_killed_and_the_answer_counts(tmp_path: Path) -> None:
+def test_a_process_that_does_not_end_after_its_answer_is_killed_and_the_answer_counts(
+    tmp_path: Path,
+) -> None:
     with working(tmp_path, functions.answers_and_lingers) as place:
         assert 8 == place.value_of(8)
 
@@ -163,15 +174,19 @@ def test_a_value_of_some_mebibytes_goes_in_and_comes_out(tmp_path: Path) -> None
         assert large == place.value_of(large)
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_what_is_raised_is_told_by_type_and_text_with_what_was_printed_and_tried_again(tmp_path: Path) -> None:
+def test_what_is_raised_is_told_by_type_and_text_with_what_was_printed_and_tried_again(
+    tmp_path: Path,
+) -> None:
     with working(tmp_path, functions.raises, max_attempts=2) as place:
         last = place.failure_of(3)
     assert (2, "failed", "raised") == (last.attempt, last.state, last.end_cause)
     assert last.error is not None
-    assert last.error.startswith("ValueError: not 3\n--- stdout\non its way\n--- stderr\nin trouble\nTraceback")
+    assert last.error.startswith(
+        "ValueError: not 3\n--- stdout\non its way\n--- stderr\nin trouble\nTraceback"
+    )
 
 
 def test_a_permanent_error_of_any_name_is_not_tried_again(tmp_path: Path) -> None:
@@ -188,7 +203,10 @@ def test_a_process_that_exits_without_a_result_is_killed_with_its_last_words(
     with working(tmp_path, functions.exits) as place:
         last = place.failure_of(3)
     assert ("abandoned", "killed") == (last.state, last.end_cause)
-    said = "its process ended without a result: exit 3\n--- stdout\nlast words\n--- stderr\nlast complaint"
+    said = (
+        "its process ended without a result: exit 3\n--- stdout\nlast words\n--- stderr\nlast "
+        "complaint"
+    )
     assert said == last.error
     assert ["killed"] == [each.cause for each in place.heard.of(AttemptAbandoned)]
 
@@ -196,7 +214,10 @@ def test_a_process_that_exits_without_a_result_is_killed_with_its_last_words(
 def test_a_process_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:
     with working(tmp_path, functions.is_killed) as place:
         last = place.failure_of(3)
-    assert ("killed", True) == (last.end_cause, (last.error or "").startswith("its process ended without a result: SIGKILL\n"))
+    assert ("killed", True) == (
+        last.end_cause,
+        (last.error or "").startswith("its process ended without a result: SIGKILL\n"),
+    )
     assert (last.error or "").endswith("--- stdout\nbefore the end")
 
 
@@ -204,7 +225,9 @@ def test_more_memory_than_it_may_use_ends_the_attempt_as_memory(tmp_path: Path) 
     with working(tmp_path, functions.eats, max_memory=120 * MEBIBYTE) as place:
         last = place.failure_of(0)
         assert ("abandoned", "memory") == (last.state, last.end_cause)
-        assert (last.error or "").startswith(f"it needed more than its {120 * MEBIBYTE} bytes of memory")
+        assert (last.error or "").startswith(
+            f"it needed more than its {120 * MEBIBYTE} bytes of memory"
+        )
 
 
 def test_memory_below_the_limit_is_no_fault(tmp_path: Path) -> None:
@@ -216,10 +239,14 @@ def test_a_result_too_large_to_be_kept_is_permanent(tmp_path: Path) -> None:
     with working(tmp_path, functions.too_large, max_attempts=5) as place:
         last = place.failure_of(LARGEST_VALUE)
     assert (1, "permanent") == (last.attempt, last.end_cause)
-    assert f"a value of {LARGEST_VALUE + 2} bytes is larger than {LARGEST_VALUE}" in (last.error or "")
+    assert f"a value of {LARGEST_VALUE + 2} bytes is larger than {LARGEST_VALUE}" in (
+        last.error or ""
+    )
 
 
-def test_a_function_whose_name_is_that_of_another_one_is_permanent_with_the_cure(tmp_path: Path) -> None:
+def test_a_function_whose_name_is_that_of_another_one_is_permanent_with_the_cure(
+    tmp_path: Path,
+) -> None:
     with working(tmp_path, functions.first_shadowed, max_attempts=5) as place:
         last = place.failure_of(1)
     assert "permanent" == last.end_cause
@@ -227,12 +254,14 @@ def test_a_function_whose_name_is_that_of_another_one_is_permanent_with_the_cure
     assert "defined at the top of a module" in (last.error or "")
 
 
-# --- being told to stop -------------------------------------------------------------------------------------------------------
+# --- being told to stop ---------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("quick_grace")
 @pytest.mark.parametrize("function", [functions.second_try, functions.holds_the_gil])
-def test_a_deadline_ends_code_that_nothing_else_ends_and_it_is_tried_again(tmp_path: Path, function: Callable[..., Any]) -> None:
+def test_a_deadline_ends_code_that_nothing_else_ends_and_it_is_tried_again(
+    tmp_path: Path, function: Callable[..., Any]
+) -> None:
     with working(tmp_path, function, abandon_after_seconds=2.0, max_attempts=20) as place:
         execution = place.start(str(tmp_path))
         assert 2 == execution.get("node", timeout=PATIENCE)
@@ -250,11 +279,16 @@ def test_a_function_with_a_context_is_told_the_reason_and_can_end_by_itself(tmp_
         execution.abandon("node")
         assert "again" == execution.get("node", timeout=PATIENCE)
         assert eventually(lambda: gone(pid))
-        assert ("lease_lost", ["asked", "done"]) == ((tmp_path / "reason").read_text(), ends_of(execution))
+        assert ("lease_lost", ["asked", "done"]) == (
+            (tmp_path / "reason").read_text(),
+            ends_of(execution),
+        )
 
 
 @pytest.mark.parametrize("function", [functions.waits, functions.obeys_async])
-def test_a_function_without_a_context_is_interrupted_and_unwinds(tmp_path: Path, function: Callable[..., Any]) -> None:
+def test_a_function_without_a_context_is_interrupted_and_unwinds(
+    tmp_path: Path, function: Callable[..., Any]
+) -> None:
     with working(tmp_path, function, max_attempts=3) as place:
         execution = place.start(str(tmp_path))
         pid = pid_in(tmp_path / "tried")
@@ -282,16 +316,22 @@ def test_sigterm_from_somebody_else_kills_a_function_without_a_context(tmp_path:
     with working(tmp_path, functions.waits) as place:
         execution = place.start(str(tmp_path))
         os.kill(pid_in(tmp_path / "tried"), signal.SIGTERM)
-        with pytest.raises(ComputationFailedError, match="its process ended without a result: SIGTERM"):
+        with pytest.raises(
+            ComputationFailedError, match="its process ended without a result: SIGTERM"
+        ):
             execution.get("node", timeout=PATIENCE)
 
 
-def test_a_worker_that_stops_ends_its_children_in_time_and_their_attempts_come_back_unspent(tmp_path: Path) -> None:
+def test_a_worker_that_stops_ends_its_children_in_time_and_their_attempts_come_back_unspent(
+    tmp_path: Path,
+) -> None:
     url, graph, clock = f"sqlite:///{tmp_path}/f.db", graph_of(functions.second_try), FakeClock()
     with Flow(url, [graph], clock=clock) as flow, flow.worker(concurrency=2) as worker:
         execution = flow.start("one", x=str(tmp_path))
         pid = pid_in(tmp_path / "tried")
-        assert stopped_once_told(clock, lambda: gone(pid), lambda timeout: worker.shutdown(timeout=timeout))
+        assert stopped_once_told(
+            clock, lambda: gone(pid), lambda timeout: worker.shutdown(timeout=timeout)
+        )
     with Flow(url, [graph]) as flow:
         execution = flow.execution(execution.id)
         with flow.worker(concurrency=2):
@@ -299,7 +339,7 @@ def test_a_worker_that_stops_ends_its_children_in_time_and_their_attempts_come_b
         assert ["done"] == ends_of(execution)
 
 
-# --- progress -----------------------------------------------------------------------------------------------------------------
+# --- progress -------------------------------------------------------------------------------------
 
 
 def test_beats_of_the_child_keep_it_from_being_stalled(tmp_path: Path) -> None:
@@ -311,13 +351,15 @@ def test_beats_of_the_child_keep_it_from_being_stalled(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_grace")
 def test_a_child_that_does_not_beat_is_stalled(tmp_path: Path) -> None:
-    with working(tmp_path, functions.silent_after_one, progress_timeout_seconds=2.0, max_attempts=20) as place:
+    with working(
+        tmp_path, functions.silent_after_one, progress_timeout_seconds=2.0, max_attempts=20
+    ) as place:
         execution = place.start(str(tmp_path))
         assert 2 == execution.get("node", timeout=PATIENCE)
         assert "stalled" == ends_of(execution)[0]
 
 
-# --- the guardian -------------------------------------------------------------------------------------------------------------
+# --- the guardian ---------------------------------------------------------------------------------
 
 
 def test_a_worker_without_such_nodes_has_no_guardian(tmp_path: Path) -> None:
@@ -326,7 +368,9 @@ def test_a_worker_without_such_nodes_has_no_guardian(tmp_path: Path) -> None:
         assert place.apart.stopped
 
 
-def test_an_attempt_whose_guardian_is_killed_comes_back_unspent_and_runs_under_another(tmp_path: Path) -> None:
+def test_an_attempt_whose_guardian_is_killed_comes_back_unspent_and_runs_under_another(
+    tmp_path: Path,
+) -> None:
     with working(tmp_path, functions.waits) as place:
         execution = place.start(str(tmp_path))
         pid, guardian = pid_in(tmp_path / "tried"), place.apart.guardian.pid

@@ -49,7 +49,9 @@ def test_several_caps_do_not_lock_each_other_out(kind: str, tmp_path: Path) -> N
         with flow.worker(events=Events(observer)), flow.worker(events=Events(observer)):
             executions = [flow.start("capped", x=number) for number in range(40)]
             for execution in executions:
-                assert [execution.get(name, timeout=PATIENCE) for name in names] == [execution.get("x")] * len(names)
+                assert [execution.get(name, timeout=PATIENCE) for name in names] == [
+                    execution.get("x")
+                ] * len(names)
     assert [] == observer.of(SourceFailed)
 
 
@@ -119,7 +121,9 @@ def test_inputs_that_are_too_large_together_spend_their_own_node_alone(sqlite: D
 
 
 @on_each_store
-def test_an_attempt_whose_inputs_were_changed_by_an_older_release_is_begun_anew(kind: str, tmp_path: Path) -> None:
+def test_an_attempt_whose_inputs_were_changed_by_an_older_release_is_begun_anew(
+    kind: str, tmp_path: Path
+) -> None:
     newer = Graph("grows", version="1")
     older = Graph("grows", version="1")
     for graph in (newer, older):

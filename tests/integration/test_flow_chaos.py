@@ -1,4 +1,6 @@
-"""Workers of graphs that die at any moment: every execution completes, nothing counts twice, only what had begun is spent."""
+"""Workers of graphs that die at any moment: every execution completes, nothing counts twice,
+only what had begun is spent.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def let_them_die(rig: Rig, dice: random.Random, seconds: float) -> tuple[list[Execution], int]:
-    """Kill one after another at random and put another in its place, while there is always something to do."""
+    """Kill one after another at random and put another in its place, while there is always
+    something to do.
+    """
     executions = [rig.flow.start("diamond", number=number) for number in range(EXECUTIONS)]
     kills, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
@@ -48,8 +52,12 @@ def let_them_die(rig: Rig, dice: random.Random, seconds: float) -> tuple[list[Ex
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_kill_9_at_random_loses_no_execution_and_accepts_nothing_that_was_lost(kind: str, tmp_path: Path, chaos: ChaosPlan) -> None:
-    """In the end every node has exactly one success, whose fencing token its value bears, and only what had begun is spent."""
+def test_kill_9_at_random_loses_no_execution_and_accepts_nothing_that_was_lost(
+    kind: str, tmp_path: Path, chaos: ChaosPlan
+) -> None:
+    """In the end every node has exactly one success, whose fencing token its value bears, and
+    only what had begun is spent.
+    """
     with store_url(kind, tmp_path) as url, rigged(url, tmp_path, "diamond", max_attempts=50) as rig:
         for _ in range(WORKERS):
             rig.enter()
@@ -58,7 +66,8 @@ def test_kill_9_at_random_loses_no_execution_and_accepts_nothing_that_was_lost(k
         attempts = [each for execution in executions for each in execution.computations()]
         lost = spent(attempts)
         sys.stdout.write(
-            f"seed {chaos.seed}: {kills} killed, {len(executions)} executions, {len(attempts)} attempts, {len(lost)} spent,"
+            f"seed {chaos.seed}: {kills} killed, {len(executions)} executions, "
+            f"{len(attempts)} attempts, {len(lost)} spent,"
             f" {len(rig.struck)} struck, {sum(each.releases for each in attempts)} released\n"
         )
         assert complete, f"{rig.open_attempts()} attempts are still open"

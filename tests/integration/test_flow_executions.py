@@ -1,4 +1,6 @@
-"""Executions on every kind of store: what is set, got, waited for, called off, and what is refused."""
+"""Executions on every kind of store: what is set, got, waited for, called off, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,17 @@ class TestValues:
         execution = desk.flow.start("scrape")
         assert 0 == execution.revision
         assert 1 == execution.set({"url": "abc"}, depth=1)
-        assert [1, 1] == [value.revision for value in map(execution.value, ("url", "depth")) if value]
+        assert [1, 1] == [
+            value.revision for value in map(execution.value, ("url", "depth")) if value
+        ]
 
     @pytest.mark.parametrize(
-        ("old", "new"), [("abc", "abc"), (None, None), ({"x": 1, "y": {"z": 2, "w": 3}}, {"y": {"w": 3, "z": 2}, "x": 1})]
+        ("old", "new"),
+        [
+            ("abc", "abc"),
+            (None, None),
+            ({"x": 1, "y": {"z": 2, "w": 3}}, {"y": {"w": 3, "z": 2}, "x": 1}),
+        ],
     )
     def test_set_to_the_same_change_nothing(self, desk: Desk, old: Any, new: Any) -> None:
         execution = desk.flow.start("scrape", depth=old)
@@ -92,20 +101,29 @@ class TestValues:
         execution.set(url="xyzw")
         assert {"pages": 1, "titles": 1} == desk.run_all()
 
-    @pytest.mark.parametrize("value", ["\x00", "€\u2028", "a" * 100_000, 2**70, 1.5, {"a": [None, True]}, "null", ""])
+    @pytest.mark.parametrize(
+        "value", ["\x00", "€\u2028", "a" * 100_000, 2**70, 1.5, {"a": [None, True]}, "null", ""]
+    )
     def test_come_back_as_they_were(self, desk: Desk, value: Any) -> None:
         execution = desk.flow.start("scrape", depth=value)
         assert value == execution.get("depth")
 
     @pytest.mark.parametrize("value", ["\x00", "€\u2028", "'\"\\", "null", ""])
     def test_come_to_their_functions_as_they_were(self, database: Database, value: Any) -> None:
-        desk = Desk(database, Graph("same", version="1", nodes=[input("a"), compute("b", "a", lambda a: [a])]))
+        desk = Desk(
+            database,
+            Graph("same", version="1", nodes=[input("a"), compute("b", "a", lambda a: [a])]),
+        )
         execution = desk.flow.start("same", a=value)
         desk.run_all()
         assert [value] == execution.get("b", timeout=0)
 
     def test_that_are_not_set_come_as_none_or_not_at_all(self, database: Database) -> None:
-        nodes = [input("a"), input("b"), compute("c", [or_("a", "b"), not_("b")], lambda **given: sorted(given))]
+        nodes = [
+            input("a"),
+            input("b"),
+            compute("c", [or_("a", "b"), not_("b")], lambda **given: sorted(given)),
+        ]
         desk = Desk(database, Graph("some", version="1", nodes=nodes))
         execution = desk.flow.start("some", a=1)
         desk.run_all()
@@ -136,30 +154,46 @@ class TestStarting:
 
     def test_a_key_is_of_one_graph(self, database: Database) -> None:
         flow = Flow(database, [Graph("one", version="1"), Graph("two", version="1")])
-        assert flow.start("one", idempotency_key="k").id != flow.start("two", idempotency_key="k").id
+        assert (
+            flow.start("one", idempotency_key="k").id != flow.start("two", idempotency_key="k").id
+        )
 
-    def test_with_the_key_of_a_version_that_is_not_known_here_says_so(self, database: Database) -> None:
+    def test_with_the_key_of_a_version_that_is_not_known_here_says_so(
+        self, database: Database
+    ) -> None:
         Flow(database, [scrape("1")]).start("scrape", idempotency_key="k")
-        with pytest.raises(UnknownGraphError, match="graph 'scrape' of version '1' was not given to this Flow, which has 2"):
+        with pytest.raises(
+            UnknownGraphError,
+            match="graph 'scrape' of version '1' was not given to this Flow, which has 2",
+        ):
             Flow(database, [scrape("2")]).start("scrape", idempotency_key="k")
 
     @pytest.mark.parametrize("key", ["", "a" * 1001, 3, "a\n", b"k"])
     def test_with_a_key_that_is_none_is_refused(self, desk: Desk, key: Any) -> None:
-        with pytest.raises(UsageError, match="idempotency_key must be printable text of 1 to 1000 characters"):
+        with pytest.raises(
+            UsageError, match="idempotency_key must be printable text of 1 to 1000 characters"
+        ):
             desk.flow.start("scrape", idempotency_key=key)
 
     def test_takes_the_version_that_was_given_last(self, database: Database) -> None:
         flow = Flow(database, [scrape("1"), scrape("2")])
-        assert ("2", "1") == (flow.start("scrape").version, flow.start("scrape", version="1").version)
+        assert ("2", "1") == (
+            flow.start("scrape").version,
+            flow.start("scrape", version="1").version,
+        )
 
     def test_an_input_may_have_the_name_of_a_parameter(self, database: Database) -> None:
         nodes = [input("graph"), input("version"), input("inputs")]
-        execution = Flow(database, [Graph("odd", version="1", nodes=nodes)]).start("odd", {"version": 1, "graph": 2, "inputs": 3})
+        execution = Flow(database, [Graph("odd", version="1", nodes=nodes)]).start(
+            "odd", {"version": 1, "graph": 2, "inputs": 3}
+        )
         assert {"graph": 2, "version": 1, "inputs": 3} == execution.values()
 
 
 class TestByHand:
-    def test_a_node_that_was_given_up_is_tried_again_with_all_its_attempts(self, desk: Desk) -> None:
+    def test_a_node_that_was_given_up_is_tried_again_with_all_its_attempts(
+        self, desk: Desk
+    ) -> None:
         execution = desk.flow.start("scrape", url="abc")
         desk.spend(execution, "pages")
         execution.retry("pages")
@@ -174,18 +208,26 @@ class TestByHand:
         assert [] == desk.take()
         execution.retry("pages")
         assert 1 == desk.take_one().item.number
-        assert [("pages", "failed", "raised"), ("pages", "cancelled", "asked"), ("pages", "computing", None)] == desk.states(
-            execution
-        )
+        assert [
+            ("pages", "failed", "raised"),
+            ("pages", "cancelled", "asked"),
+            ("pages", "computing", None),
+        ] == desk.states(execution)
 
     def test_what_cannot_be_retried_says_why(self, desk: Desk) -> None:
         execution = desk.flow.start("scrape", url="abc")
-        with pytest.raises(UsageError, match=r"'titles' .* was not given up, so there is nothing to retry"):
+        with pytest.raises(
+            UsageError, match=r"'titles' .* was not given up, so there is nothing to retry"
+        ):
             execution.retry("titles")
-        with pytest.raises(UsageError, match="node 'url' of graph 'scrape' is an input, nobody computes it; set it"):
+        with pytest.raises(
+            UsageError, match="node 'url' of graph 'scrape' is an input, nobody computes it; set it"
+        ):
             execution.retry("url")
         desk.take()
-        with pytest.raises(UsageError, match=r"'pages' .* is being computed; abandon it first, or wait"):
+        with pytest.raises(
+            UsageError, match=r"'pages' .* is being computed; abandon it first, or wait"
+        ):
             execution.retry("pages")
 
     def test_one_that_runs_is_abandoned_spent_and_tried_again(self, desk: Desk) -> None:
@@ -193,7 +235,9 @@ class TestByHand:
         leased = desk.take_one()
         execution.abandon("pages")
         assert not desk.done(leased, 99)
-        assert [("pages", "abandoned", "asked"), ("pages", "not_set", None)] == desk.states(execution)
+        assert [("pages", "abandoned", "asked"), ("pages", "not_set", None)] == desk.states(
+            execution
+        )
         assert 2 == desk.take_one().item.number
 
     def test_what_cannot_be_abandoned_says_why(self, desk: Desk) -> None:
@@ -213,7 +257,10 @@ class TestByHand:
         assert [("pages", "cancelled", "execution")] == desk.states(execution)
         assert {"url": "abc", "depth": 1} == execution.values()
         assert 1 == execution.cancel() == execution.set(depth=1)
-        with pytest.raises(UsageError, match=f"execution {execution.id} was cancelled and changes no more; start another"):
+        with pytest.raises(
+            UsageError,
+            match=f"execution {execution.id} was cancelled and changes no more; start another",
+        ):
             execution.set(depth=2)
         with pytest.raises(UsageError, match="changes no more"):
             execution.unset("url")
@@ -222,21 +269,40 @@ class TestByHand:
 
     def test_why_nothing_happens_is_said(self, desk: Desk) -> None:
         execution = desk.flow.start("scrape", url="abc")
-        assert "pages: waiting; it is ready and waits for a worker, attempt 1 of 3" in str(execution.explain())
+        assert "pages: waiting; it is ready and waits for a worker, attempt 1 of 3" in str(
+            execution.explain()
+        )
         desk.take()
         assert "pages is being computed, attempt 1 of 3" == execution.explain().line("pages")
-        assert ["url", "depth", "pages", "titles"] == [facts.node for facts in execution.explain().nodes]
+        assert ["url", "depth", "pages", "titles"] == [
+            facts.node for facts in execution.explain().nodes
+        ]
 
 
 class TestComputations:
     def test_say_what_an_attempt_was(self, desk: Desk) -> None:
         execution = desk.flow.start("scrape", url="abc")
         [waiting] = execution.computations()
-        assert ("pages", "not_set", 1, {"url": 1}) == (waiting.node, waiting.state, waiting.attempt, waiting.computed_with)
-        assert (None, None, None, None) == (waiting.started_at, waiting.owner, waiting.heartbeat_in, waiting.deadline_in)
+        assert ("pages", "not_set", 1, {"url": 1}) == (
+            waiting.node,
+            waiting.state,
+            waiting.attempt,
+            waiting.computed_with,
+        )
+        assert (None, None, None, None) == (
+            waiting.started_at,
+            waiting.owner,
+            waiting.heartbeat_in,
+            waiting.deadline_in,
+        )
         desk.failed(desk.take_one(), "because", delay=60.0)
         over, delayed = execution.computations()
-        assert ("failed", "raised", "because", desk.owner) == (over.state, over.end_cause, over.error, over.owner)
+        assert ("failed", "raised", "because", desk.owner) == (
+            over.state,
+            over.end_cause,
+            over.error,
+            over.owner,
+        )
         assert over.started_at is not None
         assert over.ended_at is not None
         assert over.created_at <= over.started_at <= over.ended_at
@@ -244,9 +310,11 @@ class TestComputations:
         assert 0 < delayed.ready_in <= 60
         desk.database.jump.wall += 61
         desk.run_all()
-        assert [("pages", "failed", "raised"), ("pages", "success", "done"), ("titles", "success", "done")] == desk.states(
-            execution
-        )
+        assert [
+            ("pages", "failed", "raised"),
+            ("pages", "success", "done"),
+            ("titles", "success", "done"),
+        ] == desk.states(execution)
 
     def test_are_counted_in_the_list_of_executions(self, desk: Desk) -> None:
         first = desk.flow.start("scrape", url="abc")
@@ -256,7 +324,9 @@ class TestComputations:
         listed = desk.flow.executions()
         assert [third.id, second.id, first.id] == [each.id for each in listed]
         assert ["cancelled", "idle", "running"] == [each.state for each in listed]
-        assert [second.id] == [each.id for each in desk.flow.executions(limit=1, before=listed[0].number)]
+        assert [second.id] == [
+            each.id for each in desk.flow.executions(limit=1, before=listed[0].number)
+        ]
         assert [] == desk.flow.executions(graph="other")
         second.set(url="b")
         assert "waiting" == desk.flow.executions()[1].state
@@ -275,17 +345,31 @@ class TestBadInput:
         execution = desk.flow.start("scrape", url="abc")
         for table in ("computations", "values", "executions"):
             desk.write(f"DELETE FROM longwatch_{table}")
-        for act in (lambda: execution.get("url"), lambda: execution.set(url="b"), execution.explain, execution.cancel):
-            with pytest.raises(UnknownExecutionError, match=f"there is no execution '{execution.id}' any more"):
+        for act in (
+            lambda: execution.get("url"),
+            lambda: execution.set(url="b"),
+            execution.explain,
+            execution.cancel,
+        ):
+            with pytest.raises(
+                UnknownExecutionError, match=f"there is no execution '{execution.id}' any more"
+            ):
                 act()
 
     def test_a_graph_that_was_not_given(self, desk: Desk) -> None:
-        with pytest.raises(UnknownGraphError, match=r"graph 'scrap' was not given to this Flow.*did you mean scrape"):
+        with pytest.raises(
+            UnknownGraphError,
+            match=r"graph 'scrap' was not given to this Flow.*did you mean scrape",
+        ):
             desk.flow.start("scrap")
-        with pytest.raises(UnknownGraphError, match="of version '7' was not given to this Flow, which has 1"):
+        with pytest.raises(
+            UnknownGraphError, match="of version '7' was not given to this Flow, which has 1"
+        ):
             desk.flow.start("scrape", version="7")
 
-    def test_an_execution_of_a_graph_that_was_not_given(self, desk: Desk, database: Database) -> None:
+    def test_an_execution_of_a_graph_that_was_not_given(
+        self, desk: Desk, database: Database
+    ) -> None:
         execution = desk.flow.start("scrape")
         with pytest.raises(UnknownGraphError, match="it has none"):
             Flow(database).execution(execution.id)
@@ -298,7 +382,10 @@ class TestBadInput:
             "set": lambda name: execution.set({name: 1}),
             "unset": execution.unset,
         }
-        with pytest.raises(UsageError, match="node 'pages' of graph 'scrape' is computed; set what it comes after: url"):
+        with pytest.raises(
+            UsageError,
+            match="node 'pages' of graph 'scrape' is computed; set what it comes after: url",
+        ):
             acts[act]("pages")
         with pytest.raises(UsageError, match="graph 'scrape' has no node 'urls'; did you mean url"):
             acts[act]("urls")
@@ -310,7 +397,9 @@ class TestBadInput:
             with pytest.raises(UsageError, match="has no node 'page'; did you mean pages"):
                 act("page")
 
-    @pytest.mark.parametrize("value", [object(), float("nan"), [float("-inf")], "\ud800", {1, object()}])
+    @pytest.mark.parametrize(
+        "value", [object(), float("nan"), [float("-inf")], "\ud800", {1, object()}]
+    )
     def test_a_value_that_cannot_be_kept(self, desk: Desk, value: Any) -> None:
         execution = desk.flow.start("scrape", depth=1)
         with pytest.raises(SerializationError, match=r"a value of type .* cannot be kept"):
@@ -320,14 +409,20 @@ class TestBadInput:
         assert (1, 1) == (execution.get("depth"), len(desk.flow.executions()))
 
     def test_a_store_of_a_newer_version(self, database: Database, url: str) -> None:
-        database.write(lambda tx: tx.execute(f"INSERT INTO longwatch_schema VALUES ({TOO_NEW}, 'of_tomorrow', '')"))
+        database.write(
+            lambda tx: tx.execute(
+                f"INSERT INTO longwatch_schema VALUES ({TOO_NEW}, 'of_tomorrow', '')"
+            )
+        )
         with Flow(url, [scrape()]) as flow:
             for act in (lambda: flow.start("scrape"), lambda: flow.execution("a"), flow.sweep):
                 with pytest.raises(SchemaTooNewError, match="upgrade Longwatch"):
                     act()
 
 
-@pytest.mark.parametrize("address", ["redis://localhost", "memory://here", "nothing", "mysql://x", "sqlite"])
+@pytest.mark.parametrize(
+    "address", ["redis://localhost", "memory://here", "nothing", "mysql://x", "sqlite"]
+)
 def test_a_store_without_sql_is_refused(address: str) -> None:
     with pytest.raises(UsageError) as caught:
         Flow(address)

@@ -1,4 +1,6 @@
-"""What goes wrong around the workers of graphs: dead and frozen processes, lost hosts, code that runs away, stores that fail."""
+"""What goes wrong around the workers of graphs: dead and frozen processes, lost hosts, code that
+runs away, stores that fail.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +47,25 @@ def begins(worker: WorkerProcess, *, times: int = 1) -> bool:
 
 
 def tells(workers: list[WorkerProcess], event: str) -> bool:
-    return eventually(lambda: all([event] in each.journal.words("told") for each in workers), patience=PATIENCE)
+    return eventually(
+        lambda: all([event] in each.journal.words("told") for each in workers), patience=PATIENCE
+    )
 
 
 class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
     @on_each_store
-    def test_on_another_host_is_back_after_its_heartbeat_timeout(self, kind: str, tmp_path: Path) -> None:
+    def test_on_another_host_is_back_after_its_heartbeat_timeout(
+        self, kind: str, tmp_path: Path
+    ) -> None:
         graph = Graph("scrape", version="1")
         graph.input("url")
 
-        @graph.compute(after=["url"], abandon_after_seconds=6 * HOUR, heartbeat_interval_seconds=40, heartbeat_timeout_seconds=240)
+        @graph.compute(
+            after=["url"],
+            abandon_after_seconds=6 * HOUR,
+            heartbeat_interval_seconds=40,
+            heartbeat_timeout_seconds=240,
+        )
         def pages(url: str, context: FlowContext) -> int:
             run.advance(5 * HOUR if context.attempt > 1 else 60.0)
             return len(url)
@@ -71,8 +82,13 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
 
     @on_each_store
     def test_on_this_host_is_begun_by_another_at_once(self, kind: str, tmp_path: Path) -> None:
-        """The heartbeat timeout is 240 s: whoever goes on within the patience of this test has seen the death itself."""
-        with store_url(kind, tmp_path) as url, rigged(url, tmp_path, "job", abandon_after_seconds=5 * HOUR) as rig:
+        """The heartbeat timeout is 240 s: whoever goes on within the patience of this test has
+        seen the death itself.
+        """
+        with (
+            store_url(kind, tmp_path) as url,
+            rigged(url, tmp_path, "job", abandon_after_seconds=5 * HOUR) as rig,
+        ):
             first = rig.enter()
             execution = rig.flow.start("job", until=str(tmp_path / "until"))
             assert begins(first)
@@ -85,7 +101,9 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
             assert ["crash", "done"] == causes(execution)
             assert rig.struck == spent(execution.computations()).keys()
 
-    def test_on_a_real_process_of_another_boot_it_takes_the_timeout_and_no_more(self, tmp_path: Path) -> None:
+    def test_on_a_real_process_of_another_boot_it_takes_the_timeout_and_no_more(
+        self, tmp_path: Path
+    ) -> None:
         """The server's clock judges: it is moved for the one that looks."""
         with store_url("postgresql", tmp_path) as url, rigged(url, tmp_path, "job") as rig:
             first = rig.enter(boot="another")
@@ -131,20 +149,29 @@ class TestAFrozenWorker:
             assert eventually(lambda: bool(first.notes("ended")), patience=PATIENCE)
             rig.kill(second)
             another = rig.flow.start("job", until=str(until))
-            another.get("work", timeout=PATIENCE)  # by the first: what it had to settle before is settled, or refused
+            another.get(
+                "work", timeout=PATIENCE
+            )  # by the first: what it had to settle before is settled, or refused
             assert [2, note.token] == execution.get("work")
             assert ["heartbeat", "done"] == causes(execution)
             assert {another.id, execution.id} == {each.execution for each in first.notes("ended")}
 
 
 class TestALockThatIsNotLetGo:
-    """By a worker that freezes in the middle of a transaction; the server ends that after a minute."""
+    """By a worker that freezes in the middle of a transaction; the server ends that after a
+    minute.
+    """
 
     @pytest.mark.parametrize(
         "lock",
-        ["UPDATE longwatch_sweeps SET position = position", "SELECT 1 FROM longwatch_executions WHERE execution = 1 FOR UPDATE"],
+        [
+            "UPDATE longwatch_sweeps SET position = position",
+            "SELECT 1 FROM longwatch_executions WHERE execution = 1 FOR UPDATE",
+        ],
     )
-    def test_keeps_nobody_from_bringing_back_what_others_lost(self, tmp_path: Path, lock: str) -> None:
+    def test_keeps_nobody_from_bringing_back_what_others_lost(
+        self, tmp_path: Path, lock: str
+    ) -> None:
         import psycopg  # noqa: PLC0415 - only where there is a server
 
         graph = Graph("two", version="1")
@@ -157,7 +184,10 @@ class TestALockThatIsNotLetGo:
                 run.settle()
                 run.flow.sweep()
             store.jump.lease = 300.0
-            with psycopg.connect(url) as other, Flow(store, [graph]).worker(sweep_interval_seconds=0.05):
+            with (
+                psycopg.connect(url) as other,
+                Flow(store, [graph]).worker(sweep_interval_seconds=0.05),
+            ):
                 other.execute(lock)
                 found = eventually(lambda: bool(executions[1].value("node")), patience=5.0)
                 other.rollback()
@@ -166,12 +196,19 @@ class TestALockThatIsNotLetGo:
 
 class TestARunaway:
     @on_each_store
-    def test_that_beats_for_ever_ends_at_its_deadline_and_is_tried_again(self, kind: str, tmp_path: Path) -> None:
+    def test_that_beats_for_ever_ends_at_its_deadline_and_is_tried_again(
+        self, kind: str, tmp_path: Path
+    ) -> None:
         over = threading.Event()
         graph = Graph("runaway", version="1")
         graph.input("number")
 
-        @graph.compute(after=["number"], abandon_after_seconds=0.5, progress_timeout_seconds=60.0, max_attempts=10)
+        @graph.compute(
+            after=["number"],
+            abandon_after_seconds=0.5,
+            progress_timeout_seconds=60.0,
+            max_attempts=10,
+        )
         def node(number: int, context: FlowContext) -> int:
             while context.attempt == 1 and not over.wait(0.01):
                 context.beat()
@@ -230,7 +267,9 @@ class TestAStoreThatFails:
     def started(self, rig: Rig) -> list[Execution]:
         return [rig.flow.start("diamond", number=number) for number in range(self.EXECUTIONS)]
 
-    def test_a_server_that_crashes_and_comes_back_loses_nothing(self, server: PostgresServer, tmp_path: Path) -> None:
+    def test_a_server_that_crashes_and_comes_back_loses_nothing(
+        self, server: PostgresServer, tmp_path: Path
+    ) -> None:
         with rigged(server.url(), tmp_path, "diamond") as rig:
             workers = [rig.enter(), rig.enter()]
             executions = self.started(rig)
@@ -241,7 +280,9 @@ class TestAStoreThatFails:
                 server.start()
             assert eventually(partial(self.complete, rig, executions), patience=2 * PATIENCE)
             assert [] == faults(rig, executions)
-            assert {} == spent([each for execution in executions for each in execution.computations()])
+            assert {} == spent(
+                [each for execution in executions for each in execution.computations()]
+            )
             assert [None, None] == [worker.process.poll() for worker in workers]
 
     def fewer_are_missing(self, rig: Rig, wanted: float) -> bool:
@@ -252,7 +293,9 @@ class TestAStoreThatFails:
             return all("e" in execution.values() for execution in executions)
         return False
 
-    def test_a_file_that_another_process_has_locked_keeps_them_waiting_and_that_is_all(self, tmp_path: Path) -> None:
+    def test_a_file_that_another_process_has_locked_keeps_them_waiting_and_that_is_all(
+        self, tmp_path: Path
+    ) -> None:
         path = tmp_path / "flow.db"
         with rigged(f"sqlite:///{path}", tmp_path, "diamond") as rig:
             workers = [rig.enter(), rig.enter()]
@@ -264,7 +307,9 @@ class TestAStoreThatFails:
                 other.execute("COMMIT")
             assert eventually(partial(self.complete, rig, executions), patience=PATIENCE)
             assert [] == faults(rig, executions)
-            assert {} == spent([each for execution in executions for each in execution.computations()])
+            assert {} == spent(
+                [each for execution in executions for each in execution.computations()]
+            )
 
 
 @pytest.fixture

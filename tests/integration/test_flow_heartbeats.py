@@ -1,4 +1,6 @@
-"""The heartbeat contract in the columns of the store: two limits, one statement for all, and what a sweep makes of each."""
+"""The heartbeat contract in the columns of the store: two limits, one statement for all, and
+what a sweep makes of each.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,17 @@ from longwatch.store.database import Database
 from longwatch.work.source import Leased, Outcome, Settlement
 
 ABANDON, TIMEOUT, INTERVAL = 1000.0, 100.0, 50.0
-OPTIONS = {"abandon_after_seconds": ABANDON, "heartbeat_timeout_seconds": TIMEOUT, "heartbeat_interval_seconds": INTERVAL}
-LIMITS = ("heartbeat_deadline - :lease_now", "deadline - :lease_now", "last_heartbeat_at - :wall_now", "started_at - :wall_now")
+OPTIONS = {
+    "abandon_after_seconds": ABANDON,
+    "heartbeat_timeout_seconds": TIMEOUT,
+    "heartbeat_interval_seconds": INTERVAL,
+}
+LIMITS = (
+    "heartbeat_deadline - :lease_now",
+    "deadline - :lease_now",
+    "last_heartbeat_at - :wall_now",
+    "started_at - :wall_now",
+)
 RETRIED = [("pages", "abandoned", "heartbeat"), ("pages", "not_set", None)]
 
 
@@ -57,13 +68,16 @@ def about(*expected: float | None) -> Any:
 
 
 class TestColumns:
-    def test_at_the_claim_both_limits_are_counted_from_the_start(self, desk: Desk, leased: Leased) -> None:
+    def test_at_the_claim_both_limits_are_counted_from_the_start(
+        self, desk: Desk, leased: Leased
+    ) -> None:
         assert about(TIMEOUT, ABANDON, 0, 0) == desk.row(leased.claim.seq, *LIMITS)
         assert ("computing", 2, desk.owner) == desk.row(leased.claim.seq, "state", "held", "owner")
 
     def test_before_it_there_is_none(self, desk: Desk, execution: Execution) -> None:
         assert [(None, None, None, "not_set")] == desk.rows(
-            "SELECT heartbeat_deadline, deadline, last_heartbeat_at, state FROM longwatch_computations"
+            "SELECT heartbeat_deadline, deadline, last_heartbeat_at, state FROM "
+            "longwatch_computations"
         )
         assert execution.computations()[0].heartbeat_in is None
 
@@ -73,10 +87,14 @@ class TestColumns:
         leased = desk.take_one()
         desk.database.jump.lease -= 10_000
         desk.database.jump.wall += 10_000
-        assert about(TIMEOUT + 10_000, ABANDON + 10_000, -10_000, -10_000) == desk.row(leased.claim.seq, *LIMITS)
+        assert about(TIMEOUT + 10_000, ABANDON + 10_000, -10_000, -10_000) == desk.row(
+            leased.claim.seq, *LIMITS
+        )
         assert execution.computations()
 
-    def test_a_pulse_moves_the_first_and_leaves_the_second(self, desk: Desk, leased: Leased) -> None:
+    def test_a_pulse_moves_the_first_and_leaves_the_second(
+        self, desk: Desk, leased: Leased
+    ) -> None:
         for clock in ("lease", "wall"):
             setattr(desk.database.jump, clock, 60.0)
         assert 1 == desk.source.renew(owner=desk.owner, duration=1.0)
@@ -89,10 +107,18 @@ class TestColumns:
 
     def test_given_back_there_is_none_any_more(self, desk: Desk, leased: Leased) -> None:
         assert desk.back(leased)
-        assert (None, None, None, None, "not_set", 0) == desk.row(leased.claim.seq, *LIMITS, "state", "held")
+        assert (None, None, None, None, "not_set", 0) == desk.row(
+            leased.claim.seq, *LIMITS, "state", "held"
+        )
 
-    def test_one_statement_renews_all_of_an_owner_each_by_its_own_timeout(self, database: Database) -> None:
-        nodes = [input("a"), compute("b", "a", lambda a: a, **OPTIONS), compute("c", "a", lambda a: a)]
+    def test_one_statement_renews_all_of_an_owner_each_by_its_own_timeout(
+        self, database: Database
+    ) -> None:
+        nodes = [
+            input("a"),
+            compute("b", "a", lambda a: a, **OPTIONS),
+            compute("c", "a", lambda a: a),
+        ]
         desk = Desk(database, Graph("two", version="1", nodes=nodes))
         for _ in range(5):
             desk.flow.start("two", a=1)
@@ -105,7 +131,9 @@ class TestColumns:
         for leased in taken:
             expected = TIMEOUT if leased.item.node == "b" else 240.0
             assert about(expected) == desk.row(leased.claim.seq, LIMITS[0])
-        assert about(*[TIMEOUT - 60, 180.0]) == tuple(desk.row(each.claim.seq, LIMITS[0])[0] for each in sorted(theirs))
+        assert about(*[TIMEOUT - 60, 180.0]) == tuple(
+            desk.row(each.claim.seq, LIMITS[0])[0] for each in sorted(theirs)
+        )
 
     def test_of_a_row_that_does_not_beat_stay_empty(self, desk: Desk, leased: Leased) -> None:
         desk.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
@@ -114,7 +142,9 @@ class TestColumns:
 
 
 class TestSweep:
-    def test_what_beats_is_left_alone(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_what_beats_is_left_alone(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         desk.database.jump.lease = TIMEOUT - 10
         desk.source.renew(owner=desk.owner, duration=1.0)
         desk.database.jump.lease += TIMEOUT - 10
@@ -122,7 +152,9 @@ class TestSweep:
         assert desk.done(leased, 3)
         assert 3 == execution.get("pages", wait=False)
 
-    def test_what_has_gone_silent_is_abandoned_and_tried_again(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_what_has_gone_silent_is_abandoned_and_tried_again(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         desk.database.jump.lease = TIMEOUT + 10
         assert 1 == desk.flow.sweep()
         assert RETRIED == desk.states(execution)
@@ -138,16 +170,22 @@ class TestSweep:
         desk.source.renew(owner=desk.owner, duration=1.0)
         assert about(TIMEOUT, -10) == desk.row(leased.claim.seq, *LIMITS[:2])
         assert 1 == desk.flow.sweep()
-        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(execution)
+        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(
+            execution
+        )
 
-    def test_a_row_without_a_heartbeat_has_only_its_deadline(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_a_row_without_a_heartbeat_has_only_its_deadline(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         desk.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
         desk.database.jump.lease = ABANDON - 10
         assert 0 == desk.flow.sweep()
         assert leased.claim in desk.source.held(owner=desk.owner)
         desk.database.jump.lease = ABANDON + 10
         assert 1 == desk.flow.sweep()
-        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(execution)
+        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(
+            execution
+        )
 
     @pytest.mark.usefixtures("leased")
     def test_a_row_without_limits_is_never_swept(self, desk: Desk, execution: Execution) -> None:
@@ -173,7 +211,9 @@ class TestSweep:
         desk.database.jump.lease += TIMEOUT + 10
         desk.flow.sweep()
         desk.failed(desk.take_one())
-        assert ["raised", "heartbeat", "raised"] == [each.end_cause for each in execution.computations()]
+        assert ["raised", "heartbeat", "raised"] == [
+            each.end_cause for each in execution.computations()
+        ]
         assert [] == desk.take()
 
     def test_a_new_value_makes_the_budget_whole(self, desk: Desk, execution: Execution) -> None:
@@ -187,7 +227,9 @@ class TestSweep:
 
 class TestALateResult:
     @pytest.mark.parametrize("lateness", [TIMEOUT, ABANDON])
-    def test_changes_nothing(self, desk: Desk, execution: Execution, leased: Leased, lateness: float) -> None:
+    def test_changes_nothing(
+        self, desk: Desk, execution: Execution, leased: Leased, lateness: float
+    ) -> None:
         desk.database.jump.lease = lateness + 10
         desk.flow.sweep()
         before = execution.revision, desk.states(execution)
@@ -198,7 +240,9 @@ class TestALateResult:
         assert before == (execution.revision, desk.states(execution))
         assert "pages" not in execution.values()
 
-    def test_changes_nothing_though_the_next_attempt_runs(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_changes_nothing_though_the_next_attempt_runs(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         desk.database.jump.lease = TIMEOUT + 10
         desk.flow.sweep()
         again = desk.take_one()
@@ -207,13 +251,17 @@ class TestALateResult:
         assert not desk.done(leased, 99)
         assert 3 == execution.get("pages", wait=False)
 
-    def test_of_inputs_that_have_changed_changes_nothing(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_of_inputs_that_have_changed_changes_nothing(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         execution.set(url="abcd")
         assert not desk.done(leased, 99)
         assert {"pages": 1, "titles": 1} == desk.run_all()
         assert 4 == execution.get("pages", wait=False)
 
-    def test_the_same_result_told_twice_counts_once(self, desk: Desk, execution: Execution, leased: Leased) -> None:
+    def test_the_same_result_told_twice_counts_once(
+        self, desk: Desk, execution: Execution, leased: Leased
+    ) -> None:
         assert [True, False] == [desk.done(leased, 3) for _ in range(2)]
         assert [("pages", "success", "done"), ("titles", "not_set", None)] == desk.states(execution)
 
@@ -226,11 +274,15 @@ class TestAWorkerThatDied:
         leased = desk.take_one(owner=dead)
         page.begin(0, leased.claim.seq, 1.0)
         assert 1 == desk.source.sweep()
-        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(execution)
+        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(
+            execution
+        )
         again = desk.take_one()
         assert (2, 1, True) == (again.item.number, again.item.crashes, again.alone)
 
-    def test_what_it_had_not_begun_goes_back_unspent(self, desk: Desk, execution: Execution, page: BeatPage) -> None:
+    def test_what_it_had_not_begun_goes_back_unspent(
+        self, desk: Desk, execution: Execution, page: BeatPage
+    ) -> None:
         dead = desk.enter(pid=NO_SUCH_PID, page=str(page.path))
         leased = desk.take_one(owner=dead)
         assert 1 == desk.source.sweep()
@@ -240,20 +292,28 @@ class TestAWorkerThatDied:
         assert 1 == execution.computations()[0].releases
         assert not desk.done(leased, 99)
 
-    def test_what_it_had_begun_while_draining_goes_back_unspent(self, desk: Desk, execution: Execution, page: BeatPage) -> None:
+    def test_what_it_had_begun_while_draining_goes_back_unspent(
+        self, desk: Desk, execution: Execution, page: BeatPage
+    ) -> None:
         dead = desk.enter(pid=NO_SUCH_PID, page=str(page.path))
         page.begin(0, desk.take_one(owner=dead).claim.seq, 1.0)
         page.start_draining()
         assert 1 == desk.source.sweep()
         assert [("pages", "not_set", None)] == desk.states(execution)
 
-    def test_without_a_page_that_can_be_read_it_counts_as_begun(self, desk: Desk, execution: Execution) -> None:
+    def test_without_a_page_that_can_be_read_it_counts_as_begun(
+        self, desk: Desk, execution: Execution
+    ) -> None:
         desk.take_one(owner=desk.enter(pid=NO_SUCH_PID, page="/nowhere"))
         assert 1 == desk.source.sweep()
-        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(execution)
+        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(
+            execution
+        )
 
     @on_postgres
-    def test_of_another_machine_is_found_by_its_missing_pulse(self, desk: Desk, execution: Execution) -> None:
+    def test_of_another_machine_is_found_by_its_missing_pulse(
+        self, desk: Desk, execution: Execution
+    ) -> None:
         desk.take_one(owner=desk.enter(boot="elsewhere", page="/nowhere"))
         assert 0 == desk.flow.sweep()
         desk.database.jump.lease = TIMEOUT + 10
@@ -261,7 +321,9 @@ class TestAWorkerThatDied:
         assert RETRIED == desk.states(execution)
 
     @on_one_machine
-    def test_of_an_earlier_boot_of_this_machine_is_found_at_once(self, desk: Desk, execution: Execution) -> None:
+    def test_of_an_earlier_boot_of_this_machine_is_found_at_once(
+        self, desk: Desk, execution: Execution
+    ) -> None:
         desk.take_one(owner=desk.enter(boot="earlier", page="/nowhere"))
         assert 1 == desk.source.sweep()
         assert ("pages", "abandoned", "crash") == desk.states(execution)[0]
@@ -279,7 +341,9 @@ class TestAWorkerThatDied:
 
 
 class TestFencing:
-    def test_the_token_rises_with_every_attempt_of_a_node(self, desk: Desk, execution: Execution) -> None:
+    def test_the_token_rises_with_every_attempt_of_a_node(
+        self, desk: Desk, execution: Execution
+    ) -> None:
         tokens = []
         for _ in range(3):
             leased = desk.take_one()

@@ -73,7 +73,13 @@ class TestSettling:
             execution = run.start(url="abc")
             assert {"url": "abc"} == execution.values()
             assert 4 == run.settle()
-            assert {"url": "abc", "pages": 3, "words": 300, "links": 6, "report": 306} == execution.values()
+            assert {
+                "url": "abc",
+                "pages": 3,
+                "words": 300,
+                "links": 6,
+                "report": 306,
+            } == execution.values()
 
     def test_counts_how_often_each_node_ran(self) -> None:
         with run_graph(scrape()) as run:
@@ -109,13 +115,18 @@ class TestSettling:
         seen: list[tuple[str, list[str]]] = []
         with doing(lambda number: number) as run:
             execution = run.start(number=1)
-            run.watch = lambda step, _: seen.append((step, [each.state for each in execution.computations()]))
+            run.watch = lambda step, _: seen.append(
+                (step, [each.state for each in execution.computations()])
+            )
             run.settle()
         computing = ["claimed", "begun", "computed", "finished"]
         assert [*((step, ["computing"]) for step in computing), ("settled", ["success"])] == seen
 
     def test_a_get_that_would_wait_for_ever_says_what_to_do_instead(self) -> None:
-        with run_graph(scrape()) as run, pytest.raises(AssertionError, match=r"call run.settle\(\)"):
+        with (
+            run_graph(scrape()) as run,
+            pytest.raises(AssertionError, match=r"call run.settle\(\)"),
+        ):
             run.start(url="abc").get("report")
 
     def test_code_that_is_given_up_is_told_as_in_life(self) -> None:
@@ -145,7 +156,11 @@ class TestTime:
         raise ValueError(number)
 
     def test_a_retry_is_due_when_its_backoff_has_passed_and_not_before(self) -> None:
-        with doing(self.failing, max_attempts=3, retry=BackoffPolicy(initial=10.0, factor=3.0, cap=900.0, jitter=0.0)) as run:
+        with doing(
+            self.failing,
+            max_attempts=3,
+            retry=BackoffPolicy(initial=10.0, factor=3.0, cap=900.0, jitter=0.0),
+        ) as run:
             run.start(number=1)
             run.settle()
             found = [run.runs["node"]]
@@ -163,7 +178,11 @@ class TestTime:
                 execution.get("node")
 
     def test_finish_lets_pass_what_it_takes(self) -> None:
-        with doing(self.failing, max_attempts=2, retry=BackoffPolicy(initial=900.0, factor=1.0, cap=900.0, jitter=0.0)) as run:
+        with doing(
+            self.failing,
+            max_attempts=2,
+            retry=BackoffPolicy(initial=900.0, factor=1.0, cap=900.0, jitter=0.0),
+        ) as run:
             run.start(number=1)
             run.finish()
             assert 2 == run.runs["node"]
@@ -194,7 +213,9 @@ class TestTime:
             run.settle()
             assert [("abandoned", "deadline"), ("success", "done")] == told(execution)
             assert [True, False] == cancelled
-            assert ["deadline"] == [event.cause for event in run.observer.events if isinstance(event, AttemptAbandoned)]
+            assert ["deadline"] == [
+                event.cause for event in run.observer.events if isinstance(event, AttemptAbandoned)
+            ]
 
     def test_code_that_does_not_say_that_it_moves_is_stalled(self) -> None:
         def node(number: int, context: FlowContext) -> int:
@@ -253,17 +274,30 @@ class TestTime:
 
 class TestCrashes:
     @pytest.mark.parametrize(
-        ("step", "calls", "spent"), [("claimed", 1, 0), ("begun", 1, 1), ("computed", 2, 1), ("finished", 2, 0), ("settled", 1, 0)]
+        ("step", "calls", "spent"),
+        [
+            ("claimed", 1, 0),
+            ("begun", 1, 1),
+            ("computed", 2, 1),
+            ("finished", 2, 0),
+            ("settled", 1, 0),
+        ],
     )
-    def test_on_this_machine_another_worker_goes_on_at_once(self, step: str, calls: int, spent: int) -> None:
+    def test_on_this_machine_another_worker_goes_on_at_once(
+        self, step: str, calls: int, spent: int
+    ) -> None:
         with run_graph(scrape()) as run:
             execution = run.start(url="abc")
             run.crash_at(step, node="links")
             run.settle()
             assert 306 == execution.get("report", wait=False)
             assert calls == run.runs["links"]
-            assert [("abandoned", "crash")] * spent + [("success", "done")] == told(execution, "links")
-            assert [(step, "links", 1, False)] == [(each.step, each.node, each.attempt, each.elsewhere) for each in run.crashes]
+            assert [("abandoned", "crash")] * spent + [("success", "done")] == told(
+                execution, "links"
+            )
+            assert [(step, "links", 1, False)] == [
+                (each.step, each.node, each.attempt, each.elsewhere) for each in run.crashes
+            ]
 
     def test_elsewhere_only_the_missing_heartbeat_tells(self) -> None:
         with run_graph(scrape()) as run:
@@ -295,7 +329,9 @@ class TestCrashes:
             run.settle()
             assert [2] == after
             assert [("abandoned", "crash"), ("success", "done")] == told(execution)
-            assert [] == [event for event in run.observer.events if not isinstance(event, AttemptAbandoned)]
+            assert [] == [
+                event for event in run.observer.events if not isinstance(event, AttemptAbandoned)
+            ]
 
     def test_several_in_a_row_spend_all_attempts(self) -> None:
         with run_graph(scrape()) as run:
@@ -320,7 +356,9 @@ class TestCrashes:
         with run_graph(scrape()) as run:
             execution = run.start(url="abc")
             run.crash_at("finished", node="pages")
-            run.watch = lambda step, node: late.extend(run.settle_late()) if (step, node) == ("begun", "pages") else None
+            run.watch = lambda step, node: (
+                late.extend(run.settle_late()) if (step, node) == ("begun", "pages") else None
+            )
             run.settle()
             assert [False] == late
             assert [("success", "done")] == told(execution, "pages")
@@ -364,7 +402,9 @@ class TestCheckGraph:
         graph = Graph("once", version="1")
         graph.input("number")
         graph.compute(after=["number"], name="node", max_attempts=1)(lambda number: number)
-        with pytest.raises(AssertionError, match="on this machine when 'node' was begun, not computed: node"):
+        with pytest.raises(
+            AssertionError, match="on this machine when 'node' was begun, not computed: node"
+        ):
             check_graph(graph, lambda run: run.start(number=1))
         check_graph(graph, lambda run: run.start(number=1), steps=["settled"])
 

@@ -1,4 +1,6 @@
-"""Attempts that are leased as they are made, and executions that are not read again: nothing of it may be seen but the speed."""
+"""Attempts that are leased as they are made, and executions that are not read again: nothing of
+it may be seen but the speed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Listening(Desk):
         super().__init__(database, *graphs, clock=self.clock)
         self.told, self.leave = self.source._lookout.listen(Wakeup())
 
-    def trade(self, *leased: Leased, want: int = 8, result: bytes = b"1", outcome: Outcome = Outcome.DONE) -> Exchange:
+    def trade(
+        self, *leased: Leased, want: int = 8, result: bytes = b"1", outcome: Outcome = Outcome.DONE
+    ) -> Exchange:
         settlements = [Settlement(each.claim, outcome, result=result) for each in leased]
         return self.source.exchange(settlements, owner=self.owner, want=want, duration=0.0)
 
@@ -94,19 +98,37 @@ def begun(desk: Listening, graph: str = "chain") -> tuple[Execution, list[Leased
 
 
 class TestWhereNobodyIsInLine:
-    def test_what_a_result_makes_is_leased_without_a_look(self, desk: Listening, claims: list[Any]) -> None:
+    def test_what_a_result_makes_is_leased_without_a_look(
+        self, desk: Listening, claims: list[Any]
+    ) -> None:
         execution, [first] = begun(desk)
         claims.clear()
         [second] = desk.trade(first).leased
-        assert ("b", 1, '{"a":"1"}', execution.id) == (second.item.node, second.item.number, second.item.inputs, second.item.id)
+        assert ("b", 1, '{"a":"1"}', execution.id) == (
+            second.item.node,
+            second.item.number,
+            second.item.inputs,
+            second.item.id,
+        )
         assert [] == claims
         assert [("a", "success", "done"), ("b", "computing", None)] == desk.states(execution)
 
     def test_it_is_leased_as_by_a_claim(self, desk: Listening) -> None:
         _, [first] = begun(desk)
         [second] = desk.trade(first).leased
-        columns = "held, owner, term, deliveries, last_heartbeat_at = started_at, heartbeat_deadline < deadline, state"
-        assert desk.row(second.claim.seq, columns) == (2, desk.owner, second.claim.term, 1, 1, 1, "computing")
+        columns = (
+            "held, owner, term, deliveries, last_heartbeat_at = started_at, heartbeat_deadline < "
+            "deadline, state"
+        )
+        assert desk.row(second.claim.seq, columns) == (
+            2,
+            desk.owner,
+            second.claim.term,
+            1,
+            1,
+            1,
+            "computing",
+        )
         assert second.claim.term > first.claim.term
 
     def test_no_more_is_leased_than_there_is_room_for(self, desk: Listening) -> None:
@@ -117,7 +139,9 @@ class TestWhereNobodyIsInLine:
         [both] = desk.take()
         assert "both" == both.item.node
 
-    def test_an_execution_that_nobody_else_is_at_is_not_read_again(self, desk: Listening, reads: list[Any]) -> None:
+    def test_an_execution_that_nobody_else_is_at_is_not_read_again(
+        self, desk: Listening, reads: list[Any]
+    ) -> None:
         execution, [first] = begun(desk)
         [second] = desk.trade(first).leased
         reads.clear()
@@ -126,7 +150,9 @@ class TestWhereNobodyIsInLine:
         assert [] == reads
         assert {"x": 0, "a": 1, "b": 1, "c": 1} == execution.values()
 
-    def test_nor_for_two_of_its_attempts_at_once(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nor_for_two_of_its_attempts_at_once(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         graph = Graph("twins", version="1")
         graph.input("x")
         graph.compute(after="x", name="first")(lambda x: x)
@@ -141,7 +167,9 @@ class TestWhereNobodyIsInLine:
         assert [] == reads
         desk.leave()
 
-    def test_one_of_whose_attempts_another_is_at_is_read(self, desk: Listening, reads: list[Any]) -> None:
+    def test_one_of_whose_attempts_another_is_at_is_read(
+        self, desk: Listening, reads: list[Any]
+    ) -> None:
         desk.flow.start("fork", x=0)
         other = desk.enter()
         [left] = desk.take(1, owner=other)
@@ -156,7 +184,9 @@ class TestWhereNobodyIsInLine:
         execution, [first] = begun(desk)
         [second] = desk.trade(first).leased
         settlement = Settlement(second.claim, Outcome.FAILED, error="broken", delay=5.0)
-        assert [] == desk.source.exchange([settlement], owner=desk.owner, want=8, duration=0.0).leased
+        assert (
+            [] == desk.source.exchange([settlement], owner=desk.owner, want=8, duration=0.0).leased
+        )
         due = desk.source.next_due()
         assert due is not None
         assert 4.0 < due <= 5.0
@@ -166,7 +196,10 @@ class TestWhereNobodyIsInLine:
         """It has to run alone, which the line sees to."""
         _, [first] = begun(desk)
         desk.trade(first)
-        desk.write("UPDATE longwatch_values SET crashes = 1, tried_with = '{\"a\":2}', spent = 1 WHERE node = 'b'")
+        desk.write(
+            "UPDATE longwatch_values SET crashes = 1, tried_with = '{\"a\":2}', spent = 1 "
+            "WHERE node = 'b'"
+        )
         execution = desk.flow.execution(desk.rows("SELECT id FROM longwatch_executions")[0][0])
         execution.abandon("b")
         [again] = desk.take()
@@ -205,7 +238,9 @@ class TestWhereSomebodyMayBeInLine:
 
 
 class TestAnExecutionThatChangedMeanwhile:
-    def test_by_another_value_is_read_and_the_late_result_does_not_count(self, desk: Listening) -> None:
+    def test_by_another_value_is_read_and_the_late_result_does_not_count(
+        self, desk: Listening
+    ) -> None:
         execution, [first] = begun(desk)
         [second] = desk.trade(first).leased
         execution.set(x=7)
@@ -223,7 +258,9 @@ class TestAnExecutionThatChangedMeanwhile:
         assert [False] == desk.trade(second).settled
         assert {"x": 0, "a": 1} == execution.values()
 
-    def test_whose_attempt_another_has_now_does_not_take_the_late_result(self, desk: Listening) -> None:
+    def test_whose_attempt_another_has_now_does_not_take_the_late_result(
+        self, desk: Listening
+    ) -> None:
         """Given back and claimed again: the execution itself is as it was."""
         execution, [first] = begun(desk)
         [second] = desk.trade(first).leased
@@ -234,16 +271,22 @@ class TestAnExecutionThatChangedMeanwhile:
         assert [True] == desk.trade(again).settled
         assert 1 == execution.get("b", wait=False)
 
-    def test_whose_attempt_it_has_given_back_and_claimed_again_keeps_the_later_term(self, desk: Listening) -> None:
+    def test_whose_attempt_it_has_given_back_and_claimed_again_keeps_the_later_term(
+        self, desk: Listening
+    ) -> None:
         _, [first] = begun(desk)
         [second] = desk.trade(first).leased
         desk.back(second)
         [again] = desk.take()
         assert (again.claim.seq, True) == (second.claim.seq, again.claim.term > second.claim.term)
         assert [True] == desk.trade(again).settled
-        assert [(again.claim.term,)] == desk.rows("SELECT term FROM longwatch_values WHERE node = 'b'")
+        assert [(again.claim.term,)] == desk.rows(
+            "SELECT term FROM longwatch_values WHERE node = 'b'"
+        )
 
-    def test_by_a_result_that_calls_off_another_attempt_is_read(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_by_a_result_that_calls_off_another_attempt_is_read(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The last term of that has to be known, or the next attempt could begin below it."""
         graph = Graph("gated", version="1")
         graph.input("x")
@@ -259,7 +302,8 @@ class TestAnExecutionThatChangedMeanwhile:
         assert 1 == len(reads)
         assert ("gated", "cancelled", "gate") == desk.states(execution)[-1]
         terms = (
-            "SELECT v.term, c.term FROM longwatch_values v JOIN longwatch_computations c ON v.node = c.node WHERE c.node = 'gated'"
+            "SELECT v.term, c.term FROM longwatch_values v JOIN longwatch_computations c ON "
+            "v.node = c.node WHERE c.node = 'gated'"
         )
         [(kept, term)] = desk.rows(terms)
         assert kept == term
@@ -271,8 +315,14 @@ class TestAnExecutionThatChangedMeanwhile:
         number = desk.rows("SELECT execution FROM longwatch_executions")[0][0]
 
         def work(tx: Transaction) -> None:
-            tx.require("SELECT changes = 99 FROM longwatch_executions WHERE execution = :number", {"number": number})
-            tx.post("UPDATE longwatch_executions SET cancelled = 1 WHERE execution = :number", {"number": number})
+            tx.require(
+                "SELECT changes = 99 FROM longwatch_executions WHERE execution = :number",
+                {"number": number},
+            )
+            tx.post(
+                "UPDATE longwatch_executions SET cancelled = 1 WHERE execution = :number",
+                {"number": number},
+            )
 
         with pytest.raises(ChangedError):
             desk.database.write(work)
@@ -286,7 +336,11 @@ class TestAnExecutionThatChangedMeanwhile:
 
         def work(tx: Transaction) -> None:
             tx.require("SELECT 1 = 1", {})
-            tx.ask("UPDATE longwatch_executions SET cancelled = 1 RETURNING cancelled", {}, answers.extend)
+            tx.ask(
+                "UPDATE longwatch_executions SET cancelled = 1 RETURNING cancelled",
+                {},
+                answers.extend,
+            )
 
         desk.database.write(work)
         assert [(1,)] == answers
@@ -298,9 +352,17 @@ class TestAWorkerInTheSameProcess:
         with flow.worker(concurrency=2):
             started = [flow.start("chain", x=number) for number in range(20)]
             forked = [flow.start("fork", x=number) for number in range(20)]
-            assert list(range(3, 23)) == [execution.get("c", timeout=PATIENCE) for execution in started]
-            assert [[number] * 2 for number in range(20)] == [execution.get("both", timeout=PATIENCE) for execution in forked]
-        assert all(1 == computation.attempt for execution in started for computation in execution.computations())
+            assert list(range(3, 23)) == [
+                execution.get("c", timeout=PATIENCE) for execution in started
+            ]
+            assert [[number] * 2 for number in range(20)] == [
+                execution.get("both", timeout=PATIENCE) for execution in forked
+            ]
+        assert all(
+            1 == computation.attempt
+            for execution in started
+            for computation in execution.computations()
+        )
 
     def test_that_was_struck_off_is_entered_again(self, database: Database) -> None:
         desk = Listening(database, chain())
@@ -323,8 +385,12 @@ class TestAWorkerInTheSameProcess:
 
 
 @on_one_machine
-def test_what_was_leased_to_an_offer_that_is_closed_before_the_commit_goes_back(desk: Listening) -> None:
-    """Who began it may give up waiting while it is being written; the worker may have ended since."""
+def test_what_was_leased_to_an_offer_that_is_closed_before_the_commit_goes_back(
+    desk: Listening,
+) -> None:
+    """Who began it may give up waiting while it is being written; the worker may have ended
+    since.
+    """
     begun(desk)
     offer = Offers(lambda _: None).make(lambda: 4, owner=desk.owner)
     assert offer is not None
@@ -359,38 +425,58 @@ def test_a_logarithm_of_zero_of_the_user_is_an_error_of_sql(database: Database) 
 
 
 @pytest.mark.parametrize("inputs", [0, 1, 3, 4, 40])
-def test_an_execution_with_any_number_of_inputs_is_started_whole(database: Database, inputs: int) -> None:
+def test_an_execution_with_any_number_of_inputs_is_started_whole(
+    database: Database, inputs: int
+) -> None:
     """A server numbers it, and what is written of a few inputs does not wait for the number."""
     graph = Graph("wide", version="1")
     for number in range(inputs):
         graph.input(f"x{number}")
-        graph.compute(after=f"x{number}", name=f"y{number}")(lambda **values: next(iter(values.values())))
+        graph.compute(after=f"x{number}", name=f"y{number}")(
+            lambda **values: next(iter(values.values()))
+        )
     flow = Flow(database, [graph])
     given = {f"x{number}": number for number in range(inputs)}
     first, second = flow.start("wide", given), flow.start("wide", given)
     assert given == first.values() == second.values()
     assert inputs == len(first.computations()) == len(second.computations())
     with flow.worker():
-        assert list(range(inputs)) == [second.get(f"y{number}", timeout=PATIENCE) for number in range(inputs)]
+        assert list(range(inputs)) == [
+            second.get(f"y{number}", timeout=PATIENCE) for number in range(inputs)
+        ]
 
 
 @on_postgres
-def test_a_start_whose_answer_was_lost_is_found_by_its_name(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_answer_was_lost_is_found_by_its_name(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = Flow(database, [chain()])
     flow.start("chain", x=1)
-    monkeypatch.setattr(PostgresTransaction, "ask", lambda self, sql, parameters, _: self.post(sql, parameters))
+    monkeypatch.setattr(
+        PostgresTransaction, "ask", lambda self, sql, parameters, _: self.post(sql, parameters)
+    )
     execution = flow.start("chain", x=5)
     monkeypatch.undo()
     assert {"x": 5} == execution.values()
 
 
 @on_postgres
-def test_leases_whose_answer_was_lost_are_in_doubt(desk: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All was committed, but which attempts it leased nobody knows: the engine asks the store what it holds."""
+def test_leases_whose_answer_was_lost_are_in_doubt(
+    desk: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All was committed, but which attempts it leased nobody knows: the engine asks the store
+    what it holds.
+    """
     execution, [first] = begun(desk)
-    monkeypatch.setattr(PostgresTransaction, "ask", lambda self, sql, parameters, _: self.post(sql, parameters))
+    monkeypatch.setattr(
+        PostgresTransaction, "ask", lambda self, sql, parameters, _: self.post(sql, parameters)
+    )
     with pytest.raises(StoreError, match="was lost"):
         desk.trade(first)
     monkeypatch.undo()
     held = desk.source.held(owner=desk.owner)
-    assert ["computing"] == [each.state for each in execution.computations() if each.number in {claim.seq for claim in held}]
+    assert ["computing"] == [
+        each.state
+        for each in execution.computations()
+        if each.number in {claim.seq for claim in held}
+    ]

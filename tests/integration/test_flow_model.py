@@ -26,7 +26,9 @@ def even(value: Any) -> bool:
 
 
 def weighed(**values: Any) -> int:
-    return sum(index * (number(value) + 1) for index, (_, value) in enumerate(sorted(values.items()), 2))
+    return sum(
+        index * (number(value) + 1) for index, (_, value) in enumerate(sorted(values.items()), 2)
+    )
 
 
 def parity(**values: Any) -> int:
@@ -67,13 +69,20 @@ def evaluated(inputs: Values) -> Values:
     for node in GRAPH.order:
         if node.gate.met(Plain(values)):
             assert node.function is not None
-            values[node.name] = node.function(**{name: values[name] for name in node.upstream if name in values})
+            values[node.name] = node.function(
+                **{name: values[name] for name in node.upstream if name in values}
+            )
     return values
 
 
-SETTING = st.tuples(st.just("set"), st.dictionaries(st.sampled_from(INPUTS), st.none() | st.integers(0, 3), min_size=1))
+SETTING = st.tuples(
+    st.just("set"),
+    st.dictionaries(st.sampled_from(INPUTS), st.none() | st.integers(0, 3), min_size=1),
+)
 UNSETTING = st.tuples(st.just("unset"), st.sampled_from(INPUTS))
-WORKING = st.tuples(st.sampled_from(["compute", "fail", "lose", "hand back", "rest"]), st.integers(0, 3))
+WORKING = st.tuples(
+    st.sampled_from(["compute", "fail", "lose", "hand back", "rest"]), st.integers(0, 3)
+)
 ACTS = st.lists(st.one_of(SETTING, UNSETTING, WORKING), max_size=12)
 
 
@@ -121,15 +130,22 @@ class Story:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
     folder: Path = tmp_path_factory.mktemp("model")
     with desk_for(request.param, folder, GRAPH) as made:
         yield made
 
 
 @given(acts=ACTS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_whatever_happened_at_rest_everything_is_as_computed_directly(desk: Desk, acts: list[tuple[str, Any]]) -> None:
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_happened_at_rest_everything_is_as_computed_directly(
+    desk: Desk, acts: list[tuple[str, Any]]
+) -> None:
     story = Story(desk)
     for act, what in acts:
         story.tell(act, what)

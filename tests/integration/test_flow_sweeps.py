@@ -64,7 +64,9 @@ class TestPages:
         assert [("cancelled",)] == desk.rows(
             "SELECT state FROM longwatch_computations WHERE execution = :number", number=bad._number
         )
-        assert [["abandoned", "not_set"]] * 2 == [[each.state for each in execution.computations()] for execution in (good, last)]
+        assert [["abandoned", "not_set"]] * 2 == [
+            [each.state for each in execution.computations()] for execution in (good, last)
+        ]
 
     def test_one_whose_inputs_cannot_be_read_is_no_bad_row(self, desk: Desk) -> None:
         first, second = silent(desk, 2)
@@ -72,7 +74,8 @@ class TestPages:
         assert 2 == desk.flow.sweep()
         assert "abandoned" == second.computations()[0].state
         assert [("abandoned",), ("not_set",)] == desk.rows(
-            "SELECT state FROM longwatch_computations AS c JOIN longwatch_executions AS e ON e.execution = c.execution"
+            "SELECT state FROM longwatch_computations AS c JOIN longwatch_executions AS e ON "
+            "e.execution = c.execution"
             " WHERE id = :id ORDER BY seq",
             id=first.id,
         )
@@ -82,7 +85,9 @@ class TestPages:
         assert 1 == Flow(desk.database).sweep()
         assert ["abandoned", "not_set"] == [each.state for each in execution.computations()]
 
-    def test_several_pages_are_swept_at_once(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_several_pages_are_swept_at_once(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "PAGE", 2)
         executions = silent(desk, 5)
         assert 5 == desk.flow.sweep()
@@ -93,7 +98,10 @@ class TestPages:
         observer = RecordingObserver()
         source, _ = sweeper(desk, events=Events(observer))
         assert (2, 0) == (source.sweep(), source.sweep())
-        told = {(each.execution, each.node, each.attempt, each.cause) for each in observer.of(AttemptAbandoned)}
+        told = {
+            (each.execution, each.node, each.attempt, each.cause)
+            for each in observer.of(AttemptAbandoned)
+        }
         assert {(execution.id, "pages", 1, "heartbeat") for execution in executions} == told
 
 
@@ -115,7 +123,9 @@ def test_sweepers_that_meet_take_each_row_once(desk: Desk, way: str) -> None:
         errand.start()
     assert all(errand.over.block(PATIENCE) for errand in errands)
     assert (4, 40) == (len(counts), sum(counts))
-    assert [["abandoned", "not_set"]] * 40 == [[each.state for each in execution.computations()] for execution in executions]
+    assert [["abandoned", "not_set"]] * 40 == [
+        [each.state for each in execution.computations()] for execution in executions
+    ]
 
 
 @on_postgres
@@ -138,7 +148,9 @@ def test_one_that_cannot_have_the_executions_leaves_their_attempts_to_who_has_th
 
 
 @on_postgres
-def test_what_was_renewed_between_the_look_and_the_lock_is_left_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_renewed_between_the_look_and_the_lock_is_left_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [execution] = silent(desk, 1)
     bring_back = Sweeping._bring_back
 
@@ -172,7 +184,9 @@ class TestSpacing:
         first.sweep()
         assert ["abandoned", "stalled", "abandoned"] == [run.sweep for run in desk.flow.sweeps()]
 
-    def test_a_worker_does_not_ask_before_it_is_due(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_worker_does_not_ask_before_it_is_due(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         source, _ = sweeper(desk)
         source.sweep()
         writes: list[object] = []
@@ -234,7 +248,11 @@ class TestRecord:
         with pytest.raises(ArithmeticError):
             desk.flow.sweep()
         stalled, abandoned = desk.flow.sweeps()
-        assert ("abandoned", 0, "ArithmeticError: broken") == (abandoned.sweep, abandoned.found, abandoned.error)
+        assert ("abandoned", 0, "ArithmeticError: broken") == (
+            abandoned.sweep,
+            abandoned.found,
+            abandoned.error,
+        )
         assert ("stalled", None) == (stalled.sweep, stalled.error)
 
 
@@ -243,7 +261,9 @@ def _broken(_: object) -> int:
 
 
 class TestErrors:
-    def test_of_one_sweep_do_not_starve_the_others(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_one_sweep_do_not_starve_the_others(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         quiet = desk.flow.start("scrape", url="abc")
         desk.write("DELETE FROM longwatch_computations")
         [execution] = silent(desk, 1)
@@ -254,7 +274,9 @@ class TestErrors:
         assert ["abandoned", "not_set"] == [each.state for each in execution.computations()]
         assert ["not_set"] == [each.state for each in quiet.computations()]
 
-    def test_of_the_timed_ones_do_not_either(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_the_timed_ones_do_not_either(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         quiet = desk.flow.start("scrape", url="abc")
         desk.write("DELETE FROM longwatch_computations")
         monkeypatch.setattr(Sweeping, "_abandoned", _broken)
@@ -283,7 +305,9 @@ class TestStalled:
         assert 0 == Flow(desk.database).sweep()
         assert 1 == desk.flow.sweep()
 
-    def test_all_are_come_to_a_page_at_a_time(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_are_come_to_a_page_at_a_time(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "PAGE", 2)
         for _ in range(5):
             desk.flow.start("scrape", url="abc")
@@ -300,12 +324,18 @@ def test_a_sweep_looks_at_what_is_leased_and_not_at_all_there_was(desk: Desk) ->
     series = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)"
     desk.write(
         "INSERT INTO longwatch_computations"
-        " (lane, held, execution, node, state, attempt, computed_with, abandon_after, max_attempts, created_at)"
+        " (lane, held, execution, node, state, attempt, computed_with, abandon_after, "
+        "max_attempts, created_at)"
         f" {series} SELECT 1, 3, i, 'pages', 'success', 1, '{{}}', 1, 3, 0 FROM n"
     )
     desk.write("ANALYZE longwatch_computations")
     words = "EXPLAIN" if desk.database.dialect == "postgresql" else "EXPLAIN QUERY PLAN"
-    rows = desk.rows(f"{words} {desk.source.records.sql['lapsed']}", boot="", seen=desk.source.records.listed([]), limit=200)
+    rows = desk.rows(
+        f"{words} {desk.source.records.sql['lapsed']}",
+        boot="",
+        seen=desk.source.records.listed([]),
+        limit=200,
+    )
     plan = "\n".join(str(row) for row in rows)
     assert "longwatch_computations_leased" in plan
     assert "Seq Scan on longwatch_computations" not in plan

@@ -1,4 +1,6 @@
-"""Waiting for a value: what wakes who waits, what is told him at once, and when there is nothing to be hoped for."""
+"""Waiting for a value: what wakes who waits, what is told him at once, and when there is nothing
+to be hoped for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from flow_rig import PATIENCE, Desk, Waiting, database_fixture, hints_only_fixture, scrape, url_fixture  # noqa: F401 - fixtures
+from flow_rig import (
+    PATIENCE,
+    Desk,
+    Waiting,
+    database_fixture,  # noqa: F401 - a fixture
+    hints_only_fixture,  # noqa: F401 - a fixture
+    scrape,
+    url_fixture,  # noqa: F401 - a fixture
+)
 from longwatch.core.clock import Wakeup
 from longwatch.errors import (
     ComputationFailedError,
@@ -67,8 +77,9 @@ class TestGet:
         execution = desk.flow.start("scrape")
         with pytest.raises(DeadlineExceededError) as caught:
             execution.get("pages", timeout=0)
-        assert f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its gate: url is not set" == str(
-            caught.value
+        assert (
+            f"node 'pages' of {execution.id} has no value after 0 s; pages waits for its "
+            f"gate: url is not set" == str(caught.value)
         )
 
     def test_ends_after_its_time(self, desk: Desk, clock: FakeClock) -> None:
@@ -76,7 +87,10 @@ class TestGet:
         waiting = Waiting(lambda: execution.get("pages", timeout=60))
         clock.await_parked(1)
         clock.advance(60, parked=0)
-        assert "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3" in str(waiting.answer())
+        assert (
+            "has no value after 60 s; pages is ready and waits for a worker, attempt 1 of 3"
+            in str(waiting.answer())
+        )
 
     @pytest.mark.usefixtures("hints_only")
     def test_is_woken_by_the_result(self, desk: Desk, clock: FakeClock) -> None:
@@ -143,7 +157,9 @@ class TestATold:
 
     @here
     @pytest.mark.usefixtures("hints_only")
-    def test_is_not_looked_for(self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_not_looked_for(
+        self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         if desk.database.is_shared:  # everybody is woken once when the ear is there
             heard = Wakeup()
             desk.database.listen("anything", heard)
@@ -156,7 +172,9 @@ class TestATold:
         assert waiting[0].answer() is not waiting[1].answer()
 
     @here
-    def test_counts_once_it_is_committed(self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_counts_once_it_is_committed(
+        self, desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         execution = desk.flow.start("scrape", url="abc")
         waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
         clock.await_parked(1)
@@ -170,9 +188,17 @@ class TestATold:
         assert 3 == waiting.answer()
 
     @pytest.mark.usefixtures("hints_only")
-    def test_counts_only_if_it_is_that_of_the_present_inputs(self, database: Database, clock: FakeClock) -> None:
+    def test_counts_only_if_it_is_that_of_the_present_inputs(
+        self, database: Database, clock: FakeClock
+    ) -> None:
         graph = Graph(
-            "chain", version="1", nodes=[input("x"), compute("a", ["x"], lambda x: x * x), compute("b", ["a"], lambda a: f"{a}")]
+            "chain",
+            version="1",
+            nodes=[
+                input("x"),
+                compute("a", ["x"], lambda x: x * x),
+                compute("b", ["a"], lambda a: f"{a}"),
+            ],
         )
         desk = Desk(database, graph, clock=clock, tells=True)
         execution = desk.flow.start("chain", x=1)
@@ -243,9 +269,14 @@ class TestHope:
         desk.spend(execution, "pages")
         with pytest.raises(ComputationFailedError) as caught:
             execution.get("pages")
-        expected = f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; `retry` has it tried again"
+        expected = (
+            f"node 'pages' of {execution.id} will get no value: it failed 3 times: broken; "
+            f"`retry` has it tried again"
+        )
         assert expected == str(caught.value)
-        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 3 times: broken"):
+        with pytest.raises(
+            ComputationFailedError, match="'pages', which it waits for, failed 3 times: broken"
+        ):
             execution.get("titles")
 
     def test_ends_for_what_has_an_old_value_that_will_not_be_replaced(self, desk: Desk) -> None:
@@ -253,21 +284,32 @@ class TestHope:
         desk.run_all()
         execution.set(url="abcd")
         desk.dead(desk.take_one())
-        with pytest.raises(ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"):
+        with pytest.raises(
+            ComputationFailedError, match="'pages', which it waits for, failed 1 times: hopeless"
+        ):
             execution.get("titles", timeout=0)
         assert ["title"] * 3 == execution.get("titles", wait=False)
 
     @pytest.mark.usefixtures("hints_only")
     def test_ends_for_who_waits_already(self, desk: Desk, clock: FakeClock) -> None:
         execution = desk.flow.start("scrape", url="abc")
-        waiting = [Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("pages", "titles")]
+        waiting = [
+            Waiting(partial(execution.get, node, timeout=PATIENCE)) for node in ("pages", "titles")
+        ]
         clock.await_parked(2)
         desk.dead(desk.take_one())
         assert [ComputationFailedError] * 2 == [type(each.answer()) for each in waiting]
 
     @pytest.mark.usefixtures("hints_only")
-    def test_does_not_end_for_what_does_not_come_after_it(self, database: Database, clock: FakeClock) -> None:
-        nodes = [input("a"), input("b"), compute("c", "a", lambda a: a), compute("d", "b", lambda b: b)]
+    def test_does_not_end_for_what_does_not_come_after_it(
+        self, database: Database, clock: FakeClock
+    ) -> None:
+        nodes = [
+            input("a"),
+            input("b"),
+            compute("c", "a", lambda a: a),
+            compute("d", "b", lambda b: b),
+        ]
         desk = Desk(database, Graph("two", version="1", nodes=nodes), clock=clock)
         execution = desk.flow.start("two", a=1)
         desk.dead(desk.take_one())
@@ -289,7 +331,9 @@ class TestHope:
         execution = desk.flow.start("two", a=1)
         desk.dead(desk.take_one())
         execution.set(b=1)
-        with pytest.raises(ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"):
+        with pytest.raises(
+            ComputationFailedError, match="'c', which it waits for, failed 1 times: hopeless"
+        ):
             execution.get("d", timeout=0)
 
     def test_does_not_end_while_another_way_is_open(self, database: Database) -> None:
@@ -315,4 +359,7 @@ class TestHope:
         waiting = Waiting(lambda: execution.get("pages", timeout=PATIENCE))
         clock.await_parked(1)
         execution.cancel()
-        assert f"node 'pages' of {execution.id} will get no value: the execution was cancelled" == str(waiting.answer())
+        assert (
+            f"node 'pages' of {execution.id} will get no value: the execution was cancelled"
+            == str(waiting.answer())
+        )

@@ -1,4 +1,6 @@
-"""Workers with threads of their own: what they compute, how many at a time, and how what runs too long is ended."""
+"""Workers with threads of their own: what they compute, how many at a time, and how what runs
+too long is ended.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,13 @@ def ended(execution: Execution) -> list[tuple[str, str | None]]:
 
 
 def overran(execution: Execution, cause: str) -> bool:
-    """Whether the first attempt was given up for `cause` and a later one counted; a slow machine may overrun more than once."""
+    """Whether the first attempt was given up for `cause` and a later one counted; a slow machine
+    may overrun more than once.
+    """
     *given_up, last = ended(execution)
-    return bool(given_up) and {("abandoned", cause)} == set(given_up) and last == ("success", "done")
+    return (
+        bool(given_up) and {("abandoned", cause)} == set(given_up) and last == ("success", "done")
+    )
 
 
 class Count:
@@ -87,7 +93,9 @@ class TestComputing:
         flow = Flow(database, [graph(node(lambda a: a + 1))])
         executions = [flow.start("work", a=number) for number in range(20)]
         with flow.worker(concurrency=4):
-            assert [*range(1, 21)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+            assert [*range(1, 21)] == [
+                execution.get("b", timeout=PATIENCE) for execution in executions
+            ]
         assert [[("success", "done")]] * 20 == [ended(execution) for execution in executions]
 
     def test_as_many_at_a_time_as_it_was_told(self, database: Database) -> None:
@@ -108,7 +116,16 @@ class TestComputing:
 
         def look(a: int, context: FlowContext) -> int:
             remaining = context.deadline.remaining()
-            seen.put((context.execution, context.node, context.attempt, context.cancelled, context.lease_lost, remaining))
+            seen.put(
+                (
+                    context.execution,
+                    context.node,
+                    context.attempt,
+                    context.cancelled,
+                    context.lease_lost,
+                    remaining,
+                )
+            )
             seen.put((context.fencing_token,))
             context.beat("half")
             context.logger.info("here")
@@ -120,7 +137,9 @@ class TestComputing:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
         told = [seen.get_nowait() for _ in range(6)]
-        assert [(execution.id, "b", number, False, False) for number in (1, 2, 3)] == [each[:5] for each in told[::2]]
+        assert [(execution.id, "b", number, False, False) for number in (1, 2, 3)] == [
+            each[:5] for each in told[::2]
+        ]
         assert all(0 < each[5] <= 100 for each in told[::2])
         tokens = [each[0] for each in told[1::2]]
         assert sorted(set(tokens)) == tokens
@@ -138,7 +157,9 @@ class TestComputing:
                 assert number == flow.start("work", a=number).get("b", timeout=PATIENCE)
         assert [] == renewals
         assert [(0,)] == database.read(
-            lambda tx: tx.rows("SELECT count(*) FROM longwatch_computations WHERE last_heartbeat_at > started_at")
+            lambda tx: tx.rows(
+                "SELECT count(*) FROM longwatch_computations WHERE last_heartbeat_at > started_at"
+            )
         )
 
     def test_a_longer_one_is_renewed_while_it_runs(self, database: Database) -> None:
@@ -149,7 +170,10 @@ class TestComputing:
             assert over.wait(PATIENCE)
             return a
 
-        options: dict[str, Any] = {"heartbeat_interval_seconds": 0.2, "heartbeat_timeout_seconds": 2.0}
+        options: dict[str, Any] = {
+            "heartbeat_interval_seconds": 0.2,
+            "heartbeat_timeout_seconds": 2.0,
+        }
         with working(database, graph(node(wait, **options))) as flow:
             execution = flow.start("work", a=1)
             assert began.wait(PATIENCE)
@@ -191,12 +215,16 @@ class TestErrors:
 
         with working(database, graph(node(hopeless))) as flow:
             execution = flow.start("work", a=1)
-            with pytest.raises(ComputationFailedError, match="failed 1 times: PermanentError: never 1"):
+            with pytest.raises(
+                ComputationFailedError, match="failed 1 times: PermanentError: never 1"
+            ):
                 execution.get("b", timeout=PATIENCE)
         assert [("failed", "permanent")] == ended(execution)
 
     @pytest.mark.parametrize("result", [object(), float("nan")])
-    def test_a_result_that_cannot_be_kept_is_the_end_at_once(self, database: Database, result: Any) -> None:
+    def test_a_result_that_cannot_be_kept_is_the_end_at_once(
+        self, database: Database, result: Any
+    ) -> None:
         async def later(a: int) -> Any:
             return result
 
@@ -204,15 +232,22 @@ class TestErrors:
         with working(database, made) as flow:
             execution = flow.start("work", a=1)
             for name in ("b", "c"):
-                with pytest.raises(ComputationFailedError, match=f"what node '{name}' returned cannot be kept: a value of type"):
+                with pytest.raises(
+                    ComputationFailedError,
+                    match=f"what node '{name}' returned cannot be kept: a value of type",
+                ):
                     execution.get(name, timeout=PATIENCE)
         assert [("failed", "permanent")] * 2 == ended(execution)
 
-    def test_a_value_that_the_function_does_not_take_is_the_end_at_once(self, database: Database) -> None:
+    def test_a_value_that_the_function_does_not_take_is_the_end_at_once(
+        self, database: Database
+    ) -> None:
         def typed(a: int) -> int:
             return a
 
-        refused = pytest.raises(ComputationFailedError, match="the value of 'a' is none that node 'b' takes")
+        refused = pytest.raises(
+            ComputationFailedError, match="the value of 'a' is none that node 'b' takes"
+        )
         with working(database, graph(node(typed))) as flow, refused:
             flow.start("work", a=[]).get("b", timeout=PATIENCE)
 
@@ -220,10 +255,13 @@ class TestErrors:
 class TestLimits:
     """Heartbeats are made all the while, every 70 seconds: longer than any of these limits.
 
-    The limits are so short that a machine under load may overrun them once more: hence many attempts.
+    The limits are so short that a machine under load may overrun them once more: hence many
+    attempts.
     """
 
-    def test_a_runaway_that_beats_is_ended_at_its_deadline_and_tried_again(self, database: Database) -> None:
+    def test_a_runaway_that_beats_is_ended_at_its_deadline_and_tried_again(
+        self, database: Database
+    ) -> None:
         reasons: list[str] = []
 
         def run_away(a: int, context: FlowContext) -> int:
@@ -235,13 +273,19 @@ class TestLimits:
             return a
 
         observer = RecordingObserver()
-        with working(database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10)), events=Events(observer)) as flow:
+        with working(
+            database,
+            graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10)),
+            events=Events(observer),
+        ) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
         assert overran(execution, "deadline")
         assert "it took longer than 0.3 seconds" == execution.computations()[0].error
         assert ["deadline"] == reasons
-        assert [cause for _, cause in ended(execution)[:-1]] == [event.cause for event in observer.of(AttemptAbandoned)]
+        assert [cause for _, cause in ended(execution)[:-1]] == [
+            event.cause for event in observer.of(AttemptAbandoned)
+        ]
 
     def test_a_coroutine_is_cancelled_at_its_deadline(self, database: Database) -> None:
         ends: list[str] = []
@@ -255,13 +299,17 @@ class TestLimits:
                     raise
             return a
 
-        with working(database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10))) as flow:
+        with working(
+            database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10))
+        ) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
         assert overran(execution, "deadline")
         assert ["cancelled"] == ends
 
-    def test_one_that_does_not_listen_is_retried_elsewhere_and_its_result_does_not_count(self, database: Database) -> None:
+    def test_one_that_does_not_listen_is_retried_elsewhere_and_its_result_does_not_count(
+        self, database: Database
+    ) -> None:
         over = threading.Event()
 
         def deaf(a: int, context: FlowContext) -> int:
@@ -270,7 +318,9 @@ class TestLimits:
                 return 99
             return a
 
-        with working(database, graph(node(deaf, abandon_after_seconds=0.3, max_attempts=10)), concurrency=2) as flow:
+        with working(
+            database, graph(node(deaf, abandon_after_seconds=0.3, max_attempts=10)), concurrency=2
+        ) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
             over.set()
@@ -283,14 +333,18 @@ class TestLimits:
                 assert context.cancel.wakeup.block(PATIENCE)
             return a
 
-        with working(database, graph(node(stall, progress_timeout_seconds=0.3, max_attempts=10))) as flow:
+        with working(
+            database, graph(node(stall, progress_timeout_seconds=0.3, max_attempts=10))
+        ) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
         assert overran(execution, "stalled")
         assert "it has not said that it moves for 0.3 seconds" == execution.computations()[0].error
 
     def test_one_that_says_so_goes_on(self, database: Database) -> None:
-        """Only one that was itself kept from saying so, by a machine that stood still for almost that long, may be given up."""
+        """Only one that was itself kept from saying so, by a machine that stood still for almost
+        that long, may be given up.
+        """
         paused: dict[int, float] = {}
 
         def move(a: int, context: FlowContext) -> int:
@@ -304,7 +358,9 @@ class TestLimits:
                 context.beat()
             return a
 
-        with working(database, graph(node(move, progress_timeout_seconds=0.5, max_attempts=10))) as flow:
+        with working(
+            database, graph(node(move, progress_timeout_seconds=0.5, max_attempts=10))
+        ) as flow:
             execution = flow.start("work", a=1)
             assert 1 == execution.get("b", timeout=PATIENCE)
         *given_up, last = ended(execution)
@@ -315,7 +371,9 @@ class TestLimits:
 class TestBeingCalledOff:
     @pytest.mark.parametrize("returns", [True, False])
     @pytest.mark.parametrize("way", ["cancel", "set", "abandon"])
-    def test_running_code_is_told_and_nothing_of_it_counts(self, database: Database, way: str, *, returns: bool) -> None:
+    def test_running_code_is_told_and_nothing_of_it_counts(
+        self, database: Database, way: str, *, returns: bool
+    ) -> None:
         began: queue.SimpleQueue[int] = queue.SimpleQueue()
         told = threading.Event()
 
@@ -341,7 +399,11 @@ class TestBeingCalledOff:
             assert told.wait(PATIENCE)
             if way != "cancel":
                 assert {"set": 2, "abandon": 1}[way] == execution.get("b", timeout=PATIENCE)
-        first = {"cancel": ("cancelled", "execution"), "set": ("cancelled", "superseded"), "abandon": ("abandoned", "asked")}[way]
+        first = {
+            "cancel": ("cancelled", "execution"),
+            "set": ("cancelled", "superseded"),
+            "abandon": ("abandoned", "asked"),
+        }[way]
         assert [first, *[("success", "done")] * (way != "cancel")] == ended(execution)
         assert int(way != "cancel") == began.qsize()
         assert way != "cancel" or "b" not in execution.values()
@@ -361,7 +423,9 @@ class TestBeingCalledOff:
         with worker:
             execution = flow.start("work", a=1)
             assert began.wait(PATIENCE)
-            assert stopped_once_told(clock, told.is_set, lambda timeout: worker.shutdown(timeout=timeout))
+            assert stopped_once_told(
+                clock, told.is_set, lambda timeout: worker.shutdown(timeout=timeout)
+            )
         assert [("not_set", None)] == ended(execution)
         assert 1 == execution.computations()[0].attempt
 
@@ -370,7 +434,9 @@ class TestCaps:
     """Over two workers, each with a store of its own to the same rows."""
 
     @pytest.mark.parametrize("of", ["node", "graph"])
-    def test_are_never_exceeded_and_used_in_full(self, database: Database, url: str, of: str) -> None:
+    def test_are_never_exceeded_and_used_in_full(
+        self, database: Database, url: str, of: str
+    ) -> None:
         count, meeting = Count(), threading.Barrier(2)
 
         def meet(a: int) -> int:
@@ -379,10 +445,14 @@ class TestCaps:
             return a
 
         capped: dict[str, Any] = {"max_running": 2}
-        made = graph(node(meet, **(capped if of == "node" else {})), **(capped if of == "graph" else {}))
+        made = graph(
+            node(meet, **(capped if of == "node" else {})), **(capped if of == "graph" else {})
+        )
         with opened(url) as second, working(second, made), working(database, made) as flow:
             executions = [flow.start("work", a=number) for number in range(12)]
-            assert [*range(12)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+            assert [*range(12)] == [
+                execution.get("b", timeout=PATIENCE) for execution in executions
+            ]
         assert 2 == count.most
 
     def test_of_one_node_does_not_keep_the_others(self, database: Database) -> None:
@@ -409,7 +479,9 @@ class TestCaps:
         made = graph(node(one, max_running=3), node(one, "c"), max_running=1)
         with working(database, made) as flow:
             executions = [flow.start("work", a=number) for number in range(10)]
-            assert [[*range(10)]] * 2 == [[each.get(name, timeout=PATIENCE) for each in executions] for name in ("b", "c")]
+            assert [[*range(10)]] * 2 == [
+                [each.get(name, timeout=PATIENCE) for each in executions] for name in ("b", "c")
+            ]
         assert 1 == count.most
 
 
@@ -417,7 +489,9 @@ class TestCaps:
 class TestInAGroup:
     @contextmanager
     def grouped(self, worker: FlowWorker) -> Iterator[LoopGroup]:
-        group = LoopGroup([worker], health_host="127.0.0.1", health_port=0, events=Events(RecordingObserver()))
+        group = LoopGroup(
+            [worker], health_host="127.0.0.1", health_port=0, events=Events(RecordingObserver())
+        )
         errand = Errand(lambda: group.run(install_signals=False), name="group")
         errand.start()
         try:
@@ -454,7 +528,9 @@ class TestInAGroup:
             execution = flow.start("work", a=1)
             assert began.wait(PATIENCE)
             assert worker.heartbeat.elapsed() < PATIENCE
-            assert eventually(lambda: worker.entered)  # the first row may begin before the start has returned
+            assert eventually(
+                lambda: worker.entered
+            )  # the first row may begin before the start has returned
             over.set()
             assert 1 == execution.get("b", timeout=PATIENCE)
 

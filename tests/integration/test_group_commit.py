@@ -13,7 +13,13 @@ import pytest
 
 from awaiting import eventually
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreClosedError, StoreFullError, StoreUnreachableError, UsageError
+from longwatch.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreFullError,
+    StoreUnreachableError,
+    UsageError,
+)
 from longwatch.host.errand import Errand
 from longwatch.store.database import Transaction
 from longwatch.store.groupcommit import MOST_JOBS, GroupCommit, Job
@@ -91,15 +97,21 @@ def failing(error: BaseException, *, after: object) -> Work:
 class TestJobsThatWaitTogether:
     def test_share_one_commit(self, database: SqliteDatabase) -> None:
         commits: list[str] = []
-        raw(database).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        raw(database).set_trace_callback(
+            lambda sql: commits.append(sql) if sql == "COMMIT" else None
+        )
         together(database, [insert(number) for number in range(100)])
         raw(database).set_trace_callback(None)
         assert 2 == len(commits)
         assert list(range(100)) == values(database)
 
-    def test_come_from_many_threads_and_each_gets_its_own_answer(self, database: SqliteDatabase) -> None:
+    def test_come_from_many_threads_and_each_gets_its_own_answer(
+        self, database: SqliteDatabase
+    ) -> None:
         commits: list[str] = []
-        raw(database).set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+        raw(database).set_trace_callback(
+            lambda sql: commits.append(sql) if sql == "COMMIT" else None
+        )
         answers: dict[int, int] = {}
 
         def work(number: int) -> None:
@@ -119,16 +131,24 @@ class TestJobsThatWaitTogether:
 
     def test_are_no_more_than_the_most_in_one_transaction(self, database: SqliteDatabase) -> None:
         begins: list[str] = []
-        raw(database).set_trace_callback(lambda sql: begins.append(sql) if sql.startswith("BEGIN") else None)
+        raw(database).set_trace_callback(
+            lambda sql: begins.append(sql) if sql.startswith("BEGIN") else None
+        )
         together(database, [insert(number) for number in range(MOST_JOBS + 1)])
         raw(database).set_trace_callback(None)
         assert 3 == len(begins)
 
     @pytest.mark.parametrize(
-        "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda error: type(error).__name__
+        "error",
+        [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+        ids=lambda error: type(error).__name__,
     )
-    def test_one_that_fails_harms_no_other(self, database: SqliteDatabase, error: BaseException) -> None:
-        before, bad, after = together(database, [insert("before"), failing(error, after="half"), insert("after")])
+    def test_one_that_fails_harms_no_other(
+        self, database: SqliteDatabase, error: BaseException
+    ) -> None:
+        before, bad, after = together(
+            database, [insert("before"), failing(error, after="half"), insert("after")]
+        )
         assert error is bad.exception()
         assert (1, 1) == (before.result(), after.result())
         assert ["before", "after"] == values(database)
@@ -138,22 +158,32 @@ class TestJobsThatWaitTogether:
         assert isinstance(bad.exception(), sqlite3.IntegrityError)
         assert ["same", "other"] == values(database)
 
-    def test_one_that_leaves_a_savepoint_open_harms_no_other(self, database: SqliteDatabase) -> None:
+    def test_one_that_leaves_a_savepoint_open_harms_no_other(
+        self, database: SqliteDatabase
+    ) -> None:
         together(database, [lambda tx: (tx.execute("SAVEPOINT mine"), insert(1)(tx)), insert(2)])
         assert [1, 2] == values(database)
 
     def test_one_whose_caller_gave_up_is_left_out(self, database: SqliteDatabase) -> None:
         with held_up(writer(database)):
-            given_up, wanted = (writer(database).submit(insert(name)) for name in ("given up", "wanted"))
+            given_up, wanted = (
+                writer(database).submit(insert(name)) for name in ("given up", "wanted")
+            )
             assert given_up.cancel()
         wanted.result(PATIENCE)
         assert ["wanted"] == values(database)
 
 
 class TestATransactionThatFails:
-    def test_at_its_commit_tells_everybody_that_nothing_was_written(self, database: SqliteDatabase) -> None:
+    def test_at_its_commit_tells_everybody_that_nothing_was_written(
+        self, database: SqliteDatabase
+    ) -> None:
         """A deferred constraint fails at the commit, as a full disk does."""
-        database.write(lambda tx: tx.execute("CREATE TABLE child (x REFERENCES t (x) DEFERRABLE INITIALLY DEFERRED)"))
+        database.write(
+            lambda tx: tx.execute(
+                "CREATE TABLE child (x REFERENCES t (x) DEFERRABLE INITIALLY DEFERRED)"
+            )
+        )
         orphan = lambda tx: tx.execute("INSERT INTO child VALUES ('orphan')")  # noqa: E731 - one of three works
         futures = together(database, [insert(1), orphan, insert(2)])
         assert [sqlite3.IntegrityError] * 3 == [type(future.exception()) for future in futures]
@@ -161,18 +191,26 @@ class TestATransactionThatFails:
         database.write(insert(3))
         assert [3] == values(database)
 
-    def test_because_the_disk_is_full_in_the_middle_fails_the_whole_group(self, database: SqliteDatabase) -> None:
-        """`max_page_count` fails a statement the way a full disk does: with SQLITE_FULL, before the commit."""
+    def test_because_the_disk_is_full_in_the_middle_fails_the_whole_group(
+        self, database: SqliteDatabase
+    ) -> None:
+        """`max_page_count` fails a statement the way a full disk does: with SQLITE_FULL, before
+        the commit.
+        """
         [(pages,)] = raw(database).execute("PRAGMA page_count").fetchall()
         raw(database).execute(f"PRAGMA max_page_count = {pages + 2}")
         futures = together(database, [insert("small"), insert("x" * 100_000), insert("small too")])
         errors = [future.exception() for future in futures]
         assert [StoreFullError] * 3 == [type(error) for error in errors]
-        expected = f"{database.path} cannot grow: the disk is full; nothing was written, free some space"
+        expected = (
+            f"{database.path} cannot grow: the disk is full; nothing was written, free some space"
+        )
         assert {expected} == {str(error) for error in errors}
         assert [] == values(database)
         raw(database).execute("PRAGMA max_page_count = 100000")
-        assert [None] == [future.exception() for future in together(database, [insert("x" * 100_000)])]
+        assert [None] == [
+            future.exception() for future in together(database, [insert("x" * 100_000)])
+        ]
 
     def test_because_the_disk_is_bad_fails_the_whole_group(self, database: SqliteDatabase) -> None:
         bad_disk = sqlite3.OperationalError("disk I/O error")
@@ -185,20 +223,28 @@ class TestATransactionThatFails:
         database.write(lambda tx: tx.execute("CREATE TABLE one (x PRIMARY KEY)"))
         ending = lambda tx: [tx.execute("INSERT OR ROLLBACK INTO one VALUES (1)") for _ in range(2)]  # noqa: E731 - one of three
         futures = together(database, [insert(1), ending, insert(2)])
-        assert [type(None), sqlite3.IntegrityError, type(None)] == [type(future.exception()) for future in futures]
+        assert [type(None), sqlite3.IntegrityError, type(None)] == [
+            type(future.exception()) for future in futures
+        ]
         assert [1, 2] == values(database)
 
-    @pytest.mark.parametrize("sql", ["COMMIT", " rollback", "-- now\nEND", "/* a */ BEGIN IMMEDIATE", ";commit"])
+    @pytest.mark.parametrize(
+        "sql", ["COMMIT", " rollback", "-- now\nEND", "/* a */ BEGIN IMMEDIATE", ";commit"]
+    )
     def test_cannot_be_asked_for_by_a_job(self, database: SqliteDatabase, sql: str) -> None:
         futures = together(database, [insert(1), lambda tx: tx.execute(sql), insert(2)])
-        assert [type(None), UsageError, type(None)] == [type(future.exception()) for future in futures]
+        assert [type(None), UsageError, type(None)] == [
+            type(future.exception()) for future in futures
+        ]
         assert [1, 2] == values(database)
 
     def test_announces_nothing(self, database: SqliteDatabase) -> None:
         wakeup = Wakeup()
         database.listen("channel", wakeup)
         with pytest.raises(ValueError, match="no"):
-            database.write(lambda tx: (tx.announce("channel"), failing(ValueError("no"), after=1)(tx)))
+            database.write(
+                lambda tx: (tx.announce("channel"), failing(ValueError("no"), after=1)(tx))
+            )
         database.write(lambda tx: tx.announce("another"))
         assert not wakeup.is_set()
         database.write(lambda tx: tx.announce("channel"))
@@ -206,7 +252,9 @@ class TestATransactionThatFails:
 
 
 class TestTheThread:
-    def test_survives_whatever_the_commit_raises_and_shows_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_survives_whatever_the_commit_raises_and_shows_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         shown: list[BaseException | None] = []
         monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
         broken = [True]
@@ -226,14 +274,19 @@ class TestTheThread:
         group.close()
         assert [error] == shown
 
-    def test_that_cannot_be_had_is_a_clear_error_and_the_next_try_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_cannot_be_had_is_a_clear_error_and_the_next_try_works(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(_: Errand, **__: object) -> None:
             raise RuntimeError("can't start new thread")
 
         group = GroupCommit(settle, name="group")
         with monkeypatch.context() as patch:
             patch.setattr(Errand, "start", refuse)
-            with pytest.raises(StoreBusyError, match=r"^no thread to write with \(can't start new thread\); nothing was written"):
+            with pytest.raises(
+                StoreBusyError,
+                match=r"^no thread to write with \(can't start new thread\); nothing was written",
+            ):
                 group.submit(lambda _: None)
         assert 1 == group.submit(lambda _: 1).result(PATIENCE)
         group.close()
@@ -292,7 +345,9 @@ class TestAJobThatMayBeWrittenHere:
         return database
 
     def test_is_by_the_thread_that_asks(self, quiet: SqliteDatabase) -> None:
-        assert threading.get_ident() == quiet.write_here(lambda tx: (insert(1)(tx), threading.get_ident())[1])
+        assert threading.get_ident() == quiet.write_here(
+            lambda tx: (insert(1)(tx), threading.get_ident())[1]
+        )
         assert 1 in values(quiet)
 
     def test_is_not_while_somebody_writes(self, quiet: SqliteDatabase) -> None:
@@ -319,7 +374,9 @@ class TestAJobThatMayBeWrittenHere:
 
     def test_keeps_others_waiting_no_longer_than_it_takes(self, quiet: SqliteDatabase) -> None:
         begun, go = threading.Event(), threading.Event()
-        here = threading.Thread(target=lambda: quiet.write_here(held_back(insert("here"), begun, go)))
+        here = threading.Thread(
+            target=lambda: quiet.write_here(held_back(insert("here"), begun, go))
+        )
         here.start()
         assert begun.wait(PATIENCE)
         other = writer(quiet).submit(insert("other"))

@@ -58,9 +58,21 @@ def mailbox() -> Mailbox[Any]:
     return open_mailbox(MemoryStore(), "jobs")
 
 
-def grouped(*loops: Any, clock: FakeClock, observer: RecordingObserver | None = None, **settings: Any) -> LoopGroup:
-    watching = {"watchdog_threshold": 100.0, "watchdog_interval": 10.0, "health_host": "127.0.0.1", "health_port": 0}
-    return LoopGroup(loops, clock=clock, events=Events(observer or RecordingObserver()), **{**watching, **settings})
+def grouped(
+    *loops: Any, clock: FakeClock, observer: RecordingObserver | None = None, **settings: Any
+) -> LoopGroup:
+    watching = {
+        "watchdog_threshold": 100.0,
+        "watchdog_interval": 10.0,
+        "health_host": "127.0.0.1",
+        "health_port": 0,
+    }
+    return LoopGroup(
+        loops,
+        clock=clock,
+        events=Events(observer or RecordingObserver()),
+        **{**watching, **settings},
+    )
 
 
 def ask(group: LoopGroup, path: str) -> tuple[int, str]:
@@ -73,7 +85,10 @@ def ask(group: LoopGroup, path: str) -> tuple[int, str]:
 
 def reasons(group: LoopGroup, path: str = "/health/ready") -> dict[str, str]:
     """What each check says."""
-    return {check["name"]: check["reason"] for check in json.loads(ask(group, f"{path}?verbose")[1])["checks"]}
+    return {
+        check["name"]: check["reason"]
+        for check in json.loads(ask(group, f"{path}?verbose")[1])["checks"]
+    }
 
 
 def begun(*loops: StubLoop) -> None:
@@ -92,7 +107,10 @@ def test_a_port_that_is_taken_is_an_error_before_any_loop_runs_and_before_anybod
     loop = StubLoop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         group = grouped(loop, clock=clock, health_port=taken.getsockname()[1])
-        with nothing_left_open(), pytest.raises(UsageError, match=r"the health port \d+ on 127.0.0.1 is in use"):
+        with (
+            nothing_left_open(),
+            pytest.raises(UsageError, match=r"the health port \d+ on 127.0.0.1 is in use"),
+        ):
             group.run(install_signals=False)
     assert (False, [], False) == (loop.began.is_set(), watching, group.running)
     assert [] == list(crashes.iterdir())
@@ -109,7 +127,9 @@ def test_the_same_group_runs_once_the_port_is_free(clock: FakeClock) -> None:
         assert 200 == ask(group, "/health/live")[0]
 
 
-def test_the_port_is_told_and_let_go_of_at_the_end(clock: FakeClock, observer: RecordingObserver) -> None:
+def test_the_port_is_told_and_let_go_of_at_the_end(
+    clock: FakeClock, observer: RecordingObserver
+) -> None:
     loop = StubLoop()
     group = grouped(loop, clock=clock, observer=observer)
     with grouping(group):
@@ -137,9 +157,19 @@ def test_it_is_ready_when_every_loop_runs_and_its_store_is_there(mailbox: Mailbo
     loops = [GatedLoop(requests=mailbox, name="mail"), GatedLoop(requests=mailbox, name="pages")]
     group = LoopGroup(loops, health_host="127.0.0.1", health_port=0, events=Events())
     with grouping(group):
-        await_that(lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200)
-        assert {"draining": "ok", "loop mail": "ok", "loop pages": "ok", "store 1": "ok"} == reasons(group)
-        assert [(200, '{"status": "healthy"}'), (200, "Ready")] == [ask(group, "/health/ready"), ask(group, "/readyz")]
+        await_that(
+            lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200
+        )
+        assert {
+            "draining": "ok",
+            "loop mail": "ok",
+            "loop pages": "ok",
+            "store 1": "ok",
+        } == reasons(group)
+        assert [(200, '{"status": "healthy"}'), (200, "Ready")] == [
+            ask(group, "/health/ready"),
+            ask(group, "/readyz"),
+        ]
 
 
 def test_the_moment_draining_starts_it_is_not_ready_and_it_lives_on(clock: FakeClock) -> None:
@@ -169,7 +199,9 @@ def test_while_it_stops_it_is_not_ready_and_still_answers(clock: FakeClock) -> N
         stopping.end()
 
 
-def test_a_loop_that_has_finished_makes_it_not_ready_and_nothing_else(clock: FakeClock, bites: list[None]) -> None:
+def test_a_loop_that_has_finished_makes_it_not_ready_and_nothing_else(
+    clock: FakeClock, bites: list[None]
+) -> None:
     loops = [StubLoop("mail"), StubLoop("pages")]
     group = grouped(*loops, clock=clock)
     with grouping(group):
@@ -180,7 +212,9 @@ def test_a_loop_that_has_finished_makes_it_not_ready_and_nothing_else(clock: Fak
         assert 200 == ask(group, "/health/live")[0]
 
 
-def test_a_loop_that_has_not_begun_is_not_started(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_has_not_begun_is_not_started(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_start, start = threading.Event(), threading.Thread.start
 
     def held_up(thread: threading.Thread) -> None:
@@ -194,13 +228,17 @@ def test_a_loop_that_has_not_begun_is_not_started(clock: FakeClock, monkeypatch:
     with grouping(group):
         begun(loops[0])
         assert ("ok", "not_started") == (reasons(group)["loop mail"], reasons(group)["loop pages"])
-        assert [503, 503, 200] == [ask(group, path)[0] for path in ("/startupz", "/health/ready", "/health/live")]
+        assert [503, 503, 200] == [
+            ask(group, path)[0] for path in ("/startupz", "/health/ready", "/health/live")
+        ]
         may_start.set()
         begun(loops[1])
         await_that(lambda: ask(group, "/startupz")[0] == 200)
 
 
-def test_a_store_that_cannot_be_reached_makes_it_not_ready(mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_reached_makes_it_not_ready(
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = GatedLoop(requests=mailbox, name="mail")
     group = LoopGroup([loop], health_host="127.0.0.1", health_port=0, events=Events())
 
@@ -208,7 +246,9 @@ def test_a_store_that_cannot_be_reached_makes_it_not_ready(mailbox: Mailbox[Any]
         raise StoreUnreachableError("the password is 1234")
 
     with grouping(group):
-        await_that(lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200)
+        await_that(
+            lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200
+        )
         monkeypatch.setattr(mailbox.backend, "next_due", down)
         assert (503, "store 1: unreachable") == ask(group, "/readyz")
         assert 200 == ask(group, "/health/live")[0]
@@ -216,11 +256,16 @@ def test_a_store_that_cannot_be_reached_makes_it_not_ready(mailbox: Mailbox[Any]
 
 def test_loops_of_one_store_ask_it_once_and_loops_of_two_ask_both(tmp_path: Path) -> None:
     one, two = MemoryStore(), MemoryStore()
-    loops = [GatedLoop(requests=open_mailbox(store, name), name=name) for store, name in ((one, "a"), (one, "b"), (two, "c"))]
+    loops = [
+        GatedLoop(requests=open_mailbox(store, name), name=name)
+        for store, name in ((one, "a"), (one, "b"), (two, "c"))
+    ]
     group = LoopGroup(loops, health_host="127.0.0.1", health_port=0, events=Events())
     with grouping(group):
         await_that(lambda: group.health_address is not None)
-        assert {"store 1", "store 2"} == {name for name in reasons(group) if name.startswith("store")}
+        assert {"store 1", "store 2"} == {
+            name for name in reasons(group) if name.startswith("store")
+        }
 
 
 # --- stale, and what comes of it ---
@@ -238,11 +283,16 @@ def test_past_the_readiness_threshold_a_loop_is_degraded_before_any_kill(
         assert (200, []) == (ask(group, "/health/ready")[0], observer.of(LoopDegraded))
         clock.advance(1.0)
         assert (503, "loop mail: stale") == ask(group, "/readyz")
-        assert [("mail", 91.0, 90.0)] == [(each.loop, each.elapsed, each.threshold) for each in observer.of(LoopDegraded)]
+        assert [("mail", 91.0, 90.0)] == [
+            (each.loop, each.elapsed, each.threshold) for each in observer.of(LoopDegraded)
+        ]
         assert ([], 200) == (bites, ask(group, "/health/live")[0])
         loop.heartbeat.beat()
         clock.advance(1.0)
-        assert (200, ["mail"]) == (ask(group, "/health/ready")[0], [each.loop for each in observer.of(LoopRecovered)])
+        assert (200, ["mail"]) == (
+            ask(group, "/health/ready")[0],
+            [each.loop for each in observer.of(LoopRecovered)],
+        )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +318,9 @@ def test_the_readiness_threshold_is_nine_tenths_of_the_watchdogs_unless_another_
         assert ("ok" if stale_after is None else "stale") == reasons(group)["loop mail"]
 
 
-def test_it_is_not_even_live_once_the_watchdog_itself_must_have_failed(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_even_live_once_the_watchdog_itself_must_have_failed(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Watchdog, "_round", lambda _: None)
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock)
@@ -278,10 +330,15 @@ def test_it_is_not_even_live_once_the_watchdog_itself_must_have_failed(clock: Fa
         clock.advance(120.0)
         assert 200 == ask(group, "/health/live")[0]
         clock.advance(0.5)
-        assert (503, {"watchdog": "stale"}) == (ask(group, "/health/live")[0], reasons(group, "/health/live"))
+        assert (503, {"watchdog": "stale"}) == (
+            ask(group, "/health/live")[0],
+            reasons(group, "/health/live"),
+        )
 
 
-def test_a_stuck_handler_cannot_hide_behind_a_busy_one(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_a_stuck_handler_cannot_hide_behind_a_busy_one(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, name="mail", concurrency=2, clock=clock)
     group = grouped(loop, clock=clock, readiness_threshold=40.0)
     mailbox.send_many(["stuck", "busy"])
@@ -301,7 +358,9 @@ def test_a_stuck_handler_cannot_hide_behind_a_busy_one(mailbox: Mailbox[Any], cl
 
 def test_metrics_say_how_the_loops_are_and_what_they_have_done(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, name="mail")
-    group = LoopGroup([loop], health_host="127.0.0.1", health_port=0, metrics=Metrics(), events=Events())
+    group = LoopGroup(
+        [loop], health_host="127.0.0.1", health_port=0, metrics=Metrics(), events=Events()
+    )
     mailbox.send_many(["a", "b"])
     with grouping(group):
         loop.next()
@@ -359,7 +418,9 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listene
 BEAT = ["WATCHDOG=1"]
 
 
-def test_whoever_supervises_it_is_told_that_it_is_ready_and_that_it_stops(systemd: Listener, clock: FakeClock) -> None:
+def test_whoever_supervises_it_is_told_that_it_is_ready_and_that_it_stops(
+    systemd: Listener, clock: FakeClock
+) -> None:
     loops = [StubLoop("mail"), StubLoop("pages")]
     group = grouped(*loops, clock=clock, health_port=None)
     with grouping(group):
@@ -370,7 +431,9 @@ def test_whoever_supervises_it_is_told_that_it_is_ready_and_that_it_stops(system
     assert [["STOPPING=1"]] == [words for words in systemd.waiting() if words != BEAT]
 
 
-def test_beats_are_passed_on_only_while_every_loop_beats(systemd: Listener, clock: FakeClock, bites: list[None]) -> None:
+def test_beats_are_passed_on_only_while_every_loop_beats(
+    systemd: Listener, clock: FakeClock, bites: list[None]
+) -> None:
     loops = [StubLoop("mail", clock=clock), StubLoop("pages", clock=clock)]
     group = grouped(*loops, clock=clock, health_port=None)
     with grouping(group):
@@ -403,7 +466,9 @@ def test_without_somebody_who_waits_for_beats_none_are_sent(
     assert [["READY=1", "STATUS=1 loop"], ["STOPPING=1"]] == systemd.waiting()
 
 
-def test_a_stall_is_told_before_the_end(systemd: Listener, clock: FakeClock, bites: list[None]) -> None:
+def test_a_stall_is_told_before_the_end(
+    systemd: Listener, clock: FakeClock, bites: list[None]
+) -> None:
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock, health_port=None)
     with grouping(group):

@@ -18,7 +18,17 @@ from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import LoopGroup
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import FakeClock
-from loop_rig import GROUP_RESTING, LOOP_RESTING, GatedLoop, Running, StubLoop, await_that, company, grouping, hold_ahead
+from loop_rig import (
+    GROUP_RESTING,
+    LOOP_RESTING,
+    GatedLoop,
+    Running,
+    StubLoop,
+    await_that,
+    company,
+    grouping,
+    hold_ahead,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +79,16 @@ def test_what_happens_to_messages_when_a_group_is_stopped(database: SqliteDataba
     loop.open(0, 1)
     running.end()
     stopping.end()
-    assert (list(range(2, 10)), 8) == ([message.body for message in elsewhere], mailbox.approximate_count())
+    assert (list(range(2, 10)), 8) == (
+        [message.body for message in elsewhere],
+        mailbox.approximate_count(),
+    )
     assert [(0, 0)] * 8 == [(message.failures, message._delivery.crashes) for message in elsewhere]
 
 
-def test_a_lease_that_runs_out_in_a_long_shutdown_is_swept_and_the_late_result_is_refused(database: SqliteDatabase) -> None:
+def test_a_lease_that_runs_out_in_a_long_shutdown_is_swept_and_the_late_result_is_refused(
+    database: SqliteDatabase,
+) -> None:
     mailbox, responses = open_mailbox(database, "jobs"), open_mailbox(database, "responses")
     mailbox.send("x")
     loop = GatedLoop(requests=mailbox, responses=responses)
@@ -91,14 +106,19 @@ def test_a_lease_that_runs_out_in_a_long_shutdown_is_swept_and_the_late_result_i
     assert (0, 2) == (responses.approximate_count(), again.delivery_count)
 
 
-def test_a_handler_may_shut_the_group_down_and_does_not_wait_for_itself(mailbox: Mailbox[Any]) -> None:
+def test_a_handler_may_shut_the_group_down_and_does_not_wait_for_itself(
+    mailbox: Mailbox[Any],
+) -> None:
     answers: list[bool] = []
 
     class Ends(GatedLoop):
         def handle(self, request: Any, context: Any) -> Any:
             answers.append(group.shutdown())
 
-    group = LoopGroup([Ends(requests=mailbox), GatedLoop(requests=open_mailbox(MemoryStore(), "others"))], events=Events())
+    group = LoopGroup(
+        [Ends(requests=mailbox), GatedLoop(requests=open_mailbox(MemoryStore(), "others"))],
+        events=Events(),
+    )
     mailbox.send("x")
     Running(lambda: group.run(install_signals=False)).end()
     assert ([False], 0) == (answers, mailbox.approximate_count())

@@ -114,7 +114,9 @@ def test_told_to_stop_under_load_nothing_is_lost_and_nothing_is_spent(
 
 
 def test_an_idle_group_ends_though_its_polls_are_long(tmp_path: Path) -> None:
-    code = "group = LoopGroup([Loop(requests=mailbox)])\nsay('up')\ngroup.run(wait_time_seconds=100)"
+    code = (
+        "group = LoopGroup([Loop(requests=mailbox)])\nsay('up')\ngroup.run(wait_time_seconds=100)"
+    )
     with program(code, tmp_path) as snippet:
         assert "up" == snippet.line()
         await_that(lambda: SIGTERM in caught(snippet), "it listens")
@@ -125,7 +127,9 @@ def test_an_idle_group_ends_though_its_polls_are_long(tmp_path: Path) -> None:
 def caught(snippet: Snippet) -> set[int]:
     """The signals that the program has a handler for."""
     status = Path(f"/proc/{snippet._child.pid}/status").read_text()
-    mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+    mask = int(
+        next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16
+    )
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
@@ -142,17 +146,24 @@ def test_past_the_deadline_it_exits_with_1_its_stacks_on_record_and_nobody_to_bl
         begun(snippet)
         snippet.signal(SIGTERM)
         code, stderr = snippet.end()
-    assert (1, True) == (code, "CRITICAL longwatch.runtime loop-0 did not stop in time; see " in stderr)
+    assert (1, True) == (
+        code,
+        "CRITICAL longwatch.runtime loop-0 did not stop in time; see " in stderr,
+    )
     [file] = crashes.iterdir()
     assert ["loop-0 did not stop in time", "in handle"] == [
         word for word in ("loop-0 did not stop in time", "in handle") if word in file.read_text()
     ]
     messages = mailbox.receive(max_messages=2, wait_time_seconds=PATIENCE)
-    assert [(2, 0, 0)] * 2 == [(each.delivery_count, each.failures, each._delivery.crashes) for each in messages]
+    assert [(2, 0, 0)] * 2 == [
+        (each.delivery_count, each.failures, each._delivery.crashes) for each in messages
+    ]
 
 
 @pytest.mark.parametrize("second", [SIGTERM, SIGINT])
-def test_a_second_signal_ends_it_at_once_with_128_and_its_number(tmp_path: Path, mailbox: Mailbox[int], second: Signals) -> None:
+def test_a_second_signal_ends_it_at_once_with_128_and_its_number(
+    tmp_path: Path, mailbox: Mailbox[int], second: Signals
+) -> None:
     mailbox.send_many(range(3))
     with program(group_of(ahead=1), tmp_path) as snippet:
         begun(snippet)
@@ -162,8 +173,12 @@ def test_a_second_signal_ends_it_at_once_with_128_and_its_number(tmp_path: Path,
         assert 128 + second == snippet.end()[0]
 
 
-def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(tmp_path: Path, mailbox: Mailbox[int]) -> None:
-    """In a handler of the user's events that never returns: nothing on the way of a signal waits for the main thread."""
+def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(
+    tmp_path: Path, mailbox: Mailbox[int]
+) -> None:
+    """In a handler of the user's events that never returns: nothing on the way of a signal waits
+    for the main thread.
+    """
     with program(
         """
         from longwatch.core.events import Events, GroupStopping
@@ -240,13 +255,20 @@ def test_afterwards_every_signal_does_what_it_did_before(tmp_path: Path) -> None
         group = LoopGroup([Loop(requests=mailbox)])
         for _ in range(2):
             def look():
-                while not group.running or group.vitals is None or not group.vitals.members[0].begun:
+                while not group.running or group.vitals is None or \
+                        not group.vitals.members[0].begun:
                     pass
-                say([signal.getsignal(each) for each in everything[:3]] != before[0][:3], kernel() != before[1])
+                say(
+                    [signal.getsignal(each) for each in everything[:3]] != before[0][:3],
+                    kernel() != before[1]
+                )
                 group.shutdown()
             threading.Thread(target=look, daemon=True).start()
             group.run()
-            say(([signal.getsignal(each) for each in everything], kernel()) == before, ShutdownCoordinator.get())
+            say(
+                ([signal.getsignal(each) for each in everything], kernel()) == before,
+                ShutdownCoordinator.get()
+            )
         """,
         tmp_path,
     ) as snippet:
@@ -263,7 +285,11 @@ def test_a_coordinator_that_the_user_has_installed_is_used_and_left(tmp_path: Pa
         group = LoopGroup([Loop(requests=mailbox)])
         say("up")
         group.run()
-        say(ShutdownCoordinator.get() is coordinator, signal.getsignal(signal.SIGTERM) == handler, len(coordinator._calls))
+        say(
+            ShutdownCoordinator.get() is coordinator,
+            signal.getsignal(signal.SIGTERM) == handler,
+            len(coordinator._calls)
+        )
         group.run()
         say("again")
         """,
@@ -277,7 +303,9 @@ def test_a_coordinator_that_the_user_has_installed_is_used_and_left(tmp_path: Pa
         assert (0, "") == snippet.end()
 
 
-def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(tmp_path: Path) -> None:
+def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(
+    tmp_path: Path,
+) -> None:
     with program(
         """
         before = signal.getsignal(signal.SIGTERM)
@@ -294,7 +322,10 @@ def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(t
     ) as snippet:
         assert "True None" == snippet.line()
         code, stderr = snippet.end()
-    assert (0, ["WARNING longwatch.runtime signals_not_heard"]) == (code, [line.strip() for line in stderr.splitlines()])
+    assert (0, ["WARNING longwatch.runtime signals_not_heard"]) == (
+        code,
+        [line.strip() for line in stderr.splitlines()],
+    )
 
 
 # --- the watchdog ---
@@ -303,7 +334,9 @@ def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(t
 def test_the_watchdog_ends_a_group_with_a_stuck_handler_which_is_blamed_and_its_neighbours_are_not(
     tmp_path: Path, mailbox: Mailbox[int], crashes: Path
 ) -> None:
-    """On a clock that the program moves: the neighbour beats, the others wait in line or in another loop."""
+    """On a clock that the program moves: the neighbour beats, the others wait in line or in
+    another loop.
+    """
     code = """
     from longwatch.testing import FakeClock
 
@@ -317,7 +350,8 @@ def test_the_watchdog_ends_a_group_with_a_stuck_handler_which_is_blamed_and_its_
     others = open_mailbox(mailbox.backend.database, "others")
     loop = Watched(requests=mailbox, concurrency=2, clock=clock)
     group = LoopGroup(
-        [loop, Watched(requests=others, clock=clock)], watchdog_threshold=20, watchdog_interval=5, clock=clock
+        [loop, Watched(requests=others, clock=clock)],
+        watchdog_threshold=20, watchdog_interval=5, clock=clock
     )
 
     def drive():
@@ -341,7 +375,9 @@ def test_the_watchdog_ends_a_group_with_a_stuck_handler_which_is_blamed_and_its_
     assert "CRITICAL longwatch.runtime.watchdog Watchdog: loop-0 stalled for" in stderr
     [file] = crashes.iterdir()
     assert "in handle" in file.read_text()
-    await_that(lambda: mailbox.backend.sweep() >= 0 and mailbox.stats().leased == 0, "its leases are swept")
+    await_that(
+        lambda: mailbox.backend.sweep() >= 0 and mailbox.stats().leased == 0, "its leases are swept"
+    )
     found = {each.id: each.crashes for each in mailbox.backend.peek(limit=3)}
     assert [1, 0, 0] == [found[each] for each in sorted(found)]
     assert [0] == [each.crashes for each in others.backend.peek(limit=1)]

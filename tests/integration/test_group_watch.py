@@ -16,7 +16,17 @@ from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import LoopGroup
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.testing import FakeClock
-from loop_rig import GROUP_RESTING, LOOP_RESTING, Company, GatedLoop, StubLoop, await_that, company, grouping, pass_time
+from loop_rig import (
+    GROUP_RESTING,
+    LOOP_RESTING,
+    Company,
+    GatedLoop,
+    StubLoop,
+    await_that,
+    company,
+    grouping,
+    pass_time,
+)
 from snippet import running as program
 
 
@@ -94,7 +104,9 @@ def test_without_a_threshold_nobody_watches(bites: list[None]) -> None:
 def test_a_real_loop_that_is_idle_is_never_ended(mailbox: Mailbox[Any], bites: list[None]) -> None:
     clock = FakeClock()
     loop = GatedLoop(requests=mailbox, clock=clock)
-    group = LoopGroup([loop], watchdog_threshold=60.0, watchdog_interval=10.0, clock=clock, events=Events())
+    group = LoopGroup(
+        [loop], watchdog_threshold=60.0, watchdog_interval=10.0, clock=clock, events=Events()
+    )
     with grouping(group):
         clock.await_parked(GROUP_RESTING + LOOP_RESTING)
         pass_time(clock, 300.0, loop, parked=GROUP_RESTING + LOOP_RESTING)
@@ -165,7 +177,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 mailbox = open_mailbox("sqlite:///{tmp_path}/m.db", "jobs")
 loop = Loop(requests=mailbox)
 mailbox.send("x")
-threading.Thread(target=lambda: (Loop.began.get(), os.kill(os.getpid(), signal.SIGINT), Loop.may_end.set()), daemon=True).start()
+threading.Thread(
+    target=lambda: (Loop.began.get(), os.kill(os.getpid(), signal.SIGINT), Loop.may_end.set()),
+    daemon=True
+).start()
 try:
     LoopGroup([loop]).run(install_signals=False)
 except KeyboardInterrupt:

@@ -28,7 +28,7 @@ def ended(kid_ending: Ending) -> tuple[str, int, int]:
     return str(kid_ending.cause), kid_ending.killed, kid_ending.survivors
 
 
-# --- how children end ---------------------------------------------------------------------------------------------------------
+# --- how children end -----------------------------------------------------------------------------
 
 
 def test_what_a_child_prints_and_its_exit_code_come_back(home: Den) -> None:
@@ -42,9 +42,13 @@ def test_an_exit_code_is_told(marks: Den, code: int) -> None:
     assert (f"exit {code}", 0, 0) == ended(marks.spawn(f"os._exit({code})").wait())
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, 64])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, 64]
+)
 def test_a_signal_is_told(marks: Den, signum: int) -> None:
-    assert (f"signal {int(signum)}", 0, 0) == ended(marks.spawn(f"os.kill(os.getpid(), {int(signum)}); rest()").wait())
+    assert (f"signal {int(signum)}", 0, 0) == ended(
+        marks.spawn(f"os.kill(os.getpid(), {int(signum)}); rest()").wait()
+    )
 
 
 def test_the_ending_tells_what_the_leader_used(marks: Den) -> None:
@@ -98,7 +102,7 @@ def test_what_is_said_to_a_child_that_has_ended_is_heard_by_nobody(marks: Den) -
     kid.kill()
 
 
-# --- what cannot be started ---------------------------------------------------------------------------------------------------
+# --- what cannot be started -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -113,21 +117,63 @@ def files(tmp_path: Path) -> Path:
 
 
 UNSTARTABLE = {
-    "missing": ("/no/such/program", None, errno.ENOENT, "cannot execute '/no/such/program': No such file or directory"),
-    "nowhere in the path": ("no-such-program", None, errno.ENOENT, "cannot execute 'no-such-program': No such file or directory"),
-    "not executable": ("{files}/plain", None, errno.EACCES, "cannot execute '{files}/plain': Permission denied"),
-    "a directory": ("{files}/folder", None, errno.EACCES, "cannot execute '{files}/folder': Permission denied"),
-    "no program": ("{files}/noformat", None, errno.ENOEXEC, "cannot execute '{files}/noformat': Exec format error"),
-    "no interpreter": ("{files}/badshebang", None, errno.ENOENT, "cannot execute '{files}/badshebang': No such file"),
-    "no directory": ("true", "{files}/nowhere", errno.ENOENT, "cannot enter '{files}/nowhere': No such file or directory"),
-    "a file as directory": ("true", "{files}/plain", errno.ENOTDIR, "cannot enter '{files}/plain': Not a directory"),
+    "missing": (
+        "/no/such/program",
+        None,
+        errno.ENOENT,
+        "cannot execute '/no/such/program': No such file or directory",
+    ),
+    "nowhere in the path": (
+        "no-such-program",
+        None,
+        errno.ENOENT,
+        "cannot execute 'no-such-program': No such file or directory",
+    ),
+    "not executable": (
+        "{files}/plain",
+        None,
+        errno.EACCES,
+        "cannot execute '{files}/plain': Permission denied",
+    ),
+    "a directory": (
+        "{files}/folder",
+        None,
+        errno.EACCES,
+        "cannot execute '{files}/folder': Permission denied",
+    ),
+    "no program": (
+        "{files}/noformat",
+        None,
+        errno.ENOEXEC,
+        "cannot execute '{files}/noformat': Exec format error",
+    ),
+    "no interpreter": (
+        "{files}/badshebang",
+        None,
+        errno.ENOENT,
+        "cannot execute '{files}/badshebang': No such file",
+    ),
+    "no directory": (
+        "true",
+        "{files}/nowhere",
+        errno.ENOENT,
+        "cannot enter '{files}/nowhere': No such file or directory",
+    ),
+    "a file as directory": (
+        "true",
+        "{files}/plain",
+        errno.ENOTDIR,
+        "cannot enter '{files}/plain': Not a directory",
+    ),
     "a NUL": ("tr\0ue", None, 0, "cannot execute 'tr\\x00ue'"),
     "no name": ("", None, 0, "cannot execute ''"),
 }
 
 
 @pytest.mark.parametrize("case", UNSTARTABLE)
-def test_what_cannot_be_started_is_told_with_the_reason_and_leaves_nothing(home: Den, files: Path, case: str) -> None:
+def test_what_cannot_be_started_is_told_with_the_reason_and_leaves_nothing(
+    home: Den, files: Path, case: str
+) -> None:
     command, cwd, number, words = UNSTARTABLE[case]
     with no_descriptor_left_open(), pytest.raises(SpawnError) as caught:
         home.start([command.format(files=files)], cwd=cwd and cwd.format(files=files))
@@ -143,7 +189,9 @@ def test_an_empty_command_is_told(marks: Den) -> None:
 
 
 @pytest.mark.parametrize("size", [200_000, 9_000_000])
-def test_a_command_too_large_for_the_system_is_told_and_leaves_nothing(marks: Den, size: int) -> None:
+def test_a_command_too_large_for_the_system_is_told_and_leaves_nothing(
+    marks: Den, size: int
+) -> None:
     with no_descriptor_left_open(), pytest.raises(SpawnError) as caught:
         marks.start(["echo", "x" * size])
     assert errno.E2BIG == caught.value.errno
@@ -192,25 +240,37 @@ def few_descriptors(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)
 
 
-# --- what a child finds -------------------------------------------------------------------------------------------------------
+# --- what a child finds ---------------------------------------------------------------------------
 
 
-def test_a_child_finds_its_directory_its_environment_and_its_mark(home: Den, tmp_path: Path) -> None:
-    kid = home.start(["/bin/sh", "-c", "pwd; exec /usr/bin/env"], cwd=str(tmp_path), env={"A": "a b", "B": "", "PWD": "/"})
+def test_a_child_finds_its_directory_its_environment_and_its_mark(
+    home: Den, tmp_path: Path
+) -> None:
+    kid = home.start(
+        ["/bin/sh", "-c", "pwd; exec /usr/bin/env"],
+        cwd=str(tmp_path),
+        env={"A": "a b", "B": "", "PWD": "/"},
+    )
     kid.wait()
     lines = kid.out.data.decode().splitlines()
     assert str(tmp_path) == lines[0]
-    assert ["A=a b", "B=", f"LONGWATCH_OWNER={kid.child.mark}"] == sorted(line for line in lines[1:] if "PWD=" not in line)
+    assert ["A=a b", "B=", f"LONGWATCH_OWNER={kid.child.mark}"] == sorted(
+        line for line in lines[1:] if "PWD=" not in line
+    )
 
 
-def test_without_a_directory_it_finds_ours(marks: Den, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_it_finds_ours(
+    marks: Den, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     kid = marks.start(["pwd"])
     kid.wait()
     assert f"{tmp_path}\n" == kid.out.data.decode()
 
 
-def test_a_command_is_looked_up_in_the_path_of_its_own_environment(marks: Den, tmp_path: Path) -> None:
+def test_a_command_is_looked_up_in_the_path_of_its_own_environment(
+    marks: Den, tmp_path: Path
+) -> None:
     tool = tmp_path / "my-tool"
     tool.write_text("#!/bin/sh\necho found it\n")
     tool.chmod(0o755)
@@ -221,7 +281,11 @@ def test_a_command_is_looked_up_in_the_path_of_its_own_environment(marks: Den, t
 
 def test_bytes_that_are_no_text_arrive_as_they_are(marks: Den) -> None:
     odd = os.fsdecode(b"\xff\xfe-\xc3")
-    kid = marks.spawn("os.write(1, os.fsencode(sys.argv[2]) + os.environb[b'ODD'] + b'\\n')", odd, env={"ODD": odd})
+    kid = marks.spawn(
+        "os.write(1, os.fsencode(sys.argv[2]) + os.environb[b'ODD'] + b'\\n')",
+        odd,
+        env={"ODD": odd},
+    )
     kid.wait()
     assert b"\xff\xfe-\xc3" * 2 + b"\n" == kid.out.data
 
@@ -229,7 +293,9 @@ def test_bytes_that_are_no_text_arrive_as_they_are(marks: Den) -> None:
 def test_a_child_reads_what_it_is_given_and_its_two_outputs_are_kept_apart(home: Den) -> None:
     reader, writer = os.pipe()
     errors = Lines()
-    kid = home.spawn("os.write(2, b'bad\\n'); say(sys.stdin.read().upper())", stdin=reader, stderr=errors)
+    kid = home.spawn(
+        "os.write(2, b'bad\\n'); say(sys.stdin.read().upper())", stdin=reader, stderr=errors
+    )
     os.close(reader)
     os.write(writer, b"shout")
     os.close(writer)
@@ -239,7 +305,9 @@ def test_a_child_reads_what_it_is_given_and_its_two_outputs_are_kept_apart(home:
 
 def test_an_output_may_be_a_descriptor_and_both_may_be_the_same(marks: Den, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
-        marks.spawn("say('one'); os.write(2, b'two\\n')", stdout=file.fileno(), stderr=file.fileno()).wait()
+        marks.spawn(
+            "say('one'); os.write(2, b'two\\n')", stdout=file.fileno(), stderr=file.fileno()
+        ).wait()
     assert "one\ntwo\n" == (tmp_path / "out").read_text()
 
 
@@ -263,7 +331,9 @@ def test_a_child_gets_no_descriptor_but_the_three(home: Den) -> None:
 
 
 RESERVED = 0b11 << 31
-"""Signals 32 and 33 are the C library's own: some makes start us with them ignored, and nobody can change that from above."""
+"""Signals 32 and 33 are the C library's own: some makes start us with them ignored, and nobody
+can change that from above.
+"""
 
 
 def test_a_child_starts_with_default_signals_in_a_session_of_its_own(home: Den) -> None:
@@ -274,14 +344,18 @@ def test_a_child_starts_with_default_signals_in_a_session_of_its_own(home: Den) 
         say("leads", os.getsid(0) == os.getpgid(0) == os.getpid())
     """)
     kid.wait()
-    assert ["SigPnd:\t0000000000000000", "SigBlk:\t0000000000000000", "leads True"] == kid.out.data.decode().splitlines()
+    assert [
+        "SigPnd:\t0000000000000000",
+        "SigBlk:\t0000000000000000",
+        "leads True",
+    ] == kid.out.data.decode().splitlines()
     shell = home.start(["sh", "-c", "grep SigIgn /proc/self/status"])
     shell.wait()
     ignored = int(shell.out.data.split()[1], 16)
     assert 0 == ignored & ~RESERVED
 
 
-# --- the guardian itself ------------------------------------------------------------------------------------------------------
+# --- the guardian itself --------------------------------------------------------------------------
 
 
 @contextmanager
@@ -331,20 +405,36 @@ def test_stopping_the_guardian_ends_every_child(home: Den) -> None:
 
 def test_nothing_can_be_spawned_before_the_start(home: Den) -> None:
     home.guardian.stop()
-    with no_descriptor_left_open(), pytest.raises(GuardianLostError, match="the guardian is not running"):
+    with (
+        no_descriptor_left_open(),
+        pytest.raises(GuardianLostError, match="the guardian is not running"),
+    ):
         home.start(["true"])
     assert {} == home.guardian._children
 
 
 def test_the_guardian_ignores_every_signal_that_can_be_ignored(home: Den) -> None:
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP", "SIGTTIN", "SIGTTOU"):
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGQUIT",
+        "SIGUSR1",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+    ):
         kid = home.start(["true"])  # it has set itself up by now
         os.kill(home.pid, signal.Signals[name])
         assert "exit 0" == str(kid.wait().cause)
     assert "exit 0" == str(home.start(["true"]).wait().cause)
 
 
-def test_the_guardian_has_one_thread_and_runs_isolated_in_the_root_directory_and_a_session_of_its_own(home: Den) -> None:
+def test_the_guardian_has_one_thread_and_runs_isolated_in_the_root_directory_and_a_session_of_its_own(  # noqa: E501 - one name
+    home: Den,
+) -> None:
     home.start(["true"]).wait()
     me = Path(f"/proc/{home.pid}")
     assert ["-I", "-S"] == (me / "cmdline").read_text().split("\0")[1:3]
@@ -355,18 +445,35 @@ def test_the_guardian_has_one_thread_and_runs_isolated_in_the_root_directory_and
 
 def test_the_guardian_imports_the_standard_library_and_itself_alone_and_no_asyncio() -> None:
     root = Path(program.__file__).parents[3]
-    code = f"import sys; sys.path.append({str(root)!r}); import longwatch.host.guardian.main; print(*sys.modules)"
-    listing = subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE)
+    code = (
+        f"import sys; sys.path.append({str(root)!r}); import longwatch.host.guardian.main; "
+        f"print(*sys.modules)"
+    )
+    listing = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     modules = listing.stdout.split()
     ours = {name for name in modules if name.partition(".")[0] == "longwatch"}
-    strangers = {name.partition(".")[0] for name in modules} - {"longwatch", "__main__"} - set(sys.stdlib_module_names)
+    strangers = (
+        {name.partition(".")[0] for name in modules}
+        - {"longwatch", "__main__"}
+        - set(sys.stdlib_module_names)
+    )
     assert set() == strangers
     above = {"longwatch", "longwatch.host", "longwatch.lazy"}
     assert above >= {name for name in ours if not name.startswith("longwatch.host.guardian")}
-    assert set() == {"asyncio", "subprocess", "threading", "pathlib", "typer", "msgspec"} & set(modules)
+    assert set() == {"asyncio", "subprocess", "threading", "pathlib", "typer", "msgspec"} & set(
+        modules
+    )
 
 
-def test_a_guardian_that_runs_as_a_script_loads_nothing_of_the_packages_around_it_and_no_large_module() -> None:
+def test_a_guardian_that_runs_as_a_script_loads_nothing_of_the_packages_around_it_and_no_large_module() -> (  # noqa: E501 - one name
+    None
+):
     """Its memory is counted: each of these would be a tenth of it or more."""
     script = Path(program.__file__).with_name("__main__.py")
     code = f"""
@@ -378,9 +485,19 @@ def test_a_guardian_that_runs_as_a_script_loads_nothing_of_the_packages_around_i
         print(*sys.modules)
     """
     command = [sys.executable, "-I", "-S", "-c", dedent(code)]
-    modules = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout.split()
+    modules = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=PATIENCE
+    ).stdout.split()
     assert "longwatch.host.guardian.main" in modules
-    assert set() == {"longwatch.lazy", "typing", "dataclasses", "inspect", "threading", "subprocess", "pathlib"} & set(modules)
+    assert set() == {
+        "longwatch.lazy",
+        "typing",
+        "dataclasses",
+        "inspect",
+        "threading",
+        "subprocess",
+        "pathlib",
+    } & set(modules)
 
 
 def test_a_guardian_can_be_started_where_the_standard_streams_are_closed() -> None:
@@ -393,12 +510,16 @@ def test_a_guardian_can_be_started_where_the_standard_streams_are_closed() -> No
         said = os.dup(1)
         os.closerange(0, 3)
         with LoopThread() as loop, Guardian(loop) as guardian:
-            spec = ProcessSpec(argv=["sh", "-c", "echo fine >&2"], env={"PATH": os.defpath}, stderr=said)
+            spec = ProcessSpec(
+                argv=["sh", "-c", "echo fine >&2"], env={"PATH": os.defpath}, stderr=said
+            )
             child = loop.call(guardian.spawn(spec), timeout=20)
             ending = loop.call(child.wait(), timeout=20)
         os.write(said, str(ending.cause).encode())
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], check=False, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], check=False, capture_output=True, timeout=PATIENCE
+    )
     assert (0, b"fine\nexit 0") == (done.returncode, done.stdout)
 
 

@@ -17,7 +17,18 @@ import pytest
 
 import parts
 from awaiting import eventually
-from den import PATIENCE, PRELUDE, Den, Lines, bearers, cgroup_folders, den, gone, require_cgroups, state
+from den import (
+    PATIENCE,
+    PRELUDE,
+    Den,
+    Lines,
+    bearers,
+    cgroup_folders,
+    den,
+    gone,
+    require_cgroups,
+    state,
+)
 from leaks import no_descriptor_left_open
 from longwatch.core.events import GuardianLost
 from longwatch.errors import GuardianLostError, SpawnError
@@ -30,7 +41,9 @@ from longwatch.host.guardian.wire import Message
 from longwatch.host.process import KILL_NOW, ProcessSpec
 from snippet import Snippet, running
 
-FAMILY = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
+FAMILY = (
+    "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
+)
 
 HOST = """
     import os, signal, sys
@@ -39,7 +52,9 @@ HOST = """
     from longwatch.host.process import KILL_NOW, ProcessSpec
 
     def say(*words):
-        os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one piece, for the children write to the same pipe
+        os.write(
+            1, (" ".join(map(str, words)) + "\\n").encode()
+        )  # in one piece, for the children write to the same pipe
 
     token, cgroups, adopt, code = (input() for _ in range(4))
     loop = LoopThread()
@@ -88,7 +103,12 @@ def host(story: str, code: str, *, cgroups: bool, adopt: bool = False) -> Iterat
     """Run the story behind HOST; every process of it is ended with the block."""
     token = f"token-{secrets.token_hex(8)}"
     with running(dedent(HOST) + dedent(story)) as snippet:
-        for line in (token, "cgroups" if cgroups else "marks", "adopt" if adopt else "", repr(PRELUDE + dedent(code))):
+        for line in (
+            token,
+            "cgroups" if cgroups else "marks",
+            "adopt" if adopt else "",
+            repr(PRELUDE + dedent(code)),
+        ):
             snippet.say(line)
         try:
             yield Host(snippet, token)
@@ -110,7 +130,7 @@ def home(*, cgroups: bool) -> Iterator[Den]:
         yield opened
 
 
-# --- the host dies ------------------------------------------------------------------------------------------------------------
+# --- the host dies --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adopt", [False, True], ids=["plain", "adopt"])
@@ -127,7 +147,9 @@ def test_a_host_that_is_killed_leaves_nobody(*, cgroups: bool, adopt: bool) -> N
 
 
 def test_a_host_that_is_killed_leaves_nobody_of_those_that_fork_and_go(*, cgroups: bool) -> None:
-    with host("spawn(); signal.pause()", "hoppers(10, setsid=True); say('ready'); rest()", cgroups=cgroups) as it:
+    with host(
+        "spawn(); signal.pause()", "hoppers(10, setsid=True); say('ready'); rest()", cgroups=cgroups
+    ) as it:
         guardian = it.number("guardian")
         it.await_lines("ready")
         it.snippet.signal(signal.SIGKILL)
@@ -145,7 +167,9 @@ def test_a_host_that_is_killed_while_it_starts_a_guardian_leaves_nobody(*, cgrou
         assert eventually(lambda: gone(guardian))
 
 
-def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(*, cgroups: bool) -> None:
+def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(
+    *, cgroups: bool
+) -> None:
     story = """
         spawn()
         copy = os.fork()
@@ -208,10 +232,12 @@ def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) ->
         it.await_lines("lines 5001", "ended exit 7")
 
 
-# --- the guardian dies --------------------------------------------------------------------------------------------------------
+# --- the guardian dies ----------------------------------------------------------------------------
 
 
-def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(*, cgroups: bool) -> None:
+def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(
+    *, cgroups: bool
+) -> None:
     lost = threading.Event()
     with den(cgroups=cgroups, on_lost=lost.set) as home:
         kids = [home.spawn(FAMILY) for _ in range(2)]
@@ -263,7 +289,11 @@ def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(ho
 
 
 def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgroups: bool) -> None:
-    with host("say('child', spawn().pid)\nsignal.pause()", "deaf(); say('leader'); rest()", cgroups=cgroups) as it:
+    with host(
+        "say('child', spawn().pid)\nsignal.pause()",
+        "deaf(); say('leader'); rest()",
+        cgroups=cgroups,
+    ) as it:
         guardian = it.number("guardian")
         child = it.number("child")
         it.snippet.signal(signal.SIGSTOP)
@@ -272,7 +302,9 @@ def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgr
         assert eventually(lambda: gone(child))
 
 
-def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed(*, cgroups: bool) -> None:
+def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed(
+    *, cgroups: bool
+) -> None:
     story = """
         guardian._on_lost = lambda: say("lost")
         spawn()
@@ -297,12 +329,14 @@ def test_a_host_with_cgroups_kills_even_the_nameless_when_its_guardian_was_kille
         assert [] == kid.survivors()
 
 
-# --- spawns that do not come to their end -------------------------------------------------------------------------------------
+# --- spawns that do not come to their end ---------------------------------------------------------
 
 
 async def cancelled_spawn(home: Den, argv: list[str], turns: int) -> None:
     """A spawn that is cancelled when the loop has turned so often."""
-    spawn = asyncio.ensure_future(home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=Lines())))
+    spawn = asyncio.ensure_future(
+        home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=Lines()))
+    )
     for _ in range(turns):
         await asyncio.sleep(0)
     spawn.cancel()
@@ -311,7 +345,9 @@ async def cancelled_spawn(home: Den, argv: list[str], turns: int) -> None:
 
 
 @pytest.mark.parametrize("program", [sys.executable, "/no/such/program"])
-def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(home: Den, program: str) -> None:
+def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(
+    home: Den, program: str
+) -> None:
     token = f"token-{secrets.token_hex(8)}"
     home.tokens.append(token)
     argv = [program, "-I", "-S", "-c", "import signal; signal.alarm(120); signal.pause()", token]
@@ -324,19 +360,28 @@ def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(home
         assert [] == bearers(token)
 
 
-def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_more() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", no_more)
-    message: Message = {"argv": ["true"], "env": {}, "cwd": None, "mark": "m", "umask": None, "identity": None}
+    message: Message = {
+        "argv": ["true"],
+        "env": {},
+        "cwd": None,
+        "mark": "m",
+        "umask": None,
+        "identity": None,
+    }
     limits = {"memory": None, "open_files": None, "nice": None}
     request = spawning.Request({**message, "limits": limits}, (0, 1, 2))
     with no_descriptor_left_open(), pytest.raises(BlockingIOError):
         spawning.spawn(request, None)
 
 
-# --- cgroups ------------------------------------------------------------------------------------------------------------------
+# --- cgroups --------------------------------------------------------------------------------------
 
 
 def test_the_cgroup_of_a_tree_is_gone_when_the_tree_is_and_also_when_it_could_not_start() -> None:
@@ -361,7 +406,9 @@ def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
     assert cgroups is not None
     cgroup = cgroups.make("1")
     assert cgroup is not None
-    with subprocess.Popen(["sh", "-c", "read go; sleep 100 & sleep 100"], stdin=subprocess.PIPE) as victim:
+    with subprocess.Popen(
+        ["sh", "-c", "read go; sleep 100 & sleep 100"], stdin=subprocess.PIPE
+    ) as victim:
         try:
             Path(cgroup.path, "cgroup.procs").write_text(str(victim.pid))
             assert victim.stdin is not None
@@ -378,7 +425,9 @@ def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
     assert not Path(cgroup.path).exists()
 
 
-def test_cgroups_that_a_killed_guardian_left_are_removed_by_the_next_and_those_in_use_are_not() -> None:
+def test_cgroups_that_a_killed_guardian_left_are_removed_by_the_next_and_those_in_use_are_not() -> (
+    None
+):
     require_cgroups()
     abandoned = Cgroup.named(f"{os.getpid()}-abandoned")
     assert abandoned is not None
@@ -399,7 +448,9 @@ def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
     with den(cgroups=True) as home:
         kid = home.spawn(
             """
-            place = sys.argv[2] + "/" + next(line for line in open("/proc/self/cgroup") if line.startswith("0::"))[3:].strip()
+            place = sys.argv[2] + "/" + next(
+                line for line in open("/proc/self/cgroup") if line.startswith("0::")
+            )[3:].strip()
             os.makedirs(place + "/inner/most")
             if os.fork() == 0:
                 open(place + "/inner/most/cgroup.procs", "w").write("0")
@@ -422,12 +473,13 @@ def unified() -> Path:
     return next(Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2")
 
 
-# --- in a PID namespace -------------------------------------------------------------------------------------------------------
+# --- in a PID namespace ---------------------------------------------------------------------------
 
 NAMESPACE = """
     import json, os, sys
     from den import den
-    family = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
+    family = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); \
+        say('leader', os.getpid()); rest()"
     told = {"pid": os.getpid(), "seen": os.readlink("/proc/self")}
     with den(cgroups=sys.argv[1] == "cgroups") as home:
         doomed, spared = home.spawn(family), home.spawn(family)
@@ -448,7 +500,9 @@ NAMESPACE = """
 
 
 @pytest.mark.parametrize("proc", ["outer", "own"])
-def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(proc: str, *, cgroups: bool) -> None:
+def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(
+    proc: str, *, cgroups: bool
+) -> None:
     """Without a /proc of its own, the numbers there are those of the outer namespace."""
     parts.require("unshare")
     options = ["--mount-proc"] if proc == "own" else []
@@ -467,15 +521,19 @@ def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(proc: str,
     assert (0, "") == (done.returncode, done.stderr)
     told = json.loads(done.stdout)
     assert (1, proc == "own") == (told["pid"], told["seen"] == "1")
-    assert ([2, 2], 2, [0, 2], [], 0) == tuple(told[word] for word in ("before", "killed", "after", "hopping", "end"))
+    assert ([2, 2], 2, [0, 2], [], 0) == tuple(
+        told[word] for word in ("before", "killed", "after", "hopping", "end")
+    )
     assert alive
 
 
-# --- numbers that are somebody else's by now ------------------------------------------------------------------------------------
+# --- numbers that are somebody else's by now ------------------------------------------------------
 
 
 def test_a_group_whose_number_a_younger_process_bears_is_spared() -> None:
-    """Where much is forked, pids come round: what was a leader's group when we looked may be anybody's when we strike."""
+    """Where much is forked, pids come round: what was a leader's group when we looked may be
+    anybody's when we strike.
+    """
     innocent = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
         table = ProcTable()

@@ -31,7 +31,11 @@ from snippet import running
 
 LIVE, READY, STARTED = (frozenset({aspect}) for aspect in Aspect)
 HEALTHY, UNHEALTHY = b'{"status": "healthy"}', b'{"status": "unhealthy"}'
-JSON, TEXT, METRICS = "application/json", "text/plain; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
+JSON, TEXT, METRICS = (
+    "application/json",
+    "text/plain; charset=utf-8",
+    "text/plain; version=0.0.4; charset=utf-8",
+)
 GET = b"GET /health/live HTTP/1.1\r\n\r\n"
 GET_READY = b"GET /health/ready HTTP/1.1\r\n\r\n"
 
@@ -75,7 +79,10 @@ class Caller:
     def hears(self) -> Got:
         """The next answer on this connection."""
         status = int(self._reading.readline().split()[1])
-        fields = dict(line.decode().rstrip("\r\n").split(": ", 1) for line in iter(self._reading.readline, b"\r\n"))
+        fields = dict(
+            line.decode().rstrip("\r\n").split(": ", 1)
+            for line in iter(self._reading.readline, b"\r\n")
+        )
         return status, fields["Content-Type"], self._reading.read(int(fields["Content-Length"]))
 
     def rest(self) -> bytes | None:
@@ -158,7 +165,12 @@ def test_each_path_of_a_healthy_server(path: str, kind: str, body: bytes) -> Non
 
 
 UNHEALTHY_ANSWERS = {
-    Aspect.LIVE: {"/health": UNHEALTHY, "/health/live": UNHEALTHY, "/livez": b"store: stale", "/healthz": b"store: stale"},
+    Aspect.LIVE: {
+        "/health": UNHEALTHY,
+        "/health/live": UNHEALTHY,
+        "/livez": b"store: stale",
+        "/healthz": b"store: stale",
+    },
     Aspect.READY: {"/health/ready": UNHEALTHY, "/readyz": b"store: stale"},
     Aspect.STARTED: {"/health/startup": UNHEALTHY, "/startupz": b"store: stale"},
 }
@@ -167,7 +179,10 @@ ALL_PATHS = [path for answers in UNHEALTHY_ANSWERS.values() for path in answers]
 
 @pytest.mark.parametrize("quick", [True, False], ids=["quick", "slow"])
 @pytest.mark.parametrize("aspect", Aspect)
-def test_a_check_that_says_no_fails_the_paths_of_its_aspect_and_no_others(aspect: Aspect, quick: bool) -> None:  # noqa: FBT001
+def test_a_check_that_says_no_fails_the_paths_of_its_aspect_and_no_others(
+    aspect: Aspect,
+    quick: bool,  # noqa: FBT001
+) -> None:
     with serving(checks=[check(lambda: Reason.STALE, frozenset({aspect}), quick=quick)]) as server:
         answers = {path: got(server, path) for path in ALL_PATHS}
     failed = {path: body for path, (status, _, body) in answers.items() if status == 503}
@@ -179,7 +194,9 @@ def test_the_two_probes_of_the_contract_have_their_paths_names_and_two_seconds()
     with serving(readiness_check=lambda: False, liveness_check=lambda: True) as server:
         assert [503, 200] == [got(server, path)[0] for path in ("/health/ready", "/health/live")]
         assert b"readiness_check: failed" == got(server, "/readyz")[2]
-        assert [("readiness_check", 2.0), ("liveness_check", 2.0)] == [(each.name, each.deadline) for each in server._checks]
+        assert [("readiness_check", 2.0), ("liveness_check", 2.0)] == [
+            (each.name, each.deadline) for each in server._checks
+        ]
 
 
 SOME = [
@@ -192,12 +209,17 @@ SOME = [
 def test_verbose_names_every_check_with_its_verdict_and_reason() -> None:
     told = {
         "status": "unhealthy",
-        "checks": [{"name": "loops", "ok": True, "reason": "ok"}, {"name": "store", "ok": False, "reason": "unreachable"}],
+        "checks": [
+            {"name": "loops", "ok": True, "reason": "ok"},
+            {"name": "store", "ok": False, "reason": "unreachable"},
+        ],
     }
     with serving(checks=SOME) as server:
         status, kind, body = got(server, "/health/ready?verbose")
         assert (503, JSON, told) == (status, kind, json.loads(body))
-        assert (503, TEXT, b"[+] loops: ok\n[-] store: unreachable\nfailed") == got(server, "/readyz?x=1&verbose")
+        assert (503, TEXT, b"[+] loops: ok\n[-] store: unreachable\nfailed") == got(
+            server, "/readyz?x=1&verbose"
+        )
         assert (200, TEXT, b"[+] beats: ok\nOK") == got(server, "/livez?verbose")
 
 
@@ -242,7 +264,10 @@ def test_who_is_on_loopback() -> None:
     assert PEERS == {peer: client._is_local() for peer, client in clients.items()}
 
 
-@pytest.mark.parametrize("path", ["/", "/health/", "/healthy", "/health/live/x", "//health", "/metrics", "*", "/health%2Flive"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/health/", "/healthy", "/health/live/x", "//health", "/metrics", "*", "/health%2Flive"],
+)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_anything_else_is_not_found(path: str, method: str) -> None:
     with serving() as server:
@@ -258,10 +283,15 @@ def test_a_wrong_method_is_not_allowed(path: str, method: str) -> None:
 
 @pytest.mark.parametrize("path", [*ALL_PATHS, "/metrics", "/nowhere"])
 def test_head_is_get_without_its_body(path: str) -> None:
-    with serving(metrics=lambda: "up 1\n", readiness_check=lambda: False) as server, calling(server) as caller:
+    with (
+        serving(metrics=lambda: "up 1\n", readiness_check=lambda: False) as server,
+        calling(server) as caller,
+    ):
         caller.say(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
         whole = caller.rest()
-        with calling(server, f"HEAD {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()) as another:
+        with calling(
+            server, f"HEAD {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()
+        ) as another:
             head = another.rest()
     assert whole is not None
     assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
@@ -277,20 +307,34 @@ def dies(error: BaseException) -> Callable[[], Any]:
     return die
 
 
-ERRORS = [OSError("password=hunter2"), StopIteration("password=hunter2"), SystemExit("password=hunter2")]
+ERRORS = [
+    OSError("password=hunter2"),
+    StopIteration("password=hunter2"),
+    SystemExit("password=hunter2"),
+]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_check_that_raises_is_a_503_and_none_of_its_words_get_out(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_check_that_raises_is_a_503_and_none_of_its_words_get_out(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(checks=[check(dies(error))]) as server:
-        answers = [got(server, path) for path in ("/health/ready", "/readyz", "/health/ready?verbose", "/readyz?verbose")]
+        answers = [
+            got(server, path)
+            for path in ("/health/ready", "/readyz", "/health/ready?verbose", "/readyz?verbose")
+        ]
         assert [503] * 4 == [status for status, _, _ in answers]
         assert b"store: raised" == answers[1][2]
     assert "hunter2" not in str(answers) + caplog.text
 
 
-def test_a_check_that_hangs_is_a_503_in_its_time_and_other_paths_are_answered_meanwhile(hanging: Hanging) -> None:
-    with serving(checks=[check(hanging.probe, deadline=0.05)]) as server, calling(server, GET_READY) as caller:
+def test_a_check_that_hangs_is_a_503_in_its_time_and_other_paths_are_answered_meanwhile(
+    hanging: Hanging,
+) -> None:
+    with (
+        serving(checks=[check(hanging.probe, deadline=0.05)]) as server,
+        calling(server, GET_READY) as caller,
+    ):
         assert hanging.began.wait(PATIENCE)
         assert [200, 404] == [got(server, path)[0] for path in ("/health/live", "/nowhere")]
         assert (503, JSON, UNHEALTHY) == caller.hears()
@@ -319,7 +363,10 @@ def test_whoever_asks_while_a_check_overruns_is_told_so_without_waiting(hanging:
 
 def test_all_who_ask_at_once_get_the_same_answer_also_after_an_overrun(hanging: Hanging) -> None:
     turns = iter([overrun := Hanging(), hanging])
-    with serving(checks=[check(lambda: next(turns).probe(), deadline=0.05)]) as server, ExitStack() as callers:
+    with (
+        serving(checks=[check(lambda: next(turns).probe(), deadline=0.05)]) as server,
+        ExitStack() as callers,
+    ):
         assert b"store: overran" == got(server, "/readyz")[2]
         overrun.let_go()
         assert eventually(lambda: question_of(server)._pending is None)
@@ -337,12 +384,17 @@ def test_the_threads_of_checks_and_metrics_end_with_the_server() -> None:
 
 
 def test_one_check_that_hangs_takes_no_time_from_another(hanging: Hanging) -> None:
-    checks = [check(hanging.probe, deadline=0.05), Check("queue", lambda: Reason.FULL, READY, deadline=0.05)]
+    checks = [
+        check(hanging.probe, deadline=0.05),
+        Check("queue", lambda: Reason.FULL, READY, deadline=0.05),
+    ]
     with serving(checks=checks) as server:
         assert b"store: overran\nqueue: full" == got(server, "/readyz")[2]
 
 
-def test_a_slow_check_is_not_asked_when_a_quick_one_has_said_no_unless_somebody_wants_to_see_all(hanging: Hanging) -> None:
+def test_a_slow_check_is_not_asked_when_a_quick_one_has_said_no_unless_somebody_wants_to_see_all(
+    hanging: Hanging,
+) -> None:
     quick = Check("loops", lambda: Reason.DRAINING, READY, quick=True)
     with serving(checks=[quick, check(hanging.probe, deadline=0.05)]) as server:
         assert (503, 0) == (got(server, "/health/ready")[0], hanging.asked)
@@ -355,14 +407,20 @@ def test_quick_checks_are_asked_on_the_spot_and_each_other_in_a_thread_of_its_ow
     def note(check: str) -> Callable[[], None]:
         return lambda: names.update({check: threading.current_thread().name})
 
-    checks = [Check(name, note(name), READY, quick=name == "quick") for name in ("quick", "slow", "other")]
+    checks = [
+        Check(name, note(name), READY, quick=name == "quick") for name in ("quick", "slow", "other")
+    ]
     with serving(checks=checks) as server:
         assert 200 == got(server, "/health/ready")[0]
     assert {"quick": "longwatch-health", "slow": "check-slow", "other": "check-other"} == names
 
 
-def test_a_check_that_hangs_does_not_hold_up_stop_and_a_new_start_asks_anew(hanging: Hanging) -> None:
-    server = HealthServer(host="127.0.0.1", port=0, checks=[check(hanging.probe, deadline=PATIENCE)])
+def test_a_check_that_hangs_does_not_hold_up_stop_and_a_new_start_asks_anew(
+    hanging: Hanging,
+) -> None:
+    server = HealthServer(
+        host="127.0.0.1", port=0, checks=[check(hanging.probe, deadline=PATIENCE)]
+    )
     for times in (1, 2):
         hanging.began.clear()
         server.start()
@@ -372,7 +430,9 @@ def test_a_check_that_hangs_does_not_hold_up_stop_and_a_new_start_asks_anew(hang
             assert (True, times) == (caller.was_sent_away(), hanging.asked)
 
 
-def test_a_quick_check_that_hangs_nevertheless_holds_up_stop_only_as_long_as_it_may(hanging: Hanging) -> None:
+def test_a_quick_check_that_hangs_nevertheless_holds_up_stop_only_as_long_as_it_may(
+    hanging: Hanging,
+) -> None:
     server = HealthServer(host="127.0.0.1", port=0, checks=[check(hanging.probe, quick=True)])
     server.start()
     with calling(server, GET_READY):
@@ -390,7 +450,9 @@ def test_a_check_that_stops_its_own_server_does_not_wait_for_ever(quick: bool) -
         assert server.wait_stopped(PATIENCE)
 
 
-def test_a_check_for_which_there_is_no_thread_fails_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_for_which_there_is_no_thread_fails_until_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(self: Errand, **_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -413,24 +475,34 @@ def test_a_check_of_any_name_can_be_told() -> None:
 @pytest.mark.parametrize("text", ["up 1\n", "# HELP é\n", b"up 1\n", ""], ids=repr)
 def test_metrics_are_told_as_they_are_given(text: str | bytes) -> None:
     with serving(metrics=lambda: text) as server:
-        assert (200, METRICS, text if isinstance(text, bytes) else text.encode()) == got(server, "/metrics?x")
+        assert (200, METRICS, text if isinstance(text, bytes) else text.encode()) == got(
+            server, "/metrics?x"
+        )
 
 
 @pytest.mark.parametrize(
-    "bad", [*map(dies, ERRORS), lambda: None, lambda: "\udcff"], ids=["OSError", "Stop", "Exit", "none", "odd"]
+    "bad",
+    [*map(dies, ERRORS), lambda: None, lambda: "\udcff"],
+    ids=["OSError", "Stop", "Exit", "none", "odd"],
 )
-def test_metrics_that_raise_or_are_none_are_a_503_until_they_work_again(bad: Callable[[], Any]) -> None:
+def test_metrics_that_raise_or_are_none_are_a_503_until_they_work_again(
+    bad: Callable[[], Any],
+) -> None:
     turns = iter([bad, bad])
 
     def turn() -> Any:
         return next(turns, lambda: "up 1\n")()
 
     with serving(metrics=turn) as server:
-        assert [(503, TEXT, b"metrics could not be collected")] * 2 == [got(server, "/metrics") for _ in range(2)]
+        assert [(503, TEXT, b"metrics could not be collected")] * 2 == [
+            got(server, "/metrics") for _ in range(2)
+        ]
         assert (200, METRICS, b"up 1\n") == got(server, "/metrics")
 
 
-def test_metrics_that_hang_are_a_503_and_hold_up_neither_health_nor_stop(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_hang_are_a_503_and_hold_up_neither_health_nor_stop(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "METRICS_WITHIN", 0.05)
     with serving(metrics=hanging, readiness_check=lambda: True) as server:
         with calling(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller:
@@ -443,7 +515,10 @@ def test_metrics_that_hang_are_a_503_and_hold_up_neither_health_nor_stop(hanging
 
 def test_a_long_exposition_arrives_whole_also_at_a_slow_reader_that_stays() -> None:
     text = b"x" * 20_000_000
-    with serving(metrics=lambda: text) as server, calling(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller:
+    with (
+        serving(metrics=lambda: text) as server,
+        calling(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller,
+    ):
         assert eventually(lambda: unread(server) > 0)
         assert (200, METRICS, text) == caller.hears()
         caller.say(GET)
@@ -461,7 +536,9 @@ def clients_of(server: HealthServer) -> list[module.Client]:
 def unread(server: HealthServer) -> int:
     """Bytes of answers that wait here because a client does not read."""
     transports = [client._transport for client in clients_of(server)]
-    return sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
+    return sum(
+        transport.get_write_buffer_size() for transport in transports if transport is not None
+    )
 
 
 def test_idle_clients_and_one_that_says_a_byte_now_and_then_delay_nobody() -> None:
@@ -501,13 +578,19 @@ def test_a_client_that_never_finishes_what_it_says_is_sent_away() -> None:
 
 def test_a_client_that_waits_for_its_answer_is_not_silent(hanging: Hanging) -> None:
     checks = [check(hanging.probe, deadline=PATIENCE)]
-    with serving(checks=checks, silence=0.01) as server, calling(server, GET_READY) as waiting, calling(server) as silent:
+    with (
+        serving(checks=checks, silence=0.01) as server,
+        calling(server, GET_READY) as waiting,
+        calling(server) as silent,
+    ):
         assert silent.was_sent_away()
         hanging.let_go()
         assert (200, JSON, HEALTHY) == waiting.hears()
 
 
-def test_a_client_that_leaves_its_answer_unread_is_sent_away_also_if_it_was_the_last_one_it_wanted() -> None:
+def test_a_client_that_leaves_its_answer_unread_is_sent_away_also_if_it_was_the_last_one_it_wanted() -> (  # noqa: E501 - one name
+    None
+):
     asked = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
     with serving(metrics=lambda: b"x" * 20_000_000, silence=inf) as server, calling(server, asked):
         assert eventually(lambda: unread(server) > 0)
@@ -517,7 +600,10 @@ def test_a_client_that_leaves_its_answer_unread_is_sent_away_also_if_it_was_the_
 
 
 def test_a_client_that_asks_on_and_on_and_reads_nothing_is_sent_away() -> None:
-    with serving(metrics=lambda: b"x" * 1_000_000, silence=inf) as server, calling(server, GET) as caller:
+    with (
+        serving(metrics=lambda: b"x" * 1_000_000, silence=inf) as server,
+        calling(server, GET) as caller,
+    ):
         caller.hears()
         with suppress(OSError):
             for _ in range(1000):
@@ -547,7 +633,9 @@ def test_of_too_many_one_that_waits_for_its_answer_goes_only_if_all_do(hanging: 
             assert 200 == got(server, "/health/live")[0]
             assert silent.was_sent_away()
         with calling(server, GET_READY) as patient:
-            assert eventually(lambda: [True, True] == [client.busy for client in clients_of(server)])
+            assert eventually(
+                lambda: [True, True] == [client.busy for client in clients_of(server)]
+            )
             assert 200 == got(server, "/health/live")[0]
             assert waiting.was_sent_away()
             hanging.let_go()
@@ -574,12 +662,18 @@ def test_a_connection_that_is_to_be_closed_is_closed_after_its_answer(said: byte
     with serving() as server, calling(server, said) as caller:
         answer = caller.rest()
     assert answer is not None
-    assert (1, True) == (answer.count(b"HTTP/1.1 "), answer.endswith(b"Connection: close\r\n\r\nOK"))
+    assert (1, True) == (
+        answer.count(b"HTTP/1.1 "),
+        answer.endswith(b"Connection: close\r\n\r\nOK"),
+    )
 
 
 def test_requests_that_come_together_are_answered_in_their_order() -> None:
     with serving(checks=[check(lambda: False)]) as server, calling(server) as caller:
-        caller.say(GET + GET_READY + b"GET /nowhere HTTP/1.1\r\n\r\nHEAD / HTTP/1.1\r\n\r\n" + GET[:5], GET[5:])
+        caller.say(
+            GET + GET_READY + b"GET /nowhere HTTP/1.1\r\n\r\nHEAD / HTTP/1.1\r\n\r\n" + GET[:5],
+            GET[5:],
+        )
         assert [200, 503, 404] == [caller.hears()[0] for _ in range(3)]
         assert caller._reading.readline().startswith(b"HTTP/1.1 404 ")
 
@@ -599,7 +693,10 @@ def test_one_with_many_requests_lets_others_have_their_turn() -> None:
         begun.set()
         may_go_on.wait()
 
-    checks = [Check("many", of_many, READY, quick=True), Check("one", lambda: asked.append("one"), LIVE, quick=True)]
+    checks = [
+        Check("many", of_many, READY, quick=True),
+        Check("one", lambda: asked.append("one"), LIVE, quick=True),
+    ]
     with serving(checks=checks) as server, calling(server) as many, calling(server) as one:
         assert eventually(lambda: len(clients_of(server)) == 2)
         many.say(GET_READY * 1000)
@@ -621,7 +718,9 @@ def test_the_longest_head_is_taken() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["at once", "in pieces"])
-@pytest.mark.parametrize("head", [head_of(LONGEST_HEAD + 1), b"x" * 10_000], ids=["complete", "without end"])
+@pytest.mark.parametrize(
+    "head", [head_of(LONGEST_HEAD + 1), b"x" * 10_000], ids=["complete", "without end"]
+)
 def test_a_longer_one_is_refused_and_the_connection_closed(head: bytes, pieces: int) -> None:
     size = len(head) // pieces + 1
     with serving() as server, calling(server) as caller:
@@ -632,7 +731,9 @@ def test_a_longer_one_is_refused_and_the_connection_closed(head: bytes, pieces: 
 
 
 @pytest.mark.parametrize(
-    "nonsense", [b"\r\n\r\n", b"hello\r\n\r\n", b"GET / HTTP/1.1\r\nx\r\n\r\n", b"\x16\x03\x01\r\n\r\n"], ids=repr
+    "nonsense",
+    [b"\r\n\r\n", b"hello\r\n\r\n", b"GET / HTTP/1.1\r\nx\r\n\r\n", b"\x16\x03\x01\r\n\r\n"],
+    ids=repr,
 )
 def test_a_malformed_head_is_refused_and_the_connection_closed(nonsense: bytes) -> None:
     with serving() as server, calling(server, nonsense) as caller:
@@ -641,7 +742,10 @@ def test_a_malformed_head_is_refused_and_the_connection_closed(nonsense: bytes) 
 
 
 def test_a_client_that_has_said_its_last_word_still_gets_its_answer(hanging: Hanging) -> None:
-    with serving(checks=[check(hanging.probe, deadline=PATIENCE)]) as server, calling(server, GET_READY) as caller:
+    with (
+        serving(checks=[check(hanging.probe, deadline=PATIENCE)]) as server,
+        calling(server, GET_READY) as caller,
+    ):
         caller.socket.shutdown(socket.SHUT_WR)
         assert hanging.began.wait(PATIENCE)
         hanging.let_go()
@@ -649,8 +753,12 @@ def test_a_client_that_has_said_its_last_word_still_gets_its_answer(hanging: Han
         assert caller.was_sent_away()
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /", GET_READY, GET_READY * 3], ids=["nothing", "half", "all", "more"])
-def test_clients_that_go_away_leave_nothing_behind(said: bytes, hanging: Hanging, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /", GET_READY, GET_READY * 3], ids=["nothing", "half", "all", "more"]
+)
+def test_clients_that_go_away_leave_nothing_behind(
+    said: bytes, hanging: Hanging, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(checks=[check(hanging.probe, deadline=0.05)]) as server:
         before = len(open_descriptors())
         for linger in (b"\0" * 8, b"\1\0\0\0\0\0\0\0"):
@@ -666,11 +774,16 @@ def test_answers_are_sent_without_delay() -> None:
         assert eventually(lambda: len(clients_of(server)) == 1)
         [client] = clients_of(server)
         assert client._transport is not None
-        assert 0 != client._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert 0 != client._transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
 
 
 def test_128_clients_can_come_while_it_is_busy(hanging: Hanging) -> None:
-    with serving(checks=[check(hanging.probe, quick=True, deadline=PATIENCE)]) as server, calling(server, GET_READY) as first:
+    with (
+        serving(checks=[check(hanging.probe, quick=True, deadline=PATIENCE)]) as server,
+        calling(server, GET_READY) as first,
+    ):
         assert hanging.began.wait(PATIENCE)
         with ExitStack() as callers:
             crowd = [callers.enter_context(calling(server, GET)) for _ in range(128)]
@@ -699,7 +812,10 @@ def test_it_listens_on_ipv6_too() -> None:
     if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):  # noqa: PTH110 - one look
         pytest.skip("this machine has no IPv6")
     with serving(host="::1", checks=SOME) as server:
-        assert ("::1", 2) == (where(server)[0], len(json.loads(got(server, "/health/ready?verbose")[2])["checks"]))
+        assert ("::1", 2) == (
+            where(server)[0],
+            len(json.loads(got(server, "/health/ready?verbose")[2])["checks"]),
+        )
 
 
 def test_a_host_can_be_named() -> None:
@@ -711,7 +827,10 @@ def test_the_port_can_be_bound_again_right_after_a_stop() -> None:
     server = HealthServer(host="127.0.0.1", port=free_port())
     for _ in range(5):
         server.start()
-        with calling(server, b"GET /livez HTTP/1.0\r\n\r\n") as closed, calling(server, GET) as kept:
+        with (
+            calling(server, b"GET /livez HTTP/1.0\r\n\r\n") as closed,
+            calling(server, GET) as kept,
+        ):
             closed.rest()
             kept.hears()
             assert server.stop()
@@ -730,7 +849,9 @@ def test_a_stop_leaves_no_client_no_descriptor_and_no_thread_whenever_it_comes(s
                 assert server.stop()
 
 
-def test_what_is_asked_in_the_middle_of_a_stop_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_in_the_middle_of_a_stop_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its thread would be left behind."""
     let_go, asked = module._let_go, []
 
@@ -740,7 +861,10 @@ def test_what_is_asked_in_the_middle_of_a_stop_is_not_begun(monkeypatch: pytest.
         await asyncio.sleep(0.05)
         await let_go(listening)
 
-    with serving(checks=[check(lambda: asked.append("asked"))]) as server, calling(server, GET) as caller:
+    with (
+        serving(checks=[check(lambda: asked.append("asked"))]) as server,
+        calling(server, GET) as caller,
+    ):
         caller.hears()
         monkeypatch.setattr(module, "_let_go", meanwhile)
         assert server.stop()
@@ -753,7 +877,10 @@ def test_a_port_in_use_is_told_and_the_start_can_be_tried_again() -> None:
         server = HealthServer(host="127.0.0.1", port=port)
         with pytest.raises(UsageError) as refused:
             server.start()
-    assert f"the health port {port} on 127.0.0.1 is in use; choose another, or end what listens there" == str(refused.value)
+    assert (
+        f"the health port {port} on 127.0.0.1 is in use; choose another, or end what listens there"
+        == str(refused.value)
+    )
     with server:
         assert 200 == got(server, "/health")[0]
 
@@ -764,7 +891,11 @@ REFUSALS: dict[str, tuple[Exception, type[LongwatchError], str]] = {
         UsageError,
         "the health port 80 on h needs privileges; choose one above 1023",
     ),
-    "descriptors": (OSError(errno.EMFILE, "Too many"), TryAgainError, "the health port 80 cannot be opened: Too many; try again"),
+    "descriptors": (
+        OSError(errno.EMFILE, "Too many"),
+        TryAgainError,
+        "the health port 80 cannot be opened: Too many; try again",
+    ),
 }
 
 
@@ -776,7 +907,9 @@ def test_other_refusals_are_told_with_their_cure(case: str) -> None:
     assert (kind, words) == (type(refusal), str(refusal))
 
 
-@pytest.mark.parametrize("host", ["203.0.113.1", "a..b", "x" * 100], ids=["not ours", "no name", "too long"])
+@pytest.mark.parametrize(
+    "host", ["203.0.113.1", "a..b", "x" * 100], ids=["not ours", "no name", "too long"]
+)
 def test_a_host_that_cannot_be_listened_on_is_told_and_nothing_is_left_running(host: str) -> None:
     server = HealthServer(host=host, port=0)
     with nothing_left_open(), pytest.raises(UsageError, match=host.replace(".", r"\.")):
@@ -785,7 +918,10 @@ def test_a_host_that_cannot_be_listened_on_is_told_and_nothing_is_left_running(h
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_that_is_none_is_refused(port: int) -> None:
-    with pytest.raises(UsageError, match=rf"^a health port is a number from 0 \(any free one\) to 65535, not {port}$"):
+    with pytest.raises(
+        UsageError,
+        match=rf"^a health port is a number from 0 \(any free one\) to 65535, not {port}$",
+    ):
         HealthServer(port=port)
 
 
@@ -798,7 +934,9 @@ def test_it_keeps_the_contract_of_a_service() -> None:
     port = free_port()
 
     def server() -> HealthServer:
-        return HealthServer(host="127.0.0.1", port=port, readiness_check=lambda: True, metrics=lambda: "")
+        return HealthServer(
+            host="127.0.0.1", port=port, readiness_check=lambda: True, metrics=lambda: ""
+        )
 
     @contextmanager
     def port_in_use(_: Service) -> Iterator[None]:
@@ -808,20 +946,27 @@ def test_it_keeps_the_contract_of_a_service() -> None:
     check_service(server, broken=port_in_use)
 
 
-def test_nothing_is_logged_about_requests(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_logged_about_requests(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     caplog.set_level(0)
     with serving(metrics=dies(OSError()), readiness_check=dies(OSError())) as server:
         for path in ("/health", "/health/ready", "/metrics", "/nowhere"):
             got(server, path)
         with calling(server, b"nonsense\r\n\r\n") as caller:
             caller.rest()
-    assert ([], ("", "")) == ([each for each in caplog.records if each.name != "asyncio"], capfd.readouterr())
+    assert ([], ("", "")) == (
+        [each for each in caplog.records if each.name != "asyncio"],
+        capfd.readouterr(),
+    )
 
 
 FORKS = """
     import http.client, os, signal, socket, sys, threading, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-    os.register_at_fork(after_in_child=lambda: signal.alarm(60))  # a test that went wrong leaves nothing for good
+    os.register_at_fork(
+        after_in_child=lambda: signal.alarm(60)
+    )  # a test that went wrong leaves nothing for good
     from longwatch.host.health_server import HealthServer
 
     def status(server):

@@ -37,11 +37,15 @@ class NoGuardian:
 
 def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> Checker:
     asked_how = HealthPolicy(probe=HttpProbe(port=port, path=path), **policy)
-    return Checker(asked_how, guardian=NoGuardian(), process=ProcessSpec(argv=["-"], env={}), clock=clock)
+    return Checker(
+        asked_how, guardian=NoGuardian(), process=ProcessSpec(argv=["-"], env={}), clock=clock
+    )
 
 
 class Server:
-    """Answers every connection as the test says, byte by byte if need be, each in a thread of its own."""
+    """Answers every connection as the test says, byte by byte if need be, each in a thread of
+    its own.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -135,12 +139,31 @@ def test_another_path_can_be_asked_for() -> None:
         (CHUNKED[:-8], "the answer was cut short"),
         (HEAD + b"Content-Length: 1000000\r\n\r\n" + HEALTHY.ljust(1_000_000), None),
         (HEAD + b"\r\n" + b'{"status": "healthy", "pad": "' + b"x" * 1_000_000 + b'"}', None),
-        (HEAD + b"Content-Length: 2000000\r\n\r\n" + HEALTHY.ljust(2_000_000), "the answer is longer than 1 MiB"),
+        (
+            HEAD + b"Content-Length: 2000000\r\n\r\n" + HEALTHY.ljust(2_000_000),
+            "the answer is longer than 1 MiB",
+        ),
         (HEAD + b"\r\n" + HEALTHY.ljust(2_000_000), "the answer is longer than 1 MiB"),
     ],
     ids=[
-        *["no length", "503", "wrong status", "no JSON", "cut", "half a head", "nothing", "no HTTP"],
-        *["chunked", "a chunk missing", "1 MB", "1 MB without length", "2 MB", "2 MB without length"],
+        *[
+            "no length",
+            "503",
+            "wrong status",
+            "no JSON",
+            "cut",
+            "half a head",
+            "nothing",
+            "no HTTP",
+        ],
+        *[
+            "chunked",
+            "a chunk missing",
+            "1 MB",
+            "1 MB without length",
+            "2 MB",
+            "2 MB without length",
+        ],
     ],
 )
 def test_an_answer_is_judged_when_the_connection_ends(answer: bytes, reason: str | None) -> None:
@@ -160,10 +183,16 @@ def test_an_answer_that_comes_in_small_pieces_is_put_together() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(WITH_LENGTH + HEALTHY, None), (CHUNKED, None), (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\n", "status 503")],
+    [
+        (WITH_LENGTH + HEALTHY, None),
+        (CHUNKED, None),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n\r\n", "status 503"),
+    ],
     ids=["its length is known", "its last chunk is there", "its status is a refusal"],
 )
-def test_a_connection_that_is_kept_alive_is_not_waited_for_when_the_verdict_is_clear(answer: bytes, reason: str | None) -> None:
+def test_a_connection_that_is_kept_alive_is_not_waited_for_when_the_verdict_is_clear(
+    answer: bytes, reason: str | None
+) -> None:
     def keeping_alive(connection: socket.socket) -> None:
         connection.sendall(answer)
         until_hung_up(connection)
@@ -188,7 +217,10 @@ def test_a_connection_that_is_reset_is_a_failure() -> None:
         assert "no connection: Connection reset by peer" == asked(server.port)
 
 
-@pytest.mark.parametrize("said", [b"", HEAD, WITH_LENGTH, WITH_LENGTH + HEALTHY[:-1], HEAD + b"\r\n" + HEALTHY, CHUNKED[:-5]])
+@pytest.mark.parametrize(
+    "said",
+    [b"", HEAD, WITH_LENGTH, WITH_LENGTH + HEALTHY[:-1], HEAD + b"\r\n" + HEALTHY, CHUNKED[:-5]],
+)
 def test_an_answer_that_stalls_is_a_failure_when_its_time_is_over(said: bytes) -> None:
     stalled = threading.Event()
 
@@ -264,7 +296,13 @@ class Watched:
         self.heard: list[tuple[bool, int]] = []
         self._loop = loop
         checker = http(server.port, self.clock, **policy)
-        self.ending = loop.spawn(watch(checker, self.clock, lambda reason, failures: self.heard.append((reason is None, failures))))
+        self.ending = loop.spawn(
+            watch(
+                checker,
+                self.clock,
+                lambda reason, failures: self.heard.append((reason is None, failures)),
+            )
+        )
         self.clock.await_parked(1)
 
     def await_heard(self, count: int) -> None:
@@ -288,7 +326,10 @@ def test_a_watch_asks_until_it_was_failed_often_enough_and_says_why_it_has_to_go
             watched.clock.advance(29.9, parked=1)
             assert count == server.asked
             watched.clock.advance(0.1, parked=1 if count < 5 else 0)
-        assert '3 failed health checks in a row: "status" is null, not "healthy"' == watched.ending.result(PATIENCE)
+        assert (
+            '3 failed health checks in a row: "status" is null, not "healthy"'
+            == watched.ending.result(PATIENCE)
+        )
     assert [(True, 0), (False, 1), (True, 0), (False, 1), (False, 2), (False, 3)] == watched.heard
 
 
@@ -302,7 +343,9 @@ def test_questions_never_overlap_though_an_answer_takes_longer_than_the_interval
             watched.clock.advance(4.9, parked=1)
             assert (count, count - 1) == (server.asked, len(watched.heard))
             watched.clock.advance(0.1, parked=1 if count < 3 else 0)
-        assert "3 failed health checks in a row: no full answer in 5 s" == watched.ending.result(PATIENCE)
+        assert "3 failed health checks in a row: no full answer in 5 s" == watched.ending.result(
+            PATIENCE
+        )
 
 
 def test_the_failures_of_one_watch_do_not_count_for_the_next() -> None:

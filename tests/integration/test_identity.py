@@ -20,7 +20,9 @@ from longwatch.host.identity import Identity, identity_environment, identity_of
 from longwatch.host.process import Limits
 from snippet import running
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another user")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can run programs as another user"
+)
 
 FAMILY = """
     (setsid sh -c 'trap "" TERM; echo orphan; while :; do sleep 1; done' "$0" &)
@@ -52,7 +54,7 @@ def said(kid: Kid) -> tuple[str, str]:
     return str(cause), kid.out.data.decode()
 
 
-# --- who that is --------------------------------------------------------------------------------------------------------------
+# --- who that is ----------------------------------------------------------------------------------
 
 
 def test_a_user_is_known_by_name_and_by_number() -> None:
@@ -84,7 +86,10 @@ def test_what_is_no_user_is_refused(user: str) -> None:
 def test_another_user_is_refused_when_we_are_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid + 1)
-    with pytest.raises(UsageError, match="only root can run programs as another user: start as root, or as 'nobody'"):
+    with pytest.raises(
+        UsageError,
+        match="only root can run programs as another user: start as root, or as 'nobody'",
+    ):
         identity_of("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
     assert nobody.pw_uid == identity_of("nobody").uid
@@ -95,14 +100,16 @@ def test_a_child_may_run_as_whoever_we_are(marks: Den) -> None:
     assert ("exit 0", f"{os.geteuid()}\n") == said(kid)
 
 
-# --- running as somebody else -------------------------------------------------------------------------------------------------
+# --- running as somebody else ---------------------------------------------------------------------
 
 
 @needs_root
 def test_a_child_runs_as_the_user_with_their_groups_alone(home: Den) -> None:
     nobody = pwd.getpwnam("nobody")
     ids = f"{nobody.pw_uid} {nobody.pw_uid} {nobody.pw_gid} {nobody.pw_gid}"
-    assert ("exit 0", f"{ids} {nobody.pw_gid}\n") == said(as_nobody(home, "echo $(id -ru; id -u; id -rg; id -g; id -G)"))
+    assert ("exit 0", f"{ids} {nobody.pw_gid}\n") == said(
+        as_nobody(home, "echo $(id -ru; id -u; id -rg; id -g; id -G)")
+    )
 
 
 @needs_root
@@ -115,7 +122,9 @@ def test_every_group_of_the_identity_is_taken(marks: Den) -> None:
 
 
 @needs_root
-def test_a_child_that_runs_as_nobody_cannot_read_what_is_roots(marks: Den, open_folder: Path) -> None:
+def test_a_child_that_runs_as_nobody_cannot_read_what_is_roots(
+    marks: Den, open_folder: Path
+) -> None:
     secret = open_folder / "secret"
     secret.write_text("told")
     secret.chmod(0o600)
@@ -150,14 +159,18 @@ def test_a_captured_output_can_be_opened_by_its_name_by_that_user(marks: Den) ->
 
 @needs_root
 def test_limits_that_take_privileges_are_set_before_the_user_is_changed(marks: Den) -> None:
-    effective = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
+    effective = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("CapEff")
+    )
     if not int(effective.split()[1], 16) >> 23 & 1:
         pytest.skip("this root may not raise priorities")
     kid = as_nobody(marks, "nice; umask", limits=Limits(nice=-3, memory=1 << 30), umask=0o077)
     assert ("exit 0", "-3\n0077\n") == said(kid)
 
 
-# --- and is still ours --------------------------------------------------------------------------------------------------------
+# --- and is still ours ----------------------------------------------------------------------------
 
 
 @needs_root
@@ -186,7 +199,9 @@ HOST = """
     guardian = Guardian(loop, cgroups=cgroups)
     guardian.start()
     argv = ["sh", "-c", script, token]
-    spec = ProcessSpec(argv=argv, env={"PATH": os.defpath}, cwd="/", stdout=1, identity=identity_of("nobody"))
+    spec = ProcessSpec(
+        argv=argv, env={"PATH": os.defpath}, cwd="/", stdout=1, identity=identity_of("nobody")
+    )
     child = loop.call(guardian.spawn(spec), timeout=30)
     os.write(1, f"started {guardian.pid} {child.pid}\\n".encode())
     signal.pause()
@@ -204,7 +219,9 @@ class Held:
             self.snippet.say(line)
         lines = [self.snippet.line() for _ in range(3)]
         assert {"leader", "orphan"} < set(lines), lines
-        self.guardian, self.leader = next(map(int, line.split()[1:]) for line in lines if line.startswith("started"))
+        self.guardian, self.leader = next(
+            map(int, line.split()[1:]) for line in lines if line.startswith("started")
+        )
 
     def close(self) -> None:
         for pid in bearers(self.token):
@@ -230,7 +247,9 @@ def test_a_host_that_is_killed_leaves_nobody_of_another_user(held: Held) -> None
 
 
 @needs_root
-def test_a_leader_of_another_user_dies_with_its_guardian_though_the_host_does_nothing(held: Held) -> None:
+def test_a_leader_of_another_user_dies_with_its_guardian_though_the_host_does_nothing(
+    held: Held,
+) -> None:
     """The kernel forgets the death signal when the user changes."""
     held.snippet.signal(signal.SIGSTOP)
     assert eventually(lambda: state(held.snippet._child.pid) == "T")

@@ -102,7 +102,9 @@ class Kept:
         end = self.clock.monotonic() + seconds
         while (now := self.clock.monotonic()) < end:
             self.clock.await_parked(RESTING)
-            self.clock.advance(min(max(self.clock._next_due() - now, 0.0), end - now), parked=RESTING)
+            self.clock.advance(
+                min(max(self.clock._next_due() - now, 0.0), end - now), parked=RESTING
+            )
             renewal = self.engine._shift._keeper._renewal  # type: ignore[union-attr]
             assert renewal is None or renewal.over.block(PATIENCE)
         self.clock.await_parked(RESTING)
@@ -112,7 +114,9 @@ class Kept:
 def kept(gate: Gate, parent: Parent, *rows: Item) -> Iterator[Kept]:
     source, clock, observer = KnownSource(list(rows)), FakeClock(), RecordingObserver()
     line = ParentLine(parent.address)
-    engine = Engine(source, gate, policy=KEPT, clock=clock, events=Events(observer), parent=line, name="mail")
+    engine = Engine(
+        source, gate, policy=KEPT, clock=clock, events=Events(observer), parent=line, name="mail"
+    )
     engine.start()
     word = parent.hear_of("leases")
     page = ForeignPage(word["page"])
@@ -151,16 +155,27 @@ def test_it_announces_their_end_when_the_last_is_settled(parent: Parent) -> None
         gate.open(1)
         here.source.await_settled((1, Outcome.DONE))
         assert here.engine.stop(timeout=None)
-        assert {"about": "leases_over", "pid": os.getpid(), "engine": "mail", "owner": 1} == parent.hear()
+        assert {
+            "about": "leases_over",
+            "pid": os.getpid(),
+            "engine": "mail",
+            "owner": 1,
+        } == parent.hear()
         assert not Path(here.word["page"]).exists()
 
 
 def test_without_its_parent_it_does_not_begin_and_leaves_nothing(tmp_path: Path) -> None:
     source = KnownSource([Item(1)])
     engine = Engine(source, Gate(), policy=KEPT, parent=ParentLine(str(tmp_path / "nobody")))
-    with pytest.raises(TryAgainError, match="the parent of this worker cannot be told of its leases"):
+    with pytest.raises(
+        TryAgainError, match="the parent of this worker cannot be told of its leases"
+    ):
         engine.start()
-    assert (True, False, set()) == (engine.stopped, Path(source.pages[0]).exists(), source._listeners)
+    assert (True, False, set()) == (
+        engine.stopped,
+        Path(source.pages[0]).exists(),
+        source._listeners,
+    )
     assert "exchange" not in source.calls
 
 
@@ -219,7 +234,9 @@ def test_what_it_renews_by_itself_the_page_says_too(parent: Parent) -> None:
         assert here.clock.monotonic() < here.page.read().trusted_until
 
 
-def test_with_neither_parent_nor_store_the_lease_is_lost_in_time_and_nothing_more_begins(parent: Parent) -> None:
+def test_with_neither_parent_nor_store_the_lease_is_lost_in_time_and_nothing_more_begins(
+    parent: Parent,
+) -> None:
     gate = Gate()
 
     def down() -> None:
@@ -231,7 +248,10 @@ def test_with_neither_parent_nor_store_the_lease_is_lost_in_time_and_nothing_mor
         here.pass_time(TRUST - 0.1)
         assert not gate.contexts[1].lease_lost
         here.pass_time(0.2)
-        assert (True, "untrusted") == (gate.contexts[1].lease_lost, here.observer.wait_for(LeaseLost).reason)
+        assert (True, "untrusted") == (
+            gate.contexts[1].lease_lost,
+            here.observer.wait_for(LeaseLost).reason,
+        )
         gate.open(1)
         here.source.await_settled((1, Outcome.BACK))
         here.pass_time(30.0)
@@ -255,7 +275,9 @@ def test_a_parent_that_renews_again_mends_what_was_lost(parent: Parent) -> None:
         gate.next()
 
 
-def test_rows_begin_on_the_word_of_the_parent_alone_whatever_holds_up_the_keeper(parent: Parent) -> None:
+def test_rows_begin_on_the_word_of_the_parent_alone_whatever_holds_up_the_keeper(
+    parent: Parent,
+) -> None:
     gate = Gate()
     with kept(gate, parent, Item(1)) as here:
         gate.next()
@@ -290,7 +312,9 @@ def test_the_page_shows_that_the_engine_itself_turns(parent: Parent) -> None:
 # --- loops and groups ---
 
 
-def test_a_loop_under_a_parent_leases_for_15_seconds_whatever_it_was_run_with(tmp_path: Path, parent: Parent) -> None:
+def test_a_loop_under_a_parent_leases_for_15_seconds_whatever_it_was_run_with(
+    tmp_path: Path, parent: Parent
+) -> None:
     with SqliteDatabase(tmp_path / "m.db") as database:
         mailbox = open_mailbox(database, "jobs")
         loop = GatedLoop(requests=mailbox)
@@ -299,13 +323,21 @@ def test_a_loop_under_a_parent_leases_for_15_seconds_whatever_it_was_run_with(tm
         with looping(loop, visibility_timeout=1800):
             loop.next()
             word = parent.hear_of("leases")
-            assert (LEASE_UNDER_A_PARENT, None) == (loop._engine.policy.lease.duration, loop._engine.policy.stale_after)  # type: ignore[union-attr]
+            assert (LEASE_UNDER_A_PARENT, None) == (
+                loop._engine.policy.lease.duration,  # type: ignore[union-attr]
+                loop._engine.policy.stale_after,  # type: ignore[union-attr]
+            )
             database.jump.lease = LEASE_UNDER_A_PARENT + 1.0
             assert 0 == mailbox.stats().ready
-        assert ("mail", {"kind": "mailbox", "url": database.address, "name": "jobs"}) == (word["engine"], word["source"])
+        assert ("mail", {"kind": "mailbox", "url": database.address, "name": "jobs"}) == (
+            word["engine"],
+            word["source"],
+        )
 
 
-def test_whoever_hears_of_it_can_renew_by_owner_in_another_process(tmp_path: Path, parent: Parent) -> None:
+def test_whoever_hears_of_it_can_renew_by_owner_in_another_process(
+    tmp_path: Path, parent: Parent
+) -> None:
     with SqliteDatabase(tmp_path / "m.db") as database:
         mailbox = open_mailbox(database, "jobs")
         loop = GatedLoop(requests=mailbox, concurrency=2)
@@ -321,7 +353,9 @@ def test_whoever_hears_of_it_can_renew_by_owner_in_another_process(tmp_path: Pat
             store.close()
 
 
-def test_a_loop_on_messages_in_memory_keeps_its_own_leases_for_as_long_as_it_was_run_with(parent: Parent) -> None:
+def test_a_loop_on_messages_in_memory_keeps_its_own_leases_for_as_long_as_it_was_run_with(
+    parent: Parent,
+) -> None:
     loop = GatedLoop(requests=open_mailbox(MemoryStore(), "jobs"))
     loop.attach(Place(name="mail", events=Events(), parent=ParentLine(parent.address)))
     with looping(loop, visibility_timeout=1800):
@@ -335,7 +369,13 @@ def test_a_loop_waits_for_a_parent_that_does_not_listen_yet(tmp_path: Path) -> N
         mailbox = open_mailbox(database, "jobs")
         loop = GatedLoop(requests=mailbox)
         failed = threading.Event()
-        loop.attach(Place(name="mail", events=Events(lambda _: failed.set()), parent=ParentLine(str(tmp_path / "line"))))
+        loop.attach(
+            Place(
+                name="mail",
+                events=Events(lambda _: failed.set()),
+                parent=ParentLine(str(tmp_path / "line")),
+            )
+        )
         mailbox.send("x")
         with looping(loop):
             assert failed.wait(PATIENCE)
@@ -345,7 +385,9 @@ def test_a_loop_waits_for_a_parent_that_does_not_listen_yet(tmp_path: Path) -> N
         later.close()
 
 
-def test_a_group_tells_its_parent_what_it_runs_and_how_it_is(tmp_path: Path, parent: Parent) -> None:
+def test_a_group_tells_its_parent_what_it_runs_and_how_it_is(
+    tmp_path: Path, parent: Parent
+) -> None:
     with SqliteDatabase(tmp_path / "m.db") as database:
         mailbox = open_mailbox(database, "jobs")
         clock = FakeClock()
@@ -384,7 +426,9 @@ def test_the_line_is_taken_out_of_the_environment_which_children_inherit() -> No
     assert ParentLine.from_environment(environ) is None
 
 
-def test_what_may_be_lost_is_said_without_waiting_and_without_complaint(tmp_path: Path, parent: Parent) -> None:
+def test_what_may_be_lost_is_said_without_waiting_and_without_complaint(
+    tmp_path: Path, parent: Parent
+) -> None:
     ParentLine(str(tmp_path / "nobody")).mention("state", ready=True)
     line = ParentLine(parent.address)
     for _ in range(1000):

@@ -25,13 +25,18 @@ def test_a_child_that_nobody_waited_for_is_named() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.read()
-        assert [f"child process {child.pid}"] == [line.partition(" (")[0] for line in before.left_behind(patience=0)]
+        assert [f"child process {child.pid}"] == [
+            line.partition(" (")[0] for line in before.left_behind(patience=0)
+        ]
 
 
 def test_a_thread_that_keeps_the_process_alive_is_named_and_a_daemon_is_not() -> None:
     before = Running.now()
     end = threading.Event()
-    threads = [threading.Thread(target=end.wait, name=f"daemon={daemon}", daemon=daemon) for daemon in (True, False)]
+    threads = [
+        threading.Thread(target=end.wait, name=f"daemon={daemon}", daemon=daemon)
+        for daemon in (True, False)
+    ]
     for thread in threads:
         thread.start()
     assert ["thread daemon=False"] == before.left_behind(patience=0)

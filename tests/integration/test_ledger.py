@@ -71,7 +71,9 @@ def test_what_is_settled_is_on_disk_while_the_ledger_is_open(books: Books) -> No
         ledger.read(forget_after=MONTH)
         books.note(ledger, "web", KNOWN)
         other = SqliteDatabase(books.path)
-        assert [("web",)] == other.read(lambda transaction: transaction.rows("SELECT name FROM longwatch_programs"))
+        assert [("web",)] == other.read(
+            lambda transaction: transaction.rows("SELECT name FROM longwatch_programs")
+        )
         other.close()
 
 
@@ -89,7 +91,9 @@ def test_what_was_noted_and_not_settled_is_written_by_the_stop(books: Books) -> 
     assert {"web": KNOWN} == books.read("web")
 
 
-def test_programs_that_are_no_more_are_forgotten_after_their_time_and_known_ones_never(books: Books) -> None:
+def test_programs_that_are_no_more_are_forgotten_after_their_time_and_known_ones_never(
+    books: Books,
+) -> None:
     with books.open() as ledger:
         books.note(ledger, "gone", KNOWN)
         books.note(ledger, "here", KNOWN)
@@ -98,7 +102,11 @@ def test_programs_that_are_no_more_are_forgotten_after_their_time_and_known_ones
 
 
 @pytest.mark.parametrize(
-    "content", [b"this is no database, though long enough to be looked at " * 100, b"SQLite format 3\0" + b"x" * 4096]
+    "content",
+    [
+        b"this is no database, though long enough to be looked at " * 100,
+        b"SQLite format 3\0" + b"x" * 4096,
+    ],
 )
 def test_a_damaged_ledger_is_kept_aside_and_begun_anew(books: Books, content: bytes) -> None:
     books.path.write_bytes(content)
@@ -138,7 +146,11 @@ def test_rows_that_no_ledger_wrote_are_kept_aside_too(books: Books, memory: str)
     with books.open() as ledger:
         books.note(ledger, "web", KNOWN)
     database = SqliteDatabase(books.path)
-    database.write(lambda transaction: transaction.execute("UPDATE longwatch_programs SET memory = :memory", {"memory": memory}))
+    database.write(
+        lambda transaction: transaction.execute(
+            "UPDATE longwatch_programs SET memory = :memory", {"memory": memory}
+        )
+    )
     database.close()
     assert {} == books.read("web")
     assert 1 == len(books.heard.of(LedgerSetAside))
@@ -149,7 +161,11 @@ def test_keys_of_a_newer_version_are_passed_over(books: Books) -> None:
         books.note(ledger, "web", KNOWN)
     database = SqliteDatabase(books.path)
     newer = json.dumps({**KNOWN.to_dict(), "mood": "good"})
-    database.write(lambda transaction: transaction.execute("UPDATE longwatch_programs SET memory = :memory", {"memory": newer}))
+    database.write(
+        lambda transaction: transaction.execute(
+            "UPDATE longwatch_programs SET memory = :memory", {"memory": newer}
+        )
+    )
     database.close()
     assert {"web": KNOWN} == books.read("web")
 

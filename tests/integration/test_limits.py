@@ -34,7 +34,7 @@ def end_of(home: Den, code: str, *, memory: int = LIMIT) -> str:
     return str(home.spawn(EATER + code, stderr=None, limits=Limits(memory=memory)).wait().cause)
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_a_child_that_eats_more_memory_than_it_may_ends_with_the_cause_memory(home: Den) -> None:
@@ -46,7 +46,9 @@ def test_a_child_that_stays_below_its_memory_limit_is_left_alone(home: Den) -> N
 
 
 def test_a_shell_that_fails_for_its_hungry_child_ends_with_the_cause_memory(home: Den) -> None:
-    assert "memory" == end_of(home, "if os.fork() == 0: eat(300)\nsys.exit(os.waitstatus_to_exitcode(os.wait()[1]) and 7)")
+    assert "memory" == end_of(
+        home, "if os.fork() == 0: eat(300)\nsys.exit(os.waitstatus_to_exitcode(os.wait()[1]) and 7)"
+    )
 
 
 def test_a_crash_over_memory_that_was_refused_has_the_cause_memory(marks: Den) -> None:
@@ -63,12 +65,18 @@ def test_a_child_that_bears_the_refusal_ends_as_it_likes(marks: Den) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_one_that_has_eaten_nearly_all_keeps_its_own_cause(marks: Den, signum: int) -> None:
-    assert f"signal {int(signum)}" == end_of(marks, f"kept = eat(75); os.kill(os.getpid(), {int(signum)}); rest()")
+def test_a_signal_to_one_that_has_eaten_nearly_all_keeps_its_own_cause(
+    marks: Den, signum: int
+) -> None:
+    assert f"signal {int(signum)}" == end_of(
+        marks, f"kept = eat(75); os.kill(os.getpid(), {int(signum)}); rest()"
+    )
 
 
 def test_one_that_is_stopped_while_it_has_eaten_nearly_all_keeps_its_own_cause(marks: Den) -> None:
-    code = "kept = eat(75); signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); say('full'); rest()"
+    code = (
+        "kept = eat(75); signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); say('full'); rest()"
+    )
     kid = marks.spawn(EATER + code, limits=Limits(memory=LIMIT))
     kid.out.await_text("full")
     ending = kid.stop(StopPolicy(grace=60.0))
@@ -80,13 +88,20 @@ def test_one_without_a_limit_may_eat(home: Den) -> None:
 
 
 def test_memory_that_is_reserved_and_not_used_is_no_reason_to_refuse_it(marks: Den) -> None:
-    """What node and java do at their start: the reason why the address space is not what is limited."""
-    reserve = "import mmap; kept = mmap.mmap(-1, 1 << 34, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)"
+    """What node and java do at their start: the reason why the address space is not what is
+    limited.
+    """
+    reserve = (
+        "import mmap; kept = mmap.mmap(-1, 1 << 34, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, "
+        "prot=mmap.PROT_READ)"
+    )
     kid = marks.start([sys.executable, "-I", "-c", reserve], limits=Limits(memory=LIMIT))
     assert "exit 0" == str(kid.wait().cause)
 
 
-def test_a_limit_too_small_for_any_program_is_told_one_way_or_the_other_and_leaves_nothing(marks: Den) -> None:
+def test_a_limit_too_small_for_any_program_is_told_one_way_or_the_other_and_leaves_nothing(
+    marks: Den,
+) -> None:
     try:
         cause = end_of(marks, "pass", memory=4096)
     except SpawnError as error:
@@ -96,7 +111,7 @@ def test_a_limit_too_small_for_any_program_is_told_one_way_or_the_other_and_leav
     assert {} == marks.guardian._children
 
 
-# --- open files, nice, umask --------------------------------------------------------------------------------------------------
+# --- open files, nice, umask ----------------------------------------------------------------------
 
 
 def test_a_child_sees_its_limit_of_open_files_soft_and_hard(home: Den) -> None:
@@ -105,9 +120,14 @@ def test_a_child_sees_its_limit_of_open_files_soft_and_hard(home: Den) -> None:
     assert b"77\n77\n" == kid.out.data
 
 
-def test_more_open_files_than_anybody_may_have_are_refused_with_the_most_there_are(marks: Den) -> None:
+def test_more_open_files_than_anybody_may_have_are_refused_with_the_most_there_are(
+    marks: Den,
+) -> None:
     most = int(Path("/proc/sys/fs/nr_open").read_text())
-    with pytest.raises(SpawnError, match=rf"^cannot allow it {most + 1} open files: no more than \d+ are allowed here$") as caught:
+    with pytest.raises(
+        SpawnError,
+        match=rf"^cannot allow it {most + 1} open files: no more than \d+ are allowed here$",
+    ) as caught:
         marks.start(["true"], limits=Limits(open_files=most + 1))
     assert errno.EPERM == caught.value.errno
     assert {} == marks.guardian._children
@@ -133,7 +153,12 @@ def test_without_limits_and_umask_a_child_has_those_of_the_host(marks: Den) -> N
     kid.wait()
     limits = Path("/proc/self/limits").read_text().splitlines()
     soft = {line[:26].strip(): line[26:].split()[0] for line in limits}
-    expected = [f"{former:04o}", os.getpriority(os.PRIO_PROCESS, 0), soft["Max open files"], soft["Max data size"]]
+    expected = [
+        f"{former:04o}",
+        os.getpriority(os.PRIO_PROCESS, 0),
+        soft["Max open files"],
+        soft["Max data size"],
+    ]
     assert [str(value) for value in expected] == kid.out.data.decode().split()
 
 
@@ -145,13 +170,19 @@ POWERLESS = """
     from longwatch.host.loop import LoopThread
     from longwatch.host.process import Limits, ProcessSpec
 
-    for capability in (6, 7, 23):  # CAP_SETGID, CAP_SETUID, CAP_SYS_NICE: the guardian is executed without them
+    for capability in (
+        6, 7, 23
+    ):  # CAP_SETGID, CAP_SETUID, CAP_SYS_NICE: the guardian is executed without them
         ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
     stranger = Identity(name="stranger", uid=os.geteuid() + 4242, gid=4242, groups=(4242,))
     with LoopThread() as loop, Guardian(loop) as guardian:
-        for extra in ({"limits": Limits(nice=os.getpriority(os.PRIO_PROCESS, 0) - 1)}, {"identity": stranger}):
+        for extra in (
+            {"limits": Limits(nice=os.getpriority(os.PRIO_PROCESS, 0) - 1)}, {"identity": stranger}
+        ):
             try:
-                loop.call(guardian.spawn(ProcessSpec(argv=["/bin/true"], env={}, **extra)), timeout=20)
+                loop.call(
+                    guardian.spawn(ProcessSpec(argv=["/bin/true"], env={}, **extra)), timeout=20
+                )
                 print("started")
             except SpawnError as error:
                 print(error)
@@ -160,11 +191,14 @@ POWERLESS = """
 
 def test_what_needs_privileges_that_we_do_not_have_is_told() -> None:
     with running(POWERLESS) as host:
-        assert f"cannot set its nice value to {os.getpriority(os.PRIO_PROCESS, 0) - 1}: Permission denied" == host.line()
+        assert (
+            f"cannot set its nice value to {os.getpriority(os.PRIO_PROCESS, 0) - 1}: "
+            f"Permission denied" == host.line()
+        )
         assert "cannot become user 'stranger': Operation not permitted" == host.line()
 
 
-# --- one sink for both outputs ------------------------------------------------------------------------------------------------
+# --- one sink for both outputs --------------------------------------------------------------------
 
 
 def test_one_sink_for_both_outputs_gets_their_lines_in_order_through_one_pipe(home: Den) -> None:
@@ -181,7 +215,7 @@ def test_one_sink_for_both_outputs_gets_their_lines_in_order_through_one_pipe(ho
     assert [*map(str, range(200)), "same"] == both.data.decode().splitlines()
 
 
-# --- a grace that is extended -------------------------------------------------------------------------------------------------
+# --- a grace that is extended ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -217,7 +251,9 @@ def test_an_extension_before_the_stop_is_none(timed: tuple[Den, FakeClock]) -> N
     assert "signal 9" == str(stopping.result(30.0).cause)
 
 
-def test_a_later_stop_with_a_short_grace_hastens_one_that_was_extended(timed: tuple[Den, FakeClock]) -> None:
+def test_a_later_stop_with_a_short_grace_hastens_one_that_was_extended(
+    timed: tuple[Den, FakeClock],
+) -> None:
     home, clock = timed
     kid = home.spawn("deaf(); say('ready'); rest()")
     kid.out.await_text("ready")
@@ -228,12 +264,15 @@ def test_a_later_stop_with_a_short_grace_hastens_one_that_was_extended(timed: tu
     assert "signal 9" == str(stopping.result(30.0).cause)
 
 
-# --- many at once -------------------------------------------------------------------------------------------------------------
+# --- many at once ---------------------------------------------------------------------------------
 
 
 def test_a_hundred_children_with_limits_start_at_once_and_stop_at_once(home: Den) -> None:
     spec = ProcessSpec(
-        argv=["sleep", "100"], env={"PATH": os.defpath}, limits=Limits(memory=LIMIT, open_files=64, nice=19), umask=0o077
+        argv=["sleep", "100"],
+        env={"PATH": os.defpath},
+        limits=Limits(memory=LIMIT, open_files=64, nice=19),
+        umask=0o077,
     )
 
     async def storm() -> list[Ending]:

@@ -74,14 +74,19 @@ def test_a_last_line_that_was_never_finished_is_ended_before_the_next(tmp_path: 
     assert b'{"half":\na\nb\n' == path.read_bytes()
 
 
-def test_the_log_is_rotated_before_it_grows_too_large_and_the_oldest_file_goes(tmp_path: Path) -> None:
+def test_the_log_is_rotated_before_it_grows_too_large_and_the_oldest_file_goes(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "x.log"
     log = LogFile(path, max_bytes=250, keep=2)
     for number in range(9):
         assert log.write(b"%d %s\n" % (number, b"x" * 97))
     log.close()
 
-    contents = {file.name: [line[:1] for line in file.read_bytes().splitlines()] for file in tmp_path.iterdir()}
+    contents = {
+        file.name: [line[:1] for line in file.read_bytes().splitlines()]
+        for file in tmp_path.iterdir()
+    }
     assert {"x.log": [b"8"], "x.log.1": [b"6", b"7"], "x.log.2": [b"4", b"5"]} == contents
 
 
@@ -92,7 +97,10 @@ def test_a_line_larger_than_the_limit_has_a_file_of_its_own(tmp_path: Path) -> N
         log.write(letter * 99 + b"\n")
     log.close()
 
-    assert (b"b" * 99 + b"\n", b"a" * 99 + b"\n") == (path.read_bytes(), path.with_name("x.log.1").read_bytes())
+    assert (b"b" * 99 + b"\n", b"a" * 99 + b"\n") == (
+        path.read_bytes(),
+        path.with_name("x.log.1").read_bytes(),
+    )
 
 
 def test_with_nothing_to_keep_rotation_starts_an_empty_file(tmp_path: Path) -> None:
@@ -101,7 +109,9 @@ def test_with_nothing_to_keep_rotation_starts_an_empty_file(tmp_path: Path) -> N
     log.write(b"last\n" + LINE)
     log.close()
 
-    assert [("x.log", b"last\n" + LINE)] == [(file.name, file.read_bytes()) for file in tmp_path.iterdir()]
+    assert [("x.log", b"last\n" + LINE)] == [
+        (file.name, file.read_bytes()) for file in tmp_path.iterdir()
+    ]
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced", "directory deleted"])
@@ -143,7 +153,9 @@ def test_lines_of_many_threads_stay_whole_over_rotations(tmp_path: Path) -> None
         for _ in range(200):
             log.write(letter * 99 + b"\n")
 
-    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c", b"d")]
+    threads = [
+        threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c", b"d")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -151,7 +163,9 @@ def test_lines_of_many_threads_stay_whole_over_rotations(tmp_path: Path) -> None
     log.close()
 
     lines = [line for file in tmp_path.iterdir() for line in file.read_bytes().splitlines()]
-    assert sorted(letter * 99 for letter in (b"a", b"b", b"c", b"d") for _ in range(200)) == sorted(lines)
+    assert sorted(letter * 99 for letter in (b"a", b"b", b"c", b"d") for _ in range(200)) == sorted(
+        lines
+    )
 
 
 def test_after_closing_lines_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -162,7 +176,9 @@ def test_after_closing_lines_are_dropped_and_counted(tmp_path: Path) -> None:
     assert (False, 2) == (log.write(LINE * 2), log.dropped)
 
 
-def test_a_full_disk_drops_whole_lines_and_tells_how_many_once_it_has_room_again(small_disk: Path) -> None:
+def test_a_full_disk_drops_whole_lines_and_tells_how_many_once_it_has_room_again(
+    small_disk: Path,
+) -> None:
     ballast, path = small_disk / "ballast", small_disk / "watchdog.log"
     ballast.write_bytes(b"x" * 40_000)
     clock = FakeClock()
@@ -193,7 +209,9 @@ def test_a_full_disk_takes_the_lines_of_one_write_that_fit(small_disk: Path) -> 
     log.close()
 
 
-def test_a_full_disk_behind_standard_output_breaks_nothing_and_glues_no_lines(small_disk: Path) -> None:
+def test_a_full_disk_behind_standard_output_breaks_nothing_and_glues_no_lines(
+    small_disk: Path,
+) -> None:
     ballast, path = small_disk / "ballast", small_disk / "out"
     ballast.write_bytes(b"x" * 40_000)
     with path.open("ab") as out:
@@ -213,7 +231,10 @@ def test_a_full_disk_behind_standard_output_breaks_nothing_and_glues_no_lines(sm
 def test_a_file_system_that_is_read_only_is_wrong_use_with_the_cure(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
 
-    with pytest.raises(UsageError, match=r"read-only file system; choose a directory you may write to with --state-dir"):
+    with pytest.raises(
+        UsageError,
+        match=r"read-only file system; choose a directory you may write to with --state-dir",
+    ):
         LogFile(small_disk / "logs" / "x.log")
 
 
@@ -222,12 +243,21 @@ def test_a_place_that_cannot_hold_a_log_is_wrong_use_with_the_cure(tmp_path: Pat
     os.mkfifo(tmp_path / "fifo")
     reasons = []
     for path in (tmp_path / "file" / "x.log", tmp_path, tmp_path / "fifo", tmp_path / ("n" * 300)):
-        with pytest.raises(UsageError, match=r"cannot write the log .*; choose .*--state-dir") as caught:
+        with pytest.raises(
+            UsageError, match=r"cannot write the log .*; choose .*--state-dir"
+        ) as caught:
             LogFile(path)
-        reasons.append(str(caught.value).removeprefix(f"cannot write the log {path}: ").partition(";")[0])
+        reasons.append(
+            str(caught.value).removeprefix(f"cannot write the log {path}: ").partition(";")[0]
+        )
 
     assert 2 == UsageError.exit_code
-    assert ["not a directory", "is a directory", "not a regular file", "file name too long"] == reasons
+    assert [
+        "not a directory",
+        "is a directory",
+        "not a regular file",
+        "file name too long",
+    ] == reasons
 
 
 def test_without_permission_it_is_wrong_use_with_the_cure(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def stubs(count: int) -> list[StubLoop]:
 
 def test_making_one_starts_nothing_and_opens_nothing(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    group = LoopGroup([GatedLoop(requests=open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs"))], health_port=0)
+    group = LoopGroup(
+        [GatedLoop(requests=open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs"))], health_port=0
+    )
     assert (set(), False, None, []) == (
         set(threading.enumerate()) - before,
         group.running,
@@ -69,7 +71,13 @@ def test_what_is_no_group_of_loops_is_refused(loops: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"shutdown_timeout": -1}, {"watchdog_interval": 0}, {"max_processing_seconds": 0}, {"watchdog_threshold": 0}]
+    "settings",
+    [
+        {"shutdown_timeout": -1},
+        {"watchdog_interval": 0},
+        {"max_processing_seconds": 0},
+        {"watchdog_threshold": 0},
+    ],
 )
 def test_a_number_that_cannot_be_is_refused_when_it_is_made(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):
@@ -88,12 +96,17 @@ def test_a_threshold_that_is_not_more_than_the_wait_is_refused_before_anything_r
 
 
 def test_doubts_are_warned_of_with_the_number_to_set() -> None:
-    with grouping((made := company(StubLoop(), watchdog_interval=300)).group, visibility_timeout=900):
+    with grouping(
+        (made := company(StubLoop(), watchdog_interval=300)).group, visibility_timeout=900
+    ):
         made.settle_down()
     assert [
         ("watchdog_interval", "set it below 240"),
         ("visibility_timeout", "set it above 1320"),
-    ] == [(event.setting, event.problem.rsplit(": ", 1)[1]) for event in made.observer.of(TimeoutsQuestioned)]
+    ] == [
+        (event.setting, event.problem.rsplit(": ", 1)[1])
+        for event in made.observer.of(TimeoutsQuestioned)
+    ]
 
 
 def test_the_defaults_raise_no_doubt_and_are_what_loops_are_run_with() -> None:
@@ -116,7 +129,9 @@ def test_every_loop_runs_in_a_thread_of_its_own_until_the_group_is_told_to_stop(
     assert [False] * 4 == [made.group.running, *(loop.running for loop in made.loops)]
     assert {"stub-0", "stub-1", "stub-2"} == {event.loop for event in made.observer.of(LoopStarted)}
     assert {"stub-0", "stub-1", "stub-2"} == {event.loop for event in made.observer.of(LoopEnded)}
-    assert [("stub-0", "stub-1", "stub-2")] == [event.loops for event in made.observer.of(GroupStarted)]
+    assert [("stub-0", "stub-1", "stub-2")] == [
+        event.loops for event in made.observer.of(GroupStarted)
+    ]
     assert ["asked"] == [event.reason for event in made.observer.of(GroupStopping)]
     assert [()] == [event.overdue for event in made.observer.of(GroupStopped)]
 
@@ -151,7 +166,11 @@ def test_a_loop_needs_nothing_beyond_the_contract() -> None:
         group.drain()
         group.resume()
         assert group.vitals is not None
-        assert (("loop-0",), [], True) == (group.names, group.vitals.ages(), group.vitals.readiness().ok)
+        assert (("loop-0",), [], True) == (
+            group.names,
+            group.vitals.ages(),
+            group.vitals.readiness().ok,
+        )
 
 
 def test_it_ends_by_itself_when_all_loops_are_done() -> None:
@@ -163,7 +182,10 @@ def test_it_ends_by_itself_when_all_loops_are_done() -> None:
     assert not running.over
     made.loops[1].may_end.set()
     running.end()
-    assert (["done"], True) == ([event.reason for event in made.observer.of(GroupStopping)], made.loops[0].told.empty())
+    assert (["done"], True) == (
+        [event.reason for event in made.observer.of(GroupStopping)],
+        made.loops[0].told.empty(),
+    )
 
 
 def test_a_loop_that_crashes_stops_the_others_and_then_its_error_is_raised() -> None:
@@ -175,7 +197,9 @@ def test_a_loop_that_crashes_stops_the_others_and_then_its_error_is_raised() -> 
     with pytest.raises(ValueError, match="broken"):
         running.end()
     assert [30.0, 30.0] == [made.loops[0].told.get(timeout=0), made.loops[2].told.get(timeout=0)]
-    assert [("stub-1", "ValueError: broken")] == [(event.loop, event.error) for event in made.observer.of(LoopCrashed)]
+    assert [("stub-1", "ValueError: broken")] == [
+        (event.loop, event.error) for event in made.observer.of(LoopCrashed)
+    ]
     assert [False] * 3 == [loop.running for loop in made.loops]
     assert ["crashed"] == [event.reason for event in made.observer.of(GroupStopping)]
 
@@ -236,7 +260,9 @@ def test_off_the_main_thread_signals_are_not_heard_and_that_is_warned_of_once() 
     assert 1 == len(made.observer.of(SignalsNotHeard))
 
 
-def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_stopped(tmp_path: Path) -> None:
+def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_stopped(
+    tmp_path: Path,
+) -> None:
     made = company(*stubs(2))
     made.group.adopt(ParentLine(str(tmp_path / "nobody")))
     running = Running(lambda: made.group.run(install_signals=False))
@@ -246,7 +272,9 @@ def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_st
     assert ["failed"] == [event.reason for event in made.observer.of(GroupStopping)]
 
 
-def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch, crashes: Path) -> None:
+def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, crashes: Path
+) -> None:
     made = company(*stubs(3))
     start = threading.Thread.start
 
@@ -283,16 +311,27 @@ def test_three_slow_loops_are_told_together_and_stop_side_by_side() -> None:
 
 
 def test_each_loops_limit_is_its_own_or_the_groups() -> None:
-    loops = [StubLoop("a"), StubLoop("b", shutdown_timeout=5.0), StubLoop("c", shutdown_timeout=90.0)]
+    loops = [
+        StubLoop("a"),
+        StubLoop("b", shutdown_timeout=5.0),
+        StubLoop("c", shutdown_timeout=90.0),
+    ]
     with grouping((made := company(*loops)).group):
         made.settle_down()
         made.group.shutdown()
     assert [30.0, 5.0, 90.0] == [loop.told.get(timeout=0) for loop in loops]
 
 
-@pytest.mark.parametrize(("timeout", "expected"), [(10.0, [10.0, 5.0, 10.0]), (100.0, [30.0, 5.0, 90.0]), (0.0, [0.0, 0.0, 0.0])])
+@pytest.mark.parametrize(
+    ("timeout", "expected"),
+    [(10.0, [10.0, 5.0, 10.0]), (100.0, [30.0, 5.0, 90.0]), (0.0, [0.0, 0.0, 0.0])],
+)
 def test_an_explicit_timeout_caps_them_all(timeout: float, expected: list[float]) -> None:
-    loops = [StubLoop("a"), StubLoop("b", shutdown_timeout=5.0), StubLoop("c", shutdown_timeout=90.0)]
+    loops = [
+        StubLoop("a"),
+        StubLoop("b", shutdown_timeout=5.0),
+        StubLoop("c", shutdown_timeout=90.0),
+    ]
     made = company(*loops)
     running = Running(lambda: made.group.run(install_signals=False))
     made.settle_down()
@@ -330,7 +369,9 @@ def test_past_its_limit_a_loop_is_left_behind_with_its_stacks_on_record(crashes:
     made.clock.advance(30.0)
     assert not running.over
     made.clock.advance(0.25, parked=0)
-    with pytest.raises(ShutdownTimeoutError, match=r"stub-1 did not stop in time; see .*raise shutdown_timeout"):
+    with pytest.raises(
+        ShutdownTimeoutError, match=r"stub-1 did not stop in time; see .*raise shutdown_timeout"
+    ):
         running.end()
     stopping.end()
     assert (False, ("stub-1",)) == (answers.get(), made.observer.wait_for(GroupStopped).overdue)
@@ -410,6 +451,8 @@ def test_a_loop_that_is_told_just_before_its_run_begins_is_told_again() -> None:
     loop.may_end.clear()
     told.clear()
     running = Running(lambda: group.run(install_signals=False))
-    await_that(lambda: group.vitals is not None and all(member.begun for member in group.vitals.members))
+    await_that(
+        lambda: group.vitals is not None and all(member.begun for member in group.vitals.members)
+    )
     assert group.shutdown()
     running.end()

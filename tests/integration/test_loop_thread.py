@@ -300,7 +300,9 @@ def test_a_task_that_stops_the_loop_does_not_end_it() -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), None])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_a_task_does_to_the_loop_while_it_is_cancelled_keeps_no_other_from_its_end(error: BaseException | None) -> None:
+def test_what_a_task_does_to_the_loop_while_it_is_cancelled_keeps_no_other_from_its_end(
+    error: BaseException | None,
+) -> None:
     began, ended = threading.Semaphore(0), threading.Event()
 
     async def misbehaves() -> None:
@@ -330,8 +332,12 @@ def test_what_a_task_does_to_the_loop_while_it_is_cancelled_keeps_no_other_from_
     assert all(future.done() for future in futures)
 
 
-def test_a_coroutine_is_closed_if_there_is_no_thread_for_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the interpreter complains that it was never awaited, and that complaint is an error here."""
+def test_a_coroutine_is_closed_if_there_is_no_thread_for_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the interpreter complains that it was never awaited, and that complaint is an
+    error here.
+    """
 
     def refuse(self: object, **_: object) -> None:
         raise RuntimeError("can't start new thread")

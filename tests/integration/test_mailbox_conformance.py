@@ -53,7 +53,9 @@ def test_memory_keeps_the_contract() -> None:
 
 def test_sqlite_keeps_the_contract_over_threads_and_processes(database: SqliteDatabase) -> None:
     reopen = partial(open_mailbox, database.url)
-    check_mailbox(partial(open_mailbox, database), jump=jump_sqlite, reopen=reopen, transact=database.transact)
+    check_mailbox(
+        partial(open_mailbox, database), jump=jump_sqlite, reopen=reopen, transact=database.transact
+    )
 
 
 FORKED = """
@@ -73,7 +75,9 @@ assert ["the parent's"] == [message.body for message in mailbox.receive(max_mess
 
 
 def test_a_forked_child_shares_no_memory_with_its_parent() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], check=False, capture_output=True, text=True, timeout=60
+    )
     assert (0, "") == (done.returncode, done.stderr)
 
 
@@ -92,23 +96,61 @@ class ShortensLeases(MemoryBackend):
 
 
 class HandsOutTheNewestFirst(MemoryBackend):
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
         exchange = super().exchange(settlements, owner=owner, want=want, duration=duration)
         return Exchange(exchange.settled, exchange.leased[::-1])
 
 
 class BlamesNobody(MemoryBackend):
-    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
-        super()._release(contents, row, Blame.RELEASE if blame is Blame.CRASH else blame, delay=delay, error=error)
+    def _release(
+        self,
+        contents: Contents,
+        row: Row,
+        blame: Blame,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+    ) -> None:
+        super()._release(
+            contents,
+            row,
+            Blame.RELEASE if blame is Blame.CRASH else blame,
+            delay=delay,
+            error=error,
+        )
 
 
 class CountsReleasesAsFailures(MemoryBackend):
-    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
-        super()._release(contents, row, Blame.FAILURE if blame is Blame.RELEASE else blame, delay=delay, error=error)
+    def _release(
+        self,
+        contents: Contents,
+        row: Row,
+        blame: Blame,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+    ) -> None:
+        super()._release(
+            contents,
+            row,
+            Blame.FAILURE if blame is Blame.RELEASE else blame,
+            delay=delay,
+            error=error,
+        )
 
 
 class PutsWhatComesBackAtTheEnd(MemoryBackend):
-    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
+    def _release(
+        self,
+        contents: Contents,
+        row: Row,
+        blame: Blame,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+    ) -> None:
         contents.unlease(row)
         row.seq = next(contents.numbers)
         contents.leases[row.owner][row.seq] = row
@@ -122,12 +164,18 @@ class CannotPause(MemoryBackend):
 
 class StoresRepeatedKeys(MemoryBackend):
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        return super().put([Letter(id=each.id, body=each.body, delay=each.delay) for each in letters], tx=tx)
+        return super().put(
+            [Letter(id=each.id, body=each.body, delay=each.delay) for each in letters], tx=tx
+        )
 
 
 class StoresHalfABatch(MemoryBackend):
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        return [stored for letter in letters for stored in super(StoresHalfABatch, self).put([letter], tx=tx)]
+        return [
+            stored
+            for letter in letters
+            for stored in super(StoresHalfABatch, self).put([letter], tx=tx)
+        ]
 
 
 class IgnoresTransactions(MemoryBackend):
@@ -142,14 +190,18 @@ class WakesNobody(MemoryBackend):
 
 class CountsOnlyWhatIsReady(MemoryBackend):
     def _require_room(self, lane: Lane, letters: Sequence[Letter]) -> None:
-        if lane.counts[Held.FREE] + len(letters) > (self.limits.max_size or len(letters) + len(lane)):
+        if lane.counts[Held.FREE] + len(letters) > (
+            self.limits.max_size or len(letters) + len(lane)
+        ):
             raise MailboxFullError("full")
 
 
 class RunsTheCrashedBesideOthers(MemoryBackend):
     def _claim(self, contents: Contents, owner: int, want: int, duration: float) -> list[Leased]:
         leased: list[Leased] = []
-        while len(leased) < want and (more := super()._claim(contents, owner, want - len(leased), duration)):
+        while len(leased) < want and (
+            more := super()._claim(contents, owner, want - len(leased), duration)
+        ):
             leased += more
         return leased
 
@@ -173,18 +225,24 @@ class KeepsNoExpired(MemoryBackend):
 
 class ForgetsWhereToReply(MemoryBackend):
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        return super().put([Letter(**{**_fields(letter), "reply_to": None}) for letter in letters], tx=tx)
+        return super().put(
+            [Letter(**{**_fields(letter), "reply_to": None}) for letter in letters], tx=tx
+        )
 
 
 class DeliversEarly(MemoryBackend):
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        return super().put([Letter(**{**_fields(letter), "delay": 0.0}) for letter in letters], tx=tx)
+        return super().put(
+            [Letter(**{**_fields(letter), "delay": 0.0}) for letter in letters], tx=tx
+        )
 
 
 class PurgesTheLeased(MemoryBackend):
     def purge(self) -> int:
         contents = self.store.contents()
-        for row in [row for row in contents.lane(self.name).rows.values() if row.held is Held.LEASED]:
+        for row in [
+            row for row in contents.lane(self.name).rows.values() if row.held is Held.LEASED
+        ]:
             contents.unlease(row)
             row.lane.remove(row)
         return super().purge()
@@ -212,7 +270,9 @@ def _fields(letter: Letter) -> dict[str, Any]:
 
 def factory_of(backend: type[MemoryBackend], store: MemoryStore) -> Callable[..., Mailbox[Any]]:
     def opened(name: str, body_type: Any = Any, *, limits: Limits | None = None) -> Mailbox[Any]:
-        return Mailbox(name, backend(store, name, limits=limits), codec=Codec(body_type), router=opened)
+        return Mailbox(
+            name, backend(store, name, limits=limits), codec=Codec(body_type), router=opened
+        )
 
     return opened
 
@@ -242,7 +302,9 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("backend", "rule"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_backend_that_breaks_a_rule_is_refused_by_its_name(
     backend: type[MemoryBackend], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

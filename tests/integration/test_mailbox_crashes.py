@@ -27,7 +27,10 @@ from longwatch.work.source import Outcome, Settlement
 CAST = ("produce", "produce", "receive", "receive", "work", "work", "dawdle")
 POISONS = 4
 DRAINED_WITHIN = 120.0
-HELD = "SELECT crashes, incarnation FROM longwatch_messages JOIN longwatch_owners USING (owner) WHERE held = 2"
+HELD = (
+    "SELECT crashes, incarnation FROM longwatch_messages JOIN longwatch_owners USING (owner) "
+    "WHERE held = 2"
+)
 _NEVER = select.poll()
 
 
@@ -64,10 +67,17 @@ class Player:
         return [Claim(*map(int, words[2:])) for words in self.words() if words[0] == "took"]
 
     def words(self) -> list[list[str]]:
-        return [line.split() for line in self.journal.read_text().splitlines()] if self.journal.exists() else []
+        return (
+            [line.split() for line in self.journal.read_text().splitlines()]
+            if self.journal.exists()
+            else []
+        )
 
     def _states(self) -> set[str]:
-        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{self.pid}/task").iterdir()}
+        return {
+            (task / "stat").read_text().rpartition(")")[2].split()[0]
+            for task in Path(f"/proc/{self.pid}/task").iterdir()
+        }
 
 
 class Stage:
@@ -101,7 +111,9 @@ class Stage:
             self._strike(self._dice.choice(self.players))
 
     def drain(self) -> None:
-        """Nobody is killed and nothing is sent any more: the consumers finish, only poison still ends some of them."""
+        """Nobody is killed and nothing is sent any more: the consumers finish, only poison still
+        ends some of them.
+        """
         for player in [player for player in self.players if player.role == "produce"]:
             player.kill()
             self.players.remove(player)
@@ -122,7 +134,9 @@ class Stage:
             self._replace(player)
 
     def said(self, word: str) -> list[str]:
-        return [words[1] for player in self._everybody for words in player.words() if words[0] == word]
+        return [
+            words[1] for player in self._everybody for words in player.words() if words[0] == word
+        ]
 
     def dead_bodies(self) -> list[Any]:
         return [self.mailbox.codec.decode(letter.body) for letter in self.mailbox.dead]
@@ -131,7 +145,9 @@ class Stage:
         return [str(n) for (n,) in self.store.read(lambda tx: tx.rows("SELECT n FROM ledger"))]
 
     def _strike(self, victim: Player) -> None:
-        """Kill it, unless chance would hit a message for the third time: what dies with three processes counts as poison."""
+        """Kill it, unless chance would hit a message for the third time: what dies with three
+        processes counts as poison.
+        """
         if not victim.halt():
             return
         if self._holds_one_hit_twice(victim.pid):
@@ -152,7 +168,10 @@ class Stage:
 
     def _holds_one_hit_twice(self, pid: int) -> bool:
         rows = self.store.read(lambda tx: tx.rows(HELD))
-        return any(crashes >= 2 and Incarnation.parse(incarnation).pid == pid for crashes, incarnation in rows)
+        return any(
+            crashes >= 2 and Incarnation.parse(incarnation).pid == pid
+            for crashes, incarnation in rows
+        )
 
     def _replace(self, player: Player) -> None:
         self.players[self.players.index(player)] = self._enter(player.role)
@@ -187,9 +206,11 @@ def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.chaos
-def test_kill_9_at_random_loses_nothing_doubles_nothing_and_condemns_no_innocent(tmp_path: Path, chaos: ChaosPlan) -> None:
-    """Producers and consumers, bare and engines, die at any moment: 0 lost, 0 acknowledged twice, stale receipts all refused, and
-    only what really killed three processes is dead.
+def test_kill_9_at_random_loses_nothing_doubles_nothing_and_condemns_no_innocent(
+    tmp_path: Path, chaos: ChaosPlan
+) -> None:
+    """Producers and consumers, bare and engines, die at any moment: 0 lost, 0 acknowledged twice,
+    stale receipts all refused, and only what really killed three processes is dead.
     """
     with staged(tmp_path, CAST, chaos.random()) as stage:
         stage.let_them_die(chaos.seconds)
@@ -200,21 +221,28 @@ def test_kill_9_at_random_loses_nothing_doubles_nothing_and_condemns_no_innocent
         settled = Counter(ledger + acknowledged)
         stale = stage.stale_tried + len(stage.said("refused"))
         sys.stdout.write(
-            f"seed {chaos.seed}: {stage.kills} killed, {stage.spared} spared, {len(sent)} sent, {len(ledger)} settled with the"
+            f"seed {chaos.seed}: {stage.kills} killed, {stage.spared} spared, {len(sent)} "
+            f"sent, {len(ledger)} settled with the"
             f" ledger, {len(acknowledged)} by engines, {stale} stale receipts tried\n"
         )
         assert [] == [n for n, times in settled.items() if times > 1], "acknowledged twice"
         assert set() == set(sent) - settled.keys() - set(ran), "lost"
         assert set() == settled.keys() - set(intended), "never sent"
-        assert (0, []) == (stage.stale_accepted, stage.said("accepted-stale")), "stale receipts accepted"
+        assert (0, []) == (stage.stale_accepted, stage.said("accepted-stale")), (
+            "stale receipts accepted"
+        )
         assert [f"{POISON}-{number}" for number in range(POISONS)] == sorted(stage.dead_bodies())
         assert {("poison", 3)} == {(letter.reason, letter.crashes) for letter in letters}
         assert stage.kills > 0
         assert stage.stale_tried > 0
 
 
-def test_poison_ends_three_engines_and_none_of_its_neighbours_is_blamed_for_good(tmp_path: Path) -> None:
-    """Nobody else kills here: the beat page has to name the culprit, and running alone has to clear its neighbours."""
+def test_poison_ends_three_engines_and_none_of_its_neighbours_is_blamed_for_good(
+    tmp_path: Path,
+) -> None:
+    """Nobody else kills here: the beat page has to name the culprit, and running alone has to
+    clear its neighbours.
+    """
     with staged(tmp_path, ("work", "work"), random.Random(1)) as stage:
         for number in range(2):
             stage.mailbox.send_many([*range(number * 100, number * 100 + 99), f"{POISON}-{number}"])

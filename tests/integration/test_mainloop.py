@@ -56,7 +56,11 @@ def mailbox() -> Mailbox[Any]:
 def test_making_one_starts_nothing_and_opens_nothing(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     loop = GatedLoop(requests=open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs"), concurrency=8)
-    assert (set(), False, []) == (set(threading.enumerate()) - before, loop.running, list(tmp_path.iterdir()))
+    assert (set(), False, []) == (
+        set(threading.enumerate()) - before,
+        loop.running,
+        list(tmp_path.iterdir()),
+    )
 
 
 def test_it_is_a_runnable(mailbox: Mailbox[Any]) -> None:
@@ -88,7 +92,14 @@ class YieldsAsync(MainLoop[Any, Any]):
     ("kind", "error", "told"),
     [
         (NoHandler, TypeError, "abstract"),
-        (TooFew, UsageError, r"TooFew.handle cannot be called with a request and a context .*write: def handle\(self, request"),
+        (
+            TooFew,
+            UsageError,
+            (
+                r"TooFew.handle cannot be called with a request and a context .*write: def "
+                r"handle\(self, request"
+            ),
+        ),
         (TooMany, UsageError, "TooMany.handle cannot be called with a request and a context"),
         (Yields, TypeError, "the handler is a generator"),
         (YieldsAsync, TypeError, "the handler is a generator"),
@@ -124,7 +135,9 @@ def test_a_shutdown_timeout_is_a_number_of_seconds(mailbox: Mailbox[Any], timeou
         {"wait_time_seconds": -1},
     ],
 )
-def test_a_run_with_a_number_that_cannot_be_is_refused(mailbox: Mailbox[Any], settings: dict[str, Any]) -> None:
+def test_a_run_with_a_number_that_cannot_be_is_refused(
+    mailbox: Mailbox[Any], settings: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidParameterError, match=next(iter(settings))):
         GatedLoop(requests=mailbox).run(**settings)
 
@@ -170,7 +183,11 @@ def test_the_context_says_what_is_worked_on(mailbox: Mailbox[Any]) -> None:
             context.trace,
             context.attempt,
         )
-        assert (False, False, None) == (context.cancelled, context.lease_lost, context.deadline.remaining())
+        assert (False, False, None) == (
+            context.cancelled,
+            context.lease_lost,
+            context.deadline.remaining(),
+        )
 
 
 def test_the_fencing_token_and_the_attempt_rise_with_every_delivery(mailbox: Mailbox[Any]) -> None:
@@ -185,7 +202,9 @@ def test_the_fencing_token_and_the_attempt_rise_with_every_delivery(mailbox: Mai
         assert seen[1] < second.fencing_token
 
 
-def test_its_logger_carries_the_ids(mailbox: Mailbox[Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_its_logger_carries_the_ids(
+    mailbox: Mailbox[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     def work(request: Any, context: MainLoopContext) -> None:
         context.logger.warning("half way", extra={"more": 7})
 
@@ -193,7 +212,13 @@ def test_its_logger_carries_the_ids(mailbox: Mailbox[Any], caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, logger="longwatch.runtime.handler"):
         Function(work, requests=mailbox, name="pages").run(max_iterations=1)
     [record] = caplog.records
-    expected = {"loop": "pages", "request_id": "request-1", "message_id": sent, "attempt": 1, "more": 7}
+    expected = {
+        "loop": "pages",
+        "request_id": "request-1",
+        "message_id": sent,
+        "attempt": 1,
+        "more": 7,
+    }
     assert expected == {name: getattr(record, name) for name in expected}
 
 
@@ -210,8 +235,13 @@ def test_as_many_messages_are_worked_on_as_it_has_slots(mailbox: Mailbox[Any]) -
 # --- what cannot be read, what raises ---
 
 
-@pytest.mark.parametrize("body", ["no page", {"url": 7}, {"request": {"url": 7}}, {"request": {"url": "x"}, "deadline": "soon"}])
-def test_a_body_that_cannot_be_read_is_a_dead_letter_and_the_loop_goes_on(mailbox: Mailbox[Any], body: Any) -> None:
+@pytest.mark.parametrize(
+    "body",
+    ["no page", {"url": 7}, {"request": {"url": 7}}, {"request": {"url": "x"}, "deadline": "soon"}],
+)
+def test_a_body_that_cannot_be_read_is_a_dead_letter_and_the_loop_goes_on(
+    mailbox: Mailbox[Any], body: Any
+) -> None:
     loop = GatedLoop(requests=mailbox, request_type=Page)
     mailbox.send(body)
     mailbox.send({"url": "fine"})
@@ -244,7 +274,9 @@ def test_what_a_handler_raises_is_a_failure_of_its_message_and_the_loop_goes_on(
     with looping(loop):
         assert "bad" == loop.next().request
         loop.fail("bad", error)
-        assert {("good", 1), ("bad", 2)} == {(begun.request, begun.context.attempt) for begun in (_passed(loop), _passed(loop))}
+        assert {("good", 1), ("bad", 2)} == {
+            (begun.request, begun.context.attempt) for begun in (_passed(loop), _passed(loop))
+        }
     failed = loop.observer.wait_for(WorkFailed)
     assert f"{type(error).__name__}: {error}" == failed.error
     assert (0, 0) == (mailbox.approximate_count(), len(mailbox.dead))
@@ -284,4 +316,6 @@ def test_a_permanent_error_is_the_end_of_the_message_at_once(mailbox: Mailbox[An
 
 
 def test_its_repr_names_it_and_its_mailbox(mailbox: Mailbox[Any]) -> None:
-    assert "<GatedLoop pages on <Mailbox 'jobs'>>" == repr(GatedLoop(requests=mailbox, name="pages"))
+    assert "<GatedLoop pages on <Mailbox 'jobs'>>" == repr(
+        GatedLoop(requests=mailbox, name="pages")
+    )

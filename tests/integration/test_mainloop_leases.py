@@ -53,7 +53,9 @@ def clock() -> FakeClock:
 # --- heartbeats ---
 
 
-def test_a_loop_is_as_fresh_as_its_stalest_busy_slot(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_a_loop_is_as_fresh_as_its_stalest_busy_slot(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, concurrency=8, clock=clock)
     mailbox.send_many(range(3))
     with looping(loop):
@@ -67,7 +69,9 @@ def test_a_loop_is_as_fresh_as_its_stalest_busy_slot(mailbox: Mailbox[Any], cloc
         assert 1.0 >= loop.heartbeat.elapsed()
 
 
-def test_a_slot_that_is_idle_is_no_stall_and_an_idle_loop_is_fresh(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_a_slot_that_is_idle_is_no_stall_and_an_idle_loop_is_fresh(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock)
     mailbox.send("x")
     with looping(loop):
@@ -78,8 +82,12 @@ def test_a_slot_that_is_idle_is_no_stall_and_an_idle_loop_is_fresh(mailbox: Mail
         assert 1.0 >= loop.heartbeat.elapsed()
 
 
-def test_a_slot_that_has_rested_for_long_counts_as_busy_only_after_its_first_beat(mailbox: Mailbox[Any], clock: FakeClock) -> None:
-    """Or a watchdog that looks in that moment would take its rest for a stall, and end the process."""
+def test_a_slot_that_has_rested_for_long_counts_as_busy_only_after_its_first_beat(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
+    """Or a watchdog that looks in that moment would take its rest for a stall, and end the
+    process.
+    """
     loop, ages = GatedLoop(requests=mailbox, clock=clock), list[float]()
     with looping(loop):
         clock.await_parked(LOOP_RESTING)
@@ -97,7 +105,9 @@ def test_a_slot_that_has_rested_for_long_counts_as_busy_only_after_its_first_bea
     assert [True] == [age <= 1.0 for age in ages]
 
 
-def test_after_a_run_its_age_counts_from_the_end_of_it(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_after_a_run_its_age_counts_from_the_end_of_it(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock)
     clock.advance(5000.0)
     with looping(loop):
@@ -112,7 +122,9 @@ def test_a_plain_heartbeat_is_what_watchers_are_given(mailbox: Mailbox[Any]) -> 
 # --- draining ---
 
 
-def test_a_drained_loop_takes_nothing_and_finishes_what_runs_until_it_is_resumed(mailbox: Mailbox[Any]) -> None:
+def test_a_drained_loop_takes_nothing_and_finishes_what_runs_until_it_is_resumed(
+    mailbox: Mailbox[Any],
+) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send_many(["a", "b"])
     with looping(loop):
@@ -142,7 +154,10 @@ def test_a_loop_that_was_drained_before_its_run_takes_nothing_not_even_in_the_fi
     loop._drained = True
     with looping(loop):
         await_that(lambda: loop._engine is not None and loop._engine.started)
-        assert (True, []) == (loop._engine is not None and loop._engine.draining, loop.observer.of(RowsClaimed))
+        assert (True, []) == (
+            loop._engine is not None and loop._engine.draining,
+            loop.observer.of(RowsClaimed),
+        )
         loop.resume()
         loop.next()
 
@@ -169,7 +184,9 @@ def test_a_drain_ends_with_its_run(mailbox: Mailbox[Any]) -> None:
 # --- leases ---
 
 
-def test_what_was_not_begun_is_handed_back_at_once_and_spends_nothing(database: SqliteDatabase) -> None:
+def test_what_was_not_begun_is_handed_back_at_once_and_spends_nothing(
+    database: SqliteDatabase,
+) -> None:
     mailbox = open_mailbox(database, "jobs")
     mailbox.send_many(range(6))
     loop = GatedLoop(requests=mailbox)
@@ -188,7 +205,9 @@ def test_what_was_not_begun_is_handed_back_at_once_and_spends_nothing(database: 
     assert 0 == len(mailbox.dead)
 
 
-def test_leases_are_kept_until_the_last_message_is_settled(database: SqliteDatabase, clock: FakeClock) -> None:
+def test_leases_are_kept_until_the_last_message_is_settled(
+    database: SqliteDatabase, clock: FakeClock
+) -> None:
     mailbox = open_mailbox(database, "jobs")
     mailbox.send("x")
     loop = GatedLoop(requests=mailbox, clock=clock)
@@ -218,7 +237,9 @@ def test_the_first_beat_shortens_no_lease(database: SqliteDatabase) -> None:
         assert ([], 1) == (mailbox.receive(), mailbox.stats().leased)
 
 
-def test_work_whose_lease_was_lost_neither_acknowledges_nor_counts(database: SqliteDatabase) -> None:
+def test_work_whose_lease_was_lost_neither_acknowledges_nor_counts(
+    database: SqliteDatabase,
+) -> None:
     mailbox = open_mailbox(database, "jobs")
     mailbox.send("x")
     loop = GatedLoop(requests=mailbox)
@@ -229,14 +250,19 @@ def test_work_whose_lease_was_lost_neither_acknowledges_nor_counts(database: Sql
         loop.open("x")
         loop.observer.wait_for(SettlementRefused)
         taken.acknowledge()
-    assert (0, 1) == (_done(loop.observer), sum(event.refused for event in loop.observer.of(RowsSettled)))
+    assert (0, 1) == (
+        _done(loop.observer),
+        sum(event.refused for event in loop.observer.of(RowsSettled)),
+    )
 
 
 def _done(observer: RecordingObserver) -> int:
     return sum(event.done for event in observer.of(RowsSettled))
 
 
-def test_leases_that_cannot_be_renewed_are_lost_in_time_and_the_work_is_told(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_leases_that_cannot_be_renewed_are_lost_in_time_and_the_work_is_told(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock)
     mailbox.send("x")
 
@@ -249,14 +275,20 @@ def test_leases_that_cannot_be_renewed_are_lost_in_time_and_the_work_is_told(mai
         pass_time(clock, 23.9, loop)
         assert (False, False) == (context.lease_lost, context.cancelled)
         pass_time(clock, 0.2, loop)
-        assert (True, True, "lease_lost") == (context.lease_lost, context.cancelled, context.cancel.reason)
+        assert (True, True, "lease_lost") == (
+            context.lease_lost,
+            context.cancelled,
+            context.cancel.reason,
+        )
         assert "untrusted" == loop.observer.wait_for(LeaseLost).reason
         loop.open("x")
         await_that(lambda: mailbox.stats().leased == 0)
         assert (1, 0) == (mailbox.stats().ready, _done(loop.observer))
 
 
-def test_work_that_gives_no_beat_for_the_visibility_timeout_is_not_kept(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_work_that_gives_no_beat_for_the_visibility_timeout_is_not_kept(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock, concurrency=2)
     mailbox.send_many(["silent", "beating"])
     with looping(loop, visibility_timeout=30):

@@ -145,7 +145,9 @@ def test_an_async_handler_is_answered_for_in_the_same_way(memory: Place, is_fina
     assert expected == (result.output, result.error)
 
 
-def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(memory: Place, tmp_path: Path) -> None:
+def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(
+    memory: Place, tmp_path: Path
+) -> None:
     with SqliteDatabase(tmp_path / "m.db") as database:
         jobs, responses = open_mailbox(database, "jobs"), memory("responses", RESULT)
         loop = GatedLoop(requests=jobs, responses=responses)
@@ -173,7 +175,11 @@ def test_whoever_has_lost_the_lease_before_it_is_settled_sends_nothing(sql: Plac
         loop.answer("x", "late")
         loop.observer.wait_for(SettlementRefused)
         taken.acknowledge()
-    assert (0, 0, 1) == (responses.approximate_count(), counted(loop.observer, "done"), counted(loop.observer, "refused"))
+    assert (0, 0, 1) == (
+        responses.approximate_count(),
+        counted(loop.observer, "done"),
+        counted(loop.observer, "refused"),
+    )
 
 
 @pytest.mark.parametrize("error", [PermanentError("never"), ValueError("the last one")])
@@ -191,7 +197,9 @@ def test_neither_does_it_send_what_went_wrong(sql: Place, error: Exception) -> N
     assert (0, 0) == (responses.approximate_count(), len(jobs.dead))
 
 
-def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unharmed(sql: Place) -> None:
+def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unharmed(
+    sql: Place,
+) -> None:
     jobs, responses = sql("jobs"), sql("responses", RESULT, limits=Limits(max_size=1))
     loop = GatedLoop(requests=jobs, responses=responses)
     responses.send(MainLoopResult("another"))
@@ -236,7 +244,9 @@ def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_p
 
 
 def test_answers_are_counted_as_done_also_those_of_the_end(sql: Place) -> None:
-    """They are settled with their answer, not by the engine: nothing may be traded any more when the last of them is done."""
+    """They are settled with their answer, not by the engine: nothing may be traded any more when
+    the last of them is done.
+    """
     jobs, responses = sql("jobs"), sql("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses, concurrency=3)
     jobs.send_many(range(3))
@@ -250,7 +260,9 @@ def test_answers_are_counted_as_done_also_those_of_the_end(sql: Place) -> None:
 
 
 @pytest.mark.parametrize("error", [None, PermanentError("never")])
-def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(place: Place, error: Exception | None) -> None:
+def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(
+    place: Place, error: Exception | None
+) -> None:
     jobs, responses = place("jobs"), place("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
@@ -259,7 +271,12 @@ def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(p
         loop.drain()
         loop.open("x") if error is None else loop.fail("x", error)
         await_that(lambda: jobs.stats().leased == 0)
-    assert (1, 0, 0, 0) == (jobs.stats().ready, len(jobs.dead), responses.approximate_count(), counted(loop.observer, "done"))
+    assert (1, 0, 0, 0) == (
+        jobs.stats().ready,
+        len(jobs.dead),
+        responses.approximate_count(),
+        counted(loop.observer, "done"),
+    )
 
 
 # --- what went wrong ---
@@ -275,7 +292,12 @@ def test_a_failure_is_told_to_the_sender_only_when_it_was_the_last(place: Place)
             loop.fail("x", ValueError(f"broken {attempt}"))
         [result] = results(answers, 1)
         await_that(lambda: len(jobs.dead) == 1)
-    assert ("request-1", None, "ValueError: broken 3", 3) == (result.request_id, result.output, result.error, result.attempt)
+    assert ("request-1", None, "ValueError: broken 3", 3) == (
+        result.request_id,
+        result.output,
+        result.error,
+        result.attempt,
+    )
     assert (0, ["failed"]) == (answers.approximate_count(), [dead.reason for dead in jobs.dead])
     assert (3, 3) == (counted(loop.observer, "failed"), len(loop.observer.of(WorkFailed)))
 
@@ -303,7 +325,10 @@ def test_a_permanent_error_is_told_to_the_sender_at_once(place: Place) -> None:
         [result] = results(answers, 1)
         await_that(lambda: len(jobs.dead) == 1)
     assert ("PermanentError: never", 1) == (result.error, result.attempt)
-    assert (["permanent"], 1) == ([dead.reason for dead in jobs.dead], counted(loop.observer, "dead"))
+    assert (["permanent"], 1) == (
+        [dead.reason for dead in jobs.dead],
+        counted(loop.observer, "dead"),
+    )
 
 
 def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(sql: Place) -> None:
@@ -321,7 +346,11 @@ def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(sql: P
 
 @pytest.mark.parametrize(
     ("error", "told", "dead"),
-    [(CancelledError("shutdown"), 0, 0), (ValueError("because of that"), 0, 0), (PermanentError("never"), 1, 1)],
+    [
+        (CancelledError("shutdown"), 0, 0),
+        (ValueError("because of that"), 0, 0),
+        (PermanentError("never"), 1, 1),
+    ],
 )
 def test_of_work_that_was_told_to_stop_only_what_is_permanent_is_told(
     memory: Place, error: Exception, told: int, dead: int
@@ -334,11 +363,19 @@ def test_of_work_that_was_told_to_stop_only_what_is_permanent_is_told(
         loop.drain()
         loop.fail("x", error)
         await_that(lambda: jobs.stats().leased == 0)
-    assert (told, dead, 1 - dead) == (responses.approximate_count(), len(jobs.dead), jobs.stats().ready)
+    assert (told, dead, 1 - dead) == (
+        responses.approximate_count(),
+        len(jobs.dead),
+        jobs.stats().ready,
+    )
 
 
-@pytest.mark.parametrize("output", [object(), {"a": float("nan")}, "x" * 2_000_000, {1: threading.Lock()}])
-def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of_the_message(memory: Place, output: Any) -> None:
+@pytest.mark.parametrize(
+    "output", [object(), {"a": float("nan")}, "x" * 2_000_000, {1: threading.Lock()}]
+)
+def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of_the_message(
+    memory: Place, output: Any
+) -> None:
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses, name="pages")
     jobs.send("x")
@@ -348,7 +385,11 @@ def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of
         await_that(lambda: len(jobs.dead) == 1)
     [dead] = jobs.dead
     start = f"PermanentError: the output of pages, of type {type(output).__name__}, cannot be sent"
-    assert (True, True, "permanent") == ((result.error or "").startswith(start), (dead.error or "").startswith(start), dead.reason)
+    assert (True, True, "permanent") == (
+        (result.error or "").startswith(start),
+        (dead.error or "").startswith(start),
+        dead.reason,
+    )
 
 
 def test_an_output_that_does_not_fit_the_type_of_the_responses_is_one_too(memory: Place) -> None:
@@ -383,25 +424,40 @@ def test_a_generator_as_the_output_of_the_last_try_is_told(memory: Place, is_asy
 # --- deadlines ---
 
 
-def test_a_request_whose_deadline_has_passed_is_answered_without_being_worked_on(place: Place) -> None:
+def test_a_request_whose_deadline_has_passed_is_answered_without_being_worked_on(
+    place: Place,
+) -> None:
     jobs, answers = place("jobs"), place("answers", RESULT)
     loop = GatedLoop(requests=jobs)
-    jobs.send(MainLoopRequest("x", "request-1", deadline=datetime.now(UTC) - timedelta(seconds=1)), reply_to=answers)
+    jobs.send(
+        MainLoopRequest("x", "request-1", deadline=datetime.now(UTC) - timedelta(seconds=1)),
+        reply_to=answers,
+    )
     with looping(loop):
         [result] = results(answers, 1)
         await_that(lambda: jobs.approximate_count() == 0)
-    assert ("request-1", None, True) == (result.request_id, result.output, (result.error or "").startswith("deadline_exceeded"))
+    assert ("request-1", None, True) == (
+        result.request_id,
+        result.output,
+        (result.error or "").startswith("deadline_exceeded"),
+    )
     assert (0, True) == (len(jobs.dead), loop.began.empty())
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
-def test_with_nobody_to_answer_it_is_a_dead_letter(open_place: Callable[[str], Place], kind: str) -> None:
+def test_with_nobody_to_answer_it_is_a_dead_letter(
+    open_place: Callable[[str], Place], kind: str
+) -> None:
     jobs = open_place(kind)("jobs")
     loop = GatedLoop(requests=jobs)
     jobs.send(MainLoopRequest("x", deadline=datetime.now(UTC) - timedelta(seconds=1)))
     loop.run(max_iterations=1)
     [dead] = jobs.dead
-    assert ("expired", True, True) == (dead.reason, (dead.error or "").startswith("deadline_exceeded"), loop.began.empty())
+    assert ("expired", True, True) == (
+        dead.reason,
+        (dead.error or "").startswith("deadline_exceeded"),
+        loop.began.empty(),
+    )
 
 
 def test_a_handler_is_told_its_deadline_and_that_it_has_passed(memory: Place) -> None:

@@ -70,10 +70,14 @@ def clock() -> FakeClock:
 
 
 @pytest.mark.parametrize("polls", [1, 3])
-def test_after_so_many_polls_it_ends_and_no_message_more_is_taken(database: SqliteDatabase, polls: int) -> None:
+def test_after_so_many_polls_it_ends_and_no_message_more_is_taken(
+    database: SqliteDatabase, polls: int
+) -> None:
     mailbox, seen = open_mailbox(database, "jobs"), list[int]()
     mailbox.send_many(range(5))
-    Function(lambda request, context: seen.append(request), requests=mailbox).run(max_iterations=polls)
+    Function(lambda request, context: seen.append(request), requests=mailbox).run(
+        max_iterations=polls
+    )
     assert (list(range(polls)), 5 - polls) == (seen, mailbox.stats().ready)
 
 
@@ -83,8 +87,12 @@ def test_no_polls_no_run(mailbox: Mailbox[Any], clock: FakeClock) -> None:
     assert 1 == mailbox.stats().ready
 
 
-def test_a_poll_without_a_message_lasts_as_long_as_it_may_wait(mailbox: Mailbox[Any], clock: FakeClock) -> None:
-    running = Running(lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=2, wait_time_seconds=20))
+def test_a_poll_without_a_message_lasts_as_long_as_it_may_wait(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
+    running = Running(
+        lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=2, wait_time_seconds=20)
+    )
     pass_time(clock, 39.0)
     assert not running.over
     clock.advance(1.0, parked=0)
@@ -95,7 +103,9 @@ def test_a_poll_that_may_not_wait_ends_at_once(mailbox: Mailbox[Any], clock: Fak
     GatedLoop(requests=mailbox, clock=clock).run(max_iterations=3, wait_time_seconds=0)
 
 
-def test_a_shutdown_wakes_a_long_poll_and_waits_for_the_end(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_a_shutdown_wakes_a_long_poll_and_waits_for_the_end(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock)
     running = Running(lambda: loop.run(wait_time_seconds=1000))
     clock.await_parked(LOOP_RESTING)
@@ -109,7 +119,9 @@ def await_draining(loop: GatedLoop) -> None:
     await_that(lambda: loop._engine is not None and loop._engine.draining)
 
 
-def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(mailbox: Mailbox[Any]) -> None:
+def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(
+    mailbox: Mailbox[Any],
+) -> None:
     loop = GatedLoop(requests=mailbox, concurrency=2)
     mailbox.send_many(["a", "b", "never received"])
     running, stopped = Running(loop.run), queue.SimpleQueue[bool]()
@@ -140,7 +152,9 @@ def test_a_mailbox_that_was_closed_before_ends_it_at_once(mailbox: Mailbox[Any])
     GatedLoop(requests=mailbox).run()
 
 
-def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next_does_not(mailbox: Mailbox[Any]) -> None:
+def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next_does_not(
+    mailbox: Mailbox[Any],
+) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send("x")
     assert loop.shutdown()
@@ -150,7 +164,9 @@ def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next
         assert "x" == loop.next().request
 
 
-def test_a_shutdown_of_a_finished_loop_is_nothing_and_it_can_run_again(mailbox: Mailbox[Any]) -> None:
+def test_a_shutdown_of_a_finished_loop_is_nothing_and_it_can_run_again(
+    mailbox: Mailbox[Any],
+) -> None:
     loop = GatedLoop(requests=mailbox)
     loop.open_for_all()
     for _ in range(3):
@@ -176,7 +192,10 @@ def test_leaving_its_context_shuts_it_down(mailbox: Mailbox[Any]) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_handler_that_shuts_its_own_loop_down_does_not_wait_for_itself(mailbox: Mailbox[Any], is_async: bool) -> None:  # noqa: FBT001 - which kind
+def test_a_handler_that_shuts_its_own_loop_down_does_not_wait_for_itself(
+    mailbox: Mailbox[Any],
+    is_async: bool,  # noqa: FBT001 - which kind
+) -> None:
     answers: list[bool] = []
 
     def work(request: Any, context: MainLoopContext) -> None:
@@ -206,7 +225,9 @@ def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mail
 # --- a store that is not there ---
 
 
-def test_a_store_that_is_not_there_at_the_start_is_waited_for(mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_not_there_at_the_start_is_waited_for(
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     enter, failures = mailbox.backend.enter, iter([StoreUnreachableError("down")] * 3)
 
     def failing(*given: Any, **named: Any) -> int:
@@ -219,10 +240,15 @@ def test_a_store_that_is_not_there_at_the_start_is_waited_for(mailbox: Mailbox[A
     mailbox.send("x")
     with looping(loop):
         assert "x" == loop.next().request
-    assert ("enter", 3) == (loop.observer.wait_for(SourceFailed).call, loop.observer.wait_for(SourceRecovered).failures)
+    assert ("enter", 3) == (
+        loop.observer.wait_for(SourceFailed).call,
+        loop.observer.wait_for(SourceRecovered).failures,
+    )
 
 
-def test_while_its_store_is_not_there_a_loop_beats_and_can_be_told_to_stop(mailbox: Mailbox[Any], clock: FakeClock) -> None:
+def test_while_its_store_is_not_there_a_loop_beats_and_can_be_told_to_stop(
+    mailbox: Mailbox[Any], clock: FakeClock
+) -> None:
     def down(*given: Any, **named: Any) -> int:
         raise StoreUnreachableError("down")
 
@@ -263,8 +289,13 @@ def test_a_server_may_be_down_at_the_start_and_in_between(tmp_path: Path) -> Non
         server.kill()
 
 
-def test_a_receive_that_raises_does_not_end_the_loop(mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, errors = mailbox.backend.exchange, iter([StoreUnreachableError("down"), ValueError("a driver's own"), SystemExit(1)])
+def test_a_receive_that_raises_does_not_end_the_loop(
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, errors = (
+        mailbox.backend.exchange,
+        iter([StoreUnreachableError("down"), ValueError("a driver's own"), SystemExit(1)]),
+    )
 
     def failing(*given: Any, **named: Any) -> Any:
         for error in errors:

@@ -49,18 +49,28 @@ KILLED = """
 
 def versions(path: Path) -> list[int]:
     with closing(sqlite3.connect(path)) as outside:
-        return [version for (version,) in outside.execute("SELECT version FROM longwatch_schema ORDER BY version")]
+        return [
+            version
+            for (version,) in outside.execute(
+                "SELECT version FROM longwatch_schema ORDER BY version"
+            )
+        ]
 
 
 def tables(path: Path) -> set[str]:
     with closing(sqlite3.connect(path)) as outside:
-        return {name for (name,) in outside.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return {
+            name
+            for (name,) in outside.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
 
 
 def test_several_processes_that_start_at_once_make_each_step_once(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
     with ExitStack() as stack:
-        children = [stack.enter_context(running(OPENER.format(path=str(path)))) for _ in range(AT_ONCE)]
+        children = [
+            stack.enter_context(running(OPENER.format(path=str(path)))) for _ in range(AT_ONCE)
+        ]
         assert ["ready"] * AT_ONCE == [child.line() for child in children]
         for child in children:
             child.say()
@@ -85,7 +95,9 @@ def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before(tmp_
     again.close()
 
 
-def test_a_process_killed_while_it_makes_the_first_schema_leaves_a_file_that_the_next_one_finishes(tmp_path: Path) -> None:
+def test_a_process_killed_while_it_makes_the_first_schema_leaves_a_file_that_the_next_one_finishes(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "some.db"
     with running(KILLED.format(path=str(path), at=migrations("sqlite")[0].statements[-1])) as child:
         assert -signal.SIGKILL == child.end()[0]
@@ -99,13 +111,18 @@ def test_a_process_killed_while_it_makes_the_first_schema_leaves_a_file_that_the
 def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "some.db"
     database = SqliteDatabase(path)
-    database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')"))
+    database.write(
+        lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')")
+    )
     database.close()
     again = SqliteDatabase(path)
     for _ in range(2):
         with pytest.raises(SchemaTooNewError) as caught:
             again.write(lambda _: None)
-        expected = f"the store was made by a newer Longwatch (schema 9999, this one knows {NEWEST}); upgrade Longwatch"
+        expected = (
+            f"the store was made by a newer Longwatch (schema 9999, this one knows {NEWEST}); "
+            f"upgrade Longwatch"
+        )
         assert expected == str(caught.value)
     again.close()
     assert [*range(1, NEWEST + 1), 9999] == versions(path)

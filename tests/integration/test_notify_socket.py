@@ -36,7 +36,10 @@ BARRIER = """
 import array, os, select, socket
 ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 theirs, kept = os.pipe()
-ours.sendmsg([b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [kept]))], 0, os.environ["NOTIFY_SOCKET"])
+ours.sendmsg(
+    [b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [kept]))], 0,
+    os.environ["NOTIFY_SOCKET"]
+)
 os.close(kept)
 os.read(theirs, 1)
 print("passed")
@@ -101,7 +104,12 @@ def test_what_a_process_says_is_heard_with_its_pid(ear: Ear) -> None:
 
 def test_a_shell_script_can_speak_through_a_command_it_runs(ear: Ear) -> None:
     script = f"{sys.executable} -I -S -c '{SEND}' STOPPING=1; exit 7"
-    assert 7 == subprocess.run(["sh", "-c", script], env=ear.environment, timeout=PATIENCE, check=False).returncode
+    assert (
+        7
+        == subprocess.run(
+            ["sh", "-c", script], env=ear.environment, timeout=PATIENCE, check=False
+        ).returncode
+    )
     assert [True] == [notice.stopping for notice in ear.await_heard(1)]
 
 
@@ -133,10 +141,15 @@ say("told", os.environ["WATCHDOG_USEC"])
 
 def test_datagrams_are_heard_one_by_one_in_their_order(ear: Ear) -> None:
     ear.say(*[f"STATUS={number}".encode() for number in range(200)])
-    assert [str(number) for number in range(200)] == [notice.status for notice in ear.await_heard(200)]
+    assert [str(number) for number in range(200)] == [
+        notice.status for notice in ear.await_heard(200)
+    ]
 
 
-@pytest.mark.parametrize("nonsense", [b"", b"\xff\x00\xfe", b"X=1", b"MAINPID=1", b"STATUS=" + b"x" * 4090, b"READY=1\n" * 10_000])
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"", b"\xff\x00\xfe", b"X=1", b"MAINPID=1", b"STATUS=" + b"x" * 4090, b"READY=1\n" * 10_000],
+)
 def test_datagrams_that_are_bad_or_too_long_are_passed_over(ear: Ear, nonsense: bytes) -> None:
     ear.say(nonsense, b"READY=1")
     assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
@@ -164,7 +177,11 @@ def test_descriptors_that_come_along_are_closed_at_once_and_never_ours(ear: Ear)
 
 def test_whoever_waits_at_a_barrier_gets_past_it(ear: Ear) -> None:
     passed = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", BARRIER], env=ear.environment, capture_output=True, timeout=PATIENCE, check=True
+        [sys.executable, "-I", "-S", "-c", BARRIER],
+        env=ear.environment,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
     )
     assert b"passed\n" == passed.stdout
     assert [] == ear.heard
@@ -212,7 +229,9 @@ def test_draining_a_socket_that_is_not_open_is_nothing(loop: LoopThread, tmp_pat
     ear.do(ear.socket.drain)
 
 
-def test_the_environment_names_the_socket_and_the_watchdog_only_with_an_interval(tmp_path: Path) -> None:
+def test_the_environment_names_the_socket_and_the_watchdog_only_with_an_interval(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "notify"
     notify = NotifySocket(path, lambda notice: None)
     assert {"NOTIFY_SOCKET": str(path)} == notify.environment(None)
@@ -222,7 +241,9 @@ def test_the_environment_names_the_socket_and_the_watchdog_only_with_an_interval
 
 def test_a_relative_path_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {"NOTIFY_SOCKET": str(tmp_path / "n")} == NotifySocket(Path("n"), lambda notice: None).environment(None)
+    assert {"NOTIFY_SOCKET": str(tmp_path / "n")} == NotifySocket(
+        Path("n"), lambda notice: None
+    ).environment(None)
 
 
 def test_the_socket_is_ours_alone_and_goes_away_when_closed(ear: Ear) -> None:
@@ -234,7 +255,9 @@ def test_the_socket_is_ours_alone_and_goes_away_when_closed(ear: Ear) -> None:
 
 def test_open_and_close_are_idempotent_and_it_can_be_opened_again(ear: Ear) -> None:
     with no_descriptor_left_open(but_for=1):  # the socket itself, which is another one now
-        ear.do(ear.socket.open, ear.socket.close, ear.socket.close, ear.socket.open, ear.socket.open)
+        ear.do(
+            ear.socket.open, ear.socket.close, ear.socket.close, ear.socket.open, ear.socket.open
+        )
         ear.say(b"READY=1")
         assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
 
@@ -249,18 +272,25 @@ def test_a_socket_that_was_left_behind_is_replaced(loop: LoopThread, tmp_path: P
     ear.do(ear.socket.close)
 
 
-def test_something_else_at_the_path_is_left_alone_and_told(loop: LoopThread, tmp_path: Path) -> None:
+def test_something_else_at_the_path_is_left_alone_and_told(
+    loop: LoopThread, tmp_path: Path
+) -> None:
     path = tmp_path / "notify"
     path.write_text("mine")
     ear = Ear(loop, path)
-    with pytest.raises(UsageError, match=f"^the notify socket {path} cannot be made: Address already in use$"):
+    with pytest.raises(
+        UsageError, match=f"^the notify socket {path} cannot be made: Address already in use$"
+    ):
         ear.do(ear.socket.open)
     assert "mine" == path.read_text()
 
 
 def test_a_directory_that_is_missing_is_told(loop: LoopThread, tmp_path: Path) -> None:
     ear = Ear(loop, tmp_path / "no" / "notify")
-    with no_descriptor_left_open(), pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"):
+    with (
+        no_descriptor_left_open(),
+        pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"),
+    ):
         ear.do(ear.socket.open)
 
 
@@ -288,20 +318,27 @@ def passable() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def test_another_user_may_speak_when_the_socket_is_made_for_it(loop: LoopThread, passable: Path) -> None:
+def test_another_user_may_speak_when_the_socket_is_made_for_it(
+    loop: LoopThread, passable: Path
+) -> None:
     ear = Ear(loop, passable / "notify", uid=NOBODY)
     ear.do(ear.socket.open)
     sender = sent_by_python("READY=1", ear.environment, str(NOBODY))
     assert 0 == sender.wait(PATIENCE)
     assert [Notice(pid=sender.pid, ready=True)] == ear.await_heard(1)
-    assert (0o600, NOBODY) == (stat.S_IMODE(ear.socket.path.stat().st_mode), ear.socket.path.stat().st_uid)
+    assert (0o600, NOBODY) == (
+        stat.S_IMODE(ear.socket.path.stat().st_mode),
+        ear.socket.path.stat().st_uid,
+    )
     ear.say(b"WATCHDOG=1")  # root may in any case
     assert 2 == len(ear.await_heard(2))
     ear.do(ear.socket.close)
 
 
 @pytest.mark.parametrize("uid", [None, 65533], ids=["made for us", "made for a third"])
-def test_another_user_is_refused_when_it_is_not(loop: LoopThread, passable: Path, uid: int | None) -> None:
+def test_another_user_is_refused_when_it_is_not(
+    loop: LoopThread, passable: Path, uid: int | None
+) -> None:
     ear = Ear(loop, passable / "notify", uid=uid)
     ear.do(ear.socket.open)
     sender = sent_by_python("READY=1", ear.environment, str(NOBODY))

@@ -191,13 +191,17 @@ def test_closing_on_a_stuck_reader_gives_up_and_counts_what_was_lost(pipe: Pipe)
     pipe.close_reader()
 
 
-def test_with_patience_one_that_is_read_slowly_is_flushed_while_one_that_is_stuck_is_given_up(pipe: Pipe) -> None:
+def test_with_patience_one_that_is_read_slowly_is_flushed_while_one_that_is_stuck_is_given_up(
+    pipe: Pipe,
+) -> None:
     pipe.stuff()
     stuck, slow = Outlet(pipe.writer), Pipe(*os.pipe())
     read = Outlet(slow.writer)
     slow.stuff()
     waiting = [stuck.write(LINE), all(read.write(LINE * 80) for _ in range(50))]
-    reader = threading.Thread(target=lambda: [os.read(slow.reader, 8192) for _ in range(200) if not read.flush(0.01)])
+    reader = threading.Thread(
+        target=lambda: [os.read(slow.reader, 8192) for _ in range(200) if not read.flush(0.01)]
+    )
     reader.start()
 
     assert [stuck] == flush_patiently([stuck, read], 1.0)
@@ -253,7 +257,9 @@ def test_a_number_that_is_closed_and_used_for_something_else_gets_no_line(pipe: 
     os.close(other_reader)
 
 
-def test_a_description_that_someone_else_made_non_blocking_still_gets_every_line(pipe: Pipe) -> None:
+def test_a_description_that_someone_else_made_non_blocking_still_gets_every_line(
+    pipe: Pipe,
+) -> None:
     os.set_blocking(pipe.writer, False)
     outlet = Outlet(pipe.writer)
     lines = numbered(5000)
@@ -301,7 +307,9 @@ def test_a_full_disk_behind_the_descriptor_drops_lines_but_breaks_nothing() -> N
         outlet.close()
 
 
-def test_a_line_torn_by_a_refusal_is_ended_before_the_next_one(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_torn_by_a_refusal_is_ended_before_the_next_one(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
 
     def refusing(fd: int, data: bytes) -> int:
@@ -337,13 +345,24 @@ def test_a_forked_child_writes_with_a_thread_of_its_own() -> None:
             os._exit(0)
         os.waitpid(pid, 0)
     """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, timeout=60, check=True
+    )
 
     assert [b"child", b"parent", b"parent again"] == sorted(done.stdout.splitlines())
 
 
 def test_a_process_ends_at_once_although_its_outlet_is_stuck(pipe: Pipe) -> None:
-    script = "from longwatch.observe.outlet import Outlet; o = Outlet(1); o.write(b'x' * 500_000); exit(o.close(0.0))"
-    done = subprocess.run([sys.executable, "-c", script], stdout=pipe.writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    script = (
+        "from longwatch.observe.outlet import Outlet; o = Outlet(1); o.write(b'x' * 500_000); "
+        "exit(o.close(0.0))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=pipe.writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
 
     assert (0, b"") == (done.returncode, done.stderr)

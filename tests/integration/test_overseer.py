@@ -1,4 +1,6 @@
-"""The parent of worker processes: whose leases it renews, whom it finds stalled, and what becomes of what they held."""
+"""The parent of worker processes: whose leases it renews, whom it finds stalled, and what
+becomes of what they held.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ COMMAND = ("python", "-m", MODULE, "run", "app:group")
 
 
 class HalfFakeClock(FakeClock):
-    """Stands still but for moments: those who wait for a process to do something wait in real time. `pause` is a machine's."""
+    """Stands still but for moments: those who wait for a process to do something wait in real
+    time. `pause` is a machine's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +101,8 @@ class Worker:
 
 
 class Rig:
-    """An overseer, on a clock that stands still, with sources that a test has made. What it condemns is kept with the state that
-    the process was in.
+    """An overseer, on a clock that stands still, with sources that a test has made. What it
+    condemns is kept with the state that the process was in.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,11 +132,19 @@ class Rig:
 
     def told_to_keep(self, worker: Worker, store: str = "store", **where: str) -> None:
         source = {"kind": "mailbox", "url": store, "name": "jobs", **where}
-        self.say(worker.pid, "leases", owner=worker.owner, page=str(worker.page.path), source=source)
+        self.say(
+            worker.pid, "leases", owner=worker.owner, page=str(worker.page.path), source=source
+        )
 
     def joined(self, worker: Worker, *, threshold: float | None = THRESHOLD) -> None:
         before = len(self.heard.of(WorkerJoined))
-        self.say(worker.pid, "group", loops=["jobs"], threshold=threshold, crash_file=str(worker.crash_file))
+        self.say(
+            worker.pid,
+            "group",
+            loops=["jobs"],
+            threshold=threshold,
+            crash_file=str(worker.crash_file),
+        )
         assert eventually(lambda: len(self.heard.of(WorkerJoined)) > before)
 
     def state(self, pid: int, *, samples: object = (), **facts: object) -> None:
@@ -144,8 +156,22 @@ class Rig:
         self.events.emit(ProgramStarted(program=program, pid=pid, command=COMMAND, start=1))
 
     def ended(self, pid: int, program: str = "jobs-1") -> None:
-        facts: dict[str, Any] = {"lasted": 1.0, "restart": True, "killed": 0, "survivors": 0, "detail": ""}
-        self.events.emit(ProgramEnded(program=program, pid=pid, verdict="unexpected_exit", cause=EndCause.signal(9), **facts))
+        facts: dict[str, Any] = {
+            "lasted": 1.0,
+            "restart": True,
+            "killed": 0,
+            "survivors": 0,
+            "detail": "",
+        }
+        self.events.emit(
+            ProgramEnded(
+                program=program,
+                pid=pid,
+                verdict="unexpected_exit",
+                cause=EndCause.signal(9),
+                **facts,
+            )
+        )
 
     # --- time ---
 
@@ -161,7 +187,11 @@ class Rig:
         return found
 
     def value(self, name: str, *labels: str) -> object:
-        values = [sample.value for sample in self.overseer.samples() if (sample.name, sample.labels) == (name, labels)]
+        values = [
+            sample.value
+            for sample in self.overseer.samples()
+            if (sample.name, sample.labels) == (name, labels)
+        ]
         return values[0] if values else None
 
 
@@ -249,7 +279,9 @@ def a_process(rig: Rig, url: str = "", *, want: int = 0) -> Iterator[tuple[Worke
 # --- renewing ---
 
 
-def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page_says_until_when_to_trust(rig: Rig) -> None:
+def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page_says_until_when_to_trust(  # noqa: E501 - one name
+    rig: Rig,
+) -> None:
     source = rig.sources["store"] = FakeSource()
     asked: list[float] = []
     source.faults["renew"] = lambda: asked.append(rig.clock.monotonic())
@@ -289,7 +321,9 @@ def test_leases_that_are_over_or_whose_process_has_ended_are_renewed_no_more(rig
         assert eventually(lambda: is_renewed_no_more(rig, source))
 
 
-def test_one_that_ends_while_its_store_is_being_opened_is_swept_and_not_renewed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ends_while_its_store_is_being_opened_is_swept_and_not_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = FakeSource()
     with a_worker(rig) as worker:
 
@@ -352,7 +386,9 @@ def watched(rig: Rig, worker: Worker, **facts: Any) -> None:
     rig.clock.await_parked(2)
 
 
-def test_one_that_gives_no_beat_for_the_threshold_is_stopped_with_its_stacks_saved_and_then_condemned(rig: Rig) -> None:
+def test_one_that_gives_no_beat_for_the_threshold_is_stopped_with_its_stacks_saved_and_then_condemned(  # noqa: E501 - one name
+    rig: Rig,
+) -> None:
     source = rig.sources["store"] = FakeSource()
     with a_process(rig) as (worker, _):
         watched(rig, worker)
@@ -441,7 +477,9 @@ def test_one_whose_crash_file_is_gone_is_condemned_all_the_same(rig: Rig, crashe
         assert [(worker.pid, "T")] == rig.condemned
 
 
-def test_one_that_ends_while_its_stacks_are_saved_is_condemned_to_no_harm(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ends_while_its_stacks_are_saved_is_condemned_to_no_harm(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.sources["store"] = FakeSource()
     with a_worker(rig) as worker:
 
@@ -492,7 +530,9 @@ def holding(rig: Rig, *bodies: int) -> Iterator[tuple[str, Worker, list[int]]]:
         yield url, worker, rows
 
 
-def test_what_a_killed_one_held_is_free_at_once_and_those_that_it_had_begun_are_to_blame(real_rig: Rig) -> None:
+def test_what_a_killed_one_held_is_free_at_once_and_those_that_it_had_begun_are_to_blame(
+    real_rig: Rig,
+) -> None:
     with holding(real_rig, 1, 2, 3) as (url, worker, _):
         worker.page.end(1)
         assert {} == crashes_of(url)
@@ -504,7 +544,9 @@ def test_what_a_killed_one_held_is_free_at_once_and_those_that_it_had_begun_are_
 
 
 @pytest.mark.parametrize("draining", [False, True], ids=["at work", "draining"])
-def test_of_one_that_stalls_only_the_silent_work_is_to_blame(real_rig: Rig, *, draining: bool) -> None:
+def test_of_one_that_stalls_only_the_silent_work_is_to_blame(
+    real_rig: Rig, *, draining: bool
+) -> None:
     """A drain excuses everybody, but not the one that has to be killed in it."""
     with holding(real_rig, 1, 2, 3) as (url, worker, rows):
         if draining:
@@ -566,8 +608,14 @@ NONSENSE = [
     b'{"pid": 2000000000}',
     b'{"pid": 2000000000, "about": "gossip"}',
     b'{"pid": 2000000000, "about": "leases"}',
-    b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/nowhere", "source": {"url": "store", "name": "jobs"}}',
-    b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/dev/null", "source": {"url": "store", "name": "jobs"}}',
+    (
+        b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/nowhere", "source": '
+        b'{"url": "store", "name": "jobs"}}'
+    ),
+    (
+        b'{"pid": 2000000000, "about": "leases", "owner": 1, "page": "/dev/null", "source": '
+        b'{"url": "store", "name": "jobs"}}'
+    ),
     b'{"pid": 2000000000, "about": "state", "samples": [1]}',
     b"[" * 50_000,
 ]
@@ -589,7 +637,15 @@ def test_programs_that_are_no_workers_are_none_of_its_business(rig: Rig) -> None
     assert [] == rig.overseer.wards()
 
 
-@pytest.mark.parametrize("word", [b'{"pid": 1e999, "about": "x"}', b'{"pid": %d, "about": "leases", "source": 5}', b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        b'{"pid": 1e999, "about": "x"}',
+        b'{"pid": %d, "about": "leases", "source": 5}',
+        b"[]",
+        b"\xff",
+    ],
+)
 def test_whatever_a_word_does_to_it_the_next_one_is_heard(rig: Rig, word: bytes) -> None:
     with a_worker(rig) as worker:
         rig.started(worker.pid)
@@ -617,7 +673,9 @@ def test_the_loss_of_the_guardian_is_no_message_s_fault(real_rig: Rig) -> None:
 
 def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Rig) -> None:
     with holding(real_rig, 1, 2) as (url, worker, rows):
-        real_rig.events.emit(ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=30.0))
+        real_rig.events.emit(
+            ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=30.0)
+        )
         real_rig.advance(THRESHOLD - 1.0)
         worker.page.beat(0, real_rig.clock.monotonic())
         real_rig.advance(3.0)
@@ -629,7 +687,9 @@ def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Rig) -
         assert {"1": 0, "2": 1} == crashes_of(url)
 
 
-def test_processes_of_another_user_are_not_told_of_the_line_and_keep_their_leases_by_themselves(tmp_path: Path) -> None:
+def test_processes_of_another_user_are_not_told_of_the_line_and_keep_their_leases_by_themselves(
+    tmp_path: Path,
+) -> None:
     """We would have to believe what they say of files and stores."""
     clock = SystemClock()
     with Workers(state=tmp_path, log=LogSettings(), clock=clock, events=Events()) as workers:
@@ -657,7 +717,10 @@ def test_how_one_is(rig: Rig) -> None:
         assert comes_to(ward, Reason.NOT_STARTED)
         rig.joined(worker)
         assert comes_to(ward, Reason.PENDING)
-        for failing, reason in ((["loop jobs: stale"], Reason.STALE), (["draining: draining"], Reason.DRAINING)):
+        for failing, reason in (
+            (["loop jobs: stale"], Reason.STALE),
+            (["draining: draining"], Reason.DRAINING),
+        ):
             rig.say(worker.pid, "state", ready=False, failing=failing, samples=[])
             assert comes_to(ward, reason)
         rig.say(worker.pid, "state", ready=False, failing=["loop jobs: something new"], samples=[])
@@ -680,11 +743,20 @@ def test_what_is_counted_is_summed_and_outlives_who_counted_it(rig: Rig) -> None
     pids = (2_000_000_000, 2_000_000_001)
     for number, pid in enumerate(pids, 1):
         rig.started(pid, f"jobs-{number}")
-        rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], number], ["longwatch_loop_running", ["jobs"], 1]])
+        rig.state(
+            pid,
+            samples=[
+                ["longwatch_mailbox_acked_total", ["jobs"], number],
+                ["longwatch_loop_running", ["jobs"], 1],
+            ],
+        )
     assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 3)
     assert 2 == rig.value("longwatch_loop_running", "jobs")
     rig.ended(pids[1], "jobs-2")
-    assert (3, 1) == (rig.value("longwatch_mailbox_acked_total", "jobs"), rig.value("longwatch_loop_running", "jobs"))
+    assert (3, 1) == (
+        rig.value("longwatch_mailbox_acked_total", "jobs"),
+        rig.value("longwatch_loop_running", "jobs"),
+    )
     rig.started(2_000_000_002, "jobs-2")
     rig.state(2_000_000_002, samples=[["longwatch_mailbox_acked_total", ["jobs"], 10]])
     assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 13)
@@ -698,20 +770,32 @@ def test_the_last_word_of_one_that_has_ended_counts(rig: Rig) -> None:
     rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 1]])
     assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 1)
     rig.ended(pid)
-    rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 5], ["longwatch_loop_running", ["jobs"], 1]])
+    rig.state(
+        pid,
+        samples=[
+            ["longwatch_mailbox_acked_total", ["jobs"], 5],
+            ["longwatch_loop_running", ["jobs"], 1],
+        ],
+    )
     assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 5)
     assert rig.value("longwatch_loop_running", "jobs") is None
     rig.started(pid)
     rig.state(pid, samples=[["longwatch_mailbox_acked_total", ["jobs"], 2]])
-    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 7), "a pid that comes again is another one"
+    assert eventually(lambda: rig.value("longwatch_mailbox_acked_total", "jobs") == 7), (
+        "a pid that comes again is another one"
+    )
 
 
 def test_renewals_are_counted_for_the_loop_whose_leases_they_are(rig: Rig) -> None:
-    rig.sources["store"] = FakeSource(rows=[Item(number, claim=Claim(number, 7, 1)) for number in (1, 2)])
+    rig.sources["store"] = FakeSource(
+        rows=[Item(number, claim=Claim(number, 7, 1)) for number in (1, 2)]
+    )
     with a_worker(rig) as worker:
         rig.started(worker.pid)
         source = {"kind": "mailbox", "url": "store", "name": "jobs"}
-        rig.say(worker.pid, "leases", owner=7, page=str(worker.page.path), source=source, engine="mail")
+        rig.say(
+            worker.pid, "leases", owner=7, page=str(worker.page.path), source=source, engine="mail"
+        )
         assert eventually(lambda: rig.value("longwatch_leases_renewed_total", "mail") == 2)
 
 
@@ -738,9 +822,16 @@ def test_one_whose_store_has_not_answered_for_as_long_as_leases_last_is_not_read
 
 def test_mailboxes_are_known_once_however_many_work_on_them(rig: Rig) -> None:
     rig.sources |= {"one": FakeSource(), "two": FakeSource()}
-    places: list[Mapping[str, str]] = [{"store": "one"}, {"store": "one"}, {"store": "two"}, {"store": "one", "name": "other"}]
+    places: list[Mapping[str, str]] = [
+        {"store": "one"},
+        {"store": "one"},
+        {"store": "two"},
+        {"store": "one", "name": "other"},
+    ]
     with ExitStack() as pages:
-        workers = [pages.enter_context(a_worker(rig, owner=number)) for number in range(len(places))]
+        workers = [
+            pages.enter_context(a_worker(rig, owner=number)) for number in range(len(places))
+        ]
         rig.started(workers[0].pid)
         for worker, place in zip(workers, places, strict=True):
             rig.told_to_keep(worker, **place)

@@ -1,4 +1,6 @@
-"""Claims where several write at the same time: nobody waits for anybody, nobody takes what is another's."""
+"""Claims where several write at the same time: nobody waits for anybody, nobody takes what is
+another's.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def enter(backend: SqlBackend) -> int:
 
 
 def take(backend: SqlBackend, owner: int, want: int = 1, *, duration: float = LONG) -> list[Claim]:
-    return [leased.claim for leased in backend.exchange((), owner=owner, want=want, duration=duration).leased]
+    return [
+        leased.claim
+        for leased in backend.exchange((), owner=owner, want=want, duration=duration).leased
+    ]
 
 
 def column(database: PostgresDatabase, sql: str) -> list[Any]:
@@ -92,13 +97,17 @@ def test_threads_that_claim_at_once_never_get_the_same_row(backend: SqlBackend) 
     assert (400, 400) == (len(taken), len({claim.seq for claim in taken}))
 
 
-def test_a_claim_passes_over_what_another_has_locked(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_a_claim_passes_over_what_another_has_locked(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 3)
     with OpenTransaction(database, "SELECT 1 FROM longwatch_messages WHERE seq = 1 FOR UPDATE"):
         assert [2, 3] == [claim.seq for claim in take(backend, enter(backend), 3)]
 
 
-def test_a_delayed_row_that_another_is_freeing_holds_nobody_up(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_a_delayed_row_that_another_is_freeing_holds_nobody_up(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 1, delay=10.0)
     put(backend, 1)
     database.jump.wall = 11.0
@@ -117,7 +126,9 @@ def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_
 
     def first(tx: Any) -> list[int]:
         lanes = backend._sweep.lapsed(tx)
-        other = threading.Thread(target=lambda: meanwhile.append(SqlBackend(database, "work").sweep()))
+        other = threading.Thread(
+            target=lambda: meanwhile.append(SqlBackend(database, "work").sweep())
+        )
         other.start()
         other.join()
         return lanes
@@ -127,7 +138,9 @@ def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_
     assert [1] * 5 == column(database, "SELECT crashes FROM longwatch_messages")
 
 
-def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 1)
     owner = enter(backend)
     [claim] = take(backend, owner, duration=1.0)
@@ -135,7 +148,9 @@ def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(database: Postgr
     outcomes: list[Any] = []
 
     def renew() -> None:
-        outcomes.append(database.write(lambda tx: backend._claims.renew(tx, owner=owner, duration=LONG)))
+        outcomes.append(
+            database.write(lambda tx: backend._claims.renew(tx, owner=owner, duration=LONG))
+        )
 
     def sweep(tx: Any) -> None:
         [row] = tx.rows(backend._claims.for_release("lapsed"), {"limit": 10})
@@ -149,7 +164,9 @@ def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(database: Postgr
     assert ([0], 0) == (outcomes, backend.renew(owner=owner, duration=LONG))
 
 
-def test_a_lease_that_was_renewed_just_before_is_not_swept(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_a_lease_that_was_renewed_just_before_is_not_swept(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 1)
     owner = enter(backend)
     take(backend, owner, duration=1.0)
@@ -159,7 +176,9 @@ def test_a_lease_that_was_renewed_just_before_is_not_swept(database: PostgresDat
     assert [] == database.write(backend._sweep.lapsed)
 
 
-def test_what_is_given_up_is_not_also_given_back(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_what_is_given_up_is_not_also_given_back(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 1)
     [claim] = take(backend, enter(backend), duration=1.0)
     database.jump.lease = 2.0
@@ -180,19 +199,27 @@ def test_the_server_s_clock_alone_ends_a_lease_whatever_machine_its_owner_was_on
 ) -> None:
     put(backend, 1)
     take(backend, enter(backend))
-    database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another', incarnation = 'some.thing'"))
+    database.write(
+        lambda tx: tx.execute(
+            "UPDATE longwatch_owners SET boot = 'another', incarnation = 'some.thing'"
+        )
+    )
     assert 0 == backend.sweep()
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
 
 
-def test_leases_of_an_owner_that_was_forgotten_end_too_and_blame_nobody(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_leases_of_an_owner_that_was_forgotten_end_too_and_blame_nobody(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 1)
     take(backend, enter(backend))
     database.write(lambda tx: tx.execute("DELETE FROM longwatch_owners"))
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
-    assert [(0, 1)] == database.read(lambda tx: tx.rows("SELECT crashes, releases FROM longwatch_messages"))
+    assert [(0, 1)] == database.read(
+        lambda tx: tx.rows("SELECT crashes, releases FROM longwatch_messages")
+    )
 
 
 def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgotten(
@@ -203,7 +230,11 @@ def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgo
     take(backend, owner)
     dead = Incarnation.mine()
     dead = replace(dead, start=dead.start + 1)
-    database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET incarnation = :dead", {"dead": str(dead)}))
+    database.write(
+        lambda tx: tx.execute(
+            "UPDATE longwatch_owners SET incarnation = :dead", {"dead": str(dead)}
+        )
+    )
     with OpenTransaction(database, "SELECT 1 FROM longwatch_messages FOR UPDATE"):
         assert 0 == backend.sweep()
     assert [owner] == column(database, "SELECT owner FROM longwatch_owners")
@@ -211,17 +242,24 @@ def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgo
     assert [] == column(database, "SELECT owner FROM longwatch_owners")
 
 
-def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     """Another boot id is another machine here, and no earlier boot of this one."""
     put(backend, 1)
     owner = backend.enter(replace(Incarnation.mine(), boot="elsewhere"))
     take(backend, owner)
-    assert (0, [owner]) == (backend.sweep(), column(database, "SELECT owner FROM longwatch_messages"))
+    assert (0, [owner]) == (
+        backend.sweep(),
+        column(database, "SELECT owner FROM longwatch_messages"),
+    )
     database.jump.lease = LONG + 1
     assert 1 == backend.sweep()
 
 
-def test_many_senders_at_once_fill_a_mailbox_no_further_than_it_may_be(database: PostgresDatabase) -> None:
+def test_many_senders_at_once_fill_a_mailbox_no_further_than_it_may_be(
+    database: PostgresDatabase,
+) -> None:
     narrow = SqlBackend(database, "narrow", limits=Limits(max_size=10))
     stored: list[str] = []
     refused: list[int] = []
@@ -241,7 +279,9 @@ def test_many_senders_at_once_fill_a_mailbox_no_further_than_it_may_be(database:
     assert (10, 50, 10) == (len(stored), len(refused), narrow.stats().ready)
 
 
-def test_a_key_whose_message_goes_while_another_is_sent_is_free(database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_a_key_whose_message_goes_while_another_is_sent_is_free(
+    database: PostgresDatabase, backend: SqlBackend
+) -> None:
     """One is inserted and settled again and again, while others send with the same key."""
     stop = threading.Event()
 
@@ -310,14 +350,16 @@ def in_own_transaction(url: str, work: Callable[[Any], object]) -> None:
         work(connection)
 
 
-def test_of_two_claims_that_differ_in_their_owner_only_the_true_one_is_told_to_be_settled_or_given_back(
+def test_of_two_claims_that_differ_in_their_owner_only_the_true_one_is_told_to_be_settled_or_given_back(  # noqa: E501 - one name
     database: PostgresDatabase, backend: SqlBackend
 ) -> None:
     put(backend, 2)
     owner = enter(backend)
     for claim, outcome in zip(take(backend, owner, 2), (Outcome.DONE, Outcome.BACK), strict=True):
         other = claim._replace(owner=owner - 1)
-        assert [False, True] == backend.settle([Settlement(each, outcome) for each in (other, claim)])
+        assert [False, True] == backend.settle(
+            [Settlement(each, outcome) for each in (other, claim)]
+        )
 
 
 def test_rows_are_given_back_and_settled_by_one_statement_each(
@@ -340,12 +382,17 @@ def test_rows_are_given_back_and_settled_by_one_statement_each(
     assert 2 == len(ran)
 
 
-def test_renewals_touch_no_index(server: PostgresServer, database: PostgresDatabase, backend: SqlBackend) -> None:
+def test_renewals_touch_no_index(
+    server: PostgresServer, database: PostgresDatabase, backend: SqlBackend
+) -> None:
     put(backend, 2000)
     owner = enter(backend)
     while take(backend, owner, 500):
         pass
-    updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'longwatch_messages'"
+    updates = (
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = "
+        "'longwatch_messages'"
+    )
 
     def counted(expected: int) -> tuple[int, int]:
         found: list[tuple[int, int]] = []

@@ -33,13 +33,20 @@ def database() -> Iterator[PostgresDatabase]:
 
 
 def names(database: PostgresDatabase) -> list[str]:
-    return [name for (name,) in database.read(lambda tx: tx.rows("SELECT name FROM things ORDER BY name"))]
+    return [
+        name
+        for (name,) in database.read(lambda tx: tx.rows("SELECT name FROM things ORDER BY name"))
+    ]
 
 
 class Losing:
-    """Replaces the first commit by something that loses its answer; later ones are made as always."""
+    """Replaces the first commit by something that loses its answer; later ones are made as
+    always.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: Callable[[PostgresTransaction, Commit], None]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, first: Callable[[PostgresTransaction, Commit], None]
+    ) -> None:
         self.commits = 0
         real = PostgresTransaction.commit
 
@@ -54,7 +61,9 @@ class Losing:
         monkeypatch.setattr(PostgresTransaction, "commit", commit)
 
 
-def test_a_commit_that_was_made_is_not_made_again(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_made_is_not_made_again(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer_lost(_: PostgresTransaction, commit: Commit) -> None:
         commit()
         raise ConnectionLostError("gone")
@@ -71,17 +80,23 @@ def test_a_commit_that_was_made_is_not_made_again(database: PostgresDatabase, mo
     assert (1, ["a"], [1]) == (losing.commits, names(database), called)
 
 
-def test_what_was_posted_and_committed_is_not_posted_again(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_posted_and_committed_is_not_posted_again(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def answer_lost(_: PostgresTransaction, commit: Commit) -> None:
         commit()
         raise ConnectionLostError("gone")
 
     losing = Losing(monkeypatch, answer_lost)
-    database.write(lambda tx: tx.post_many("INSERT INTO things SELECT unnest(:name::text[])", [{"name": "a"}]))
+    database.write(
+        lambda tx: tx.post_many("INSERT INTO things SELECT unnest(:name::text[])", [{"name": "a"}])
+    )
     assert (1, ["a"]) == (losing.commits, names(database))
 
 
-def test_work_whose_commit_was_not_made_is_run_again(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_whose_commit_was_not_made_is_run_again(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost_before(transaction: PostgresTransaction, _: Commit) -> None:
         transaction._here().close()
         raise ConnectionLostError("gone")
@@ -110,9 +125,14 @@ def test_a_commit_that_is_still_on_its_way_when_its_work_is_run_again_is_not_mad
     assert ["a"] == names(database)
 
 
-def test_a_commit_that_is_being_made_is_waited_for(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_being_made_is_waited_for(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer waits on the server until the other transaction has ended."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%INTO longwatch_commits%'"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE "
+        "'%INTO longwatch_commits%'"
+    )
 
     def slow(transaction: PostgresTransaction, commit: Commit) -> None:
         wire = transaction._here()
@@ -182,20 +202,32 @@ def _soon() -> float:
     return time.monotonic() + 30
 
 
-def test_a_line_of_commits_ends_and_old_ones_are_removed(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_commits_ends_and_old_ones_are_removed(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_witness, "MOST_COMMITS", 3)
     database.write(lambda tx: tx.execute("INSERT INTO longwatch_commits VALUES (1, 5, 0, 0)"))
     with PostgresDatabase(database.url) as other:
         for number in range(7):
             other.write(lambda tx, number=number: tx.execute(ROW, {"name": str(number)}))  # type: ignore[misc]
-        lines = other.read(lambda tx: tx.rows("SELECT number, closed FROM longwatch_commits WHERE at > 0 ORDER BY at"))
+        lines = other.read(
+            lambda tx: tx.rows(
+                "SELECT number, closed FROM longwatch_commits WHERE at > 0 ORDER BY at"
+            )
+        )
         assert [(3, 0), (3, 0), (1, 0)] == lines[-3:]
-        assert [(0,)] == other.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_commits WHERE at = 0"))
+        assert [(0,)] == other.read(
+            lambda tx: tx.rows("SELECT count(*) FROM longwatch_commits WHERE at = 0")
+        )
 
 
 @pytest.mark.chaos
-def test_whatever_is_answered_is_true_though_the_server_crashes_again_and_again(own_server: PostgresServer, chaos: Any) -> None:
-    """Written exactly once if write returned, not at all if it raised something else than unknown."""
+def test_whatever_is_answered_is_true_though_the_server_crashes_again_and_again(
+    own_server: PostgresServer, chaos: Any
+) -> None:
+    """Written exactly once if write returned, not at all if it raised something else than
+    unknown.
+    """
     with PostgresDatabase(own_server.url()) as database:
         database.write(lambda tx: tx.execute("CREATE TABLE things (name text)"))
         stop, written, refused, unknown = threading.Event(), list[str](), list[str](), list[str]()

@@ -25,6 +25,13 @@ def database() -> Iterator[PostgresDatabase]:
         yield opened
 
 
-def test_postgresql_keeps_the_contract_over_threads_and_processes(database: PostgresDatabase) -> None:
+def test_postgresql_keeps_the_contract_over_threads_and_processes(
+    database: PostgresDatabase,
+) -> None:
     reopen = partial(open_mailbox, database.url)
-    check_mailbox(partial(open_mailbox, database), jump=jump_postgres, reopen=reopen, transact=database.transact)
+    check_mailbox(
+        partial(open_mailbox, database),
+        jump=jump_postgres,
+        reopen=reopen,
+        transact=database.transact,
+    )

@@ -59,7 +59,10 @@ def add(tx: Any, name: str) -> None:
 
 
 def names(database: PostgresDatabase) -> list[str]:
-    return [name for (name,) in database.read(lambda tx: tx.rows("SELECT name FROM things ORDER BY name"))]
+    return [
+        name
+        for (name,) in database.read(lambda tx: tx.rows("SELECT name FROM things ORDER BY name"))
+    ]
 
 
 def connections(server: PostgresServer, url: str, condition: str = "true") -> int:
@@ -92,12 +95,16 @@ class OopsError(Exception):
 
 
 class TestATransaction:
-    def test_is_there_for_others_when_write_returns(self, database: PostgresDatabase, url: str) -> None:
+    def test_is_there_for_others_when_write_returns(
+        self, database: PostgresDatabase, url: str
+    ) -> None:
         database.write(lambda tx: add(tx, "a"))
         with PostgresDatabase(url) as other:
             assert ["a"] == names(other)
 
-    def test_that_raises_never_was_and_its_error_comes_out(self, database: PostgresDatabase) -> None:
+    def test_that_raises_never_was_and_its_error_comes_out(
+        self, database: PostgresDatabase
+    ) -> None:
         def work(tx: Any) -> None:
             add(tx, "a")
             raise OopsError
@@ -106,13 +113,17 @@ class TestATransaction:
             database.write(work)
         assert [] == names(database)
 
-    def test_whose_sql_is_wrong_raises_what_the_server_said(self, database: PostgresDatabase) -> None:
+    def test_whose_sql_is_wrong_raises_what_the_server_said(
+        self, database: PostgresDatabase
+    ) -> None:
         with pytest.raises(psycopg.errors.UndefinedTable):
             database.write(lambda tx: tx.execute("INSERT INTO nowhere VALUES (1)"))
         database.write(lambda tx: add(tx, "a"))
         assert ["a"] == names(database)
 
-    def test_that_passes_over_an_error_of_the_server_is_told_that_nothing_was_written(self, database: PostgresDatabase) -> None:
+    def test_that_passes_over_an_error_of_the_server_is_told_that_nothing_was_written(
+        self, database: PostgresDatabase
+    ) -> None:
         def work(tx: Any) -> None:
             add(tx, "a")
             with pytest.raises(psycopg.errors.UniqueViolation):
@@ -122,16 +133,23 @@ class TestATransaction:
             database.write(work)
         assert [] == names(database)
 
-    def test_sends_what_was_posted_with_its_next_statement(self, database: PostgresDatabase) -> None:
+    def test_sends_what_was_posted_with_its_next_statement(
+        self, database: PostgresDatabase
+    ) -> None:
         def work(tx: Any) -> list[Any]:
             tx.post_many(NAMES, [{"name": "a"}, {"name": "b"}])
             tx.post_many(NAMES, [{"name": "c"}])
-            return [*tx.rows("SELECT count(*) FROM things"), tx.execute("DELETE FROM things WHERE name = 'a'")]
+            return [
+                *tx.rows("SELECT count(*) FROM things"),
+                tx.execute("DELETE FROM things WHERE name = 'a'"),
+            ]
 
         assert [(3,), 1] == database.write(work)
         assert ["b", "c"] == names(database)
 
-    def test_raises_at_its_end_what_was_wrong_with_what_it_posted_and_nothing_is_written(self, database: PostgresDatabase) -> None:
+    def test_raises_at_its_end_what_was_wrong_with_what_it_posted_and_nothing_is_written(
+        self, database: PostgresDatabase
+    ) -> None:
         def work(tx: Any) -> None:
             add(tx, "a")
             tx.post_many(NAMES, [{"name": "a"}])
@@ -166,7 +184,9 @@ class TestATransaction:
         database.write(lambda tx: add(tx, "b"))
         assert ["b"] == names(database)
 
-    def test_calls_back_when_it_is_committed_and_only_then(self, database: PostgresDatabase) -> None:
+    def test_calls_back_when_it_is_committed_and_only_then(
+        self, database: PostgresDatabase
+    ) -> None:
         called: list[str] = []
 
         def work(tx: Any, name: str) -> None:
@@ -178,14 +198,18 @@ class TestATransaction:
             database.write(lambda tx: work(tx, "a"))
         assert ["a"] == called
 
-    def test_of_a_user_has_the_plans_that_its_statements_need(self, database: PostgresDatabase) -> None:
+    def test_of_a_user_has_the_plans_that_its_statements_need(
+        self, database: PostgresDatabase
+    ) -> None:
         setting = "SELECT current_setting('enable_seqscan'), current_setting('plan_cache_mode')"
         assert [("on", "auto")] == database.transact(lambda tx: tx.rows(setting))
         assert [("off", "force_generic_plan")] == database.write(lambda tx: tx.rows(setting))
 
 
 class TestARead:
-    def test_sees_one_state_whatever_others_commit_meanwhile(self, database: PostgresDatabase) -> None:
+    def test_sees_one_state_whatever_others_commit_meanwhile(
+        self, database: PostgresDatabase
+    ) -> None:
         def look(tx: Any) -> list[int]:
             first = tx.rows("SELECT count(*) FROM things")[0][0]
             database.write(lambda other: add(other, "meanwhile"))
@@ -231,14 +255,21 @@ class TestTheConnections:
                 holder.join()
             assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
 
-    def test_that_the_server_ended_are_made_again_within_the_call(self, server: PostgresServer, database: PostgresDatabase) -> None:
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'longwatch'"
+    def test_that_the_server_ended_are_made_again_within_the_call(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
+        ended = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
+            "'longwatch'"
+        )
         for name in ("a", "b", "c"):
             server.sql(ended)
             database.write(lambda tx, name=name: add(tx, name))  # type: ignore[misc]
         assert ["a", "b", "c"] == names(database)
 
-    def test_lost_in_the_middle_of_the_work_have_it_run_again(self, server: PostgresServer, database: PostgresDatabase) -> None:
+    def test_lost_in_the_middle_of_the_work_have_it_run_again(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
         tries: list[int] = []
 
         def work(tx: Any) -> None:
@@ -297,7 +328,9 @@ class TestWhatTheServerDoesNotDo:
                     call(lambda tx: tx.rows("SELECT 1"), timeout=0.2)
         assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
 
-    def test_because_a_row_is_locked_ends_with_the_time_of_the_call(self, database: PostgresDatabase, url: str) -> None:
+    def test_because_a_row_is_locked_ends_with_the_time_of_the_call(
+        self, database: PostgresDatabase, url: str
+    ) -> None:
         database.write(lambda tx: add(tx, "a"))
         with psycopg.connect(url) as other:
             other.execute("SELECT * FROM things FOR UPDATE")
@@ -305,7 +338,9 @@ class TestWhatTheServerDoesNotDo:
                 database.write(lambda tx: tx.execute("DELETE FROM things"), timeout=0.2)
         assert ["a"] == names(database)
 
-    def test_because_a_statement_takes_too_long_is_said_so(self, database: PostgresDatabase) -> None:
+    def test_because_a_statement_takes_too_long_is_said_so(
+        self, database: PostgresDatabase
+    ) -> None:
         def work(tx: Any) -> None:
             tx.execute("SET LOCAL statement_timeout = 10")
             tx.rows("SELECT pg_sleep(10)")
@@ -313,13 +348,20 @@ class TestWhatTheServerDoesNotDo:
         with pytest.raises(StoreBusyError, match="did not finish a statement in its time"):
             database.write(work)
 
-    def test_because_it_is_read_only_is_said_with_the_cure(self, server: PostgresServer, database: PostgresDatabase) -> None:
+    def test_because_it_is_read_only_is_said_with_the_cure(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
         name = database.url.rpartition("/")[2]
         server.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-        with PostgresDatabase(database.url) as other, pytest.raises(StoreReadOnlyError, match="target_session_attrs=read-write"):
+        with (
+            PostgresDatabase(database.url) as other,
+            pytest.raises(StoreReadOnlyError, match="target_session_attrs=read-write"),
+        ):
             other.write(lambda tx: add(tx, "a"))
 
-    def test_because_this_user_may_not_is_said_with_the_cure(self, server: PostgresServer, database: PostgresDatabase) -> None:
+    def test_because_this_user_may_not_is_said_with_the_cure(
+        self, server: PostgresServer, database: PostgresDatabase
+    ) -> None:
         mailbox = open_mailbox(database, "work")
         mailbox.send(1)
         role = f"guest_{os.urandom(4).hex()}"
@@ -346,11 +388,16 @@ class TestAServerThatCannotBeReached:
             assert "hidden" not in str(refused.value)
 
     def test_because_the_database_does_not_exist_is_told(self, server: PostgresServer) -> None:
-        with PostgresDatabase(server.url("nowhere")) as database, pytest.raises(StoreMisplacedError, match="does not exist"):
+        with (
+            PostgresDatabase(server.url("nowhere")) as database,
+            pytest.raises(StoreMisplacedError, match="does not exist"),
+        ):
             database.read(lambda tx: tx.rows("SELECT 1"))
 
     @pytest.mark.parametrize("name", ["recovery", "starting up", "too many clients"])
-    def test_is_judged_by_what_the_server_said_not_by_names_in_it(self, server: PostgresServer, name: str) -> None:
+    def test_is_judged_by_what_the_server_said_not_by_names_in_it(
+        self, server: PostgresServer, name: str
+    ) -> None:
         refused = pytest.raises(StoreMisplacedError, match="leads to no database")
         with PostgresDatabase(server.url(name.replace(" ", "%20"))) as database, refused:
             database.schema_version()
@@ -361,8 +408,12 @@ class TestAServerThatCannotBeReached:
             database.schema_version()
         assert 2 == error.value.exit_code
 
-    def test_because_its_encoding_has_no_place_for_some_texts_is_told_with_the_cure(self, server: PostgresServer) -> None:
-        refused = pytest.raises(StoreMisplacedError, match=r"encoded in LATIN1.*createdb --encoding=UTF8")
+    def test_because_its_encoding_has_no_place_for_some_texts_is_told_with_the_cure(
+        self, server: PostgresServer
+    ) -> None:
+        refused = pytest.raises(
+            StoreMisplacedError, match=r"encoded in LATIN1.*createdb --encoding=UTF8"
+        )
         with encoded(server, "LATIN1") as url, PostgresDatabase(url) as database, refused:
             database.schema_version()
 
@@ -373,17 +424,25 @@ class TestAServerThatCannotBeReached:
 
     @pytest.mark.parametrize("setting", ["sslmode=foo", "sslmode=require", "options=-cfoo%3Dbar"])
     def test_because_of_what_its_url_says_is_not_tried_again(self, url: str, setting: str) -> None:
-        with PostgresDatabase(f"{url}?{setting}") as database, pytest.raises(StoreMisplacedError, match="check"):
+        with (
+            PostgresDatabase(f"{url}?{setting}") as database,
+            pytest.raises(StoreMisplacedError, match="check"),
+        ):
             database.schema_version()
 
     def test_because_its_host_is_not_found_is_told_as_that_and_may_pass(self) -> None:
         refused = pytest.raises(AwayError, match="host that was not found")
-        with PostgresDatabase("postgresql://me@certificate.invalid/x") as database, refused as error:
+        with (
+            PostgresDatabase("postgresql://me@certificate.invalid/x") as database,
+            refused as error,
+        ):
             database.schema_version()
         assert 75 == error.value.exit_code
 
     @pytest.mark.parametrize("password", ["se/cret", "se@cret", "se%zzcret", "12/cret", "se/cr@et"])
-    def test_because_its_password_is_not_encoded_is_told_without_any_of_it(self, password: str) -> None:
+    def test_because_its_password_is_not_encoded_is_told_without_any_of_it(
+        self, password: str
+    ) -> None:
         with pytest.raises(UsageError, match="percent-encoded") as refused:
             PostgresDatabase(f"postgresql://me:{password}@127.0.0.1:1/x")
         assert "postgresql://***" == str(refused.value).partition(" cannot be read")[0]
@@ -403,18 +462,25 @@ class TestAServerThatCannotBeReached:
             PostgresDatabase("postgresql://me:hidden@[host/x")
         assert "hidden" not in str(refused.value)
 
-    def test_at_the_first_of_its_hosts_is_looked_for_at_the_next(self, server: PostgresServer, url: str) -> None:
+    def test_at_the_first_of_its_hosts_is_looked_for_at_the_next(
+        self, server: PostgresServer, url: str
+    ) -> None:
         both = url.replace("127.0.0.1:", "127.0.0.1:1,127.0.0.1:")
         with PostgresDatabase(both) as database:
             assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"))
 
-    def test_because_all_its_connections_are_taken_is_reached_when_one_is_free(self, server: PostgresServer, url: str) -> None:
+    def test_because_all_its_connections_are_taken_is_reached_when_one_is_free(
+        self, server: PostgresServer, url: str
+    ) -> None:
         name = url.rpartition("/")[2]
         role = f"narrow_{os.urandom(4).hex()}"
         server.sql(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
         try:
             narrow = server.url(name, user=role)
-            with PostgresDatabase(narrow, auto_migrate=False) as database, psycopg.connect(narrow) as only:
+            with (
+                PostgresDatabase(narrow, auto_migrate=False) as database,
+                psycopg.connect(narrow) as only,
+            ):
                 with pytest.raises(StoreBusyError, match="no connection left"):
                     database.schema_version(timeout=1.0)
                 threading.Timer(0.1, only.close).start()
@@ -425,13 +491,18 @@ class TestAServerThatCannotBeReached:
     def test_is_told_as_it_was_heard_though_the_last_try_had_no_time_to_hear_it(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        answers = iter([CrowdedError("has no connection left"), CallTimeoutError("did not answer in time")])
+        answers = iter(
+            [CrowdedError("has no connection left"), CallTimeoutError("did not answer in time")]
+        )
 
         def answer(_address: Address, _deadline: float) -> NoReturn:
             raise next(answers)
 
         monkeypatch.setattr(Address, "connect", answer)
-        with PostgresDatabase(url) as database, pytest.raises(CrowdedError, match="no connection left"):
+        with (
+            PostgresDatabase(url) as database,
+            pytest.raises(CrowdedError, match="no connection left"),
+        ):
             database.schema_version()
 
 
@@ -451,7 +522,9 @@ def test_a_place_among_the_connections_is_not_lost_to_an_interrupt() -> None:
 
 
 class TestTheSchema:
-    def test_is_made_by_who_comes_first_and_its_status_is_told_without_making_it(self, url: str) -> None:
+    def test_is_made_by_who_comes_first_and_its_status_is_told_without_making_it(
+        self, url: str
+    ) -> None:
         with PostgresDatabase(url) as database:
             before = schema_status(database)
             database.write(lambda _: None)
@@ -467,10 +540,15 @@ class TestTheSchema:
                 database.write(lambda _: None)
             assert 0 == database.schema_version()
 
-    def test_finds_a_place_beside_tables_of_others_that_have_the_same_names(self, server: PostgresServer, url: str) -> None:
+    def test_finds_a_place_beside_tables_of_others_that_have_the_same_names(
+        self, server: PostgresServer, url: str
+    ) -> None:
         name = url.rpartition("/")[2]
         server.sql("CREATE TABLE longwatch_messages (theirs text)", name)
-        with PostgresDatabase(url) as database, pytest.raises(UsageError, match="CREATE SCHEMA longwatch"):
+        with (
+            PostgresDatabase(url) as database,
+            pytest.raises(UsageError, match="CREATE SCHEMA longwatch"),
+        ):
             database.write(lambda _: None)
         with PostgresDatabase(url + "?options=-csearch_path%3Dlongwatch") as database:
             with pytest.raises(UsageError, match="CREATE SCHEMA longwatch"):
@@ -481,19 +559,33 @@ class TestTheSchema:
             assert ["here"] == [message.body for message in mailbox.receive()]
 
     def test_of_a_newer_longwatch_is_refused(self, database: PostgresDatabase) -> None:
-        database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')"))
-        with PostgresDatabase(database.url) as other, pytest.raises(SchemaTooNewError, match="upgrade"):
+        database.write(
+            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')")
+        )
+        with (
+            PostgresDatabase(database.url) as other,
+            pytest.raises(SchemaTooNewError, match="upgrade"),
+        ):
             other.read(lambda tx: tx.rows("SELECT 1"))
 
     def test_of_a_newer_longwatch_is_refused_also_to_who_may_not_change_it(
         self, server: PostgresServer, database: PostgresDatabase
     ) -> None:
         role, name = f"guest_{os.urandom(4).hex()}", database.url.rpartition("/")[2]
-        database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')"))
+        database.write(
+            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'later', 'then')")
+        )
         server.sql(f"CREATE ROLE {role} LOGIN")
         try:
-            server.sql(f"REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT SELECT ON longwatch_schema TO {role}", name)
-            with PostgresDatabase(server.url(name, user=role)) as guest, pytest.raises(SchemaTooNewError, match="upgrade"):
+            server.sql(
+                f"REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT SELECT ON "
+                f"longwatch_schema TO {role}",
+                name,
+            )
+            with (
+                PostgresDatabase(server.url(name, user=role)) as guest,
+                pytest.raises(SchemaTooNewError, match="upgrade"),
+            ):
                 guest.write(lambda _: None)
         finally:
             server.sql(f"DROP OWNED BY {role}", name)
@@ -514,7 +606,9 @@ class TestTheSchema:
                 child.say()
             assert [(0, "")] * 4 == [child.end() for child in children]
         with PostgresDatabase(url) as database:
-            assert [(2,)] == database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_schema"))
+            assert [(2,)] == database.read(
+                lambda tx: tx.rows("SELECT count(*) FROM longwatch_schema")
+            )
 
 
 class TestUnsafeSettings:
@@ -534,8 +628,13 @@ class TestTheClocks:
     ) -> None:
         database.jump.lease, database.jump.wall = jump, 2 * jump
         monkeypatch.setattr("time.time", lambda: 0.0)
-        sql = "SELECT round((:lease_now - now)::numeric, 3), round((:wall_now - now)::numeric, 3) FROM (SELECT {}) AS clock (now)"
-        [(lease, wall)] = database.read(lambda tx: tx.rows(sql.format("extract(epoch from statement_timestamp())::float8")))
+        sql = (
+            "SELECT round((:lease_now - now)::numeric, 3), round((:wall_now - now)::numeric, 3) "
+            "FROM (SELECT {}) AS clock (now)"
+        )
+        [(lease, wall)] = database.read(
+            lambda tx: tx.rows(sql.format("extract(epoch from statement_timestamp())::float8"))
+        )
         assert (jump, 2 * jump) == (float(lease), float(wall))
 
 
@@ -572,7 +671,9 @@ FORKING = """
 
 def test_a_forked_child_makes_its_own_connections_and_leaves_the_parent_s_alone(url: str) -> None:
     with running(FORKING.format(url=url)) as child:
-        assert ["refused: True", "child done", "same: True", "same: True"] == [child.line() for _ in range(4)]
+        assert ["refused: True", "child done", "same: True", "same: True"] == [
+            child.line() for _ in range(4)
+        ]
         assert (0, "") == child.end()
 
 

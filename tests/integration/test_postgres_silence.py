@@ -1,4 +1,6 @@
-"""Connections that stay open and are silent for good: found out within a part of the call's time, and nothing is done twice."""
+"""Connections that stay open and are silent for good: found out within a part of the call's
+time, and nothing is done twice.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_a_read_on_a_silent_connection_is_made_again_on_a_new_one(
     assert [(1,)] == database.write(lambda tx: tx.rows("SELECT 1"))
 
 
-def test_a_quarter_of_the_time_is_the_most_that_is_waited_for_it(proxy: TcpProxy, database: PostgresDatabase) -> None:
+def test_a_quarter_of_the_time_is_the_most_that_is_waited_for_it(
+    proxy: TcpProxy, database: PostgresDatabase
+) -> None:
     database.read(lambda tx: tx.rows("SELECT 1"))
     fall_silent(proxy)
     assert [(1,)] == database.read(lambda tx: tx.rows("SELECT 1"), timeout=4.0)
@@ -72,10 +76,15 @@ def test_messages_sent_on_connections_that_fall_silent_again_and_again_are_there
     assert list(range(5)) == [message.body for message in mailbox.receive(max_messages=10)]
 
 
-def test_a_statement_may_take_longer_than_the_proof(database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statement_may_take_longer_than_the_proof(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database.read(lambda tx: tx.rows("SELECT 1"))
     monkeypatch.setattr(postgres_wire, "PROVE_WITHIN", 0.2)
-    pids = [database.read(lambda tx: tx.rows("SELECT pg_backend_pid(), pg_sleep(0.6)"))[0][0] for _ in range(2)]
+    pids = [
+        database.read(lambda tx: tx.rows("SELECT pg_backend_pid(), pg_sleep(0.6)"))[0][0]
+        for _ in range(2)
+    ]
     assert pids[0] == pids[1], "it was not given up"
 
 
@@ -118,14 +127,20 @@ class TestTheEar:
             yield ear
 
     @pytest.mark.usefixtures("ear")
-    def test_asks_a_silent_server_whether_it_is_there_and_keeps_what_answers(self, url: str, wires: list[Wire]) -> None:
+    def test_asks_a_silent_server_whether_it_is_there_and_keeps_what_answers(
+        self, url: str, wires: list[Wire]
+    ) -> None:
         name = url.rpartition("/")[2]
-        asked = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND query = 'SELECT 1'"
+        asked = (
+            f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND query = 'SELECT 1'"
+        )
         for _ in range(3):
             assert eventually(lambda: shared_server().sql(asked) == [(1,)])
         assert 1 == len(wires)
 
-    def test_makes_a_new_connection_when_its_own_is_silent_and_hears_on(self, proxy: TcpProxy, ear: Ear, wires: list[Wire]) -> None:
+    def test_makes_a_new_connection_when_its_own_is_silent_and_hears_on(
+        self, proxy: TcpProxy, ear: Ear, wires: list[Wire]
+    ) -> None:
         assert eventually(lambda: len(wires) == 1)
         fall_silent(proxy)
         assert eventually(lambda: len(wires) == 2)
@@ -136,6 +151,8 @@ class TestTheEar:
 
 def _announced(heard: list[list[str]]) -> bool:
     shared = shared_server()
-    for (name,) in shared.sql("SELECT datname FROM pg_stat_activity WHERE query IN ('LISTEN longwatch', 'SELECT 1')"):
+    for (name,) in shared.sql(
+        "SELECT datname FROM pg_stat_activity WHERE query IN ('LISTEN longwatch', 'SELECT 1')"
+    ):
         shared.sql("SELECT pg_notify('longwatch', 'other/x')", name)
     return ["other/x"] in heard

@@ -23,26 +23,38 @@ from postgres_server import shared_server
         ("SELECT :a, :b, :a", "SELECT $1, $2, $1", ("a", "b")),
         ("SELECT :a::text[]", "SELECT $1::text[]", ("a",)),
         ("SELECT ':a', E'\\':a', 'it''s :a', :b", "SELECT ':a', E'\\':a', 'it''s :a', $1", ("b",)),
-        ('SELECT ":a" FROM x -- :a\nWHERE :b /* :a */', 'SELECT ":a" FROM x -- :a\nWHERE $1 /* :a */', ("b",)),
+        (
+            'SELECT ":a" FROM x -- :a\nWHERE :b /* :a */',
+            'SELECT ":a" FROM x -- :a\nWHERE $1 /* :a */',
+            ("b",),
+        ),
         ("SELECT $$ :a $$, $x$ :a $$ $x$, :b", "SELECT $$ :a $$, $x$ :a $$ $x$, $1", ("b",)),
         ("SELECT x[1:2], :b", "SELECT x[1:2], $1", ("b",)),
         ("SELECT :lease_now - :wall_now", f"SELECT ({CLOCK}) - ({CLOCK})", ()),
     ],
 )
-def test_names_become_places_and_clocks_the_server_s_own(sql: str, text: str, names: tuple[str, ...]) -> None:
+def test_names_become_places_and_clocks_the_server_s_own(
+    sql: str, text: str, names: tuple[str, ...]
+) -> None:
     assert (text.encode(), names) == translated(sql, jumped=False)
 
 
 def test_a_jump_of_the_clocks_is_one_more_parameter_for_each() -> None:
-    text, values = bound("SELECT :lease_now, :x, :wall_now, :lease_now", {"x": 5}, Jump(lease=1.0, wall=2.0))
+    text, values = bound(
+        "SELECT :lease_now, :x, :wall_now, :lease_now", {"x": 5}, Jump(lease=1.0, wall=2.0)
+    )
     assert f"SELECT ({CLOCK} + $1), $2, ({CLOCK} + $3), ({CLOCK} + $1)".encode() == text
     assert [1.0, 5, 2.0] == values
 
 
-def test_many_rows_go_as_arrays_in_pieces_that_the_server_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_go_as_arrays_in_pieces_that_the_server_can_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(postgres_statement, "LARGEST_CHUNK", 10)
     monkeypatch.setattr(postgres_statement, "MOST_AT_ONCE", 3)
-    rows = [{"n": number, "body": b"x" * size} for number, size in enumerate([1, 1, 1, 1, 9, 30, 1])]
+    rows = [
+        {"n": number, "body": b"x" * size} for number, size in enumerate([1, 1, 1, 1, 9, 30, 1])
+    ]
     assert [[0, 1, 2], [3, 4], [5], [6]] == [piece["n"] for piece in columns(rows)]
     assert [] == list(columns([]))
 

@@ -1,4 +1,6 @@
-"""`tx=` on a psycopg connection of the user's: messages commit with their own work, or not at all."""
+"""`tx=` on a psycopg connection of the user's: messages commit with their own work, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def bodies(mailbox: Mailbox[Any]) -> list[Any]:
     return [message.body for message in mailbox.receive(max_messages=100)]
 
 
-def test_what_they_commit_is_sent_and_settled_with_their_own_rows(mailbox: Mailbox[Any], url: str) -> None:
+def test_what_they_commit_is_sent_and_settled_with_their_own_rows(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     [message] = mailbox.receive()
     with psycopg.connect(url, row_factory=dict_row) as connection:
         connection.execute("CREATE TABLE orders (name text)")
@@ -60,7 +64,9 @@ def test_what_they_roll_back_was_never_sent_nor_settled(mailbox: Mailbox[Any], u
     assert (0, 1) == (stats.ready, stats.leased)
 
 
-def test_a_new_mailbox_can_be_sent_to_and_is_gone_with_a_rollback(mailbox: Mailbox[Any], url: str) -> None:
+def test_a_new_mailbox_can_be_sent_to_and_is_gone_with_a_rollback(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     fresh = open_mailbox(mailbox.backend.database, "fresh")  # type: ignore[attr-defined]
     with psycopg.connect(url) as connection:
         fresh.send("never", tx=connection)
@@ -70,7 +76,9 @@ def test_a_new_mailbox_can_be_sent_to_and_is_gone_with_a_rollback(mailbox: Mailb
     assert ["later"] == bodies(fresh)
 
 
-def test_a_transaction_block_on_a_connection_in_autocommit_will_do(mailbox: Mailbox[Any], url: str) -> None:
+def test_a_transaction_block_on_a_connection_in_autocommit_will_do(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         with pytest.raises(UnsupportedError, match=r"with connection.transaction\(\)"):
             mailbox.send("never", tx=connection)
@@ -79,7 +87,9 @@ def test_a_transaction_block_on_a_connection_in_autocommit_will_do(mailbox: Mail
     assert ["first", "second"] == bodies(mailbox)
 
 
-def test_two_transactions_send_to_one_mailbox_without_waiting_for_each_other(mailbox: Mailbox[Any], url: str) -> None:
+def test_two_transactions_send_to_one_mailbox_without_waiting_for_each_other(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     with psycopg.connect(url) as first, psycopg.connect(url) as second:
         second.execute("SET statement_timeout = '5s'")
         open_mailbox(url, "work").send("a", tx=first)
@@ -89,7 +99,9 @@ def test_two_transactions_send_to_one_mailbox_without_waiting_for_each_other(mai
     assert ["first", "a", "b"] == sorted(bodies(mailbox), key=lambda body: (body != "first", body))
 
 
-def test_a_full_mailbox_refuses_and_their_transaction_goes_on(mailbox: Mailbox[Any], url: str) -> None:
+def test_a_full_mailbox_refuses_and_their_transaction_goes_on(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     narrow = open_mailbox(mailbox.backend.database, "narrow", limits=Limits(max_size=1))  # type: ignore[attr-defined]
     with psycopg.connect(url) as connection:
         narrow.send("a", tx=connection)
@@ -98,7 +110,9 @@ def test_a_full_mailbox_refuses_and_their_transaction_goes_on(mailbox: Mailbox[A
     assert ["a"] == bodies(narrow)
 
 
-def test_what_is_no_open_connection_is_refused_with_the_cure(mailbox: Mailbox[Any], url: str) -> None:
+def test_what_is_no_open_connection_is_refused_with_the_cure(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     closed = psycopg.connect(url)
     closed.close()
     with pytest.raises(UnsupportedError, match="was closed"):
@@ -117,19 +131,27 @@ def test_what_is_no_open_connection_is_refused_with_the_cure(mailbox: Mailbox[An
 
 def test_a_connection_in_pipeline_mode_is_refused(mailbox: Mailbox[Any], url: str) -> None:
     with psycopg.connect(url) as connection:
-        with connection.pipeline(), pytest.raises(UnsupportedError, match="leave the pipeline first"):
+        with (
+            connection.pipeline(),
+            pytest.raises(UnsupportedError, match="leave the pipeline first"),
+        ):
             mailbox.send("x", tx=connection)
         mailbox.send("second", tx=connection)
     assert ["first", "second"] == bodies(mailbox)
 
 
 @pytest.mark.parametrize("is_made", [True, False])
-def test_a_connection_to_another_database_is_refused(mailbox: Mailbox[Any], *, is_made: bool) -> None:
+def test_a_connection_to_another_database_is_refused(
+    mailbox: Mailbox[Any], *, is_made: bool
+) -> None:
     with shared_server().database() as elsewhere:
         if is_made:
             with PostgresDatabase(elsewhere) as other:
                 open_mailbox(other, "work").send("theirs")
-        with psycopg.connect(elsewhere) as connection, pytest.raises(UnsupportedError, match=r"another database than .*/test_"):
+        with (
+            psycopg.connect(elsewhere) as connection,
+            pytest.raises(UnsupportedError, match=r"another database than .*/test_"),
+        ):
             mailbox.send("x", tx=connection)
     assert ["first"] == bodies(mailbox)
 
@@ -140,29 +162,43 @@ def test_a_connection_to_a_copy_of_the_database_is_refused(mailbox: Mailbox[Any]
     server.sql(f"CREATE DATABASE {name}_copy TEMPLATE {name}")
     try:
         refused = pytest.raises(UnsupportedError, match="another database")
-        with PostgresDatabase(url) as database, psycopg.connect(url + "_copy") as connection, refused:
+        with (
+            PostgresDatabase(url) as database,
+            psycopg.connect(url + "_copy") as connection,
+            refused,
+        ):
             open_mailbox(database, "work").send("x", tx=connection)
     finally:
         server.sql(f"DROP DATABASE {name}_copy WITH (FORCE)")
 
 
-def test_a_connection_that_does_not_find_our_tables_is_refused(mailbox: Mailbox[Any], url: str) -> None:
+def test_a_connection_that_does_not_find_our_tables_is_refused(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     with psycopg.connect(url, options="-csearch_path=nowhere") as connection:
         with pytest.raises(UnsupportedError, match="the same search_path"):
             mailbox.send("x", tx=connection)
         connection.execute("SELECT 1")
 
 
-def test_a_connection_to_the_same_database_by_another_name_will_do(mailbox: Mailbox[Any], url: str) -> None:
+def test_a_connection_to_the_same_database_by_another_name_will_do(
+    mailbox: Mailbox[Any], url: str
+) -> None:
     server = shared_server()
-    with psycopg.connect(dbname=url.rpartition("/")[2], user="postgres", host=str(server.folder), port=server.port) as connection:
+    with psycopg.connect(
+        dbname=url.rpartition("/")[2], user="postgres", host=str(server.folder), port=server.port
+    ) as connection:
         mailbox.send("second", tx=connection)
     assert ["first", "second"] == bodies(mailbox)
 
 
 def test_a_connection_to_a_database_that_is_not_migrated_is_refused_with_the_cure(url: str) -> None:
     refused = pytest.raises(MailboxConnectionError, match="longwatch db migrate")
-    with PostgresDatabase(url, auto_migrate=False) as database, psycopg.connect(url) as connection, refused as error:
+    with (
+        PostgresDatabase(url, auto_migrate=False) as database,
+        psycopg.connect(url) as connection,
+        refused as error,
+    ):
         open_mailbox(database, "work").send("x", tx=connection)
     assert 2 == error.value.exit_code
 

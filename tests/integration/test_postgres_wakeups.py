@@ -1,4 +1,6 @@
-"""Hints over NOTIFY: within a process, to others, debounced, and through the loss of a connection."""
+"""Hints over NOTIFY: within a process, to others, debounced, and through the loss of a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ def url(server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def two(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PostgresDatabase, PostgresDatabase]]:
-    """Two databases that share nothing but the server, as two processes do; nobody is woken without a hint."""
+def two(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[PostgresDatabase, PostgresDatabase]]:
+    """Two databases that share nothing but the server, as two processes do; nobody is woken
+    without a hint.
+    """
     monkeypatch.setitem(Ear.__init__.__kwdefaults__ or {}, "net", 1000.0)
     with PostgresDatabase(url) as first, PostgresDatabase(url) as second:
         first.write(lambda _: None)
@@ -72,7 +78,9 @@ def after(database: PostgresDatabase, told: Callable[[], list[str]]) -> list[str
 Two = tuple[PostgresDatabase, PostgresDatabase]
 
 
-def test_an_announcement_reaches_another_process_and_only_who_listens_to_that_channel(two: Two) -> None:
+def test_an_announcement_reaches_another_process_and_only_who_listens_to_that_channel(
+    two: Two,
+) -> None:
     here, there = two
     wanted, other = heard_by(there, "wanted"), Wakeup()
     there.listen("other", other)
@@ -147,7 +155,9 @@ def test_the_last_of_many_announcements_is_heard_too(two: Two) -> None:
         assert wakeup.block(PATIENCE)
 
 
-def test_a_lost_connection_is_made_again_and_all_are_woken_for_what_they_missed(server: PostgresServer, two: Two) -> None:
+def test_a_lost_connection_is_made_again_and_all_are_woken_for_what_they_missed(
+    server: PostgresServer, two: Two
+) -> None:
     here, there = two
     wakeup = heard_by(there, "x")
     server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {LISTENING}")
@@ -179,14 +189,18 @@ def test_a_listener_that_left_is_not_woken(two: Two) -> None:
     assert not wakeup.is_set()
 
 
-def test_everybody_is_woken_now_and_then_without_a_hint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_is_woken_now_and_then_without_a_hint(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(Ear.__init__.__kwdefaults__ or {}, "net", 0.01)
     with PostgresDatabase(url) as database:
         wakeup = heard_by(database, "x")
         assert wakeup.block(PATIENCE)
 
 
-def test_a_closed_database_listens_to_nobody_and_leaves_no_thread(server: PostgresServer, url: str) -> None:
+def test_a_closed_database_listens_to_nobody_and_leaves_no_thread(
+    server: PostgresServer, url: str
+) -> None:
     database = PostgresDatabase(url)
     heard_by(database, "x")
     database.close()
@@ -223,14 +237,20 @@ class TestAlone:
 
     @pytest.fixture
     def told(self, url: str) -> Iterator[Callable[[], list[str]]]:
-        """What leaves the process from now on, words between ears left out; as heard by one of whom it does not know."""
+        """What leaves the process from now on, words between ears left out; as heard by one of
+        whom it does not know.
+        """
         with psycopg.connect(url, autocommit=True) as spy:
             spy.execute("LISTEN longwatch")
 
             def told() -> list[str]:
                 spy.execute("SELECT pg_notify('longwatch', 'end')")
                 payloads = iter(each.payload for each in spy.notifies(timeout=PATIENCE))
-                return [payload.partition("/")[2] for payload in takewhile("end".__ne__, payloads) if "/" in payload]
+                return [
+                    payload.partition("/")[2]
+                    for payload in takewhile("end".__ne__, payloads)
+                    if "/" in payload
+                ]
 
             yield told
 
@@ -240,7 +260,9 @@ class TestAlone:
         announce(here, "x")
         assert [] == after(here, told)
 
-    def test_who_does_not_listen_tells_everything(self, two: Two, told: Callable[[], list[str]]) -> None:
+    def test_who_does_not_listen_tells_everything(
+        self, two: Two, told: Callable[[], list[str]]
+    ) -> None:
         announce(two[0], "x")
         assert ["x"] == after(two[0], told)
 
@@ -254,7 +276,9 @@ class TestAlone:
         announce(here, "x")
         assert eventually(lambda: len(wakes) == 3)
 
-    def test_who_listens_no_more_is_told_no_more(self, two: Two, told: Callable[[], list[str]]) -> None:
+    def test_who_listens_no_more_is_told_no_more(
+        self, two: Two, told: Callable[[], list[str]]
+    ) -> None:
         here, there = two
         heard_by(here, "x")
         heard_by(there, "x")

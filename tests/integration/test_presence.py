@@ -76,7 +76,9 @@ def test_the_file_says_pid_socket_and_start_and_is_for_its_owner_alone(tmp_path:
     presence.release()
 
 
-def test_one_state_directory_has_one_supervisor_and_the_second_is_told_which(tmp_path: Path) -> None:
+def test_one_state_directory_has_one_supervisor_and_the_second_is_told_which(
+    tmp_path: Path,
+) -> None:
     with running(supervisor(tmp_path)) as first:
         pid = first.line()
         with pytest.raises(TryAgainError) as caught:
@@ -88,7 +90,9 @@ def test_one_state_directory_has_one_supervisor_and_the_second_is_told_which(tmp
 
 
 def test_nobody_is_found_where_nobody_ever_was(tmp_path: Path) -> None:
-    expected = f"no supervisor runs on {tmp_path}; start one with `longwatch up`, or give --state-dir"
+    expected = (
+        f"no supervisor runs on {tmp_path}; start one with `longwatch up`, or give --state-dir"
+    )
     assert expected == refusal(tmp_path)
     assert f"no supervisor runs on {tmp_path}/none;" in refusal(tmp_path / "none")
     assert [] == list(tmp_path.iterdir())
@@ -99,7 +103,9 @@ def test_a_file_in_place_of_the_directory_has_no_supervisor(tmp_path: Path) -> N
     assert "no supervisor runs on" in refusal(tmp_path / "file")
 
 
-def test_a_supervisor_that_left_in_good_order_leaves_no_trace_and_another_can_come(tmp_path: Path) -> None:
+def test_a_supervisor_that_left_in_good_order_leaves_no_trace_and_another_can_come(
+    tmp_path: Path,
+) -> None:
     presence = Presence.claim(tmp_path)
     presence.announce(SOCKET)
     presence.release()
@@ -108,14 +114,20 @@ def test_a_supervisor_that_left_in_good_order_leaves_no_trace_and_another_can_co
     Presence.claim(tmp_path).release()
 
 
-def test_a_supervisor_that_was_killed_is_told_from_one_that_never_was_though_its_pid_may_live(tmp_path: Path) -> None:
+def test_a_supervisor_that_was_killed_is_told_from_one_that_never_was_though_its_pid_may_live(
+    tmp_path: Path,
+) -> None:
     with running(supervisor(tmp_path)) as killed:
         pid = killed.line()
         killed.signal(signal.SIGKILL)
         killed.end()
-    expected = f"the supervisor of {tmp_path} (pid {pid}) was killed; start it again with `longwatch up`"
+    expected = (
+        f"the supervisor of {tmp_path} (pid {pid}) was killed; start it again with `longwatch up`"
+    )
     assert expected == refusal(tmp_path)
-    (tmp_path / LOCK_FILE).write_text(json.dumps({"pid": os.getpid(), "socket": str(SOCKET)}) + "\n")
+    (tmp_path / LOCK_FILE).write_text(
+        json.dumps({"pid": os.getpid(), "socket": str(SOCKET)}) + "\n"
+    )
     assert "was killed" in refusal(tmp_path)
     presence = Presence.claim(tmp_path)
     presence.announce(Path("/new"))
@@ -123,15 +135,21 @@ def test_a_supervisor_that_was_killed_is_told_from_one_that_never_was_though_its
     presence.release()
 
 
-def test_one_that_has_not_announced_itself_yet_is_starting_whatever_its_predecessor_left(tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).write_text(json.dumps({"pid": 1, "socket": str(SOCKET), "pad": "x" * 500}) + "\n")
+def test_one_that_has_not_announced_itself_yet_is_starting_whatever_its_predecessor_left(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / LOCK_FILE).write_text(
+        json.dumps({"pid": 1, "socket": str(SOCKET), "pad": "x" * 500}) + "\n"
+    )
     presence = Presence.claim(tmp_path)
     assert f"the supervisor of {tmp_path} is just starting; try again" == refusal(tmp_path)
     assert {"pid": os.getpid()} == json.loads((tmp_path / LOCK_FILE).read_text())
     presence.release()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]\n", '{"pid": "x"}\n', '{"pid": 1, "socket": "/x"', "\0" * 5000])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]\n", '{"pid": "x"}\n', '{"pid": 1, "socket": "/x"', "\0" * 5000]
+)
 def test_a_damaged_file_is_nobody_and_is_written_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_FILE).write_text(content)
     assert "no supervisor runs on" in refusal(tmp_path)
@@ -141,7 +159,9 @@ def test_a_damaged_file_is_nobody_and_is_written_anew(tmp_path: Path, content: s
     presence.release()
 
 
-def test_clients_that_look_at_the_same_time_do_not_take_each_other_for_a_supervisor(tmp_path: Path) -> None:
+def test_clients_that_look_at_the_same_time_do_not_take_each_other_for_a_supervisor(
+    tmp_path: Path,
+) -> None:
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)
@@ -180,7 +200,10 @@ def await_end(snippet: Snippet) -> None:
 
 
 def test_a_child_that_runs_another_program_does_not_keep_the_place_taken(tmp_path: Path) -> None:
-    spawning = f"print(os.spawnv(os.P_NOWAIT, {sys.executable!r}, ['python', '-c', 'input()']), flush=True); sys.stdin.readline()"
+    spawning = (
+        f"print(os.spawnv(os.P_NOWAIT, {sys.executable!r}, ['python', '-c', 'input()']), "
+        f"flush=True); sys.stdin.readline()"
+    )
     with running(supervisor(tmp_path, then=spawning)) as killed:
         killed.line()
         child = int(killed.line())

@@ -58,7 +58,12 @@ class LateGuardian:
 
 
 def checker(
-    probe: Probe, clock: Clock, *, guardian: Spawner | None = None, process: ProcessSpec | None = None, **policy: Any
+    probe: Probe,
+    clock: Clock,
+    *,
+    guardian: Spawner | None = None,
+    process: ProcessSpec | None = None,
+    **policy: Any,
 ) -> Checker:
     return Checker(
         HealthPolicy(probe=probe, **policy),
@@ -118,9 +123,14 @@ def loop() -> Iterator[LoopThread]:
 
 class TestTcp:
     def ask(self, loop: LoopThread, port: int) -> str | None:
-        return loop.call(checker(TcpProbe(port=port), SystemClock(), timeout=PATIENCE).ask(), timeout=2 * PATIENCE)
+        return loop.call(
+            checker(TcpProbe(port=port), SystemClock(), timeout=PATIENCE).ask(),
+            timeout=2 * PATIENCE,
+        )
 
-    def test_a_port_that_accepts_is_healthy_and_the_connection_is_hung_up(self, loop: LoopThread) -> None:
+    def test_a_port_that_accepts_is_healthy_and_the_connection_is_hung_up(
+        self, loop: LoopThread
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert None is self.ask(loop, server.getsockname()[1])
             accepted, _ = server.accept()
@@ -128,7 +138,9 @@ class TestTcp:
                 assert b"" == accepted.recv(1)
 
     def test_a_port_where_nobody_listens_is_a_failure(self, loop: LoopThread) -> None:
-        with socket.socket() as taken:  # bound, so that nobody else gets the port, and not listening
+        with (
+            socket.socket() as taken
+        ):  # bound, so that nobody else gets the port, and not listening
             taken.bind(("127.0.0.1", 0))
             assert "no connection: Connection refused" == self.ask(loop, taken.getsockname()[1])
 
@@ -136,7 +148,9 @@ class TestTcp:
         with socket.create_server(("127.0.0.2", 0)) as server:
             assert "no connection: Connection refused" == self.ask(loop, server.getsockname()[1])
 
-    def test_a_connection_to_oneself_is_a_failure(self, loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_connection_to_oneself_is_a_failure(
+        self, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         ours = socket.socket()
         ours.bind(("127.0.0.1", 0))
         port = ours.getsockname()[1]
@@ -144,14 +158,18 @@ class TestTcp:
         assert "no connection: nobody listens" == self.ask(loop, port)
         assert -1 == ours.fileno()
 
-    def test_a_server_whose_queue_is_full_is_a_failure_when_the_time_is_over(self, loop: LoopThread) -> None:
+    def test_a_server_whose_queue_is_full_is_a_failure_when_the_time_is_over(
+        self, loop: LoopThread
+    ) -> None:
         clock = FakeClock()
         fillers = [socket.socket() for _ in range(4)]
         with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
             for filler in fillers:
                 filler.setblocking(False)
                 filler.connect_ex(server.getsockname())
-            asking = loop.spawn(checker(TcpProbe(port=server.getsockname()[1]), clock, timeout=5.0).ask())
+            asking = loop.spawn(
+                checker(TcpProbe(port=server.getsockname()[1]), clock, timeout=5.0).ask()
+            )
             clock.await_parked(1)
             clock.advance(4.9)
             assert not asking.done()
@@ -162,19 +180,27 @@ class TestTcp:
 
 
 class Commands:
-    """Exec probes under a guardian; each command bears a token, so that what is left of it can be found."""
+    """Exec probes under a guardian; each command bears a token, so that what is left of it can
+    be found.
+    """
 
     def __init__(self, opened: Den) -> None:
         self.den = opened
         self.token = f"token-{secrets.token_hex(8)}"
         opened.tokens.append(self.token)
 
-    def checker(self, code: str, *, clock: Clock | None = None, timeout: float = PATIENCE, **more: Any) -> Checker:
+    def checker(
+        self, code: str, *, clock: Clock | None = None, timeout: float = PATIENCE, **more: Any
+    ) -> Checker:
         command = (sys.executable, "-I", "-S", "-c", PRELUDE + code, self.token)
         return self.of(command, clock=clock, timeout=timeout, **more)
 
     def of(self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any) -> Checker:
-        return checker(ExecProbe(command=command), clock or SystemClock(), **{"guardian": self.den.guardian, **more})
+        return checker(
+            ExecProbe(command=command),
+            clock or SystemClock(),
+            **{"guardian": self.den.guardian, **more},
+        )
 
     def ask(self, asking: Checker) -> str | None:
         return self.den.loop.call(asking.ask(), timeout=2 * PATIENCE)
@@ -200,14 +226,20 @@ class TestExec:
             ("say('all is well')", None),
             ("sys.exit(3)", "exit 3"),
             ("say('first'); say('the disk is full'); sys.exit(1)", "exit 1: the disk is full"),
-            ("say('said'); os.write(2, b'complained\\n \\n\\n'); sys.exit(1)", "exit 1: complained"),
+            (
+                "say('said'); os.write(2, b'complained\\n \\n\\n'); sys.exit(1)",
+                "exit 1: complained",
+            ),
             ("os.write(1, b'no newline'); sys.exit(1)", "exit 1: no newline"),
             ("say('bye'); os.kill(os.getpid(), 9)", "SIGKILL: bye"),
             ("os.kill(os.getpid(), 15)", "SIGTERM"),
             ("say('red \\x1b[31m'); sys.exit(1)", r"exit 1: red \x1b[31m"),
             ("os.write(1, b'\\xff\\n'); sys.exit(1)", "exit 1: �"),
             ("say('password=hunter2 refused'); sys.exit(1)", "exit 1: password=*** refused"),
-            ("say('x' * 190 + ' redis://bob:hunter2@cache/'); sys.exit(1)", "exit 1: " + "x" * 190 + " redis://…"),
+            (
+                "say('x' * 190 + ' redis://bob:hunter2@cache/'); sys.exit(1)",
+                "exit 1: " + "x" * 190 + " redis://…",
+            ),
             ("say('x' * 500_000); sys.exit(1)", "exit 1: " + "x" * 199 + "…"),
         ],
     )
@@ -216,13 +248,20 @@ class TestExec:
     ) -> None:
         assert reason == commands.ask(commands.checker(code))
 
-    def test_a_command_that_cannot_be_started_is_a_failure_that_says_why(self, commands: Commands) -> None:
-        assert "cannot execute '/no/such/probe': No such file or directory" == commands.ask(commands.of(("/no/such/probe",)))
+    def test_a_command_that_cannot_be_started_is_a_failure_that_says_why(
+        self, commands: Commands
+    ) -> None:
+        assert "cannot execute '/no/such/probe': No such file or directory" == commands.ask(
+            commands.of(("/no/such/probe",))
+        )
 
-    def test_the_last_line_is_that_of_the_last_question(self, commands: Commands, tmp_path: Path) -> None:
+    def test_the_last_line_is_that_of_the_last_question(
+        self, commands: Commands, tmp_path: Path
+    ) -> None:
         mark = str(tmp_path / "asked")
         asking = commands.checker(
-            f"if os.path.exists({mark!r}): sys.exit(1)\nopen({mark!r}, 'w').close(); say('once'); sys.exit(1)"
+            f"if os.path.exists({mark!r}): sys.exit(1)\nopen({mark!r}, 'w').close(); "
+            f"say('once'); sys.exit(1)"
         )
         assert ["exit 1: once", "exit 1"] == [commands.ask(asking), commands.ask(asking)]
 
@@ -232,22 +271,36 @@ class TestExec:
         assert told is not None
         assert told.startswith("the guardian is not running")
 
-    def test_it_runs_in_the_programs_directory_and_environment_but_cannot_notify(self, commands: Commands, tmp_path: Path) -> None:
-        env = {**ENV, "COLOUR": "blue", "NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"}
+    def test_it_runs_in_the_programs_directory_and_environment_but_cannot_notify(
+        self, commands: Commands, tmp_path: Path
+    ) -> None:
+        env = {
+            **ENV,
+            "COLOUR": "blue",
+            "NOTIFY_SOCKET": "/run/x",
+            "WATCHDOG_USEC": "5",
+            "WATCHDOG_PID": "1",
+        }
         theirs, ours = os.pipe()
         os.write(ours, b"for the program")
-        process = ProcessSpec(argv=["-"], env=env, cwd=str(tmp_path), stdin=theirs, stdout=1, stderr=2)
+        process = ProcessSpec(
+            argv=["-"], env=env, cwd=str(tmp_path), stdin=theirs, stdout=1, stderr=2
+        )
         code = """
 theirs = sorted(set(os.environ) & {"COLOUR", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
 say(os.getcwd() == os.path.realpath(sys.argv[-1]), os.environ["COLOUR"], *theirs, os.read(0, 10))
 sys.exit(1)
 """
-        asking = commands.of((sys.executable, "-I", "-S", "-c", PRELUDE + code, str(tmp_path)), process=process)
+        asking = commands.of(
+            (sys.executable, "-I", "-S", "-c", PRELUDE + code, str(tmp_path)), process=process
+        )
         assert "exit 1: True blue COLOUR b''" == commands.ask(asking)
         os.close(theirs)
         os.close(ours)
 
-    def test_at_the_timeout_the_whole_tree_is_killed_and_gone_before_the_answer(self, commands: Commands, tmp_path: Path) -> None:
+    def test_at_the_timeout_the_whole_tree_is_killed_and_gone_before_the_answer(
+        self, commands: Commands, tmp_path: Path
+    ) -> None:
         clock, up = FakeClock(), tmp_path / "up"
         code = f"""
 deaf()
@@ -264,7 +317,9 @@ rest()
         assert "not done in 5 s and killed: still thinking" == asking.result(PATIENCE)
         assert [] == commands.running()
 
-    def test_at_the_timeout_one_that_is_just_being_started_is_gone_before_the_answer(self, commands: Commands) -> None:
+    def test_at_the_timeout_one_that_is_just_being_started_is_gone_before_the_answer(
+        self, commands: Commands
+    ) -> None:
         clock, late = FakeClock(), LateGuardian(commands.den.guardian)
         asking = commands.begin(commands.checker("rest()", clock=clock, timeout=5.0, guardian=late))
         assert eventually(lambda: 1 == len(commands.running()))
@@ -275,7 +330,9 @@ rest()
         assert "not done in 5 s and killed" == asking.result(PATIENCE)
         assert [] == commands.running()
 
-    def test_a_question_that_is_cancelled_takes_its_whole_tree_along(self, commands: Commands, tmp_path: Path) -> None:
+    def test_a_question_that_is_cancelled_takes_its_whole_tree_along(
+        self, commands: Commands, tmp_path: Path
+    ) -> None:
         up = tmp_path / "up"
         code = f"deaf(); orphan(lambda: (deaf(), open({str(up)!r}, 'w').close(), rest())); rest()"
         asking = commands.begin(commands.checker(code, clock=FakeClock()))
@@ -289,7 +346,9 @@ rest()
 
     def test_a_flood_of_output_is_bounded_and_ends_at_the_timeout(self, commands: Commands) -> None:
         clock = FakeClock()
-        asking = commands.begin(commands.checker("while True: say('flood ' * 1000)", clock=clock, timeout=5.0))
+        asking = commands.begin(
+            commands.checker("while True: say('flood ' * 1000)", clock=clock, timeout=5.0)
+        )
         assert eventually(lambda: 1 == len(commands.running()))
         clock.await_parked(1)
         clock.advance(5.0, parked=0)
@@ -310,7 +369,9 @@ rest()
             if not last:
                 assert [] == commands.running()
                 clock.advance(25.0, parked=1)
-        assert watched.result(PATIENCE).startswith("3 failed health checks in a row: not done in 5 s and killed")
+        assert watched.result(PATIENCE).startswith(
+            "3 failed health checks in a row: not done in 5 s and killed"
+        )
         assert [] == commands.running()
 
 
@@ -334,12 +395,16 @@ class TestHeartbeat:
         assert [("no WATCHDOG=1 yet", 1)] == watched.after(30.0)
         assert "2 failed health checks in a row: no WATCHDOG=1 yet" == watched.last_words(30.0)
 
-    def test_the_first_look_comes_after_an_interval_though_the_grace_is_shorter(self, loop: LoopThread) -> None:
+    def test_the_first_look_comes_after_an_interval_though_the_grace_is_shorter(
+        self, loop: LoopThread
+    ) -> None:
         watched = self.watched(loop, interval=30.0, start_grace=10.0, failures=1)
         assert [] == watched.after(29.9)
         assert "1 failed health check: no WATCHDOG=1 yet" == watched.last_words(0.1)
 
-    def test_a_child_that_beats_on_its_socket_is_healthy_until_it_is_stopped_still(self, tmp_path: Path) -> None:
+    def test_a_child_that_beats_on_its_socket_is_healthy_until_it_is_stopped_still(
+        self, tmp_path: Path
+    ) -> None:
         clock = FakeClock()
         heard: list[Notice] = []
         code = """
@@ -350,7 +415,9 @@ say("up")
 rest()
 """
         with den(cgroups=False) as opened:
-            watched = Watched(opened.loop, checker(HeartbeatProbe(), clock, interval=30.0, failures=2), clock)
+            watched = Watched(
+                opened.loop, checker(HeartbeatProbe(), clock, interval=30.0, failures=2), clock
+            )
 
             def hear(notice: Notice) -> None:
                 heard.append(notice)
@@ -367,7 +434,10 @@ rest()
             kid.signal(signal.SIGSTOP)
             kid.signal(signal.SIGUSR1)
             assert [("the last WATCHDOG=1 was 60 s ago", 1)] == watched.after(30.0)
-            assert "2 failed health checks in a row: the last WATCHDOG=1 was 90 s ago" == watched.last_words(30.0)
+            assert (
+                "2 failed health checks in a row: the last WATCHDOG=1 was 90 s ago"
+                == watched.last_words(30.0)
+            )
             opened.do(listening.close)
         assert {kid.pid} == {notice.pid for notice in heard}
 
@@ -380,19 +450,26 @@ class TestStartup:
         whole: dict[str, Any] = {"interval": 30.0, "failures": 2, "startup": 60.0, **policy}
         return Watched(loop, checker(HeartbeatProbe(), clock, **whole), clock)
 
-    def test_it_is_asked_at_once_and_often_and_failures_do_not_count(self, loop: LoopThread) -> None:
+    def test_it_is_asked_at_once_and_often_and_failures_do_not_count(
+        self, loop: LoopThread
+    ) -> None:
         watched = self.watched(loop)
         assert [("no WATCHDOG=1 yet", 0)] == watched.heard
         assert [("no WATCHDOG=1 yet", 0)] * 5 == watched.after(5.0)
         watched.ending.cancel()
 
-    def test_once_healthy_it_is_asked_at_the_interval_and_failures_count(self, loop: LoopThread) -> None:
+    def test_once_healthy_it_is_asked_at_the_interval_and_failures_count(
+        self, loop: LoopThread
+    ) -> None:
         watched = self.watched(loop, startup_interval=2.0)
         watched.beat()
         assert [(None, 0)] == watched.after(2.0, parked=1)
         assert [] == watched.after(29.9)
         assert [("the last WATCHDOG=1 was 32 s ago", 1)] == watched.after(0.1)
-        assert "2 failed health checks in a row: the last WATCHDOG=1 was 62 s ago" == watched.last_words(30.0)
+        assert (
+            "2 failed health checks in a row: the last WATCHDOG=1 was 62 s ago"
+            == watched.last_words(30.0)
+        )
 
     def test_one_that_was_not_healthy_in_its_time_has_to_go(self, loop: LoopThread) -> None:
         watched = self.watched(loop)
@@ -400,14 +477,18 @@ class TestStartup:
         assert not watched.ending.done()
         assert "not healthy 60 s after its start: no WATCHDOG=1 yet" == watched.last_words(0.1)
 
-    def test_the_time_to_start_is_not_waited_for_by_a_question_that_hangs(self, loop: LoopThread) -> None:
+    def test_the_time_to_start_is_not_waited_for_by_a_question_that_hangs(
+        self, loop: LoopThread
+    ) -> None:
         clock = FakeClock()
         with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as filler:
             filler.connect(server.getsockname())
             more = socket.socket()
             more.setblocking(False)
             more.connect_ex(server.getsockname())
-            asking = checker(TcpProbe(port=server.getsockname()[1]), clock, startup=3.0, timeout=5.0)
+            asking = checker(
+                TcpProbe(port=server.getsockname()[1]), clock, startup=3.0, timeout=5.0
+            )
             watched = Watched(loop, asking, clock)
             assert "not healthy 3 s after its start: no answer yet" == watched.last_words(3.0)
             more.close()
@@ -430,14 +511,18 @@ class TestStartup:
 
     def test_a_start_grace_can_be_extended_too(self, loop: LoopThread) -> None:
         clock = FakeClock()
-        watched = Watched(loop, checker(HeartbeatProbe(), clock, interval=5.0, start_grace=10.0), clock)
+        watched = Watched(
+            loop, checker(HeartbeatProbe(), clock, interval=5.0, start_grace=10.0), clock
+        )
         watched.after(9.0)
         watched.do(lambda: watched.checker.extend_startup(20.0))
         assert [] == watched.after(19.9)
         assert [("no WATCHDOG=1 yet", 1)] == watched.after(0.1)
         watched.ending.cancel()
 
-    def test_a_watch_that_is_cancelled_while_it_starts_leaves_no_question_behind(self, loop: LoopThread) -> None:
+    def test_a_watch_that_is_cancelled_while_it_starts_leaves_no_question_behind(
+        self, loop: LoopThread
+    ) -> None:
         watched = self.watched(loop)
         watched.ending.cancel()
         watched.settle()

@@ -1,4 +1,6 @@
-"""Trees of every kind that are started, signalled, stopped and killed side by side, in whatever order the dice say."""
+"""Trees of every kind that are started, signalled, stopped and killed side by side, in whatever
+order the dice say.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ NAMELESS = {"nameless": "orphan(nameless); deaf(); say('ready'); rest()"}
 
 
 class Zoo:
-    """Plays with one guardian, and checks after each end that the tree is gone and that nobody else is."""
+    """Plays with one guardian, and checks after each end that the tree is gone and that nobody
+    else is.
+    """
 
     def __init__(self, home: Den, dice: random.Random, families: dict[str, str]) -> None:
         self.home = home
@@ -99,7 +103,9 @@ class Zoo:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "marks"])
-def test_whatever_is_done_to_trees_of_every_kind_each_goes_whole_and_alone(chaos: ChaosPlan, *, cgroups: bool) -> None:
+def test_whatever_is_done_to_trees_of_every_kind_each_goes_whole_and_alone(
+    chaos: ChaosPlan, *, cgroups: bool
+) -> None:
     if cgroups:
         require_cgroups()
     until = time.monotonic() + chaos.seconds / 2
@@ -116,14 +122,19 @@ def test_whatever_is_done_to_trees_of_every_kind_each_goes_whole_and_alone(chaos
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "marks"])
-def test_whenever_the_guardian_is_stopped_nobody_is_left(chaos: ChaosPlan, *, cgroups: bool) -> None:
+def test_whenever_the_guardian_is_stopped_nobody_is_left(
+    chaos: ChaosPlan, *, cgroups: bool
+) -> None:
     if cgroups:
         require_cgroups()
     dice = chaos.random()
     until = time.monotonic() + chaos.seconds / 4
     while time.monotonic() < until:
         with den(cgroups=cgroups) as home:
-            kids = [home.spawn(dice.choice(list((FAMILIES | NAMELESS).values()))) for _ in range(dice.randrange(1, 5))]
+            kids = [
+                home.spawn(dice.choice(list((FAMILIES | NAMELESS).values())))
+                for _ in range(dice.randrange(1, 5))
+            ]
             if dice.random() < 0.5:
                 kids[0].out.await_text("ready")
             assert home.guardian.stop(timeout=PATIENCE)

@@ -14,7 +14,9 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "marks"])
-def test_a_thousand_starts_and_stops_leave_descriptors_and_memory_flat_and_nobody_behind(*, cgroups: bool) -> None:
+def test_a_thousand_starts_and_stops_leave_descriptors_and_memory_flat_and_nobody_behind(
+    *, cgroups: bool
+) -> None:
     if cgroups:
         require_cgroups()
     with den(cgroups=cgroups) as home:
@@ -22,20 +24,29 @@ def test_a_thousand_starts_and_stops_leave_descriptors_and_memory_flat_and_nobod
         descriptors, memory = measured(home)
         folders = len(cgroup_folders(os.getpid()))
         cycle(home, 800)
-        assert eventually(lambda: max(growths(descriptors, measured(home)[0])) <= 0)  # others of this process may close some
+        assert eventually(
+            lambda: max(growths(descriptors, measured(home)[0])) <= 0
+        )  # others of this process may close some
         _, memory_after = measured(home)
-        assert [3 * MEBIBYTE > growth for growth in growths(memory, memory_after)] == [True, True], growths(memory, memory_after)
+        assert [3 * MEBIBYTE > growth for growth in growths(memory, memory_after)] == [
+            True,
+            True,
+        ], growths(memory, memory_after)
         assert [] == [process.pid for process in psutil.Process(home.pid).children(recursive=True)]
         assert {} == home.guardian._children
         assert folders == len(cgroup_folders(os.getpid()))
 
 
 def cycle(home: Den, times: int) -> None:
-    """Start and stop a child so often, in every way: obeying, ending by itself, leaving somebody behind."""
+    """Start and stop a child so often, in every way: obeying, ending by itself, leaving somebody
+    behind.
+    """
     for number in range(times):
         match number % 3:
             case 0:
-                assert "signal 15" == str(home.start(["sleep", "100"]).stop(StopPolicy(grace=60.0)).cause)
+                assert "signal 15" == str(
+                    home.start(["sleep", "100"]).stop(StopPolicy(grace=60.0)).cause
+                )
             case 1:
                 assert "exit 3" == str(home.start(["sh", "-c", "echo hello; exit 3"]).wait().cause)
             case _:
@@ -46,7 +57,9 @@ def measured(home: Den) -> tuple[list[int], list[int]]:
     """Open descriptors and resident memory of host and guardian."""
     gc.collect()
     processes = [psutil.Process(), psutil.Process(home.pid)]
-    return [process.num_fds() for process in processes], [process.memory_info().rss for process in processes]
+    return [process.num_fds() for process in processes], [
+        process.memory_info().rss for process in processes
+    ]
 
 
 def growths(before: list[int], after: list[int]) -> list[int]:

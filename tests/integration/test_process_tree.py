@@ -47,7 +47,7 @@ def pid_said(kid: Kid, word: str) -> int:
     return int(kid.out.words_after(word)[0])
 
 
-# --- the stop policy ----------------------------------------------------------------------------------------------------------
+# --- the stop policy ------------------------------------------------------------------------------
 
 
 def test_a_child_that_obeys_is_not_killed(home: Den) -> None:
@@ -62,7 +62,9 @@ def test_the_signal_of_the_policy_is_sent(home: Den) -> None:
     assert ("exit 4", 0, 0) == summary(kid.stop(StopPolicy(signal=signal.SIGQUIT)))
 
 
-def test_a_child_that_ignores_the_signal_is_killed_when_its_grace_is_over_and_not_before(home: Den, clock: FakeClock) -> None:
+def test_a_child_that_ignores_the_signal_is_killed_when_its_grace_is_over_and_not_before(
+    home: Den, clock: FakeClock
+) -> None:
     kid = home.spawn("signal.signal(signal.SIGTERM, lambda *_: say('no')); say('ready'); rest()")
     kid.out.await_text("ready")
     stopping = kid.stopping(PATIENT)
@@ -100,7 +102,9 @@ def test_what_a_leader_leaves_when_it_obeys_has_its_grace_too(home: Den) -> None
     assert kid.out.data.endswith(b"cleaned\n")
 
 
-def test_what_a_leader_leaves_and_does_not_end_in_the_grace_is_killed(home: Den, clock: FakeClock) -> None:
+def test_what_a_leader_leaves_and_does_not_end_in_the_grace_is_killed(
+    home: Den, clock: FakeClock
+) -> None:
     kid = home.spawn("""
         if os.fork() == 0:
             deaf()
@@ -118,7 +122,9 @@ def test_what_a_leader_leaves_and_does_not_end_in_the_grace_is_killed(home: Den,
 
 
 def test_what_a_leader_leaves_in_a_session_of_its_own_is_asked_to_stop_too(home: Den) -> None:
-    """The signal to the group does not reach it; it gets its own once the leader has ended, and need not be killed."""
+    """The signal to the group does not reach it; it gets its own once the leader has ended, and
+    need not be killed.
+    """
     kid = home.spawn("""
         if os.fork() == 0:
             os.setsid()
@@ -154,7 +160,7 @@ def test_a_suspended_child_that_is_deaf_is_killed(home: Den) -> None:
     assert ("signal 9", 1, 0) == summary(kid.kill())
 
 
-# --- whole trees --------------------------------------------------------------------------------------------------------------
+# --- whole trees ----------------------------------------------------------------------------------
 
 
 def test_what_is_left_when_a_leader_ends_by_itself_is_killed(home: Den) -> None:
@@ -179,7 +185,9 @@ def test_what_is_left_when_a_leader_ends_by_itself_is_killed(home: Den) -> None:
     assert [] == kid.survivors()
 
 
-def test_a_deaf_orphan_in_a_session_of_its_own_without_environment_does_not_survive(home: Den) -> None:
+def test_a_deaf_orphan_in_a_session_of_its_own_without_environment_does_not_survive(
+    home: Den,
+) -> None:
     kid = home.spawn("orphan(nameless); deaf(); say('leader'); rest()")
     kid.out.await_text("nameless")
     kid.out.await_text("leader")
@@ -219,8 +227,12 @@ def test_killing_one_tree_spares_the_other_and_its_orphans(home: Den) -> None:
     assert ("signal 9", 2, 0) == summary(spared.kill())
 
 
-def test_an_orphan_that_executes_programs_without_end_is_not_lost_to_another_tree(home: Den) -> None:
-    """While a process executes a program its environment cannot be read: a look at that moment finds no mark and proves nothing."""
+def test_an_orphan_that_executes_programs_without_end_is_not_lost_to_another_tree(
+    home: Den,
+) -> None:
+    """While a process executes a program its environment cannot be read: a look at that moment
+    finds no mark and proves nothing.
+    """
     home.spawn("rest()")
     for _ in range(25):
         kid = home.spawn("""
@@ -234,7 +246,9 @@ def test_an_orphan_that_executes_programs_without_end_is_not_lost_to_another_tre
 
 
 def seen_often(kid: Kid) -> list[int]:
-    """Whoever is seen of it in many looks: one look may miss a process that is just forking or executing."""
+    """Whoever is seen of it in many looks: one look may miss a process that is just forking or
+    executing.
+    """
     return [pid for _ in range(20) for pid in kid.survivors()]
 
 
@@ -260,12 +274,14 @@ def test_a_process_outside_is_spared_even_if_it_bears_the_mark(home: Den) -> Non
         os.waitpid(outside, 0)
 
 
-# --- those that will not hold still -------------------------------------------------------------------------------------------
+# --- those that will not hold still ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 10, 20])
 @pytest.mark.parametrize("setsid", [False, True], ids=["one-group", "new-sessions"])
-def test_processes_that_fork_and_go_without_end_are_caught(home: Den, count: int, *, setsid: bool) -> None:
+def test_processes_that_fork_and_go_without_end_are_caught(
+    home: Den, count: int, *, setsid: bool
+) -> None:
     kid = home.spawn(f"hoppers({count}, setsid={setsid}); say('ready'); rest()")
     kid.out.await_text("ready")
     ending = kid.kill()

@@ -1,4 +1,6 @@
-"""What the Redis backend promises beyond the contract of every mailbox: how it keeps it in a store without transactions."""
+"""What the Redis backend promises beyond the contract of every mailbox: how it keeps it in a
+store without transactions.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +58,24 @@ def claim(lane: RedisBackend, owner: int, want: int = 1, duration: float = FOREV
     return lane.exchange((), owner=owner, want=want, duration=duration).leased
 
 
-def settled(lane: RedisBackend, *claims: Claim, outcome: Outcome = Outcome.DONE, **facts: Any) -> list[bool]:
+def settled(
+    lane: RedisBackend, *claims: Claim, outcome: Outcome = Outcome.DONE, **facts: Any
+) -> list[bool]:
     return lane.settle([Settlement(each, outcome, **facts) for each in claims])
 
 
-def enter(lane: RedisBackend, incarnation: Incarnation | None = None, page: str | None = None) -> int:
+def enter(
+    lane: RedisBackend, incarnation: Incarnation | None = None, page: str | None = None
+) -> int:
     return lane.enter(incarnation or Incarnation.mine(), page=page)
 
 
 def busy_mailbox(lane: RedisBackend) -> None:
     """Something in every one of its keys."""
     owner = enter(lane)
-    lane.put(letters(3) + letters(1, delay=60) + letters(1, expires_in=60) + letters(1, dedupe_key="k"))
+    lane.put(
+        letters(3) + letters(1, delay=60) + letters(1, expires_in=60) + letters(1, dedupe_key="k")
+    )
     first, second, _third = claim(lane, owner, 3)
     settled(lane, first.claim, outcome=Outcome.DEAD, reason="failed", error="no")
     settled(lane, second.claim, outcome=Outcome.FAILED, error="no")
@@ -77,25 +85,52 @@ def busy_mailbox(lane: RedisBackend) -> None:
 # --- keys ---
 
 
-def test_nothing_is_forgotten_by_redis_but_answers_to_puts(server: RedisServer, lane: RedisBackend) -> None:
+def test_nothing_is_forgotten_by_redis_but_answers_to_puts(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     busy_mailbox(lane)
     with server.client() as client:
         lasting = {key.decode() for key in client.keys("*") if client.ttl(key) == -1}
-        fleeting = {key.decode(): client.ttl(key) for key in client.keys("*") if client.ttl(key) != -1}
+        fleeting = {
+            key.decode(): client.ttl(key) for key in client.keys("*") if client.ttl(key) != -1
+        }
     [owner] = lane.store.owners
-    parts = [f"held:{owner}", "dead", "deaths", "delayed", "expiring", "free", "keys", "owners", "past", "rows", "until"]
-    assert {MAILBOXES, "longwatch:{work}", *(f"longwatch:{{work}}:{part}" for part in parts)} == lasting
-    assert [True] == [key.startswith("longwatch:{work}:answer:") and 0 < ttl <= 600 for key, ttl in fleeting.items()]
+    parts = [
+        f"held:{owner}",
+        "dead",
+        "deaths",
+        "delayed",
+        "expiring",
+        "free",
+        "keys",
+        "owners",
+        "past",
+        "rows",
+        "until",
+    ]
+    assert {
+        MAILBOXES,
+        "longwatch:{work}",
+        *(f"longwatch:{{work}}:{part}" for part in parts),
+    } == lasting
+    assert [True] == [
+        key.startswith("longwatch:{work}:answer:") and 0 < ttl <= 600
+        for key, ttl in fleeting.items()
+    ]
 
 
-def test_an_answer_that_arrived_is_forgotten_with_the_next_put(server: RedisServer, lane: RedisBackend) -> None:
+def test_an_answer_that_arrived_is_forgotten_with_the_next_put(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     for _ in range(50):
         lane.put(letters(1))
     with server.client() as client:
         assert 1 == len(client.keys("longwatch:{work}:answer:*"))
 
 
-def test_an_emptied_mailbox_leaves_nothing_but_its_counters_and_owners(server: RedisServer, lane: RedisBackend) -> None:
+def test_an_emptied_mailbox_leaves_nothing_but_its_counters_and_owners(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     busy_mailbox(lane)
     lane.pause(paused=False)
     [owner] = lane.store.owners
@@ -107,7 +142,9 @@ def test_an_emptied_mailbox_leaves_nothing_but_its_counters_and_owners(server: R
     assert {MAILBOXES, "longwatch:{work}", "longwatch:{work}:owners"} == left
 
 
-def test_a_mailbox_keeps_its_number_and_is_listed_by_name(server: RedisServer, store: RedisStore) -> None:
+def test_a_mailbox_keeps_its_number_and_is_listed_by_name(
+    server: RedisServer, store: RedisStore
+) -> None:
     for name in ("b/2", "a:1", "c"):
         store.lane(name).put(letters(1))
     other = RedisStore(server.url)
@@ -164,7 +201,9 @@ def test_a_claim_of_a_mailbox_that_this_store_never_saw_settles_nothing(lane: Re
     assert ([False], False) == (settled(lane, elsewhere), lane.extend(elsewhere, duration=1.0))
 
 
-def test_a_term_does_not_come_again_with_an_older_state(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_term_does_not_come_again_with_an_older_state(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     owner = enter(lane)
     with server.client() as client:
         lane.put(letters(1, b"before"))
@@ -178,7 +217,9 @@ def test_a_term_does_not_come_again_with_an_older_state(server: RedisServer, lan
     assert [False, True] == settled(lane, lost.claim, again.claim)
 
 
-def test_a_number_that_comes_again_with_an_older_state_leads_no_settlement_astray(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_number_that_comes_again_with_an_older_state_leads_no_settlement_astray(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     owner = enter(lane)
     lane.put(letters(1, b"forgotten"))
     [lost] = claim(lane, owner)
@@ -244,7 +285,9 @@ def test_an_owner_out_of_sight_is_forgotten_after_long_and_enters_again_when_it_
     assert [leased.claim] == lane.held(owner=owner)
 
 
-def test_a_lease_that_is_renewed_between_look_and_sweep_stays(lane: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_renewed_between_look_and_sweep_stays(
+    lane: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane.put(letters(1))
     owner = enter(lane)
     claim(lane, owner, duration=10.0)
@@ -278,7 +321,9 @@ def test_claims_pass_over_any_number_of_spent_rows(lane: RedisBackend) -> None:
     assert (b"good", 9000, 9000) == (leased.item.body, lane.stats().dead, lane.stats().expired)
 
 
-def test_more_rows_than_lua_can_pass_at_once_are_stored_leased_renewed_and_settled(lane: RedisBackend) -> None:
+def test_more_rows_than_lua_can_pass_at_once_are_stored_leased_renewed_and_settled(
+    lane: RedisBackend,
+) -> None:
     owner = enter(lane)
     sent = lane.put(letters(9001, dedupe_key=None))
     leased = claim(lane, owner, 9001)
@@ -302,7 +347,9 @@ def test_an_answer_is_bounded_in_bytes_but_gives_one_message(lane: RedisBackend)
 
 
 @pytest.fixture
-def full_lane(server: RedisServer, lane: RedisBackend) -> Iterator[tuple[RedisBackend, int, list[Leased]]]:
+def full_lane(
+    server: RedisServer, lane: RedisBackend
+) -> Iterator[tuple[RedisBackend, int, list[Leased]]]:
     """A mailbox with something leased and something free, on a server that is out of memory."""
     owner = enter(lane)
     lane.put(letters(20))
@@ -324,14 +371,19 @@ def test_a_server_that_is_out_of_memory_refuses_a_put_whole(
     assert before == lane.stats()[:4]
 
 
-def test_a_server_that_is_out_of_memory_can_be_emptied(full_lane: tuple[RedisBackend, int, list[Leased]]) -> None:
+def test_a_server_that_is_out_of_memory_can_be_emptied(
+    full_lane: tuple[RedisBackend, int, list[Leased]],
+) -> None:
     lane, owner, leased = full_lane
     done, back, failed, dead, *rest = leased
     assert [True] == settled(lane, done.claim)
     assert [True] == settled(lane, back.claim, outcome=Outcome.BACK, delay=1.0)
     assert [True] == settled(lane, failed.claim, outcome=Outcome.FAILED, error="no")
     assert [True] == settled(lane, dead.claim, outcome=Outcome.DEAD, reason="failed")
-    assert (True, 6) == (lane.extend(rest[0].claim, duration=FOREVER), lane.renew(owner=owner, duration=FOREVER))
+    assert (True, 6) == (
+        lane.extend(rest[0].claim, duration=FOREVER),
+        lane.renew(owner=owner, duration=FOREVER),
+    )
     assert 11 == len(claim(lane, enter(lane), 20))
     lane.store.jump.lease += 2 * FOREVER
     assert 17 == lane.sweep()
@@ -361,7 +413,9 @@ class Published:
         self._client.close()
 
 
-def test_a_put_announces_only_what_ends_an_empty_line_or_is_delayed(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_put_announces_only_what_ends_an_empty_line_or_is_delayed(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     hints = Published(server)
     counts = []
     for batch in (letters(1), letters(1), letters(5), letters(1, delay=5.0)):
@@ -372,7 +426,9 @@ def test_a_put_announces_only_what_ends_an_empty_line_or_is_delayed(server: Redi
 
 
 @pytest.mark.parametrize("delay", [0.0, 5.0])
-def test_what_is_given_back_is_announced(server: RedisServer, lane: RedisBackend, delay: float) -> None:
+def test_what_is_given_back_is_announced(
+    server: RedisServer, lane: RedisBackend, delay: float
+) -> None:
     lane.put(letters(2))
     [leased] = claim(lane, enter(lane))
     hints = Published(server)
@@ -381,7 +437,9 @@ def test_what_is_given_back_is_announced(server: RedisServer, lane: RedisBackend
     hints.close()
 
 
-def test_a_sweep_announces_what_it_freed_and_nothing_else(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_sweep_announces_what_it_freed_and_nothing_else(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     lane.put(letters(1))
     claim(lane, enter(lane), duration=1.0)
     hints = Published(server)
@@ -415,7 +473,9 @@ def test_a_letter_whose_id_is_there_already_is_left_as_it_is(lane: RedisBackend)
     assert [True] == settled(lane, leased.claim)
 
 
-def test_expired_rows_of_one_key_repeated_in_a_batch_make_one_new_message(lane: RedisBackend) -> None:
+def test_expired_rows_of_one_key_repeated_in_a_batch_make_one_new_message(
+    lane: RedisBackend,
+) -> None:
     lane.put(letters(1, dedupe_key="k", expires_in=1.0))
     lane.store.jump.wall += 2.0
     first, second = lane.put(letters(2, b"new", dedupe_key="k"))
@@ -466,7 +526,9 @@ def test_every_script_says_what_it_does_and_all_are_known() -> None:
     sources = {path.stem: path.read_text() for path in folder.glob("*.lua")}
     assert {*NAMES, "keys", "rows"} == set(sources)
     assert set() == {name for name, source in sources.items() if not source.startswith("-- ")}
-    assert set() == {name for name, source in sources.items() for line in source.splitlines() if len(line) > 132}
+    assert set() == {
+        name for name, source in sources.items() for line in source.splitlines() if len(line) > 132
+    }
     assert len(NAMES) == len({load_script(name).digest for name in NAMES})
 
 
@@ -509,7 +571,9 @@ store.close()
 """
 
 
-def test_a_forked_child_opens_connections_of_its_own(server: RedisServer, store: RedisStore) -> None:
+def test_a_forked_child_opens_connections_of_its_own(
+    server: RedisServer, store: RedisStore
+) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, store.url]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (0, "") == (done.returncode, done.stderr)

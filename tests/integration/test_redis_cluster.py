@@ -64,17 +64,23 @@ def test_the_contract_holds_over_two_nodes_and_every_mailbox_is_in_one_slot(
     assert {name: {key_slot(name)} for name in slots} == slots
 
 
-def test_mailboxes_are_found_on_whichever_node_has_them(nodes: tuple[RedisServer, RedisServer], store: RedisStore) -> None:
+def test_mailboxes_are_found_on_whichever_node_has_them(
+    nodes: tuple[RedisServer, RedisServer], store: RedisStore
+) -> None:
     for name in NAMES:
         store.lane(name).put([Letter(id=new_id(), body=name.encode())])
     assert {True, False} == {key_slot(name.encode()) < 8192 for name in NAMES}
     other = RedisStore(nodes[1].url)
     assert sorted(NAMES) == other.mailbox_names()
-    assert [[name.encode()] for name in NAMES] == [[delivery.body for delivery in other.lane(name).peek(limit=2)] for name in NAMES]
+    assert [[name.encode()] for name in NAMES] == [
+        [delivery.body for delivery in other.lane(name).peek(limit=2)] for name in NAMES
+    ]
     other.close()
 
 
-def test_a_hint_reaches_who_listens_at_another_node(nodes: tuple[RedisServer, RedisServer], store: RedisStore) -> None:
+def test_a_hint_reaches_who_listens_at_another_node(
+    nodes: tuple[RedisServer, RedisServer], store: RedisStore
+) -> None:
     away = next(name for name in NAMES if key_slot(name.encode()) >= 8192)
     bench = Bench(partial(open_mailbox, store), jump=jump, reopen=None, transact=None)
     sender = RedisStore(nodes[1].url)

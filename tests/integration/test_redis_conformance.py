@@ -19,5 +19,7 @@ def jump_redis(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
 def test_redis_keeps_the_contract_over_threads_and_processes() -> None:
     with running_server() as server:
         store = RedisStore(server.url)
-        check_mailbox(partial(open_mailbox, store), jump=jump_redis, reopen=partial(open_mailbox, server.url))
+        check_mailbox(
+            partial(open_mailbox, store), jump=jump_redis, reopen=partial(open_mailbox, server.url)
+        )
         store.close()

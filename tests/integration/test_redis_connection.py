@@ -1,4 +1,6 @@
-"""What a caller is told when the server refuses, cannot be reached, or does not answer; and what happens when it is back."""
+"""What a caller is told when the server refuses, cannot be reached, or does not answer; and what
+happens when it is back.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> LostAnswers:
 # --- lost answers ---
 
 
-def test_a_put_whose_answers_are_lost_is_stored_once(lane: RedisBackend, answers: LostAnswers) -> None:
+def test_a_put_whose_answers_are_lost_is_stored_once(
+    lane: RedisBackend, answers: LostAnswers
+) -> None:
     lane.put([letter()])
     answers.left = 3
     sent = letter(b"once")
@@ -129,7 +133,9 @@ def test_a_put_with_keys_is_answered_as_before(lane: RedisBackend, answers: Lost
     assert [first, second.id] == lane.put([Letter(id=new_id(), body=b"", dedupe_key="k"), second])
 
 
-def test_a_settlement_whose_answer_is_lost_is_unknown_and_may_be_repeated(lane: RedisBackend, answers: LostAnswers) -> None:
+def test_a_settlement_whose_answer_is_lost_is_unknown_and_may_be_repeated(
+    lane: RedisBackend, answers: LostAnswers
+) -> None:
     owner = lane.enter(Incarnation.mine())
     lane.put([letter(), letter()])
     [leased] = lane.exchange((), owner=owner, want=1, duration=FOREVER).leased
@@ -140,7 +146,9 @@ def test_a_settlement_whose_answer_is_lost_is_unknown_and_may_be_repeated(lane: 
     assert ([False], 1) == (lane.settle([done]), lane.stats().ready)
 
 
-def test_what_an_exchange_leased_whose_answer_is_lost_is_told_by_held(lane: RedisBackend, answers: LostAnswers) -> None:
+def test_what_an_exchange_leased_whose_answer_is_lost_is_told_by_held(
+    lane: RedisBackend, answers: LostAnswers
+) -> None:
     owner = lane.enter(Incarnation.mine())
     lane.put([letter(), letter()])
     answers.left = 1
@@ -151,7 +159,9 @@ def test_what_an_exchange_leased_whose_answer_is_lost_is_told_by_held(lane: Redi
     assert [True, True] == lane.settle([Settlement(claim, Outcome.BACK) for claim in held])
 
 
-def test_a_read_whose_answer_is_lost_is_asked_again_once(lane: RedisBackend, answers: LostAnswers) -> None:
+def test_a_read_whose_answer_is_lost_is_asked_again_once(
+    lane: RedisBackend, answers: LostAnswers
+) -> None:
     lane.put([letter()])
     answers.left = 1
     assert 1 == lane.stats().ready
@@ -221,7 +231,9 @@ def test_a_question_whose_health_check_is_interrupted_leaves_no_answer_behind(
     asked.close()
 
 
-def test_a_login_that_is_interrupted_is_begun_anew(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_that_is_interrupted_is_begun_anew(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = Server(server.url.removesuffix("/0") + "/3")
     with_late_answers(server)
     interrupt_after(monkeypatch, "SELECT")
@@ -278,7 +290,9 @@ def test_more_connections_than_the_url_allows_are_refused(server: RedisServer) -
     asked.close()
 
 
-def test_an_answer_that_does_not_come_is_the_end_of_the_idle_connections_too(server: RedisServer) -> None:
+def test_an_answer_that_does_not_come_is_the_end_of_the_idle_connections_too(
+    server: RedisServer,
+) -> None:
     asked = Server(f"{server.url}?socket_timeout=0.2")
     asked.ask("PING")
     lines = [asked._take(), asked._take()]
@@ -313,25 +327,44 @@ def told(error: type[LongwatchError], call: Callable[[], object]) -> str:
 def test_a_server_that_is_not_there_is_unreachable_at_once() -> None:
     store = RedisStore(f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
     text = told(StoreUnreachableError, lambda: store.lane("work").put([letter()]))
-    assert ("cannot be reached" in text, "nothing was written" in text, "hunter2" in text) == (True, True, False)
+    assert ("cannot be reached" in text, "nothing was written" in text, "hunter2" in text) == (
+        True,
+        True,
+        False,
+    )
 
 
-@pytest.mark.parametrize("url", ["redis://h:hunter2@x:port/0", "redis://:hunter2@h/0?nonsense=1", "redis://:hunter2@h/0?db=x"])
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h:hunter2@x:port/0", "redis://:hunter2@h/0?nonsense=1", "redis://:hunter2@h/0?db=x"],
+)
 def test_a_url_that_cannot_be_is_refused_without_its_password(url: str) -> None:
     assert "hunter2" not in told(UsageError, lambda: RedisStore(url))
 
 
 @pytest.mark.parametrize("mark", "/#?")
 @pytest.mark.parametrize("password", ["sec{}ret", "12{}ret", "12{}ret=4", "ann:12{}3"])
-def test_a_password_that_is_not_encoded_is_refused_with_the_cure_and_without_a_part_of_it(password: str, mark: str) -> None:
-    text = told(UsageError, lambda: RedisStore(f"redis://:{password.format(mark)}@127.0.0.1:6379/0"))
+def test_a_password_that_is_not_encoded_is_refused_with_the_cure_and_without_a_part_of_it(
+    password: str, mark: str
+) -> None:
+    text = told(
+        UsageError, lambda: RedisStore(f"redis://:{password.format(mark)}@127.0.0.1:6379/0")
+    )
     said = text.replace("%23 %3F", "").replace("%25", "")
-    assert (True, []) == ("%2F" in text, [part for part in ("sec", "ret", "12", "ann") if part in said])
+    assert (True, []) == (
+        "%2F" in text,
+        [part for part in ("sec", "ret", "12", "ann") if part in said],
+    )
 
 
 def test_a_password_that_is_encoded_is_taken() -> None:
     options = Server("redis://:%2F%23%3F%40%25@h:1/2").options
-    assert ("/#?@%", "h", 1, 2) == (options["password"], options["host"], options["port"], options["db"])
+    assert ("/#?@%", "h", 1, 2) == (
+        options["password"],
+        options["host"],
+        options["port"],
+        options["db"],
+    )
 
 
 @pytest.mark.parametrize("database", ["abc", "-1", "1/2", "0?db=-1", "0?db=x"])
@@ -339,7 +372,9 @@ def test_a_database_that_is_no_number_is_refused(database: str) -> None:
     assert "PORT/DATABASE" in told(UsageError, lambda: RedisStore(f"redis://127.0.0.1/{database}"))
 
 
-def test_a_database_that_the_server_does_not_have_is_refused_with_the_cure(server: RedisServer) -> None:
+def test_a_database_that_the_server_does_not_have_is_refused_with_the_cure(
+    server: RedisServer,
+) -> None:
     store = RedisStore(server.url.removesuffix("/0") + "/99")
     with pytest.raises(StoreMisplacedError, match="PORT/0") as raised:
         store.lane("work").stats()
@@ -355,7 +390,9 @@ def test_a_client_that_is_too_old_is_named_with_the_cure(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("user", ["ann:hunter2", "nobody:hunter2", ":hunter2"])
 def test_a_login_that_is_refused_is_wrong_usage(server: RedisServer, user: str) -> None:
     with server.client() as client:
-        client.acl_setuser("ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"])
+        client.acl_setuser(
+            "ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"]
+        )
     store = RedisStore(server.url.replace("//", f"//{user}@"))
     with pytest.raises(StoreUnreachableError) as raised:
         store.lane("work").stats()
@@ -364,7 +401,9 @@ def test_a_login_that_is_refused_is_wrong_usage(server: RedisServer, user: str) 
 
 def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
     with server.client() as client:
-        client.acl_setuser("ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"])
+        client.acl_setuser(
+            "ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"]
+        )
     store = RedisStore(server.url.replace("//", "//ann:hunter2@"))
     text = told(StoreUnreachableError, lambda: store.lane("work").stats())
     assert ("password" in text, "hunter2" in text) == (True, False)
@@ -372,13 +411,19 @@ def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
 
 @pytest.mark.parametrize(
     "rights",
-    [{"categories": ["+@read"]}, {"categories": ["+@all"], "commands": ["-hset"]}, {"categories": ["+@all"], "keys": ["x*"]}],
+    [
+        {"categories": ["+@read"]},
+        {"categories": ["+@all"], "commands": ["-hset"]},
+        {"categories": ["+@all"], "keys": ["x*"]},
+    ],
 )
 def test_a_user_without_the_rights_is_refused_with_the_cure(
     server: RedisServer, lane: RedisBackend, rights: dict[str, Any]
 ) -> None:
     with server.client() as client:
-        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], **{"keys": ["*"], **rights})
+        client.acl_setuser(
+            "bob", enabled=True, reset=True, passwords=["+pw"], **{"keys": ["*"], **rights}
+        )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
     assert "~longwatch:*" in told(StoreReadOnlyError, lambda: store.lane("work").put([letter()]))
     store.close()
@@ -389,15 +434,21 @@ COMMANDS = ["hdel", "hincrby", "hset", "hsetnx", "zadd", "zrem", "zremrangebyran
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_script_that_fails_half_way_loses_nothing(server: RedisServer, lane: RedisBackend, command: str) -> None:
+def test_a_script_that_fails_half_way_loses_nothing(
+    server: RedisServer, lane: RedisBackend, command: str
+) -> None:
     """A user without the right to one command; what it could not do somebody else can."""
     lane.put([Letter(id=new_id(), body=b"", expires_in=FOREVER) for _ in range(4)])
     with server.client() as client:
-        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"])
+        client.acl_setuser(
+            "bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"]
+        )
         store = RedisStore(server.url.replace("//", "//bob:pw@"))
         poor = store.lane("work")
         owner = poor.enter(Incarnation.mine())
-        claims = [each.claim for each in poor.exchange((), owner=owner, want=3, duration=1.0).leased]
+        claims = [
+            each.claim for each in poor.exchange((), owner=owner, want=3, duration=1.0).leased
+        ]
         client.acl_setuser("bob", commands=[f"-{command}"])
     for outcome, claim in zip((Outcome.FAILED, Outcome.DEAD, Outcome.BACK), claims, strict=True):
         with suppress(StoreReadOnlyError):
@@ -413,10 +464,18 @@ def test_a_script_that_fails_half_way_loses_nothing(server: RedisServer, lane: R
     assert 4 == len(found)
 
 
-def test_a_user_without_the_right_to_publish_is_only_not_heard(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_user_without_the_right_to_publish_is_only_not_heard(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     with server.client() as client:
         client.acl_setuser(
-            "bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-publish"]
+            "bob",
+            enabled=True,
+            reset=True,
+            passwords=["+pw"],
+            keys=["*"],
+            categories=["+@all"],
+            commands=["-publish"],
         )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
     store.lane("work").put([letter()])
@@ -433,7 +492,9 @@ def test_a_replica_is_read_only() -> None:
         store.close()
 
 
-def test_a_server_that_is_busy_with_a_script_is_busy(server: RedisServer, lane: RedisBackend) -> None:
+def test_a_server_that_is_busy_with_a_script_is_busy(
+    server: RedisServer, lane: RedisBackend
+) -> None:
     lane.stats()
     with server.client() as client:
         client.config_set("lua-time-limit", "1")
@@ -465,11 +526,16 @@ def is_busy(server: RedisServer) -> bool:
 
 
 def test_settings_that_may_lose_messages_are_warned_of_once() -> None:
-    with running_server({"appendonly": "no", "save": "", "maxmemory-policy": "allkeys-lru"}) as unsafe:
+    with running_server(
+        {"appendonly": "no", "save": "", "maxmemory-policy": "allkeys-lru"}
+    ) as unsafe:
         store = RedisStore(unsafe.url)
         with pytest.warns(UnsafeSettingsWarning) as caught:
             store.lane("work").put([letter()])
-        assert ["allkeys-lru" in str(caught[0].message), "appendonly is off" in str(caught[1].message)] == [True, True]
+        assert [
+            "allkeys-lru" in str(caught[0].message),
+            "appendonly is off" in str(caught[1].message),
+        ] == [True, True]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             store.lane("work").put([letter()])
@@ -478,7 +544,15 @@ def test_settings_that_may_lose_messages_are_warned_of_once() -> None:
 
 def test_a_server_that_does_not_tell_its_settings_is_used_in_silence(server: RedisServer) -> None:
     with server.client() as client:
-        client.acl_setuser("bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"], commands=["-info"])
+        client.acl_setuser(
+            "bob",
+            enabled=True,
+            reset=True,
+            passwords=["+pw"],
+            keys=["*"],
+            categories=["+@all"],
+            commands=["-info"],
+        )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
     assert 0 == store.lane("silent").stats().ready
     store.close()
@@ -571,7 +645,9 @@ def test_who_listens_hears_again_after_a_restart() -> None:
         wakeups.close()
 
 
-def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[float] = []
     enough, real = threading.Event(), Bell.wait
 

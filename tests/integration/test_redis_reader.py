@@ -47,8 +47,13 @@ def reader_of(sock: Any) -> Reader:
     return Reader(SimpleNamespace(_sock=sock, _parser=kind()._parser))
 
 
-@given(answers=st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=5), sizes=st.lists(st.integers(1, 9), max_size=60))
-def test_answers_are_read_one_by_one_however_they_are_cut(answers: list[tuple[bytes, Any]], sizes: list[int]) -> None:
+@given(
+    answers=st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 9), max_size=60),
+)
+def test_answers_are_read_one_by_one_however_they_are_cut(
+    answers: list[tuple[bytes, Any]], sizes: list[int]
+) -> None:
     reader = reader_of(Pieces(b"".join(data for data, _ in answers), sizes))
     assert [meant for _, meant in answers] == [reader.read() for _ in answers]
     assert not reader.has_more
@@ -85,7 +90,9 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_server_that_says_nothing_is_given_up_in_time(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     ends[0].settimeout(0.01)
     with pytest.raises(redis.TimeoutError):
         reader_of(ends[0]).read()
@@ -97,7 +104,12 @@ def test_a_connection_that_breaks_is_lost(ends: tuple[socket.socket, socket.sock
         reader_of(ends[0]).read()
 
 
-@given(words=st.lists(st.binary(max_size=30) | st.text(max_size=9) | st.integers() | st.floats(allow_nan=False), min_size=1))
+@given(
+    words=st.lists(
+        st.binary(max_size=30) | st.text(max_size=9) | st.integers() | st.floats(allow_nan=False),
+        min_size=1,
+    )
+)
 def test_a_command_is_an_answer_of_its_words(words: list[Any]) -> None:
     [piece] = packed_command(words)
     meant = [word if isinstance(word, bytes) else str(word).encode() for word in words]

@@ -23,7 +23,9 @@ from redis_server import ALWAYS, RedisServer, await_that, running_server
 
 
 class Sender:
-    """Sends numbers until it is told to stop; knows which were stored for certain, and which perhaps."""
+    """Sends numbers until it is told to stop; knows which were stored for certain, and which
+    perhaps.
+    """
 
     def __init__(self, mailbox: Mailbox[Any]) -> None:
         self.stored: list[int] = []
@@ -51,8 +53,12 @@ class Sender:
 
 
 @pytest.mark.chaos
-def test_a_server_killed_again_and_again_loses_no_message_and_doubles_none(chaos: ChaosPlan) -> None:
-    """Every write is on disk before it is answered (appendfsync always), so a kill takes nothing that was promised."""
+def test_a_server_killed_again_and_again_loses_no_message_and_doubles_none(
+    chaos: ChaosPlan,
+) -> None:
+    """Every write is on disk before it is answered (appendfsync always), so a kill takes nothing
+    that was promised.
+    """
     dice, ran = chaos.random(), Counter[int]()
     with running_server(ALWAYS) as server:
         store = RedisStore(server.url)

@@ -1,5 +1,5 @@
-"""PostgreSQL and Redis fail in every way that they are known to, with work in flight: the actors come back without a restart, and
-no message is lost, settled twice, or condemned.
+"""PostgreSQL and Redis fail in every way that they are known to, with work in flight: the actors
+come back without a restart, and no message is lost, settled twice, or condemned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from longwatch.errors import MailboxConnectionError, ReceiptHandleExpiredError, 
 
 IMPATIENT_URLS = {"postgresql": "{}", "redis": "{}?socket_timeout=2"}
 LOOKS: dict[str, Callable[[Any], object]] = {
-    "postgresql": lambda mailbox: mailbox.backend.database.read(lambda tx: tx.rows("SELECT 1"), timeout=2.0),
+    "postgresql": lambda mailbox: mailbox.backend.database.read(
+        lambda tx: tx.rows("SELECT 1"), timeout=2.0
+    ),
     "redis": lambda mailbox: mailbox.stats(),
 }
 
@@ -43,9 +45,11 @@ def test_faults_of_the_server_lose_nothing_double_nothing_condemn_nothing_and_ne
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
-def test_a_receipt_from_before_an_older_state_was_restored_settles_no_message_that_got_its_number(kind: str) -> None:
-    """The server gives the same numbers again, the same process receives, it is the first delivery each time: all but the message
-    is alike.
+def test_a_receipt_from_before_an_older_state_was_restored_settles_no_message_that_got_its_number(
+    kind: str,
+) -> None:
+    """The server gives the same numbers again, the same process receives, it is the first delivery
+    each time: all but the message is alike.
     """
     with TARGETS[kind]() as target, Watcher(target.url) as watcher:
         kept, restored = target.older_state()
@@ -76,7 +80,9 @@ def test_redis_after_a_failover_is_written_to_where_its_address_leads_now() -> N
             with pytest.raises(MailboxConnectionError, match="read-only replica"):
                 watcher.mailbox.send("refused")
             watcher.mailbox.send("after")
-            assert ["before", "after"] == [message.body for message in watcher.mailbox.receive(max_messages=5)]
+            assert ["before", "after"] == [
+                message.body for message in watcher.mailbox.receive(max_messages=5)
+            ]
 
 
 def test_postgresql_that_is_not_read_only_any_more_is_written_to_at_once() -> None:
@@ -88,12 +94,17 @@ def test_postgresql_that_is_not_read_only_any_more_is_written_to_at_once() -> No
                 watcher.mailbox.send("refused")
             watcher.mailbox.approximate_count()  # made meanwhile, and kept
         watcher.mailbox.send("after")
-        assert ["before", "after"] == [message.body for message in watcher.mailbox.receive(max_messages=5)]
+        assert ["before", "after"] == [
+            message.body for message in watcher.mailbox.receive(max_messages=5)
+        ]
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
 def test_of_several_connections_that_are_silent_for_good_only_one_is_waited_for(kind: str) -> None:
-    with TARGETS[kind]() as target, Watcher(IMPATIENT_URLS[kind].format(target.proxied_url)) as watcher:
+    with (
+        TARGETS[kind]() as target,
+        Watcher(IMPATIENT_URLS[kind].format(target.proxied_url)) as watcher,
+    ):
         look = partial(LOOKS[kind], watcher.mailbox)
         look()
         target.proxy.pass_on(delay=0.05)
@@ -108,15 +119,24 @@ def test_of_several_connections_that_are_silent_for_good_only_one_is_waited_for(
         look()
 
 
-def test_the_reckoning_finds_what_is_lost_or_doubled_and_leaves_out_what_the_server_forgot(tmp_path: Path) -> None:
+def test_the_reckoning_finds_what_is_lost_or_doubled_and_leaves_out_what_the_server_forgot(
+    tmp_path: Path,
+) -> None:
     stage = Stage(tmp_path, ["produce", "work"], [{"FAULT_URL": ""}] * 2, ["true"])
     producer, worker = stage.players
     stage.close()
-    for player, lines in ((producer, ["intend 1", "sent 1"]), (worker, ["ran 1", "acked 1", "acked 1"])):
+    for player, lines in (
+        (producer, ["intend 1", "sent 1"]),
+        (worker, ["ran 1", "acked 1", "acked 1"]),
+    ):
         player.journal.write_text("\n".join([*lines, ""]))
     forgotten = producer.place
     stage.outcomes.append(
-        Outcome(Fault("first", nullcontext), dict.fromkeys(stage.players, 0), ends=dict.fromkeys(stage.players, 0))
+        Outcome(
+            Fault("first", nullcontext),
+            dict.fromkeys(stage.players, 0),
+            ends=dict.fromkeys(stage.players, 0),
+        )
     )
     with producer.journal.open("a") as file:
         file.write("intend 2\nsent 2\nintend 3\nfailed 3\n")
@@ -131,8 +151,14 @@ def require_the_promise(stage: Stage) -> None:
     assert [] == [line for line in lines if line.lost], "lost"
     assert [] == [line for line in lines if line.doubled], "settled twice"
     forgotten = {outcome.fault.name for outcome in stage.outcomes if outcome.fault.keeps_state}
-    assert [] == [line for line in lines if not line.sent and line.fault not in forgotten], "nothing was sent"
+    assert [] == [line for line in lines if not line.sent and line.fault not in forgotten], (
+        "nothing was sent"
+    )
     felt = {outcome.fault.name for outcome in stage.outcomes if outcome.fault.is_felt}
-    assert [] == [line for line in lines if line.fault in felt and not line.failed], "nobody has felt it"
+    assert [] == [line for line in lines if line.fault in felt and not line.failed], (
+        "nobody has felt it"
+    )
     longest = max(outcome.lasted + outcome.recovered_after for outcome in stage.outcomes)
-    assert [] == [line for line in lines if line.failures > 10 + 3 * longest], "tried again and again, without a pause"
+    assert [] == [line for line in lines if line.failures > 10 + 3 * longest], (
+        "tried again and again, without a pause"
+    )

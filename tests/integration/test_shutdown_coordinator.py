@@ -40,7 +40,7 @@ def in_thread(work: Callable[[], object]) -> Errand:
     return errand
 
 
-# --- one instance ------------------------------------------------------------------------------------------------------------
+# --- one instance ---------------------------------------------------------------------------------
 
 
 def test_there_is_none_until_it_is_installed_and_none_after_reset() -> None:
@@ -96,7 +96,9 @@ def test_installing_off_the_main_thread_raises_and_leaves_nothing_half_installed
     assert (None, before) == (ShutdownCoordinator.get(), signal.getsignal(SIGTERM))
 
 
-def test_an_install_that_fails_half_way_leaves_nothing_half_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_install_that_fails_half_way_leaves_nothing_half_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = signal.getsignal(SIGTERM)
 
     def no_thread(_: threading.Thread) -> None:
@@ -128,12 +130,14 @@ def test_installing_and_resetting_leaves_no_thread_and_no_descriptor() -> None:
             ShutdownCoordinator.reset()
 
 
-# --- callbacks ---------------------------------------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def _uninterrupted() -> Iterator[None]:
-    """A thread that runs keeps running until it waits: so the order of starts is the order of first steps."""
+    """A thread that runs keeps running until it waits: so the order of starts is the order of
+    first steps.
+    """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60.0)
     yield
@@ -169,7 +173,9 @@ def test_callbacks_that_block_overlap(coordinator: ShutdownCoordinator) -> None:
     assert [0, 1, 2] == sorted(waited)
 
 
-def test_a_callback_runs_once_however_often_it_is_registered_and_triggered(coordinator: ShutdownCoordinator) -> None:
+def test_a_callback_runs_once_however_often_it_is_registered_and_triggered(
+    coordinator: ShutdownCoordinator,
+) -> None:
     runs: list[None] = []
 
     def callback() -> None:
@@ -185,7 +191,9 @@ def test_a_callback_runs_once_however_often_it_is_registered_and_triggered(coord
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), KeyboardInterrupt()])
-def test_a_callback_that_raises_is_told_and_does_not_hinder_the_others(error: BaseException) -> None:
+def test_a_callback_that_raises_is_told_and_does_not_hinder_the_others(
+    error: BaseException,
+) -> None:
     observer = RecordingObserver()
     coordinator = ShutdownCoordinator(events=Events(observer))
     ran: list[str] = []
@@ -203,7 +211,9 @@ def test_a_callback_that_raises_is_told_and_does_not_hinder_the_others(error: Ba
     assert f"{type(error).__name__}: {error}" == failed.error
 
 
-def test_an_unregistered_callback_does_not_run_and_an_unknown_one_is_no_error(coordinator: ShutdownCoordinator) -> None:
+def test_an_unregistered_callback_does_not_run_and_an_unknown_one_is_no_error(
+    coordinator: ShutdownCoordinator,
+) -> None:
     ran: list[None] = []
 
     def callback() -> None:
@@ -217,7 +227,9 @@ def test_an_unregistered_callback_does_not_run_and_an_unknown_one_is_no_error(co
     assert [] == ran
 
 
-def test_the_methods_of_an_object_can_be_registered_and_taken_off(coordinator: ShutdownCoordinator) -> None:
+def test_the_methods_of_an_object_can_be_registered_and_taken_off(
+    coordinator: ShutdownCoordinator,
+) -> None:
     seen = threading.Event()
     coordinator.register(seen.set)
     coordinator.unregister(seen.set)
@@ -227,7 +239,9 @@ def test_the_methods_of_an_object_can_be_registered_and_taken_off(coordinator: S
     assert seen.wait(PATIENCE)
 
 
-def test_a_late_callback_runs_at_once_and_the_one_who_registers_it_does_not_wait(coordinator: ShutdownCoordinator) -> None:
+def test_a_late_callback_runs_at_once_and_the_one_who_registers_it_does_not_wait(
+    coordinator: ShutdownCoordinator,
+) -> None:
     coordinator.trigger()
     registrar_is_back, ran = threading.Event(), threading.Event()
 
@@ -240,7 +254,9 @@ def test_a_late_callback_runs_at_once_and_the_one_who_registers_it_does_not_wait
     assert ran.wait(PATIENCE)
 
 
-def test_a_callback_registered_while_the_others_run_runs_too_and_is_waited_for(coordinator: ShutdownCoordinator) -> None:
+def test_a_callback_registered_while_the_others_run_runs_too_and_is_waited_for(
+    coordinator: ShutdownCoordinator,
+) -> None:
     ran: list[str] = []
 
     def outer() -> None:
@@ -253,7 +269,9 @@ def test_a_callback_registered_while_the_others_run_runs_too_and_is_waited_for(c
     assert ["inner", "outer"] == sorted(ran)
 
 
-def test_trigger_from_inside_a_callback_does_not_wait_for_itself(coordinator: ShutdownCoordinator) -> None:
+def test_trigger_from_inside_a_callback_does_not_wait_for_itself(
+    coordinator: ShutdownCoordinator,
+) -> None:
     ran: list[bool] = []
 
     def callback() -> None:
@@ -267,7 +285,9 @@ def test_trigger_from_inside_a_callback_does_not_wait_for_itself(coordinator: Sh
     assert [True] == ran
 
 
-def test_a_callback_that_takes_itself_off_is_waited_for_all_the_same(coordinator: ShutdownCoordinator) -> None:
+def test_a_callback_that_takes_itself_off_is_waited_for_all_the_same(
+    coordinator: ShutdownCoordinator,
+) -> None:
     taken_off, may_end = threading.Event(), threading.Event()
 
     def callback() -> None:
@@ -298,7 +318,9 @@ def test_callbacks_run_outside_any_lock(coordinator: ShutdownCoordinator) -> Non
     assert [(True, 15)] == done
 
 
-def test_each_callback_runs_once_when_many_register_while_it_is_triggered(coordinator: ShutdownCoordinator) -> None:
+def test_each_callback_runs_once_when_many_register_while_it_is_triggered(
+    coordinator: ShutdownCoordinator,
+) -> None:
     counts = [0] * 400
     together = threading.Barrier(5, timeout=PATIENCE)
 
@@ -332,14 +354,16 @@ def test_callbacks_run_also_when_the_system_has_no_thread_left(
     assert [None] == ran
 
 
-def test_code_that_triggers_may_name_a_signal_and_the_first_one_stays(coordinator: ShutdownCoordinator) -> None:
+def test_code_that_triggers_may_name_a_signal_and_the_first_one_stays(
+    coordinator: ShutdownCoordinator,
+) -> None:
     assert (False, None) == (coordinator.triggered, coordinator.signal)
     coordinator.trigger(SIGTERM)
     coordinator.trigger(SIGINT)
     assert (True, SIGTERM) == (coordinator.triggered, coordinator.signal)
 
 
-# --- real signals in real processes ------------------------------------------------------------------------------------------
+# --- real signals in real processes ---------------------------------------------------------------
 
 PRELUDE = """
 import os, signal, sys, threading
@@ -349,11 +373,16 @@ coordinator = ShutdownCoordinator.install()
 
 
 @pytest.mark.parametrize("signum", [SIGTERM, SIGINT])
-def test_a_signal_runs_the_callbacks_in_ordinary_threads_while_the_main_thread_waits_for_them(signum: signal.Signals) -> None:
+def test_a_signal_runs_the_callbacks_in_ordinary_threads_while_the_main_thread_waits_for_them(
+    signum: signal.Signals,
+) -> None:
     code = """
 done = threading.Event()
 def callback():
-    print(threading.current_thread() is threading.main_thread(), coordinator.triggered, coordinator.signal)
+    print(
+        threading.current_thread() is threading.main_thread(),
+        coordinator.triggered, coordinator.signal
+    )
     done.set()
 coordinator.register(callback)
 print("ready")
@@ -366,7 +395,9 @@ done.wait()
         assert (0, "") == snippet.end()
 
 
-def test_a_signal_that_comes_while_the_main_thread_holds_the_lock_a_callback_wants_does_not_deadlock() -> None:
+def test_a_signal_that_comes_while_the_main_thread_holds_the_lock_a_callback_wants_does_not_deadlock() -> (  # noqa: E501 - one name
+    None
+):
     code = """
 lock, done = threading.Lock(), threading.Event()
 def callback():
@@ -392,7 +423,9 @@ def test_a_signal_in_the_middle_of_register_and_unregister_does_not_deadlock() -
 ran = []
 sys.settrace(None)
 def interrupt(frame, event, argument):
-    if event == "line" and not coordinator.triggered and frame.f_code.co_name in ("register", "unregister"):
+    if event == "line" and not coordinator.triggered and frame.f_code.co_name in (
+        "register", "unregister"
+    ):
         os.kill(os.getpid(), signal.SIGUSR1)
     return interrupt
 signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
@@ -427,8 +460,12 @@ done.wait()
         assert (0, "") == snippet.end()
 
 
-@pytest.mark.parametrize(("first", "second"), [(SIGTERM, SIGTERM), (SIGTERM, SIGINT), (SIGINT, SIGTERM)])
-def test_a_second_signal_ends_the_process_although_a_callback_hangs(first: signal.Signals, second: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [(SIGTERM, SIGTERM), (SIGTERM, SIGINT), (SIGINT, SIGTERM)]
+)
+def test_a_second_signal_ends_the_process_although_a_callback_hangs(
+    first: signal.Signals, second: signal.Signals
+) -> None:
     code = """
 coordinator.register(lambda: (print("hanging"), threading.Event().wait()))
 print("ready")
@@ -444,7 +481,9 @@ threading.Event().wait()
 
 def test_a_second_signal_does_what_was_asked_for_instead_and_the_third_ends_the_process() -> None:
     code = """
-coordinator.on_escalation(lambda: (print("escalated by the second of", coordinator.signal), threading.Event().wait()))
+coordinator.on_escalation(
+    lambda: (print("escalated by the second of", coordinator.signal), threading.Event().wait())
+)
 coordinator.register(lambda: print("stopping"))
 print("ready")
 threading.Event().wait()
@@ -463,7 +502,9 @@ def test_an_escalation_that_raises_ends_the_process_all_the_same() -> None:
     code = """
 from longwatch.core.events import Events
 ShutdownCoordinator.reset()
-coordinator = ShutdownCoordinator.install(events=Events(lambda event: print(event.name, event.error)))
+coordinator = ShutdownCoordinator.install(
+    events=Events(lambda event: print(event.name, event.error))
+)
 coordinator.on_escalation(lambda: 1 / 0)
 coordinator.register(lambda: print("stopping"))
 print("ready")
@@ -532,7 +573,9 @@ def test_a_forked_child_has_none_dies_of_the_signal_and_can_install_its_own() ->
     code = """
 import warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-coordinator.register(lambda: print("the parent's callback in", "child" if os.getpid() != parent else "parent"))
+coordinator.register(
+    lambda: print("the parent's callback in", "child" if os.getpid() != parent else "parent")
+)
 parent = os.getpid()
 plain = os.fork()
 if plain == 0:

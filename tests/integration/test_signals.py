@@ -82,7 +82,9 @@ def test_the_former_handlers_come_back() -> None:
     try:
         with catching([SIGUSR1, SIGUSR2, SIGHUP]):
             assert mine is not signal.getsignal(SIGUSR1)
-        assert [mine, signal.SIG_IGN, signal.SIG_DFL] == [signal.getsignal(one) for one in (SIGUSR1, SIGUSR2, SIGHUP)]
+        assert [mine, signal.SIG_IGN, signal.SIG_DFL] == [
+            signal.getsignal(one) for one in (SIGUSR1, SIGUSR2, SIGHUP)
+        ]
         send(SIGUSR2)
     finally:
         signal.signal(SIGUSR1, signal.SIG_DFL)
@@ -167,7 +169,10 @@ def test_a_signal_that_cannot_be_caught_is_refused_and_the_others_are_put_back()
     before = signal.getsignal(SIGUSR1)
     with nothing_left_open():
         for number in (SIGKILL, 999):
-            with pytest.raises(UsageError, match=f"signal {int(number)} cannot be caught"), catching([SIGUSR1, number]):
+            with (
+                pytest.raises(UsageError, match=f"signal {int(number)} cannot be caught"),
+                catching([SIGUSR1, number]),
+            ):
                 pass
     assert before == signal.getsignal(SIGUSR1)
 

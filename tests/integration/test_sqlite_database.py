@@ -86,12 +86,16 @@ class TestTheFile:
         with_nothing.close()
         assert not path.exists()
 
-    def test_is_its_owner_s_alone_with_all_its_companions(self, database: SqliteDatabase, path: Path) -> None:
+    def test_is_its_owner_s_alone_with_all_its_companions(
+        self, database: SqliteDatabase, path: Path
+    ) -> None:
         files = sorted(path.parent.iterdir())
         assert ["some.db", "some.db-shm", "some.db-wal"] == [file.name for file in files]
         assert {0o600} == {stat.S_IMODE(file.stat().st_mode) for file in files}
 
-    def test_is_its_owner_s_alone_before_sqlite_opens_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_its_owner_s_alone_before_sqlite_opens_it(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         seen: list[int] = []
         connect = sqlite3.connect
 
@@ -115,7 +119,9 @@ class TestTheFile:
         database.close()
         assert 0o640 == stat.S_IMODE(path.stat().st_mode)
 
-    def test_is_the_same_one_after_a_change_of_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_the_same_one_after_a_change_of_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path)
         database = SqliteDatabase(Path("relative.db"))
@@ -125,11 +131,18 @@ class TestTheFile:
         database.close()
         assert [tmp_path / "relative.db"] == list(tmp_path.rglob("*.db"))
 
-    def test_keeps_its_locks_when_another_database_of_this_process_opens_it(self, database: SqliteDatabase, path: Path) -> None:
-        """Closing any descriptor of a file drops every lock of the process on it; the next to leave would remove the log."""
+    def test_keeps_its_locks_when_another_database_of_this_process_opens_it(
+        self, database: SqliteDatabase, path: Path
+    ) -> None:
+        """Closing any descriptor of a file drops every lock of the process on it; the next to
+        leave would remove the log.
+        """
         second = SqliteDatabase(path)
         second.read(values)
-        leave = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t').fetchall(); c.close()"
+        leave = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM "
+            "t').fetchall(); c.close()"
+        )
         subprocess.run([sys.executable, "-c", leave, str(path)], check=True)
         database.write(insert(1))
         second.close()
@@ -139,13 +152,17 @@ class TestTheFile:
 
 
 class TestWriting:
-    def test_returns_what_the_work_returned_and_others_see_it(self, database: SqliteDatabase, path: Path) -> None:
+    def test_returns_what_the_work_returned_and_others_see_it(
+        self, database: SqliteDatabase, path: Path
+    ) -> None:
         assert 1 == database.write(insert("here"))
         outside = sqlite3.connect(path)
         assert [("here",)] == outside.execute("SELECT x FROM t").fetchall()
         outside.close()
 
-    def test_an_error_of_the_work_comes_out_and_nothing_of_it_happened(self, database: SqliteDatabase) -> None:
+    def test_an_error_of_the_work_comes_out_and_nothing_of_it_happened(
+        self, database: SqliteDatabase
+    ) -> None:
         def half(tx: Transaction) -> None:
             insert(1)(tx)
             raise LookupError("in the middle")
@@ -159,7 +176,9 @@ class TestWriting:
         with pytest.raises(sqlite3.OperationalError, match="no such table"):
             database.write(lambda tx: tx.execute("INSERT INTO nowhere VALUES (1)"))
 
-    def test_a_timeout_raised_by_the_work_itself_is_the_work_s(self, database: SqliteDatabase) -> None:
+    def test_a_timeout_raised_by_the_work_itself_is_the_work_s(
+        self, database: SqliteDatabase
+    ) -> None:
         def late(_: Transaction) -> None:
             raise TimeoutError("mine")
 
@@ -167,10 +186,18 @@ class TestWriting:
             database.write(late)
 
     def test_inside_a_write_is_refused_with_the_cure(self, database: SqliteDatabase) -> None:
-        with pytest.raises(UsageError, match=r"^a write inside a write would wait for itself; pass the transaction on with tx=$"):
+        with pytest.raises(
+            UsageError,
+            match=(
+                r"^a write inside a write would wait for itself; "
+                r"pass the transaction on with tx=$"
+            ),
+        ):
             database.write(lambda _: database.write(insert(1)))
 
-    def test_a_send_without_the_transaction_inside_one_is_refused_with_the_cure(self, database: SqliteDatabase) -> None:
+    def test_a_send_without_the_transaction_inside_one_is_refused_with_the_cure(
+        self, database: SqliteDatabase
+    ) -> None:
         mailbox = open_mailbox(database, "letters")
         mailbox.send("before")
         with pytest.raises(UsageError, match="pass the transaction on with tx="):
@@ -202,7 +229,9 @@ class TestReading:
             assert [] == database.read(values)
         assert ["busy"] == database.read(values)
 
-    def test_nor_does_the_first_one_of_a_process_wait_for_another_program_that_writes(self, database: SqliteDatabase) -> None:
+    def test_nor_does_the_first_one_of_a_process_wait_for_another_program_that_writes(
+        self, database: SqliteDatabase
+    ) -> None:
         other = sqlite3.connect(database.path, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         second = SqliteDatabase(database.path, busy_timeout=0.0)
@@ -215,10 +244,14 @@ class TestReading:
         assert [1] == database.read(lambda _: database.read(values))
 
     def test_cannot_write_and_says_what_can(self, database: SqliteDatabase) -> None:
-        with pytest.raises(UsageError, match=r"^a read cannot write; use write\(\), or transact\(\)$"):
+        with pytest.raises(
+            UsageError, match=r"^a read cannot write; use write\(\), or transact\(\)$"
+        ):
             database.read(insert(1))
 
-    def test_by_threads_that_come_and_go_leaves_nothing_open(self, database: SqliteDatabase) -> None:
+    def test_by_threads_that_come_and_go_leaves_nothing_open(
+        self, database: SqliteDatabase
+    ) -> None:
         database.read(values)
         with nothing_left_open():
             for _ in range(10):
@@ -226,7 +259,9 @@ class TestReading:
 
 
 class TestATimeout:
-    def test_of_a_job_that_was_not_begun_says_that_nothing_was_written_and_that_is_true(self, database: SqliteDatabase) -> None:
+    def test_of_a_job_that_was_not_begun_says_that_nothing_was_written_and_that_is_true(
+        self, database: SqliteDatabase
+    ) -> None:
         with Busy(database) as busy:
             with pytest.raises(StoreBusyError) as caught:
                 database.write(insert("late"), timeout=0.01)
@@ -235,12 +270,16 @@ class TestATimeout:
         database.write(insert("after"))
         assert ["busy", "after"] == database.read(values)
 
-    def test_of_a_job_that_runs_says_that_the_outcome_is_unknown(self, database: SqliteDatabase) -> None:
+    def test_of_a_job_that_runs_says_that_the_outcome_is_unknown(
+        self, database: SqliteDatabase
+    ) -> None:
         go = threading.Event()
         with pytest.raises(StoreError) as caught:
             database.write(lambda tx: (insert("slow")(tx), go.wait(PATIENCE)), timeout=0.05)
         go.set()
-        assert "no answer from the store within 0.05 s; whether it was written is unknown" == str(caught.value)
+        assert "no answer from the store within 0.05 s; whether it was written is unknown" == str(
+            caught.value
+        )
         database.write(insert("after"))
         assert ["slow", "after"] == database.read(values)
 
@@ -355,7 +394,10 @@ class TestAfterAFork:
             stop.set()
             for thread in threads:
                 thread.join()
-            print(codes == [0] * 15, database.read(lambda tx: tx.rows("SELECT count(*) FROM t WHERE x = 'child'")))
+            print(
+                codes == [0] * 15,
+                database.read(lambda tx: tx.rows("SELECT count(*) FROM t WHERE x = 'child'"))
+            )
         """
         with running(code) as child:
             assert "True [(15,)]" == child.line()
@@ -376,7 +418,9 @@ class TestAfterAFork:
             os.waitpid(pid, 0)
             database.write(lambda tx: tx.execute("INSERT INTO t VALUES ('parent')"))
             outside = sqlite3.connect({str(path)!r})
-            print(outside.execute("SELECT x FROM t").fetchall(), Path({str(path)!r} + "-wal").exists())
+            print(
+                outside.execute("SELECT x FROM t").fetchall(), Path({str(path)!r} + "-wal").exists()
+            )
         """
         with running(code) as child:
             assert "[('child',), ('parent',)] True" == child.line()
@@ -452,7 +496,11 @@ class TestKilled:
 
             database = SqliteDatabase(Path({str(path)!r}))
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
-            database.write(lambda tx: (tx.execute("INSERT INTO t VALUES (1)"), os.kill(os.getpid(), signal.SIGKILL)))
+            database.write(
+                lambda tx: (
+                    tx.execute("INSERT INTO t VALUES (1)"), os.kill(os.getpid(), signal.SIGKILL)
+                )
+            )
         """
         with running(code) as child:
             assert -signal.SIGKILL == child.end()[0]
@@ -463,7 +511,9 @@ class TestKilled:
 
 
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
-def test_the_lease_clock_is_the_time_since_boot_whatever_the_wall_clock_does(database: SqliteDatabase, jump: float) -> None:
+def test_the_lease_clock_is_the_time_since_boot_whatever_the_wall_clock_does(
+    database: SqliteDatabase, jump: float
+) -> None:
     database.jump.wall = jump
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     now = database.read(lambda tx: tx.rows("SELECT :lease_now"))[0][0]
@@ -471,14 +521,21 @@ def test_the_lease_clock_is_the_time_since_boot_whatever_the_wall_clock_does(dat
 
 
 def test_opening_a_new_file_waits_for_who_else_is_opening_it(tmp_path: Path) -> None:
-    """Changing to WAL fails at once while another connection has the file locked; opening waits for it all the same."""
+    """Changing to WAL fails at once while another connection has the file locked; opening waits
+    for it all the same.
+    """
     other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     other.execute("CREATE TABLE theirs (x)")
-    with SqliteDatabase(tmp_path / "new.db", busy_timeout=30) as database, ThreadPoolExecutor(1) as pool:
+    with (
+        SqliteDatabase(tmp_path / "new.db", busy_timeout=30) as database,
+        ThreadPoolExecutor(1) as pool,
+    ):
         opening = pool.submit(database.write, insert(1))
         with pytest.raises(TimeoutError):
             opening.exception(0.3)
         other.execute("COMMIT")
         other.close()
-        assert isinstance(opening.exception(30), sqlite3.OperationalError), "there is no table t in this file: it was opened"
+        assert isinstance(opening.exception(30), sqlite3.OperationalError), (
+            "there is no table t in this file: it was opened"
+        )

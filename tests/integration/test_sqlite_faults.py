@@ -1,4 +1,6 @@
-"""What can be wrong with the file below a mailbox: each time one line that says the cure, and nothing lost."""
+"""What can be wrong with the file below a mailbox: each time one line that says the cure, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,10 @@ class TestAPlaceThatCannotBe:
         self, tmp_path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
     ) -> None:
         mailbox = opened(tmp_path / "nowhere" / "some.db")
-        expected = f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; make {tmp_path}/nowhere"
+        expected = (
+            f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; make "
+            f"{tmp_path}/nowhere"
+        )
         assert expected == told(StoreMisplacedError, lambda: call(mailbox))
         (tmp_path / "nowhere").mkdir()
         call(mailbox)
@@ -110,28 +115,44 @@ class TestAPlaceThatCannotBe:
     ) -> None:
         mailbox = opened(tmp_path)
         expected = f"{tmp_path} cannot be opened, it is a directory; name a file in it"
-        assert [expected] * 2 == [told(StoreMisplacedError, lambda: call(mailbox)) for _ in range(2)]
+        assert [expected] * 2 == [
+            told(StoreMisplacedError, lambda: call(mailbox)) for _ in range(2)
+        ]
 
     def test_a_network_file_system(self, tmp_path: Path, opened: Callable[..., Letters]) -> None:
         mounts = tmp_path / "mountinfo"
-        mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/root rw\n36 22 0:32 / {tmp_path} rw shared:1 - nfs4 server:/x rw\n")
+        mounts.write_text(
+            f"22 1 254:0 / / rw - ext4 /dev/root rw\n36 22 0:32 / {tmp_path} rw shared:1 - "
+            f"nfs4 server:/x rw\n"
+        )
         mailbox = opened(tmp_path / "some.db", mounts=mounts)
-        said = "is on a network file system (nfs4), where SQLite's locks do not hold; use a local disk, or PostgreSQL"
+        said = (
+            "is on a network file system (nfs4), where SQLite's locks do not hold; use a local "
+            "disk, or PostgreSQL"
+        )
         assert f"{tmp_path}/some.db {said}" == told(StoreMisplacedError, lambda: mailbox.send("x"))
         assert not (tmp_path / "some.db").exists()
 
 
 class TestTheKindOfFileSystem:
-    @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs", "lustre"])
+    @pytest.mark.parametrize(
+        "kind",
+        ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs", "lustre"],
+    )
     def test_is_a_network_one(self, tmp_path: Path, kind: str) -> None:
         assert kind == self.found(tmp_path, f"22 1 0:1 / / rw - {kind} x rw\n")
 
-    @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "fuse.fuseblk"])
+    @pytest.mark.parametrize(
+        "kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "fuse.fuseblk"]
+    )
     def test_is_a_local_one(self, tmp_path: Path, kind: str) -> None:
         assert self.found(tmp_path, f"22 1 0:1 / / rw - {kind} x rw\n") is None
 
     def test_is_that_of_the_nearest_mount(self, tmp_path: Path) -> None:
-        lines = f"22 1 0:1 / / rw - nfs x rw\n23 22 0:2 / {tmp_path} rw - ext4 x rw\n24 22 0:3 / {tmp_path}/below rw - nfs x rw\n"
+        lines = (
+            f"22 1 0:1 / / rw - nfs x rw\n23 22 0:2 / {tmp_path} rw - ext4 x rw\n24 22 0:3 / "
+            f"{tmp_path}/below rw - nfs x rw\n"
+        )
         assert self.found(tmp_path, lines) is None
 
     def test_is_that_of_the_last_mount_on_a_place(self, tmp_path: Path) -> None:
@@ -158,7 +179,9 @@ class TestTheKindOfFileSystem:
 
 class TestAFileThatIsNoStore:
     @every_call
-    def test_some_other_file(self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]) -> None:
+    def test_some_other_file(
+        self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+    ) -> None:
         path.write_text("Dear diary, " * 100)
         before = path.read_bytes()
         mailbox = opened(path)
@@ -180,17 +203,25 @@ class TestAFileThatIsNoStore:
         path.write_bytes(data)
         expected = f"{path} is damaged; restore it from a backup, or move it aside to start afresh"
         mailbox = opened(path)
-        assert [expected] * 2 == [told(StoreCorruptError, lambda: CALLS[act](mailbox)) for _ in range(2)]
+        assert [expected] * 2 == [
+            told(StoreCorruptError, lambda: CALLS[act](mailbox)) for _ in range(2)
+        ]
 
     def test_one_cut_short(self, path: Path, opened: Callable[..., Letters]) -> None:
         fill(path, *["x" * 1000] * 100)
         path.write_bytes(path.read_bytes()[:10_000])
-        assert "is damaged; restore it from a backup" in told(StoreCorruptError, lambda: opened(path).receive(max_messages=100))
+        assert "is damaged; restore it from a backup" in told(
+            StoreCorruptError, lambda: opened(path).receive(max_messages=100)
+        )
 
     @every_call
-    def test_one_of_a_newer_version(self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]) -> None:
+    def test_one_of_a_newer_version(
+        self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+    ) -> None:
         database = SqliteDatabase(path)
-        database.write(lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')"))
+        database.write(
+            lambda tx: tx.execute("INSERT INTO longwatch_schema VALUES (9999, 'of_tomorrow', '')")
+        )
         database.close()
         mailbox = opened(path)
         texts = [told(SchemaTooNewError, lambda: call(mailbox)) for _ in range(2)]
@@ -212,14 +243,24 @@ LOCKER = """
 
 
 class TestAFileThatAnotherProgramHasLocked:
-    def test_is_a_clear_error_and_works_again_when_it_is_free(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_is_a_clear_error_and_works_again_when_it_is_free(
+        self, path: Path, opened: Callable[..., Letters]
+    ) -> None:
         mailbox = opened(path, busy_timeout=0.05)
         mailbox.send("before")
         [message] = mailbox.receive()
         with running(LOCKER.format(path=str(path))) as child:
             assert "locked" == child.line()
-            expected = f"{path} is locked by another program; nothing was written, end that one, or try again"
-            acts = (lambda: mailbox.send("during"), mailbox.purge, message.acknowledge, lambda: message.extend_visibility(9))
+            expected = (
+                f"{path} is locked by another program; nothing was written, end that one, or try "
+                f"again"
+            )
+            acts = (
+                lambda: mailbox.send("during"),
+                mailbox.purge,
+                message.acknowledge,
+                lambda: message.extend_visibility(9),
+            )
             assert [expected] * 4 == [told(StoreBusyError, act) for act in acts]
             assert 1 == mailbox.stats().leased
             child.say()
@@ -228,12 +269,19 @@ class TestAFileThatAnotherProgramHasLocked:
             message.acknowledge()
         assert ["after"] == bodies(mailbox)
 
-    def test_is_the_same_error_when_the_file_is_new(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_is_the_same_error_when_the_file_is_new(
+        self, path: Path, opened: Callable[..., Letters]
+    ) -> None:
         with running(LOCKER.format(path=str(path))) as child:
             assert "locked" == child.line()
             mailbox = opened(path, busy_timeout=0.05)
-            expected = f"{path} is locked by another program; nothing was written, end that one, or try again"
-            assert [expected] * 2 == [told(StoreBusyError, lambda: mailbox.send("x")) for _ in range(2)]
+            expected = (
+                f"{path} is locked by another program; nothing was written, end that one, or try "
+                f"again"
+            )
+            assert [expected] * 2 == [
+                told(StoreBusyError, lambda: mailbox.send("x")) for _ in range(2)
+            ]
             child.say()
             assert "free" == child.line()
             mailbox.send("after")
@@ -294,20 +342,29 @@ class TestAFileThatMayNotBeWritten:
         path = folder / "some.db"
         fill(path)
         path.chmod(0o444)
-        expected = f"StoreReadOnlyError {path} is read-only; give this user write permission to the file and its directory"
+        expected = (
+            f"StoreReadOnlyError {path} is read-only; give this user write permission to the file "
+            f"and its directory"
+        )
         assert [expected] * 3 == self.answers(path)
 
     def test_unreadable(self, folder: Path) -> None:
         path = folder / "some.db"
         fill(path)
         path.chmod(0o000)
-        expected = f"StoreReadOnlyError {path} is read-only; give this user write permission to the file and its directory"
+        expected = (
+            f"StoreReadOnlyError {path} is read-only; give this user write permission to the file "
+            f"and its directory"
+        )
         assert [expected] * 3 == self.answers(path)
 
     def test_in_a_directory_where_none_can_be_made(self, folder: Path) -> None:
         folder.chmod(0o555)
         path = folder / "some.db"
-        expected = f"StoreReadOnlyError {path} cannot be made (Permission denied); give this user write permission to its directory"
+        expected = (
+            f"StoreReadOnlyError {path} cannot be made (Permission denied); give this user write "
+            f"permission to its directory"
+        )
         assert [expected] * 3 == self.answers(path)
 
     def test_in_a_directory_where_its_log_cannot_be_made(self, folder: Path) -> None:
@@ -315,16 +372,25 @@ class TestAFileThatMayNotBeWritten:
         fill(path)
         path.chmod(0o666)
         folder.chmod(0o555)
-        expected = f"StoreReadOnlyError {path} is read-only; give this user write permission to the file and its directory"
+        expected = (
+            f"StoreReadOnlyError {path} is read-only; give this user write permission to the file "
+            f"and its directory"
+        )
         assert [expected] * 3 == self.answers(path)
 
-    def test_on_a_file_system_that_became_read_only(self, small_disk: Path, opened: Callable[..., Letters]) -> None:
+    def test_on_a_file_system_that_became_read_only(
+        self, small_disk: Path, opened: Callable[..., Letters]
+    ) -> None:
         path = small_disk / "some.db"
         fill(path)
         mount("-o", "remount,ro", str(small_disk))
-        expected = f"{path} is read-only; give this user write permission to the file and its directory"
+        expected = (
+            f"{path} is read-only; give this user write permission to the file and its directory"
+        )
         mailbox = opened(path)
-        assert [expected] * 2 == [told(StoreReadOnlyError, lambda: mailbox.send("x")) for _ in range(2)]
+        assert [expected] * 2 == [
+            told(StoreReadOnlyError, lambda: mailbox.send("x")) for _ in range(2)
+        ]
         mount("-o", "remount,rw", str(small_disk))
         assert ["one", "two"] == bodies(mailbox)
 
@@ -340,13 +406,17 @@ class TestAFullDisk:
     def full(self, path: Path) -> str:
         return f"{path} cannot grow: the disk is full; nothing was written, free some space"
 
-    def test_loses_nothing_and_works_again_once_there_is_space(self, small_disk: Path, opened: Callable[..., Letters]) -> None:
+    def test_loses_nothing_and_works_again_once_there_is_space(
+        self, small_disk: Path, opened: Callable[..., Letters]
+    ) -> None:
         path = small_disk / "some.db"
         mailbox = opened(path)
         kept = [mailbox.send(f"{number} " + "x" * 10_000) for number in range(20)]
         ballast = stuff(small_disk)
         assert self.full(path) == told(StoreFullError, lambda: mailbox.send("y" * 100_000))
-        assert self.full(path) == told(StoreFullError, lambda: mailbox.send_many(["y" * 50_000] * 3))
+        assert self.full(path) == told(
+            StoreFullError, lambda: mailbox.send_many(["y" * 50_000] * 3)
+        )
         assert 20 == mailbox.stats().ready
         ballast.unlink()
         kept.append(mailbox.send("after"))
@@ -384,7 +454,9 @@ class TestAFullDisk:
         assert {"settled"} == set(mailbox.acknowledge_many(messages))
         assert 0 == mailbox.approximate_count()
 
-    def test_a_new_file_is_told_so_and_made_once_there_is_space(self, small_disk: Path, opened: Callable[..., Letters]) -> None:
+    def test_a_new_file_is_told_so_and_made_once_there_is_space(
+        self, small_disk: Path, opened: Callable[..., Letters]
+    ) -> None:
         ballast = stuff(small_disk)
         mailbox = opened(small_disk / "some.db")
         texts = [told(StoreFullError, lambda: mailbox.send("x")) for _ in range(2)]
@@ -435,7 +507,9 @@ class TestAWallClockThatJumpsAnHour:
         again.acknowledge()
 
     @pytest.mark.parametrize(("jump", "ready"), [(HOUR, ["x"]), (-HOUR, [])])
-    def test_moves_what_is_delayed_by_wall_time(self, database: SqliteDatabase, jump: float, ready: list[object]) -> None:
+    def test_moves_what_is_delayed_by_wall_time(
+        self, database: SqliteDatabase, jump: float, ready: list[object]
+    ) -> None:
         mailbox: Letters = open_mailbox(database, "letters")
         mailbox.send("x", delay_seconds=60)
         database.jump.wall = jump
@@ -449,7 +523,10 @@ class TestABody:
         mailbox = opened(path)
         with pytest.raises(InvalidParameterError) as caught:
             mailbox.send_many(["small", "x" * (1 << 20)])
-        expected = "a body of 1048578 bytes is larger than 1048576; send where it is stored instead, or raise largest_body"
+        expected = (
+            "a body of 1048578 bytes is larger than 1048576; send where it is stored instead, or "
+            "raise largest_body"
+        )
         assert expected == str(caught.value)
         assert 0 == mailbox.approximate_count()
 
@@ -491,7 +568,8 @@ class TestAUrl:
     def test_of_a_scheme_like_nothing_we_know_gets_the_list(self) -> None:
         with pytest.raises(
             UsageError,
-            match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, redis://, rediss://, sqlite://",
+            match=r"^no store is known for 'ftp://x'; use one of memory://, postgresql://, "
+            r"redis://, rediss://, sqlite://",
         ):
             open_mailbox("ftp://x", "letters")
 
@@ -499,7 +577,10 @@ class TestAUrl:
     def test_without_a_file_is_told_how_to_name_one(self, url: str) -> None:
         with pytest.raises(UsageError) as caught:
             open_mailbox(url, "letters")
-        assert f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db" == str(caught.value)
+        assert (
+            f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db"
+            == str(caught.value)
+        )
 
     def test_of_a_file_opens_nothing_yet(self, tmp_path: Path) -> None:
         open_mailbox(f"sqlite:///{tmp_path}/some.db", "letters")
@@ -508,7 +589,9 @@ class TestAUrl:
 
 class TestAFileThatIsTakenAway:
     @pytest.mark.parametrize("replaced", [False, True])
-    def test_is_told_once_and_then_opened_anew(self, tmp_path: Path, opened: Callable[..., Letters], *, replaced: bool) -> None:
+    def test_is_told_once_and_then_opened_anew(
+        self, tmp_path: Path, opened: Callable[..., Letters], *, replaced: bool
+    ) -> None:
         path = tmp_path / "some.db"
         mailbox = opened(path)
         opened(tmp_path / "other.db").send("of another mailbox's file")
@@ -519,12 +602,16 @@ class TestAFileThatIsTakenAway:
             other = "INSERT INTO longwatch_mailboxes (name) VALUES ('first')"
             SqliteDatabase(tmp_path / "new.db").write(lambda tx: tx.execute(other))
             (tmp_path / "new.db").rename(path)
-        assert "was removed or replaced; nothing was done" in told(StoreUnreachableError, lambda: mailbox.send("lost?"))
+        assert "was removed or replaced; nothing was done" in told(
+            StoreUnreachableError, lambda: mailbox.send("lost?")
+        )
         mailbox.send("after")
         assert ["after"] == [message.body for message in opened(path).receive(max_messages=10)]
 
 
-def test_a_mailbox_whose_row_somebody_removed_is_counted_as_a_new_one(path: Path, opened: Callable[..., Letters]) -> None:
+def test_a_mailbox_whose_row_somebody_removed_is_counted_as_a_new_one(
+    path: Path, opened: Callable[..., Letters]
+) -> None:
     mailbox = opened(path)
     mailbox.stats()
     other = SqliteDatabase(path)

@@ -1,4 +1,6 @@
-"""Places where no SQLite file can be, told before SQLite opens them: one line with the cure, and nothing is made."""
+"""Places where no SQLite file can be, told before SQLite opens them: one line with the cure, and
+nothing is made.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from typing import Any
 import pytest
 
 from longwatch.app.mailboxes import existing_store, migrate_store, opened_store, required_schema
-from longwatch.errors import StoreError, StoreMisplacedError, StoreReadOnlyError, StoreUnreachableError, UsageError
+from longwatch.errors import (
+    StoreError,
+    StoreMisplacedError,
+    StoreReadOnlyError,
+    StoreUnreachableError,
+    UsageError,
+)
 from longwatch.mailbox import open_mailbox
 from longwatch.store.sqlite import SqliteDatabase
 from longwatch.store.sqlite_errors import translated
@@ -48,13 +56,22 @@ def path_of(length: int, folder: Path) -> Path:
 PLACES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "loop": (loop, "cannot be opened (Too many levels of symbolic links); name another file"),
     "dangling": (dangling, "cannot be opened (it links to what does not exist); name another file"),
-    "long name": (lambda folder: folder / ("x" * 300), "cannot be opened (File name too long); name another file"),
+    "long name": (
+        lambda folder: folder / ("x" * 300),
+        "cannot be opened (File name too long); name another file",
+    ),
     "long path": (
         lambda folder: path_of(LONGEST_PATH + 1, folder),
-        f"cannot be opened, its path has {LONGEST_PATH + 1} bytes; use one of {LONGEST_PATH} at the most",
+        (
+            f"cannot be opened, its path has {LONGEST_PATH + 1} bytes; use one of {LONGEST_PATH} "
+            f"at the most"
+        ),
     ),
     "fifo": (fifo, "cannot be opened, it is no regular file; name another"),
-    "device": (lambda _: Path("/dev/null"), "cannot be opened, it is no regular file; name another"),
+    "device": (
+        lambda _: Path("/dev/null"),
+        "cannot be opened, it is no regular file; name another",
+    ),
     "directory": (lambda folder: folder, "cannot be opened, it is a directory; name a file in it"),
 }
 every_place = pytest.mark.parametrize(("made", "told"), PLACES.values(), ids=PLACES)
@@ -116,20 +133,28 @@ def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
     require_place(tmp_path / "link.db")
 
 
-def test_a_place_that_may_not_be_looked_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_may_not_be_looked_at_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "stat", refuse)
-    with pytest.raises(StoreReadOnlyError, match="give this user permission to enter its directory"):
+    with pytest.raises(
+        StoreReadOnlyError, match="give this user permission to enter its directory"
+    ):
         require_place(tmp_path / "some.db")
 
 
 # --- read-only ---
 
 
-def read_only(path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[[str], None]) -> StoreError:
-    """What a command says where nothing may be written any more: SQLite can make no files beside its own, and says no more."""
+def read_only(
+    path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[[str], None]
+) -> StoreError:
+    """What a command says where nothing may be written any more: SQLite can make no files beside
+    its own, and says no more.
+    """
     send(f"sqlite:///{path}")
 
     def cannot_open(*_: Any, **__: Any) -> None:
@@ -161,17 +186,24 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @every_command
-def test_every_command_says_the_same_on_a_file_system_that_became_read_only(disk: Path, command: Callable[[str], None]) -> None:
+def test_every_command_says_the_same_on_a_file_system_that_became_read_only(
+    disk: Path, command: Callable[[str], None]
+) -> None:
     path = disk / "some.db"
     send(f"sqlite:///{path}")
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(StoreReadOnlyError) as caught:
         command(f"sqlite:///{path}")
-    assert f"{path} is read-only; give this user write permission to the file and its directory" == str(caught.value)
+    assert (
+        f"{path} is read-only; give this user write permission to the file and its directory"
+        == str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_cannot_be_opened_for_another_reason_stays_that(tmp_path: Path, *, there: bool) -> None:
+def test_what_cannot_be_opened_for_another_reason_stays_that(
+    tmp_path: Path, *, there: bool
+) -> None:
     path = tmp_path / "some.db"
     if there:
         path.touch()
@@ -199,10 +231,16 @@ def begun_by(tx: Any) -> Any:
     return sends_async(tx)
 
 
-@pytest.mark.parametrize("work", [sends_async, sends_lazily, sends_async_lazily, begun_by, partial(sends_async)])
-def test_work_that_would_run_after_the_commit_is_refused_and_nothing_is_written(tmp_path: Path, work: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "work", [sends_async, sends_lazily, sends_async_lazily, begun_by, partial(sends_async)]
+)
+def test_work_that_would_run_after_the_commit_is_refused_and_nothing_is_written(
+    tmp_path: Path, work: Callable[..., Any]
+) -> None:
     with SqliteDatabase(tmp_path / "some.db") as database:
         with pytest.raises(UsageError, match="transact\\(\\) takes a plain function"):
             database.transact(work)
-        assert [(0,)] == database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_mailboxes"))
+        assert [(0,)] == database.read(
+            lambda tx: tx.rows("SELECT count(*) FROM longwatch_mailboxes")
+        )
         assert 7 == database.transact(lambda _: 7)

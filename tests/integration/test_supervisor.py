@@ -13,9 +13,23 @@ import pytest
 from awaiting import eventually
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events import CircuitBreakerTripped, Events, PlanReloaded, ProgramStarted
-from longwatch.errors import GuardianLostError, ServiceStateError, StoreFullError, TryAgainError, UsageError
+from longwatch.errors import (
+    GuardianLostError,
+    ServiceStateError,
+    StoreFullError,
+    TryAgainError,
+    UsageError,
+)
 from longwatch.store.sqlite import SqliteDatabase
-from longwatch.supervisor import BreakerPolicy, Condition, ProgramPlan, Readiness, StopPolicy, Streams, Supervisor
+from longwatch.supervisor import (
+    BreakerPolicy,
+    Condition,
+    ProgramPlan,
+    Readiness,
+    StopPolicy,
+    Streams,
+    Supervisor,
+)
 from longwatch.testing import RecordingObserver
 
 SLEEPER = ["sleep", "1000"]
@@ -35,7 +49,12 @@ class Keeper:
         """One that runs, with a state directory unless told otherwise."""
         made = Supervisor(
             plans,
-            **{"state": self.state, "streams": lambda _: SILENT, "events": Events(self.heard), **options},  # type: ignore[arg-type]
+            **{  # type: ignore[arg-type]
+                "state": self.state,
+                "streams": lambda _: SILENT,
+                "events": Events(self.heard),
+                **options,
+            },
         )
         self.made.append(made)
         made.start()
@@ -70,7 +89,7 @@ def until(supervisor: Supervisor, name: str, **wanted: object) -> dict[str, obje
     return found
 
 
-# --- up, down, again -----------------------------------------------------------------------------------------------------------
+# --- up, down, again ------------------------------------------------------------------------------
 
 
 def test_programs_are_up_after_the_start_and_gone_after_the_stop(keep: Keeper) -> None:
@@ -93,15 +112,23 @@ def test_stop_start_and_restart_do_what_they_say(keep: Keeper) -> None:
     supervisor = keep(ProgramPlan.of("a", SLEEPER))
     first = until(supervisor, "a", up=True)["pid"]
     [stopped] = supervisor.stop_programs("a")
-    assert ("stopped", "stopped", False, None) == tuple(stopped[key] for key in ("state", "desired", "up", "pid"))
+    assert ("stopped", "stopped", False, None) == tuple(
+        stopped[key] for key in ("state", "desired", "up", "pid")
+    )
     [started] = supervisor.start_programs("a")
     assert ("up", "up", True) == tuple(started[key] for key in ("state", "desired", "up"))
     [again] = supervisor.restart_programs("a")
     assert 3 == len({first, started["pid"], again["pid"]})
 
 
-def test_a_restart_of_all_leaves_alone_what_was_stopped_and_takes_a_good_end_for_done(keep: Keeper) -> None:
-    supervisor = keep(ProgramPlan.of("a", SLEEPER), ProgramPlan.of("off", SLEEPER), ProgramPlan.of("job", ["true"]))
+def test_a_restart_of_all_leaves_alone_what_was_stopped_and_takes_a_good_end_for_done(
+    keep: Keeper,
+) -> None:
+    supervisor = keep(
+        ProgramPlan.of("a", SLEEPER),
+        ProgramPlan.of("off", SLEEPER),
+        ProgramPlan.of("job", ["true"]),
+    )
     supervisor.stop_programs("off")
     until(supervisor, "job", state="ended")
     assert {"a", "job"} == {found["name"] for found in supervisor.restart_programs()}
@@ -115,7 +142,9 @@ def test_a_start_of_what_is_up_changes_nothing(keep: Keeper) -> None:
     assert first == supervisor.start_programs("a")[0]["pid"]
 
 
-def test_a_program_that_ended_by_itself_is_left_alone_and_can_be_started_again(keep: Keeper) -> None:
+def test_a_program_that_ended_by_itself_is_left_alone_and_can_be_started_again(
+    keep: Keeper,
+) -> None:
     supervisor = keep(ProgramPlan.of("a", ["true"]))
     until(supervisor, "a", state="ended", desired="up")
     assert 1 == keep.starts("a")
@@ -154,7 +183,12 @@ def test_commands_of_many_threads_at_once_leave_it_as_the_last_wish_says(keep: K
 
     threads = [
         threading.Thread(target=command, args=(act,))
-        for act in (supervisor.start_programs, supervisor.stop_programs, supervisor.restart_programs, supervisor.reset_programs)
+        for act in (
+            supervisor.start_programs,
+            supervisor.stop_programs,
+            supervisor.restart_programs,
+            supervisor.reset_programs,
+        )
     ]
     for thread in threads:
         thread.start()
@@ -165,7 +199,7 @@ def test_commands_of_many_threads_at_once_leave_it_as_the_last_wish_says(keep: K
     assert "up" == supervisor.start_programs("a")[0]["state"]
 
 
-# --- what is remembered ---------------------------------------------------------------------------------------------------------
+# --- what is remembered ---------------------------------------------------------------------------
 
 
 def test_an_operators_stop_survives_the_supervisor(keep: Keeper) -> None:
@@ -178,7 +212,9 @@ def test_an_operators_stop_survives_the_supervisor(keep: Keeper) -> None:
 
 
 def test_an_open_breaker_survives_the_supervisor_and_a_reset_closes_it(keep: Keeper) -> None:
-    fragile = ProgramPlan.of("a", ["sh", "-c", "exit 1"], backoff=AT_ONCE, breaker=BreakerPolicy(tolerated=1))
+    fragile = ProgramPlan.of(
+        "a", ["sh", "-c", "exit 1"], backoff=AT_ONCE, breaker=BreakerPolicy(tolerated=1)
+    )
     first = keep(fragile)
     until(first, "a", state="broken")
     starts = keep.starts("a")
@@ -200,7 +236,9 @@ def test_a_broken_program_that_was_stopped_starts_at_once_when_it_is_told_to(kee
     assert 2 == keep.starts("a")
 
 
-def test_a_stop_that_cannot_be_remembered_is_told(keep: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_cannot_be_remembered_is_told(
+    keep: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("the disk is full")
 
@@ -228,7 +266,7 @@ def test_one_state_directory_has_one_supervisor(keep: Keeper) -> None:
         keep(ProgramPlan.of("a", SLEEPER))
 
 
-# --- dependencies ---------------------------------------------------------------------------------------------------------------
+# --- dependencies ---------------------------------------------------------------------------------
 
 
 def test_a_program_waits_until_another_says_that_it_is_ready(keep: Keeper, tmp_path: Path) -> None:
@@ -255,7 +293,11 @@ def test_a_program_waits_until_another_has_completed(keep: Keeper, tmp_path: Pat
     done = tmp_path / "done"
     supervisor = keep(
         ProgramPlan.of("migrate", ["sh", "-c", f"sleep 0.1; touch {done}"]),
-        ProgramPlan.of("web", ["sh", "-c", f"test -e {done} && exec sleep 1000"], depends_on={"migrate": Condition.COMPLETED}),
+        ProgramPlan.of(
+            "web",
+            ["sh", "-c", f"test -e {done} && exec sleep 1000"],
+            depends_on={"migrate": Condition.COMPLETED},
+        ),
     )
     until(supervisor, "web", up=True)
     assert 1 == keep.starts("web")
@@ -285,12 +327,14 @@ def test_plans_that_cannot_be_are_refused_with_everything_that_is_wrong() -> Non
         Supervisor([ProgramPlan.of("a", SLEEPER), ProgramPlan.of("a", SLEEPER)])
 
 
-# --- the end ---------------------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 def test_a_critical_program_that_breaks_takes_everything_down_with_100(keep: Keeper) -> None:
     supervisor = keep(
-        ProgramPlan.of("vital", ["false"], backoff=AT_ONCE, breaker=BreakerPolicy(tolerated=1), critical=True),
+        ProgramPlan.of(
+            "vital", ["false"], backoff=AT_ONCE, breaker=BreakerPolicy(tolerated=1), critical=True
+        ),
         ProgramPlan.of("deaf", ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]),
     )
     assert 100 == supervisor.wait(30.0)
@@ -300,18 +344,27 @@ def test_a_critical_program_that_breaks_takes_everything_down_with_100(keep: Kee
 
 @pytest.mark.parametrize("code", [2, 101])
 def test_a_critical_program_that_fails_for_good_is_100_too(keep: Keeper, code: int) -> None:
-    supervisor = keep(ProgramPlan.of("vital", ["sh", "-c", f"exit {code}"], critical=True), ProgramPlan.of("a", SLEEPER))
+    supervisor = keep(
+        ProgramPlan.of("vital", ["sh", "-c", f"exit {code}"], critical=True),
+        ProgramPlan.of("a", SLEEPER),
+    )
     assert 100 == supervisor.wait(30.0)
 
 
 def test_a_critical_program_that_ends_well_ends_nothing(keep: Keeper) -> None:
-    supervisor = keep(ProgramPlan.of("vital", ["true"], critical=True), ProgramPlan.of("a", SLEEPER))
+    supervisor = keep(
+        ProgramPlan.of("vital", ["true"], critical=True), ProgramPlan.of("a", SLEEPER)
+    )
     until(supervisor, "vital", state="ended")
     until(supervisor, "a", up=True)
 
 
 def test_a_shutdown_that_had_to_kill_is_1_and_another_0(keep: Keeper) -> None:
-    deaf = ProgramPlan.of("deaf", ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"], stop=StopPolicy(grace=0.3))
+    deaf = ProgramPlan.of(
+        "deaf",
+        ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"],
+        stop=StopPolicy(grace=0.3),
+    )
     supervisor = keep(deaf)
     until(supervisor, "deaf", up=True)
     assert eventually(lambda: trapped(supervisor, "deaf"))
@@ -345,14 +398,17 @@ def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-# --- reload ----------------------------------------------------------------------------------------------------------------------
+# --- reload ---------------------------------------------------------------------------------------
 
 
 def test_a_reload_touches_only_what_changed(keep: Keeper) -> None:
     same, gone = ProgramPlan.of("same", SLEEPER), ProgramPlan.of("gone", SLEEPER)
     changed, updated = ProgramPlan.of("changed", SLEEPER), ProgramPlan.of("updated", SLEEPER)
     supervisor = keep(same, gone, changed, updated)
-    pids = {name: until(supervisor, name, up=True)["pid"] for name in ("same", "gone", "changed", "updated")}
+    pids = {
+        name: until(supervisor, name, up=True)["pid"]
+        for name in ("same", "gone", "changed", "updated")
+    }
     told = supervisor.reload(
         [
             ProgramPlan.of("same", SLEEPER),
@@ -361,7 +417,10 @@ def test_a_reload_touches_only_what_changed(keep: Keeper) -> None:
             ProgramPlan.of("updated", SLEEPER, stop=StopPolicy(grace=1.0)),
         ]
     )
-    assert PlanReloaded(added=("new",), changed=("changed",), updated=("updated",), removed=("gone",)) == told
+    assert (
+        PlanReloaded(added=("new",), changed=("changed",), updated=("updated",), removed=("gone",))
+        == told
+    )
     until(supervisor, "new", up=True)
     assert pids["changed"] != until(supervisor, "changed", up=True, total_restarts=0)["pid"]
     now = {found["name"]: found["pid"] for found in supervisor.status()}
@@ -383,7 +442,10 @@ def test_a_stop_is_remembered_while_a_program_is_in_no_plan(keep: Keeper) -> Non
     supervisor.stop_programs("a")
     supervisor.reload([ProgramPlan.of("b", SLEEPER)])
     supervisor.reload([ProgramPlan.of("a", SLEEPER), ProgramPlan.of("b", SLEEPER)])
-    assert ("stopped", "stopped") == (facts(supervisor, "a")["state"], facts(supervisor, "a")["desired"])
+    assert ("stopped", "stopped") == (
+        facts(supervisor, "a")["state"],
+        facts(supervisor, "a")["desired"],
+    )
 
 
 def test_a_stop_is_remembered_by_a_supervisor_that_hears_of_the_program_later(keep: Keeper) -> None:
@@ -405,7 +467,9 @@ def test_a_reload_whose_output_has_nowhere_to_go_changes_nothing(keep: Keeper) -
     pid = until(supervisor, "a", up=True)["pid"]
     with pytest.raises(UsageError, match="its log is a directory"):
         supervisor.reload([ProgramPlan.of("b", ["sleep", "1001"]), ProgramPlan.of("new", SLEEPER)])
-    assert [("a", pid), ("b", facts(supervisor, "b")["pid"])] == [(found["name"], found["pid"]) for found in supervisor.status()]
+    assert [("a", pid), ("b", facts(supervisor, "b")["pid"])] == [
+        (found["name"], found["pid"]) for found in supervisor.status()
+    ]
     supervisor.shut_down()
     assert 0 == supervisor.wait(30.0)
 

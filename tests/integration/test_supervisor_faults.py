@@ -1,4 +1,6 @@
-"""kill -9 of the supervisor and of its guardian, at every transition of a program; and programs that fork faster than they die."""
+"""kill -9 of the supervisor and of its guardian, at every transition of a program; and programs
+that fork faster than they die.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,19 @@ from longwatch.host.process import StopPolicy
 from longwatch.supervisor import ProgramPlan, Streams, Supervisor
 from longwatch.testing import RecordingObserver
 from supervised import PATIENCE, kill_all, wait_for_end
-from upheld import AT_ONCE, DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, py, sh, upheld, write_config
+from upheld import (
+    AT_ONCE,
+    DEAF,
+    FROM_SOURCE,
+    SLEEPER,
+    Facts,
+    Upheld,
+    marked,
+    py,
+    sh,
+    upheld,
+    write_config,
+)
 
 TREE = "setsid sh -c 'setsid sleep 1000 & exec sleep 1000' & sleep 1000 & echo planted; wait"
 """Orphans in sessions of their own, and a child."""
@@ -45,19 +59,26 @@ print("forking", flush=True)
 while True:
     time.sleep(0.1)
 """
-"""Twenty processes, each of which is another one all the time: they fork and exit, for twenty seconds and never more at a time."""
+"""Twenty processes, each of which is another one all the time: they fork and exit, for twenty
+seconds and never more at a time.
+"""
 
 
 @pytest.fixture
 def token() -> Iterator[str]:
-    """A word for the environment of all that a test starts; whoever bears it after the test is killed."""
+    """A word for the environment of all that a test starts; whoever bears it after the test is
+    killed.
+    """
     word = f"token-{secrets.token_hex(8)}"
     yield word
     kill_all([pid for pids in marked(word).values() for pid in pids])
 
 
 def marked_programs(programs: Mapping[str, Facts], token: str) -> dict[str, Facts]:
-    return {name: {**settings, "env": {"MARK": f"{token}-{name}"}} for name, settings in programs.items()}
+    return {
+        name: {**settings, "env": {"MARK": f"{token}-{name}"}}
+        for name, settings in programs.items()
+    }
 
 
 Comes = Callable[[Upheld, str], object]
@@ -77,7 +98,9 @@ def ask_soon(run: Upheld, do: str, *programs: str) -> None:
     """Without waiting for the answer, which will not come."""
 
     def asked() -> None:
-        with suppress(Exception):  # the supervisor is killed meanwhile, and whatever comes of that is right
+        with suppress(
+            Exception
+        ):  # the supervisor is killed meanwhile, and whatever comes of that is right
             run.ask(do, *programs)
 
     threading.Thread(target=asked, daemon=True).start()
@@ -136,16 +159,29 @@ MOMENTS = {
         hears("restart_scheduled"),
         {"crash": ("waiting",)},
     ),
-    "one starts again": Moment(CRASHING, hears("program_started", program="crash", times=2), {"crash": ("broken",)}),
-    "one is broken": Moment(CRASHING, hears("circuit_breaker_tripped"), {"crash": ("broken",)}),
-    "an operator stops one": Moment(DEAF_ONE, stopping(lambda run, _: ask_soon(run, "stop", "deaf")), {"deaf": ("stopped", "up")}),
-    "an operator restarts one": Moment(DEAF_ONE, stopping(lambda run, _: ask_soon(run, "restart", "deaf"))),
-    "one is stopped for its health": Moment(
-        {**DEAF_ONE, "deaf": {**DEAF_ONE["deaf"], "health": SICK}}, stopping(lambda run, _: (run.cwd / "bad").touch())
+    "one starts again": Moment(
+        CRASHING, hears("program_started", program="crash", times=2), {"crash": ("broken",)}
     ),
-    "one is retired by a reload": Moment(DEAF_ONE, stopping(reload_without_it), {"deaf": ("gone",)}),
+    "one is broken": Moment(CRASHING, hears("circuit_breaker_tripped"), {"crash": ("broken",)}),
+    "an operator stops one": Moment(
+        DEAF_ONE,
+        stopping(lambda run, _: ask_soon(run, "stop", "deaf")),
+        {"deaf": ("stopped", "up")},
+    ),
+    "an operator restarts one": Moment(
+        DEAF_ONE, stopping(lambda run, _: ask_soon(run, "restart", "deaf"))
+    ),
+    "one is stopped for its health": Moment(
+        {**DEAF_ONE, "deaf": {**DEAF_ONE["deaf"], "health": SICK}},
+        stopping(lambda run, _: (run.cwd / "bad").touch()),
+    ),
+    "one is retired by a reload": Moment(
+        DEAF_ONE, stopping(reload_without_it), {"deaf": ("gone",)}
+    ),
     "everything is stopped": Moment(DEAF_ONE, stopping(lambda run, _: run.signal(signal.SIGTERM))),
-    "one forks all the time": Moment({"forks": py(FORKS, "setsid"), **OTHERS}, lambda run, _: run.says("forks | forking")),
+    "one forks all the time": Moment(
+        {"forks": py(FORKS, "setsid"), **OTHERS}, lambda run, _: run.says("forks | forking")
+    ),
 }
 
 
@@ -185,7 +221,9 @@ def test_killed_at_any_moment_it_leaves_no_process_and_the_next_one_has_things_a
     with upheld(cwd=tmp_path, **FROM_SOURCE) as run:
         for name in programs:
             wanted = after.get(name, ("up",))
-            assert eventually(lambda: state_of(run, name) in wanted), f"{name} is {state_of(run, name)}"  # noqa: B023
+            assert eventually(lambda: state_of(run, name) in wanted), (  # noqa: B023
+                f"{name} is {state_of(run, name)}"
+            )
         kill_the_supervisor(run)
         assert eventually(lambda: marked(token) == {}), marked(token)
 
@@ -206,8 +244,12 @@ def test_a_program_that_forks_faster_than_it_is_killed_is_cleared(
         require_cgroups()
     heard, said = RecordingObserver(), Lines()
     command = [sys.executable, "-I", "-S", "-c", FORKS, sessions]
-    plan = ProgramPlan.of("forks", command, cwd=tmp_path, env={"MARK": f"{token}-forks"}, stop=StopPolicy(grace=0.1))
-    supervisor = Supervisor([plan], streams=lambda _: Streams(None, said, said), events=Events(heard), cgroups=cgroups)
+    plan = ProgramPlan.of(
+        "forks", command, cwd=tmp_path, env={"MARK": f"{token}-forks"}, stop=StopPolicy(grace=0.1)
+    )
+    supervisor = Supervisor(
+        [plan], streams=lambda _: Streams(None, said, said), events=Events(heard), cgroups=cgroups
+    )
     with supervisor:
         said.await_text("forking")
         [facts] = supervisor.stop_programs("forks")

@@ -1,6 +1,8 @@
-"""A storm over many programs: killed, started, stopped, restarted, reset, reloaded at random, by several hands at once.
+"""A storm over many programs: killed, started, stopped, restarted, reset, reloaded at random, by
+several hands at once.
 
-Afterwards what the supervisor says is what there is, nothing is left over, and neither it nor its guardian has grown.
+Afterwards what the supervisor says is what there is, nothing is left over, and neither it nor its
+guardian has grown.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from upheld import DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, sh, upheld
 HANDS = 4
 PATIENCE = 30.0
 GROWTH = 4 << 20
-"""Bytes by which a process may have grown since the first tenth: what allocators keep, and no more."""
+"""Bytes by which a process may have grown since the first tenth: what allocators keep, and no
+more.
+"""
 FAMILIES: tuple[Facts, ...] = (
     SLEEPER,
     sh("sleep 1000 & setsid sleep 1000 & wait"),
@@ -41,7 +45,9 @@ FAMILIES: tuple[Facts, ...] = (
 CRASHES = 3
 """The place of the family that never stays up."""
 REFUSALS = {2: "no program", 75: ""}
-"""Exit codes of answers that may come: a program that a reload has taken away, and one that was not up in time."""
+"""Exit codes of answers that may come: a program that a reload has taken away, and one that was
+not up in time.
+"""
 
 
 class Storm:
@@ -56,19 +62,29 @@ class Storm:
         self.wrong: list[str] = []
         self._writing = threading.Lock()
 
-    def settings(self, *, without: frozenset[str] = frozenset(), variant: int = 0) -> dict[str, Facts]:
-        """Every program, or all but some; a fifth of them depend on the variant, each in its environment."""
+    def settings(
+        self, *, without: frozenset[str] = frozenset(), variant: int = 0
+    ) -> dict[str, Facts]:
+        """Every program, or all but some; a fifth of them depend on the variant, each in its
+        environment.
+        """
         made = {}
         for place, name in enumerate(self.names):
             family = FAMILIES[place % len(FAMILIES)]
             env = {"MARK": f"{self.token}-{name}", "VARIANT": str(variant if place % 5 == 0 else 0)}
-            quick = {"backoff": {"initial": 0.01, "cap": 0.05}, "breaker": {"restarts": 1000, "cooldown": 0.3}}
+            quick = {
+                "backoff": {"initial": 0.01, "cap": 0.05},
+                "breaker": {"restarts": 1000, "cooldown": 0.3},
+            }
             made[name] = {**quick, **family, "env": env, "log": {"console": False}}
         return {name: settings for name, settings in made.items() if name not in without}
 
     def rage(self, actions: int) -> None:
         numbers = count()
-        hands = [threading.Thread(target=self._act, args=(actions, numbers, self._dice())) for _ in range(HANDS)]
+        hands = [
+            threading.Thread(target=self._act, args=(actions, numbers, self._dice()))
+            for _ in range(HANDS)
+        ]
         for hand in hands:
             hand.start()
         for hand in hands:
@@ -79,14 +95,26 @@ class Storm:
 
     def _act(self, actions: int, numbers: Iterator[int], dice: random.Random) -> None:
         while next(numbers) < actions:
-            act = dice.choice((self._kill, self._kill, self._kill, self._command, self._command, self._command, self._reload))
+            act = dice.choice(
+                (
+                    self._kill,
+                    self._kill,
+                    self._kill,
+                    self._command,
+                    self._command,
+                    self._command,
+                    self._reload,
+                )
+            )
             try:
                 act(dice)
             except TryAgainError as error:
                 self.wrong.append(f"{act.__name__}: {error}")
 
     def _kill(self, dice: random.Random) -> None:
-        """Any process of any program; by pidfd, so that it is nobody else who got its number meanwhile."""
+        """Any process of any program; by pidfd, so that it is nobody else who got its number
+        meanwhile.
+        """
         pids = [pid for pids in marked(self.token).values() for pid in pids]
         if not pids:
             return
@@ -102,7 +130,11 @@ class Storm:
 
     def _command(self, dice: random.Random) -> None:
         do = dice.choice(("start", "stop", "restart", "reset", "status"))
-        names = dice.sample(self.names, dice.randrange(1, 4)) if do != "status" or dice.random() < 0.5 else []
+        names = (
+            dice.sample(self.names, dice.randrange(1, 4))
+            if do != "status" or dice.random() < 0.5
+            else []
+        )
         self._ask(do, *names)
 
     def _reload(self, dice: random.Random) -> None:
@@ -127,10 +159,17 @@ class Storm:
         with self._writing:
             write_config(self.run.cwd, self.settings())
             assert self.run.ask("reload")["ok"]
-        lasting = [name for place, name in enumerate(self.names) if place % len(FAMILIES) != CRASHES]
+        lasting = [
+            name for place, name in enumerate(self.names) if place % len(FAMILIES) != CRASHES
+        ]
         self.run.ask("stop", *(set(self.names) - set(lasting)))
         self.run.ask("start", *lasting, timeout=PATIENCE)
-        assert eventually(lambda: self._states() == {"up": len(lasting), "stopped": len(self.names) - len(lasting)}, PATIENCE)
+        assert eventually(
+            lambda: (
+                self._states() == {"up": len(lasting), "stopped": len(self.names) - len(lasting)}
+            ),
+            PATIENCE,
+        )
 
     def _states(self) -> Counter[str]:
         return Counter(facts["state"] for facts in self.run.ask("status")["programs"])
@@ -143,14 +182,20 @@ class Storm:
         assert {name for name, facts in told.items() if facts["up"]} == set(there)
         assert [] == [name for name, pids in there.items() if told[name]["pid"] not in pids]
         assert {self.run.guardian} == {psutil.Process(told[name]["pid"]).ppid() for name in there}
-        assert set() == self.unaccounted() & self.unaccounted(), "who is seen twice is not one that just comes or goes"
+        assert set() == self.unaccounted() & self.unaccounted(), (
+            "who is seen twice is not one that just comes or goes"
+        )
 
     def unaccounted(self) -> set[psutil.Process]:
         """Zombies, and processes that are no program's or not below us."""
         below = psutil.Process(self.run.pid).children(recursive=True)
         known = {self.run.guardian, *(pid for pids in marked(self.token).values() for pid in pids)}
-        outside = {process for process in psutil.process_iter() if process.pid in known} - set(below)
-        return outside | {process for process in below if process.pid not in known or is_zombie(process)}
+        outside = {process for process in psutil.process_iter() if process.pid in known} - set(
+            below
+        )
+        return outside | {
+            process for process in below if process.pid not in known or is_zombie(process)
+        }
 
 
 def is_zombie(process: psutil.Process) -> bool:
@@ -178,7 +223,9 @@ def test_after_a_storm_state_is_reality_nothing_is_left_over_and_nobody_has_grow
 ) -> None:
     programs, actions = min(int(3 * chaos.seconds), 100), int(20 * chaos.seconds)
     null = os.open(os.devnull, os.O_WRONLY)
-    with upheld(cwd=tmp_path, programs={"p0": SLEEPER}, stdout=null, stderr=null, **FROM_SOURCE) as run:
+    with upheld(
+        cwd=tmp_path, programs={"p0": SLEEPER}, stdout=null, stderr=null, **FROM_SOURCE
+    ) as run:
         os.close(null)
         run.until("p0", up=True)
         storm = Storm(run, token, programs, chaos.random())
@@ -188,21 +235,34 @@ def test_after_a_storm_state_is_reality_nothing_is_left_over_and_nobody_has_grow
         before = sizes(run)
         storm.rage(actions - actions // 10)
         storm.calm()
-        assert eventually(lambda: all(now[0] <= then[0] for then, now in zip(before, sizes(run), strict=True)))
+        assert eventually(
+            lambda: all(now[0] <= then[0] for then, now in zip(before, sizes(run), strict=True))
+        )
         storm.check()
-        assert all(now[1] <= then[1] + GROWTH for then, now in zip(before, sizes(run), strict=True)), (before, sizes(run))
+        assert all(
+            now[1] <= then[1] + GROWTH for then, now in zip(before, sizes(run), strict=True)
+        ), (before, sizes(run))
         run.signal(signal.SIGTERM)
         assert run.process.wait(PATIENCE) in {0, 1}
     assert {} == marked(token)
     assert [] == storm.wrong
-    assert [] == [record for record in run.logged() if record["event"] in {"control_failed", "periodic_failed", "callback_failed"}]
+    assert [] == [
+        record
+        for record in run.logged()
+        if record["event"] in {"control_failed", "periodic_failed", "callback_failed"}
+    ]
 
 
 def test_a_start_of_what_is_just_starting_returns_when_it_is_up() -> None:
     """With so much time to wait that whoever waits for something else hangs."""
-    plans = [ProgramPlan.of(f"p{number}", ["sleep", "1000"], autostart=False) for number in range(30)]
+    plans = [
+        ProgramPlan.of(f"p{number}", ["sleep", "1000"], autostart=False) for number in range(30)
+    ]
     with Supervisor(plans, streams=lambda _: Streams(None, None, None)) as supervisor:
-        hands = [threading.Thread(target=supervisor.start_programs, kwargs={"timeout": 1e6}, daemon=True) for _ in range(8)]
+        hands = [
+            threading.Thread(target=supervisor.start_programs, kwargs={"timeout": 1e6}, daemon=True)
+            for _ in range(8)
+        ]
         for hand in hands:
             hand.start()
         assert eventually(lambda: not any(hand.is_alive() for hand in hands))

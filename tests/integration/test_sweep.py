@@ -30,8 +30,12 @@ OWNER = """
     database = SqliteDatabase(Path({path!r}))
     claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
     page = BeatPage(Path({page!r}), 4) if {page!r} else None
-    owner = database.write(lambda tx: claims.register(tx, Incarnation.mine(), page={page!r} or None))
-    rows = database.write(lambda tx: claims.claim(tx, lane=1, owner=owner, duration=600, limit={limit}))
+    owner = database.write(
+        lambda tx: claims.register(tx, Incarnation.mine(), page={page!r} or None)
+    )
+    rows = database.write(
+        lambda tx: claims.claim(tx, lane=1, owner=owner, duration=600, limit={limit})
+    )
     for slot, row in enumerate(rows[:{started}]):
         page.begin(slot, row[0], 1.0)
     if {draining}:
@@ -49,22 +53,37 @@ class Place:
         self.database = SqliteDatabase(folder / "some.db")
         self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
         self.sweep = Sweep(self.claims)
-        self.database.write(lambda tx: tx.execute("INSERT INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"))
-        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'')"
+        self.database.write(
+            lambda tx: tx.execute("INSERT INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')")
+        )
+        sql = (
+            "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, "
+            "hex(randomblob(8)), 0, x'')"
+        )
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(10)])
 
     @contextmanager
-    def owner(self, *, limit: int = 3, page: str = "", started: int = 0, draining: bool = False) -> Iterator[Snippet]:
+    def owner(
+        self, *, limit: int = 3, page: str = "", started: int = 0, draining: bool = False
+    ) -> Iterator[Snippet]:
         """A process that holds leases."""
         place = str(self.folder / page) if page else ""
-        code = OWNER.format(path=str(self.database.path), limit=limit, page=place, started=started, draining=draining)
+        code = OWNER.format(
+            path=str(self.database.path),
+            limit=limit,
+            page=place,
+            started=started,
+            draining=draining,
+        )
         with running(code) as child:
             assert "ready" == child.line()
             yield child
 
     def enter(self, incarnation: Incarnation, *, claims: int = 1, page: str | None = None) -> int:
         owner = self.database.write(lambda tx: self.claims.register(tx, incarnation, page=page))
-        self.database.write(lambda tx: self.claims.claim(tx, lane=1, owner=owner, duration=600, limit=claims))
+        self.database.write(
+            lambda tx: self.claims.claim(tx, lane=1, owner=owner, duration=600, limit=claims)
+        )
         return owner
 
     def dead(self) -> list[Holder]:
@@ -72,16 +91,25 @@ class Place:
 
     def round(self) -> int:
         """Bury everybody who is dead; how many rows came back."""
-        return self.database.write(lambda tx: sum(len(self.sweep.bury(tx, holder)) for holder in self.sweep.dead_holders(tx)))
+        return self.database.write(
+            lambda tx: sum(
+                len(self.sweep.bury(tx, holder)) for holder in self.sweep.dead_holders(tx)
+            )
+        )
 
     def counts(self) -> tuple[int, int, int]:
         """Rows leased, crashes, releases."""
-        sql = "SELECT count(*) FILTER (WHERE held = 2), sum(crashes), sum(releases) FROM longwatch_messages"
+        sql = (
+            "SELECT count(*) FILTER (WHERE held = 2), sum(crashes), sum(releases) FROM "
+            "longwatch_messages"
+        )
         [(leased, crashes, releases)] = self.database.read(lambda tx: tx.rows(sql))
         return leased, crashes, releases
 
     def owners(self) -> int:
-        return int(self.database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_owners"))[0][0])
+        return int(
+            self.database.read(lambda tx: tx.rows("SELECT count(*) FROM longwatch_owners"))[0][0]
+        )
 
 
 @pytest.fixture
@@ -136,7 +164,9 @@ class TestADeadOwner:
             place.round()
         assert (0, 0, 3) == place.counts()
 
-    def test_of_another_boot_is_blamed_for_nothing_though_its_page_is_still_there(self, place: Place) -> None:
+    def test_of_another_boot_is_blamed_for_nothing_though_its_page_is_still_there(
+        self, place: Place
+    ) -> None:
         """A host that went down blames nobody."""
         page = BeatPage(place.folder / "page", 1)
         page.begin(0, 1, 1.0)
@@ -145,7 +175,9 @@ class TestADeadOwner:
         assert (0, 0, 1) == place.counts()
         page.close()
 
-    def test_that_held_many_rows_gives_them_back_a_page_at_a_time(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_held_many_rows_gives_them_back_a_page_at_a_time(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("longwatch.store.sweep.PAGE_OF_ROWS", 4)
         with place.owner(limit=10) as child:
             killed(child)
@@ -155,10 +187,15 @@ class TestADeadOwner:
         with place.owner() as child:
             killed(child)
             dead = place.dead()
-            assert [3, 0] == [len(place.database.write(lambda tx: place.sweep.bury(tx, dead[0]))) for _ in range(2)]
+            assert [3, 0] == [
+                len(place.database.write(lambda tx: place.sweep.bury(tx, dead[0])))
+                for _ in range(2)
+            ]
         assert (0, 3, 0) == place.counts()
 
-    def test_is_forgotten_once_it_holds_nothing_and_its_page_goes_with_it(self, place: Place) -> None:
+    def test_is_forgotten_once_it_holds_nothing_and_its_page_goes_with_it(
+        self, place: Place
+    ) -> None:
         with place.owner(page="page", started=1) as child:
             killed(child)
             place.round()
@@ -193,7 +230,9 @@ class TestALiveOwner:
             child.signal(signal.SIGSTOP)
             assert [] == place.dead()
 
-    def test_that_may_not_be_signalled_is_not_robbed(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_may_not_be_signalled_is_not_robbed(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def refuse(_pid: int, _signal: int) -> None:
             raise PermissionError
 
@@ -204,11 +243,16 @@ class TestALiveOwner:
 
     def test_in_another_namespace_is_not_robbed(self, place: Place) -> None:
         parts.require("unshare")
-        code = OWNER.format(path=str(place.database.path), limit=2, page="", started=0, draining=False)
+        code = OWNER.format(
+            path=str(place.database.path), limit=2, page="", started=0, draining=False
+        )
         wrapped = f"""
             import subprocess, sys
             from textwrap import dedent
-            argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-u", "-c", dedent({code!r})]
+            argv = [
+                "unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
+                sys.executable, "-u", "-c", dedent({code!r})
+            ]
             sys.exit(subprocess.call(argv))
         """
         with running(wrapped) as child:
@@ -221,7 +265,9 @@ class TestALiveOwner:
 
     def test_written_down_by_another_version_is_not_robbed(self, place: Place) -> None:
         place.enter(Incarnation.mine())
-        place.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET incarnation = 'of.tomorrow'"))
+        place.database.write(
+            lambda tx: tx.execute("UPDATE longwatch_owners SET incarnation = 'of.tomorrow'")
+        )
         assert 0 == place.round()
 
 
@@ -259,11 +305,15 @@ class TestTheListOfOwners:
         assert 0 == place.round()
         assert (1, 1) == (place.owners(), place.counts()[0])
 
-    def test_one_that_claims_just_before_it_is_forgotten_keeps_its_lease(self, place: Place) -> None:
+    def test_one_that_claims_just_before_it_is_forgotten_keeps_its_lease(
+        self, place: Place
+    ) -> None:
         owner = place.enter(replace(Incarnation.mine(), namespace=1), claims=0)
         place.database.jump.wall = FORGET_AFTER + 1
         [idle] = place.dead()
-        place.database.write(lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1))
+        place.database.write(
+            lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1)
+        )
         assert 0 == len(place.database.write(lambda tx: place.sweep.bury(tx, idle)))
         assert (1, 1) == (place.owners(), place.counts()[0])
 
@@ -271,14 +321,18 @@ class TestTheListOfOwners:
         owner = place.enter(replace(Incarnation.mine(), namespace=1), claims=0)
         place.database.jump.wall = FORGET_AFTER + 1
         place.round()
-        place.database.write(lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1))
+        place.database.write(
+            lambda tx: place.claims.claim(tx, lane=1, owner=owner, duration=600, limit=1)
+        )
         assert 1 == place.owners()
         place.database.jump.lease = 601
         assert 1 == len(place.database.write(place.sweep.lapsed))
 
     def test_leaves_owners_of_another_table_alone(self, place: Place) -> None:
         place.enter(replace(Incarnation.mine(), boot="another"), claims=0)
-        place.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET claims = 'computations'"))
+        place.database.write(
+            lambda tx: tx.execute("UPDATE longwatch_owners SET claims = 'computations'")
+        )
         place.round()
         assert 1 == place.owners()
 

@@ -1,6 +1,8 @@
-"""Two hosts on one database: each a PID namespace with a runtime directory of its own, whose processes nobody outside can judge.
+"""Two hosts on one database: each a PID namespace with a runtime directory of its own, whose
+processes nobody outside can judge.
 
-A host is a machine, then it runs on a boot of its own, or a container, then its files are lost with it.
+A host is a machine, then it runs on a boot of its own, or a container, then its files are lost with
+it.
 """
 
 from __future__ import annotations
@@ -32,28 +34,48 @@ _NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 class Host:
-    """One actor of each role, in a PID namespace of their own; `boot` is empty in a container on this machine."""
+    """One actor of each role, in a PID namespace of their own; `boot` is empty in a container on
+    this machine.
+    """
 
-    def __init__(self, folder: Path, url: str, roles: Sequence[str], *, boot: str, lease: float) -> None:
+    def __init__(
+        self, folder: Path, url: str, roles: Sequence[str], *, boot: str, lease: float
+    ) -> None:
         folder.mkdir()
         self.is_container = not boot
         self._journals = {role: folder / role for role in roles}
         self._files = tempfile.mkdtemp(prefix="lw-")
-        actors = [f'"$0" {fault_actors.__file__} {role} {url} {journal} 1 &' for role, journal in self._journals.items()]
-        environment = {"XDG_RUNTIME_DIR": self._files, "FAULT_LEASE": str(lease), "FAULT_BOOT": boot}
+        actors = [
+            f'"$0" {fault_actors.__file__} {role} {url} {journal} 1 &'
+            for role, journal in self._journals.items()
+        ]
+        environment = {
+            "XDG_RUNTIME_DIR": self._files,
+            "FAULT_LEASE": str(lease),
+            "FAULT_BOOT": boot,
+        }
         command = [*_NAMESPACE, "sh", "-c", " ".join([*actors, "wait"]), sys.executable]
-        self._outside = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, **environment})
+        self._outside = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+        )
 
     def took(self, role: str) -> dict[int, int]:
-        """The messages that this actor was given, and how many processes were said to have died of each."""
+        """The messages that this actor was given, and how many processes were said to have died
+        of each.
+        """
         journal = self._journals[role]
-        lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
+        lines = (
+            [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
+        )
         return {int(words[1]): int(words[2]) for words in lines if words[0] == "took"}
 
     def kill(self, role: str) -> None:
         """Kill one of its processes."""
         for process in psutil.Process(self._outside.pid).children(recursive=True):
-            if process.exe() == os.path.realpath(sys.executable) and str(self._journals[role]) in process.cmdline():
+            if (
+                process.exe() == os.path.realpath(sys.executable)
+                and str(self._journals[role]) in process.cmdline()
+            ):
                 process.kill()
 
     def lose(self) -> None:
@@ -71,7 +93,9 @@ class Host:
 class Place:
     """A store that hosts share."""
 
-    def __init__(self, folder: Path, url: str, mailbox: Mailbox[Any], *, boots: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, url: str, mailbox: Mailbox[Any], *, boots: Sequence[str]
+    ) -> None:
         self.mailbox = mailbox
         self.hosts: list[Host] = []
         self._folder = folder
@@ -81,7 +105,15 @@ class Place:
 
     def host(self, *roles: str, lease: float) -> Host:
         number = len(self.hosts)
-        self.hosts.append(Host(self._folder / f"host-{number}", self._url, roles, boot=self._boots[number], lease=lease))
+        self.hosts.append(
+            Host(
+                self._folder / f"host-{number}",
+                self._url,
+                roles,
+                boot=self._boots[number],
+                lease=lease,
+            )
+        )
         return self.hosts[-1]
 
     def occupy(self, host: Host) -> dict[int, int]:
@@ -119,7 +151,9 @@ def test_a_live_host_that_others_cannot_see_is_not_robbed(place: Place) -> None:
 
 
 def test_the_work_of_a_process_that_dies_moves_at_once_and_it_is_to_blame(place: Place) -> None:
-    """Its neighbour on the same host sees that it is gone, long before the leases end; who gets the work then does not matter."""
+    """Its neighbour on the same host sees that it is gone, long before the leases end; who gets
+    the work then does not matter.
+    """
     first, second = place.host("hold", "work", lease=600), place.host("work", lease=600)
     held = place.occupy(first)
     first.kill("hold")
@@ -128,11 +162,15 @@ def test_the_work_of_a_process_that_dies_moves_at_once_and_it_is_to_blame(place:
     assert dict.fromkeys(held, 1) == {n: crashes for n, crashes in moved.items() if n in held}
 
 
-def test_the_work_of_a_host_that_is_lost_is_found_when_its_leases_end_and_blames_nobody(place: Place) -> None:
+def test_the_work_of_a_host_that_is_lost_is_found_when_its_leases_end_and_blames_nobody(
+    place: Place,
+) -> None:
     first = place.host("hold", "work", lease=2)
     held = place.occupy(first)
     first.lose()
     second = place.host("work", lease=2)
     assert eventually(place.is_empty)
-    assert dict.fromkeys(held, 0) == {n: crashes for n, crashes in second.took("work").items() if n in held}
+    assert dict.fromkeys(held, 0) == {
+        n: crashes for n, crashes in second.took("work").items() if n in held
+    }
     assert 0 == len(place.mailbox.dead)

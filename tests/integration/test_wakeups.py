@@ -64,7 +64,9 @@ def heard(wakeup: Wakeup) -> bool:
 
 
 class TestAnAnnouncement:
-    def test_wakes_who_listens_to_that_channel_and_nobody_else(self, wakeups: Callable[..., Wakeups]) -> None:
+    def test_wakes_who_listens_to_that_channel_and_nobody_else(
+        self, wakeups: Callable[..., Wakeups]
+    ) -> None:
         hints, here, elsewhere = wakeups(), Wakeup(), Wakeup()
         hints.listen("here", here)
         hints.listen("elsewhere", elsewhere)
@@ -77,7 +79,9 @@ class TestAnAnnouncement:
             wakeups().announce(["letters"])
             assert "heard" == child.line()
 
-    def test_reaches_another_database_over_the_same_file_in_this_process(self, tmp_path: Path) -> None:
+    def test_reaches_another_database_over_the_same_file_in_this_process(
+        self, tmp_path: Path
+    ) -> None:
         sender, receiver = (SqliteDatabase(tmp_path / "some.db") for _ in range(2))
         wakeup = Wakeup()
         receiver.write(lambda _: None)
@@ -116,7 +120,9 @@ class TestAnAnnouncement:
         assert heard(last)
         assert not wakeup.is_set()
 
-    def test_reaches_a_listener_that_came_just_after_the_last_one(self, wakeups: Callable[..., Wakeups]) -> None:
+    def test_reaches_a_listener_that_came_just_after_the_last_one(
+        self, wakeups: Callable[..., Wakeups]
+    ) -> None:
         """The list of listeners is kept for a while, and no newcomer may be missed for it."""
         sender = wakeups()
         for _ in range(50):
@@ -134,22 +140,30 @@ class TestAnAnnouncement:
         wakeups().announce([f"channel-{number:0100}" for number in range(LARGEST // 100)])
         assert heard(wakeup)
 
-    def test_does_not_block_on_a_listener_that_does_not_listen(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+    def test_does_not_block_on_a_listener_that_does_not_listen(
+        self, wakeups: Callable[..., Wakeups], place: Path
+    ) -> None:
         sender = wakeups()
         deaf = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        deaf.bind(str(Path(sender.place).with_name(Path(sender.place).name.split("-")[0] + "-deaf")))
+        deaf.bind(
+            str(Path(sender.place).with_name(Path(sender.place).name.split("-")[0] + "-deaf"))
+        )
         for _ in range(2000):
             sender.announce(["letters"])
         deaf.close()
 
-    def test_removes_the_socket_of_a_listener_that_died(self, wakeups: Callable[..., Wakeups], tmp_path: Path) -> None:
+    def test_removes_the_socket_of_a_listener_that_died(
+        self, wakeups: Callable[..., Wakeups], tmp_path: Path
+    ) -> None:
         with running(LISTENER.format(path=str(tmp_path / "some.db"))) as child:
             socket_of_the_dead = Path(child.line())
         assert socket_of_the_dead.exists()
         wakeups().announce(["letters"])
         assert not socket_of_the_dead.exists()
 
-    def test_goes_nowhere_when_the_directory_is_gone(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+    def test_goes_nowhere_when_the_directory_is_gone(
+        self, wakeups: Callable[..., Wakeups], place: Path
+    ) -> None:
         sender = wakeups()
         place.rmdir()
         sender.announce(["letters"])
@@ -186,7 +200,9 @@ class TestListening:
         assert not wakeup.is_set()
         assert 0 == len(hints._listeners)
 
-    def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(self, tmp_path: Path, place: Path) -> None:
+    def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(
+        self, tmp_path: Path, place: Path
+    ) -> None:
         with nothing_left_open():
             hints = Wakeups(tmp_path / "some.db")
             hints.listen("letters", Wakeup())
@@ -209,7 +225,9 @@ class TestListening:
         wakeups().announce(["letters"])
         assert closed.wait(PATIENCE)
 
-    def test_begins_with_the_first_listener(self, wakeups: Callable[..., Wakeups], place: Path) -> None:
+    def test_begins_with_the_first_listener(
+        self, wakeups: Callable[..., Wakeups], place: Path
+    ) -> None:
         hints, before = wakeups(), set(threading.enumerate())
         hints.announce(["letters"])
         assert (set(), []) == (set(threading.enumerate()) - before, list(place.iterdir()))
@@ -249,42 +267,62 @@ class TestTheDirectory:
         [socket_of_mine] = place.iterdir()
         assert (0o40700, 0o140600) == (place.stat().st_mode, socket_of_mine.stat().st_mode)
 
-    @pytest.mark.parametrize("spoil", [lambda place: place.chmod(0o770), lambda place: (place.rmdir(), place.touch())])
-    def test_that_others_may_use_is_refused_with_the_cure(self, place: Path, spoil: Callable[[Path], None]) -> None:
+    @pytest.mark.parametrize(
+        "spoil", [lambda place: place.chmod(0o770), lambda place: (place.rmdir(), place.touch())]
+    )
+    def test_that_others_may_use_is_refused_with_the_cure(
+        self, place: Path, spoil: Callable[[Path], None]
+    ) -> None:
         place.mkdir(0o700)
         spoil(place)
         with pytest.raises(UsageError) as caught:
             runtime_directory()
-        assert f"{place} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR" == str(caught.value)
+        assert (
+            f"{place} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR"
+            == str(caught.value)
+        )
 
-    def test_that_is_a_link_to_somebody_else_s_is_refused(self, place: Path, tmp_path: Path) -> None:
+    def test_that_is_a_link_to_somebody_else_s_is_refused(
+        self, place: Path, tmp_path: Path
+    ) -> None:
         place.symlink_to(tmp_path)
         with pytest.raises(UsageError, match="is not a directory of this user alone"):
             runtime_directory()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-    def test_of_another_user_is_refused_and_the_store_says_so(self, place: Path, tmp_path: Path) -> None:
+    def test_of_another_user_is_refused_and_the_store_says_so(
+        self, place: Path, tmp_path: Path
+    ) -> None:
         place.mkdir(0o700)
         os.chown(place, 65534, 65534)
         database = SqliteDatabase(tmp_path / "some.db")
-        with pytest.raises(StoreUnreachableError, match="is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR"):
+        with pytest.raises(
+            StoreUnreachableError,
+            match="is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR",
+        ):
             database.read(lambda _: None)
         place.rmdir()
         assert database.read(lambda _: True)
         database.close()
 
-    def test_is_below_the_temporary_one_when_none_is_set(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_is_below_the_temporary_one_when_none_is_set(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.delenv("XDG_RUNTIME_DIR")
         monkeypatch.setattr("tempfile.tempdir", "/tmp")
         assert Path("/tmp") / f"longwatch-{os.getuid()}" == runtime_directory()
 
-    def test_is_below_the_temporary_one_when_that_set_is_not_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_is_below_the_temporary_one_when_that_set_is_not_there(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
         monkeypatch.setattr("tempfile.tempdir", "/tmp")
         assert Path("/tmp") / f"longwatch-{os.getuid()}" == runtime_directory()
 
     @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
-    def test_is_short_enough_for_a_socket_however_long_its_base(self, tmp_path: Path, variable: str) -> None:
+    def test_is_short_enough_for_a_socket_however_long_its_base(
+        self, tmp_path: Path, variable: str
+    ) -> None:
         base = tmp_path / ("long" * 20) / ("longer" * 20)
         base.mkdir(parents=True)
         code = f"""
@@ -319,7 +357,9 @@ class TestTheListOfNeighbours:
         monkeypatch.setattr(os, "scandir", listed)
         return seen
 
-    def test_is_read_once_while_nothing_changes(self, tmp_path: Path, listings: list[object]) -> None:
+    def test_is_read_once_while_nothing_changes(
+        self, tmp_path: Path, listings: list[object]
+    ) -> None:
         clock = FakeClock()
         found = Neighbours(tmp_path, "x-", now=clock.monotonic)
         found.sockets()
@@ -361,7 +401,10 @@ def test_an_ear_without_a_thread_is_a_clear_error(
 
     hints = wakeups()
     monkeypatch.setattr("longwatch.host.errand.Errand.start", refuse)
-    refused = pytest.raises(StoreUnreachableError, match=r"^no thread to listen with \(can't start new thread\); try again$")
+    refused = pytest.raises(
+        StoreUnreachableError,
+        match=r"^no thread to listen with \(can't start new thread\); try again$",
+    )
     with nothing_left_open(), refused:
         Ear(hints.place, lambda _: None, every=NEVER)
     assert [] == list(place.iterdir())

@@ -83,7 +83,9 @@ def test_a_stall_ends_the_process_with_sigkill_and_these_very_words() -> None:
     with program(
         """
         beats = [silent(65.2), silent(60.0), silent(1234.56)]
-        Watchdog(beats, stall_threshold=60.0, check_interval=0.01, loop_names=["mail", "fresh", "eval"]).start()
+        Watchdog(
+            beats, stall_threshold=60.0, check_interval=0.01, loop_names=["mail", "fresh", "eval"]
+        ).start()
         for_ever()
         """
     ) as snippet:
@@ -110,7 +112,9 @@ def test_all_stacks_are_in_the_crash_file_and_on_stderr(crashes: Path) -> None:
     written = stacks(crashes)
     assert (-SIGKILL, written[:4096]) == (code, stderr)
     assert written.splitlines()[0].endswith(f": {SENTENCE}")
-    assert ["in stuck_in_here", "in <module>"] == [word for word in ("in stuck_in_here", "in <module>") if word in written]
+    assert ["in stuck_in_here", "in <module>"] == [
+        word for word in ("in stuck_in_here", "in <module>") if word in written
+    ]
 
 
 HAZARDS = {
@@ -221,7 +225,9 @@ def test_the_process_ends_even_if_whoever_is_told_before(deed: str, where: str) 
     assert (-SIGKILL, True) == (code, "told" in printed)
 
 
-def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_is_tried(crashes: Path) -> None:
+def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_is_tried(
+    crashes: Path,
+) -> None:
     with program(
         """
         from pathlib import Path
@@ -240,7 +246,9 @@ def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_i
 
 
 @pytest.mark.parametrize("mount", [["--mount-proc"], []], ids=["own /proc", "foreign /proc"])
-def test_pid_1_of_a_container_which_gets_no_sigkill_from_itself_ends_with_137(mount: list[str], crashes: Path) -> None:
+def test_pid_1_of_a_container_which_gets_no_sigkill_from_itself_ends_with_137(
+    mount: list[str], crashes: Path
+) -> None:
     parts.require("unshare")
     code = PRELUDE + "print(os.getpid(), flush=True)" + STALLED
     words = ["unshare", "--pid", "--fork", "--kill-child", *mount, sys.executable, "-c", code]
@@ -260,7 +268,9 @@ def backtracking():
 BRIEF = "stall_threshold=0.2, check_interval=0.05"
 
 
-def test_code_that_holds_the_gil_is_ended_by_the_timer_with_1_and_the_stacks_are_only_in_the_crash_file(crashes: Path) -> None:
+def test_code_that_holds_the_gil_is_ended_by_the_timer_with_1_and_the_stacks_are_only_in_the_crash_file(  # noqa: E501 - one name
+    crashes: Path,
+) -> None:
     with program(
         HOLDS_THE_GIL,
         f"""
@@ -269,7 +279,9 @@ def test_code_that_holds_the_gil_is_ended_by_the_timer_with_1_and_the_stacks_are
         """,
     ) as snippet:
         assert (1, "") == snippet.end()
-    assert ["in backtracking", "Timeout ("] == [word for word in ("in backtracking", "Timeout (") if word in stacks(crashes)]
+    assert ["in backtracking", "Timeout ("] == [
+        word for word in ("in backtracking", "Timeout (") if word in stacks(crashes)
+    ]
 
 
 def test_the_timer_is_off_once_the_watchdog_is_stopped(crashes: Path) -> None:
@@ -307,7 +319,9 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
     return made
 
 
-def test_the_timer_stands_at_threshold_and_two_intervals_and_each_round_sets_it_again(timer: Timer) -> None:
+def test_the_timer_stands_at_threshold_and_two_intervals_and_each_round_sets_it_again(
+    timer: Timer,
+) -> None:
     clock = FakeClock()
     watchdog = Watchdog([Heartbeat(clock)], stall_threshold=60.0, check_interval=10.0, clock=clock)
     with watchdog:
@@ -319,7 +333,10 @@ def test_the_timer_stands_at_threshold_and_two_intervals_and_each_round_sets_it_
 
 def test_the_first_watchdog_has_the_timer_and_when_it_stops_the_next(timer: Timer) -> None:
     clock = FakeClock()
-    first, second = (Watchdog([], stall_threshold=each, check_interval=10.0, clock=clock) for each in (100.0, 200.0))
+    first, second = (
+        Watchdog([], stall_threshold=each, check_interval=10.0, clock=clock)
+        for each in (100.0, 200.0)
+    )
     first.start()
     second.start()
     clock.await_parked(2)
@@ -342,7 +359,9 @@ def test_a_round_that_meets_a_stop_does_not_set_the_timer_again(timer: Timer) ->
 FORKS = f"""
 import signal, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-os.register_at_fork(after_in_child=lambda: signal.alarm(60))  # a test that went wrong leaves nothing for good
+os.register_at_fork(
+    after_in_child=lambda: signal.alarm(60)
+)  # a test that went wrong leaves nothing for good
 beating = Heartbeat()
 watchdog = Watchdog([beating], {BRIEF})
 """
@@ -564,13 +583,23 @@ def test_an_error_in_a_check_is_logged(kennel: Kennel, caplog: pytest.LogCapture
     with kennel.watching():
         kennel.clock.advance(20)
     record, again = caplog.records
-    expected = ("longwatch.runtime.watchdog", logging.ERROR, "Watchdog: a check failed; the watch goes on")
-    assert expected == (record.name, record.levelno, record.getMessage()) == (again.name, again.levelno, again.getMessage())
+    expected = (
+        "longwatch.runtime.watchdog",
+        logging.ERROR,
+        "Watchdog: a check failed; the watch goes on",
+    )
+    assert (
+        expected
+        == (record.name, record.levelno, record.getMessage())
+        == (again.name, again.levelno, again.getMessage())
+    )
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
 
 
-def test_a_log_that_blocks_does_not_end_the_watch(kennel: Kennel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_blocks_does_not_end_the_watch(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(module, "_BRIEFLY", 0.01)
     monkeypatch.setattr(module, "_log", lambda *_: may_end.wait())
@@ -584,7 +613,9 @@ def test_a_log_that_blocks_does_not_end_the_watch(kennel: Kennel, monkeypatch: p
     assert [70.0] == kennel.bites
 
 
-def test_last_words_that_fail_are_no_reason_to_live(kennel: Kennel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_words_that_fail_are_no_reason_to_live(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(self: CrashFile, reason: str) -> None:
         raise MemoryError
 
@@ -594,11 +625,15 @@ def test_last_words_that_fail_are_no_reason_to_live(kennel: Kennel, monkeypatch:
     assert [70.0] == kennel.bites
 
 
-def test_observers_are_told_of_a_stall_and_where_its_stacks_are(kennel: Kennel, crashes: Path) -> None:
+def test_observers_are_told_of_a_stall_and_where_its_stacks_are(
+    kennel: Kennel, crashes: Path
+) -> None:
     with kennel.watching():
         kennel.clock.advance(70)
     [path] = crashes.iterdir()
-    assert [LoopStalled(loop="mail", elapsed=70.0, threshold=60.0, stacks=str(path))] == kennel.observer.events
+    assert [
+        LoopStalled(loop="mail", elapsed=70.0, threshold=60.0, stacks=str(path))
+    ] == kennel.observer.events
 
 
 def test_an_observer_that_blocks_holds_up_neither_a_skipped_round_nor_the_next(
@@ -657,7 +692,9 @@ def test_loops_without_names_are_numbered() -> None:
 def test_a_check_looks_and_does_nothing(crashes: Path) -> None:
     clock = FakeClock()
     fresh, stalled = Heartbeat(clock), Heartbeat(clock)
-    watchdog = Watchdog([fresh, stalled], stall_threshold=60.0, loop_names=["fresh", "stalled"], clock=clock)
+    watchdog = Watchdog(
+        [fresh, stalled], stall_threshold=60.0, loop_names=["fresh", "stalled"], clock=clock
+    )
     clock.advance(60)
     at_the_threshold = watchdog._check_heartbeats()
     clock.advance(5.5)
@@ -688,7 +725,9 @@ def test_unequal_lengths_are_refused(names: list[str]) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, inf, nan])
 @pytest.mark.parametrize("option", ["stall_threshold", "check_interval"])
 def test_seconds_that_are_no_time_are_refused(option: str, seconds: float) -> None:
-    with pytest.raises(UsageError, match=f"^{option} must be a number of seconds above 0, not {seconds}$"):
+    with pytest.raises(
+        UsageError, match=f"^{option} must be a number of seconds above 0, not {seconds}$"
+    ):
         Watchdog([], **{option: seconds})  # type: ignore[arg-type]  # one of the two
 
 
@@ -707,7 +746,9 @@ def test_it_keeps_the_contract_of_a_service(crashes: Path) -> None:
     assert [] == list(crashes.iterdir())
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_behind(timer: Timer, monkeypatch: pytest.MonkeyPatch, crashes: Path) -> None:
+def test_a_start_that_fails_half_way_leaves_nothing_behind(
+    timer: Timer, monkeypatch: pytest.MonkeyPatch, crashes: Path
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -728,8 +769,13 @@ def test_a_crash_file_that_somebody_gave_is_theirs_to_close(tmp_path: Path) -> N
     file.close()
 
 
-def test_one_that_somebody_gave_and_has_not_opened_is_refused_and_nothing_is_left_running(tmp_path: Path) -> None:
+def test_one_that_somebody_gave_and_has_not_opened_is_refused_and_nothing_is_left_running(
+    tmp_path: Path,
+) -> None:
     watchdog = Watchdog([], crash_file=CrashFile("mine", directory=tmp_path))
     with pytest.raises(ValueError, match="file"):
         watchdog.start()
-    assert (True, False) == (watchdog.stopped, "watchdog" in {thread.name for thread in threading.enumerate()})
+    assert (True, False) == (
+        watchdog.stopped,
+        "watchdog" in {thread.name for thread in threading.enumerate()},
+    )

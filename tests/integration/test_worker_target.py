@@ -36,7 +36,9 @@ def loop(name=None, **more):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The present directory, where modules are found; what is imported from it is forgotten afterwards."""
+    """The present directory, where modules are found; what is imported from it is forgotten
+    afterwards.
+    """
     known = {*sys.modules}
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -71,10 +73,18 @@ def refusal(target: str) -> str:
         ("def group(): return LoopGroup([loop('a')])", ["a"]),
         ("def group(): return [loop('a'), loop('b')]", ["a", "b"]),
         ("group = lambda: loop('a')", ["a"]),
-        ("class group(Jobs):\n    def __init__(self): super().__init__(requests=open_mailbox('memory://', 'x'), name='a')", ["a"]),
+        (
+            (
+                "class group(Jobs):\n    def __init__(self): "
+                "super().__init__(requests=open_mailbox('memory://', 'x'), name='a')"
+            ),
+            ["a"],
+        ),
     ],
 )
-def test_a_target_is_a_group_a_loop_several_loops_or_what_makes_them(here: Path, text: str, names: list[str]) -> None:
+def test_a_target_is_a_group_a_loop_several_loops_or_what_makes_them(
+    here: Path, text: str, names: list[str]
+) -> None:
     write(here, text)
     assert names == list(load_group("things:group").names)
 
@@ -103,7 +113,10 @@ def test_looking_at_a_group_starts_nothing_and_opens_nothing(here: Path) -> None
 # --- what it may not be ---
 
 
-@pytest.mark.parametrize("target", ["", "things", "things:", ":group", "things:a b", "things.py", "../things:group", "a:b:c"])
+@pytest.mark.parametrize(
+    "target",
+    ["", "things", "things:", ":group", "things:a b", "things.py", "../things:group", "a:b:c"],
+)
 def test_what_is_no_module_and_name_is_told_how_to_be_written(target: str) -> None:
     with pytest.raises(UsageError, match="write it as module:name"):
         split(target)
@@ -111,7 +124,9 @@ def test_what_is_no_module_and_name_is_told_how_to_be_written(target: str) -> No
 
 def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(here: Path) -> None:
     said = refusal("nothing:group")
-    assert f"there is no module 'nothing', which 'nothing:group' names; looked in {here} first" in said
+    assert (
+        f"there is no module 'nothing', which 'nothing:group' names; looked in {here} first" in said
+    )
     write(here, "", "pack/things")
     assert "there is no module 'pack.other'" in refusal("pack.other:group")
 
@@ -128,12 +143,20 @@ def test_a_module_that_misses_another_one_is_not_mistaken_for_missing(here: Path
         ("gruop = loop()", "things:group", "things has no 'group'; did you mean gruop?"),
         ("", "things:xyz", "things has no 'xyz'; define it there, as in: group = LoopGroup([...])"),
         ("class shop: pass", "things:shop.group", "things has no 'group'"),
-        ("group = 5", "things:group", "is of type int; it has to be a LoopGroup, a loop, a list of loops, or a function"),
+        (
+            "group = 5",
+            "things:group",
+            "is of type int; it has to be a LoopGroup, a loop, a list of loops, or a function",
+        ),
         ("group = []", "things:group", "is of type list"),
         ("group = [loop(), 5]", "things:group", "is of type list"),
         ("group = [Jobs]", "things:group", "is of type list"),
         ("def group(): return None", "things:group", "is of type NoneType"),
-        ("group = LoopGroup([loop()], watchdog_threshold=0)", "things:group", "watchdog_threshold (0 s) must be more than"),
+        (
+            "group = LoopGroup([loop()], watchdog_threshold=0)",
+            "things:group",
+            "watchdog_threshold (0 s) must be more than",
+        ),
         ("group = LoopGroup([loop('a'), loop('a')])", "things:group", "more than one is called a"),
         (
             "class Odd(MainLoop):\n    def handle(self): pass\ngroup = Odd(requests=None)",
@@ -169,7 +192,13 @@ def test_a_parent_learns_what_it_has_to_know_and_imports_nothing_itself(tmp_path
         watchdog_threshold=99, shutdown_timeout=7,
     )"""
     write(tmp_path, text)
-    expected = GroupFacts(loops=("a", "b"), health_host="127.0.0.1", health_port=8123, shutdown_timeout=50.0, watchdog_threshold=99)
+    expected = GroupFacts(
+        loops=("a", "b"),
+        health_host="127.0.0.1",
+        health_port=8123,
+        shutdown_timeout=50.0,
+        watchdog_threshold=99,
+    )
     assert expected == looked_at(tmp_path)
     assert "things" not in sys.modules
 
@@ -196,13 +225,25 @@ BROKEN = {
     ),
     "an error": ("1 / 0", ["ZeroDivisionError: division by zero", "things.py, line 12)"]),
     "an error of two lines": (r"raise ValueError('one\ntwo')", ["ValueError: one two"]),
-    "several errors": ("raise ExceptionGroup('many', [ValueError('one')])", ["ExceptionGroup: many (1 sub-exception)"]),
-    "an error of a library": ("import os\nos.environ['NOT_SET']", ["KeyError: 'NOT_SET'", "things.py, line 13)"]),
+    "several errors": (
+        "raise ExceptionGroup('many', [ValueError('one')])",
+        ["ExceptionGroup: many (1 sub-exception)"],
+    ),
+    "an error of a library": (
+        "import os\nos.environ['NOT_SET']",
+        ["KeyError: 'NOT_SET'", "things.py, line 13)"],
+    ),
     "no Python": ("def x(:", ["SyntaxError: invalid syntax (things.py, line 12)"]),
     "an exit": ("import sys; sys.exit(0)", ["SystemExit: 0"]),
     "a hard exit": ("import os; os._exit(0)", ["ended without a word"]),
-    "a crash": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ["ended without a word"]),
-    "a function that raises": ("def group(): raise RuntimeError('no')", ["RuntimeError: no", "things.py, line 12)"]),
+    "a crash": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        ["ended without a word"],
+    ),
+    "a function that raises": (
+        "def group(): raise RuntimeError('no')",
+        ["RuntimeError: no", "things.py, line 12)"],
+    ),
     "an error with a password": (
         "raise ValueError('no answer from postgresql://me:hunter2@db/x')",
         ["ValueError: no answer from postgresql://***@db/x"],
@@ -211,7 +252,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_module_that_cannot_be_imported_is_told_in_one_line_with_its_place(tmp_path: Path, what: str) -> None:
+def test_a_module_that_cannot_be_imported_is_told_in_one_line_with_its_place(
+    tmp_path: Path, what: str
+) -> None:
     text, words = BROKEN[what]
     write(tmp_path, text)
     said = refused(tmp_path)
@@ -224,16 +267,23 @@ def test_a_group_that_cannot_be_run_is_told_in_its_own_words(tmp_path: Path) -> 
     assert "loops of a group need different names; more than one is called a" == refused(tmp_path)
 
 
-def test_an_import_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "_WITHIN", 1.0)
     write(tmp_path, "import time; time.sleep(1000)", "things_that_hang")
     said = refused(tmp_path, "things_that_hang:group")
-    assert "'things_that_hang:group': importing it takes longer than 1 s; start nothing at import" == said
+    assert (
+        "'things_that_hang:group': importing it takes longer than 1 s; start nothing at import"
+        == said
+    )
     assert [] == bearers("things_that_hang:group")
 
 
 def test_a_signal_that_we_hold_back_ends_an_import_all_the_same(tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of the terminal, and the parent has its signals blocked while it starts."""
+    """Ctrl-C reaches every process of the terminal, and the parent has its signals blocked while
+    it starts.
+    """
     write(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); signal.pause()")
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -252,11 +302,20 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another user")
-def test_it_is_imported_as_the_user_that_will_run_it(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of an interpreter, which that user may not be able to reach: something that says who it is."""
+def test_it_is_imported_as_the_user_that_will_run_it(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of an interpreter, which that user may not be able to reach: something that says
+    who it is.
+    """
     stand_in = open_folder / "python"
-    facts = '{"loops": ["%s"], "health_host": "", "health_port": null, "shutdown_timeout": 1, "watchdog_threshold": null}'
-    stand_in.write_text(f"#!/bin/sh\nprintf 'longwatch-group {facts}\\n' \"$(id -u) $(id -g) $(id -G)\"\n")
+    facts = (
+        '{"loops": ["%s"], "health_host": "", "health_port": null, "shutdown_timeout": 1, '
+        '"watchdog_threshold": null}'
+    )
+    stand_in.write_text(
+        f"#!/bin/sh\nprintf 'longwatch-group {facts}\\n' \"$(id -u) $(id -g) $(id -G)\"\n"
+    )
     stand_in.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stand_in))
     nobody = identity_of("nobody")
@@ -271,4 +330,6 @@ def test_nothing_of_a_look_is_left(tmp_path: Path) -> None:
     write(tmp_path, "group = loop('a')", "things_to_look_at")
     looked_at(tmp_path, "things_to_look_at:group")
     assert eventually(lambda: bearers("things_to_look_at:group") == [])
-    assert ["things_to_look_at.py"] == [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"]
+    assert ["things_to_look_at.py"] == [
+        path.name for path in tmp_path.iterdir() if path.name != "__pycache__"
+    ]

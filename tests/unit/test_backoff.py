@@ -103,12 +103,16 @@ def test_the_random_spread_falls_on_both_sides() -> None:
 
 
 @given(policy=policies, failures=st.integers(0, 100_000), spread=spreads)
-def test_no_wait_ever_passes_the_cap_or_falls_below_zero(policy: BackoffPolicy, failures: int, spread: float) -> None:
+def test_no_wait_ever_passes_the_cap_or_falls_below_zero(
+    policy: BackoffPolicy, failures: int, spread: float
+) -> None:
     assert 0 <= policy.delay(failures, spread=spread) <= policy.cap
 
 
 @given(policy=policies, failures=st.integers(1, 10_000), spread=spreads)
-def test_one_more_failure_never_shortens_the_wait(policy: BackoffPolicy, failures: int, spread: float) -> None:
+def test_one_more_failure_never_shortens_the_wait(
+    policy: BackoffPolicy, failures: int, spread: float
+) -> None:
     assert policy.delay(failures, spread=spread) <= policy.delay(failures + 1, spread=spread)
 
 
@@ -127,7 +131,9 @@ def test_any_number_of_failures_has_a_wait(failures: int) -> None:
         *[("stable_after", bad) for bad in (-1, nan)],
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused_by_the_name_of_its_field(field: str, value: float) -> None:
+def test_a_number_that_makes_no_sense_is_refused_by_the_name_of_its_field(
+    field: str, value: float
+) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must be .*, not {value}$"):
         BackoffPolicy(**{field: value})
 

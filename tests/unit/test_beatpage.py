@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.host.beatpage import BeatPage, BeatReading, ForeignPage, SlotState, read_page, remove_page
+from longwatch.host.beatpage import (
+    BeatPage,
+    BeatReading,
+    ForeignPage,
+    SlotState,
+    read_page,
+    remove_page,
+)
 
 ROWS = st.integers(min_value=1, max_value=2**62)
 
@@ -102,7 +109,9 @@ def test_a_page_cut_short_is_no_page(page: BeatPage, tmp_path: Path, size: int) 
     assert read_page(str(part)) is None
 
 
-def test_a_page_that_claims_more_slots_than_it_has_is_no_page(page: BeatPage, tmp_path: Path) -> None:
+def test_a_page_that_claims_more_slots_than_it_has_is_no_page(
+    page: BeatPage, tmp_path: Path
+) -> None:
     part = tmp_path / "part"
     part.write_bytes(page.path.read_bytes()[:-1])
     assert read_page(str(part)) is None
@@ -181,13 +190,17 @@ def test_what_it_writes_is_there_at_once(page: BeatPage, foreign: ForeignPage) -
     assert (123.25, 123.25) == (page.trusted_until, reading(page).trusted_until)
 
 
-def test_it_never_shortens_what_the_process_knows_itself(page: BeatPage, foreign: ForeignPage) -> None:
+def test_it_never_shortens_what_the_process_knows_itself(
+    page: BeatPage, foreign: ForeignPage
+) -> None:
     page.trust_until(200.0)
     foreign.trust_until(123.25)
     assert 200.0 == page.trusted_until
 
 
-def test_of_a_process_that_is_gone_only_those_are_started_that_are_to_blame(page: BeatPage, foreign: ForeignPage) -> None:
+def test_of_a_process_that_is_gone_only_those_are_started_that_are_to_blame(
+    page: BeatPage, foreign: ForeignPage
+) -> None:
     for slot, row in enumerate((5, 6, 7)):
         page.begin(slot, row, 1.0)
     foreign.blame_only({6, 99})
@@ -215,7 +228,9 @@ def test_blame_stays_after_the_page_is_let_go_of(page: BeatPage) -> None:
     assert frozenset({6}) == reading(page).started
 
 
-def test_a_page_that_its_process_has_removed_can_still_be_written_to(page: BeatPage, foreign: ForeignPage) -> None:
+def test_a_page_that_its_process_has_removed_can_still_be_written_to(
+    page: BeatPage, foreign: ForeignPage
+) -> None:
     page.path.unlink()
     foreign.trust_until(5.0)
     assert 5.0 == foreign.read().trusted_until

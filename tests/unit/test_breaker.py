@@ -81,7 +81,10 @@ def test_an_open_breaker_admits_no_one_and_shows_its_cool_down() -> None:
 
 
 def test_the_reason_tells_how_many_failures_in_which_time() -> None:
-    assert ("6 failures in 60 s", "5 failures in a row") == (tripped().reason, tripped(IN_A_ROW).reason)
+    assert ("6 failures in 60 s", "5 failures in a row") == (
+        tripped().reason,
+        tripped(IN_A_ROW).reason,
+    )
 
 
 def test_after_the_cool_down_exactly_one_trial_is_admitted() -> None:
@@ -108,7 +111,11 @@ def test_a_failed_trial_opens_it_again_for_a_whole_cool_down() -> None:
     breaker.admits(400)
 
     assert breaker.failed(410)
-    assert (Phase.OPEN, 300, "the trial failed") == (breaker.phase(410), breaker.cooldown_left(410), breaker.reason)
+    assert (Phase.OPEN, 300, "the trial failed") == (
+        breaker.phase(410),
+        breaker.cooldown_left(410),
+        breaker.reason,
+    )
     assert breaker.admits(710)
 
 
@@ -146,7 +153,11 @@ def test_a_run_that_outlived_the_trip_does_not_close_it() -> None:
 def test_without_a_cool_down_only_a_reset_leads_out() -> None:
     breaker = tripped(BreakerPolicy(cooldown=None))
 
-    assert (Phase.OPEN, None, False) == (breaker.phase(9e9), breaker.cooldown_left(9e9), breaker.admits(9e9))
+    assert (Phase.OPEN, None, False) == (
+        breaker.phase(9e9),
+        breaker.cooldown_left(9e9),
+        breaker.admits(9e9),
+    )
     breaker.reset()
     assert (Phase.CLOSED, True) == (breaker.phase(9e9), breaker.admits(9e9))
 
@@ -155,7 +166,11 @@ def test_tripped_by_hand_it_keeps_the_reason_and_the_cool_down() -> None:
     breaker = Breaker(BreakerPolicy())
     breaker.trip(10, "the manifest is missing")
 
-    assert ("the manifest is missing", 300, True) == (breaker.reason, breaker.cooldown_left(10), breaker.admits(310))
+    assert ("the manifest is missing", 300, True) == (
+        breaker.reason,
+        breaker.cooldown_left(10),
+        breaker.admits(310),
+    )
 
 
 def test_tripped_without_a_trial_it_stays_open_until_the_reset() -> None:
@@ -216,7 +231,11 @@ def test_a_clock_set_back_does_not_keep_old_failures_in_the_window() -> None:
 def test_a_restored_breaker_goes_on_where_it_stood() -> None:
     breaker = Breaker.from_dict(BreakerPolicy(), json.loads(json.dumps(tripped().to_dict())))
 
-    assert (Phase.OPEN, 200, "6 failures in 60 s") == (breaker.phase(100), breaker.cooldown_left(100), breaker.reason)
+    assert (Phase.OPEN, 200, "6 failures in 60 s") == (
+        breaker.phase(100),
+        breaker.cooldown_left(100),
+        breaker.reason,
+    )
     assert [True, False] == [breaker.admits(300), breaker.admits(300)]
 
 
@@ -245,12 +264,18 @@ def test_a_stricter_policy_takes_over_an_older_state() -> None:
 
 
 moves = st.lists(
-    st.tuples(st.sampled_from(["failed", "succeeded", "admits", "undecided", "trip", "reset"]), st.integers(-50, 400)), max_size=40
+    st.tuples(
+        st.sampled_from(["failed", "succeeded", "admits", "undecided", "trip", "reset"]),
+        st.integers(-50, 400),
+    ),
+    max_size=40,
 )
 
 
 def play(breaker: Breaker, script: list[tuple[str, int]]) -> float:
-    """Do every move, each after so many seconds (a clock set back if negative); returns the time at the end."""
+    """Do every move, each after so many seconds (a clock set back if negative); returns the time
+    at the end.
+    """
     now = 1000.0
     for move, step in script:
         now += step
@@ -275,7 +300,9 @@ def test_whatever_happened_its_state_survives_json(script: list[tuple[str, int]]
 
 
 @given(script=moves, later=st.integers(-2000, 2000))
-def test_whatever_happened_it_admits_someone_within_one_cool_down(script: list[tuple[str, int]], later: int) -> None:
+def test_whatever_happened_it_admits_someone_within_one_cool_down(
+    script: list[tuple[str, int]], later: int
+) -> None:
     breaker = Breaker(BreakerPolicy(tolerated=2))
     now = play(breaker, script) + later
     breaker.undecided()
@@ -294,8 +321,14 @@ def test_it_has_a_reason_exactly_when_it_is_not_closed(script: list[tuple[str, i
     assert bool(breaker.reason) == (breaker.phase(now) is not Phase.CLOSED)
 
 
-@given(gaps=st.lists(st.floats(0, 100), max_size=60), tolerated=st.integers(0, 8), window=st.floats(1, 200))
-def test_it_trips_exactly_when_one_more_than_tolerated_fall_into_a_window(gaps: list[float], tolerated: int, window: float) -> None:
+@given(
+    gaps=st.lists(st.floats(0, 100), max_size=60),
+    tolerated=st.integers(0, 8),
+    window=st.floats(1, 200),
+)
+def test_it_trips_exactly_when_one_more_than_tolerated_fall_into_a_window(
+    gaps: list[float], tolerated: int, window: float
+) -> None:
     breaker = Breaker(BreakerPolicy(tolerated=tolerated, window=window, cooldown=None))
     now, moments = 0.0, []
     for gap in gaps:

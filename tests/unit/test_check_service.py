@@ -182,7 +182,9 @@ def test_the_observer_waits_for_a_type_or_a_predicate() -> None:
     emitter = Errand(lambda: observer(event), name="test")
     emitter.start()
     assert event is observer.wait_for(PeriodicFailed)
-    assert event is observer.wait_for(lambda seen: isinstance(seen, PeriodicFailed) and seen.failures == 2)
+    assert event is observer.wait_for(
+        lambda seen: isinstance(seen, PeriodicFailed) and seen.failures == 2
+    )
     assert emitter.over.block(10)
 
 
@@ -195,6 +197,8 @@ def test_the_observer_says_what_happened_instead() -> None:
 
 def test_the_kit_lists_what_it_has_and_has_what_it_lists() -> None:
     assert sorted(longwatch.testing.__all__) == longwatch.testing.__all__ == dir(longwatch.testing)
-    assert all(getattr(longwatch.testing, name).__name__ == name for name in longwatch.testing.__all__)
+    assert all(
+        getattr(longwatch.testing, name).__name__ == name for name in longwatch.testing.__all__
+    )
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = longwatch.testing.nothing_like_it  # type: ignore[attr-defined]  # which is as it should be

@@ -1,4 +1,6 @@
-"""The invariants of the store's prose, over numbers: a table in memory and a clock that a test moves."""
+"""The invariants of the store's prose, over numbers: a table in memory and a clock that a test
+moves.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,17 @@ class Table:
     """One claimable table, in memory."""
 
     clock: Clocks = field(default_factory=Clocks)
-    raw: sqlite3.Connection = field(default_factory=lambda: sqlite3.connect(":memory:", isolation_level=None))
+    raw: sqlite3.Connection = field(
+        default_factory=lambda: sqlite3.connect(":memory:", isolation_level=None)
+    )
 
     def __post_init__(self) -> None:
         self.tx = MovedByHand(self.raw, self.clock)
         migrate(self.tx, migrations("sqlite"))
         self.tx.execute("INSERT INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')")
-        self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=("deliveries", "crashes"))
+        self.claims = Claims(
+            dialect="sqlite", table="longwatch_messages", columns=("deliveries", "crashes")
+        )
         self.sweep = Sweep(self.claims)
         self.owner = self.enter()
 
@@ -60,11 +66,18 @@ class Table:
         return self.claims.register(self.tx, replace(Incarnation.mine(), **changes))  # type: ignore[arg-type]
 
     def add(self, count: int = 1) -> list[int]:
-        sql = "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, hex(randomblob(8)), 0, x'') RETURNING seq"
+        sql = (
+            "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, "
+            "hex(randomblob(8)), 0, x'') RETURNING seq"
+        )
         return [self.tx.rows(sql)[0][0] for _ in range(count)]
 
-    def claim(self, limit: int = 1, *, owner: int | None = None, duration: float = 30.0) -> list[Claim]:
-        rows = self.claims.claim(self.tx, lane=1, owner=owner or self.owner, duration=duration, limit=limit)
+    def claim(
+        self, limit: int = 1, *, owner: int | None = None, duration: float = 30.0
+    ) -> list[Claim]:
+        rows = self.claims.claim(
+            self.tx, lane=1, owner=owner or self.owner, duration=duration, limit=limit
+        )
         return [Claim(*row[:3]) for row in rows]
 
     def release(self, claim: Claim, blame: Blame = Blame.RELEASE, *, delay: float = 0.0) -> bool:
@@ -95,7 +108,12 @@ class TestClaiming:
         [claim] = table.claim(duration=12.5)
         assert (seq, table.owner) == (claim.seq, claim.owner)
         row = table.row(seq)
-        assert (2, table.owner, 1012.5, 1) == (row["held"], row["owner"], row["lease_until"], row["deliveries"])
+        assert (2, table.owner, 1012.5, 1) == (
+            row["held"],
+            row["owner"],
+            row["lease_until"],
+            row["deliveries"],
+        )
 
     def test_takes_the_oldest_first_and_no_more_than_asked(self, table: Table) -> None:
         first, second, third = table.add(3)
@@ -124,8 +142,12 @@ class TestClaiming:
 
     def test_a_row_that_has_crashed_comes_alone(self, table: Table) -> None:
         before, crashed, after = table.add(3)
-        table.tx.execute("UPDATE longwatch_messages SET crashes = 1 WHERE seq = :seq", {"seq": crashed})
-        assert [[before], [crashed], [after]] == [[claim.seq for claim in table.claim(10)] for _ in range(3)]
+        table.tx.execute(
+            "UPDATE longwatch_messages SET crashes = 1 WHERE seq = :seq", {"seq": crashed}
+        )
+        assert [[before], [crashed], [after]] == [
+            [claim.seq for claim in table.claim(10)] for _ in range(3)
+        ]
 
     def test_an_owner_that_was_forgotten_enters_again(self, table: Table) -> None:
         table.add()
@@ -139,7 +161,9 @@ class TestClaiming:
 
 
 class TestFencing:
-    """Settle, release and extend change nothing unless row, owner and term are all the row's own."""
+    """Settle, release and extend change nothing unless row, owner and term are all the row's
+    own.
+    """
 
     @pytest.mark.parametrize("wrong", ["seq", "owner", "term"])
     @given(by=st.integers(min_value=-3, max_value=3).filter(bool))
@@ -156,7 +180,9 @@ class TestFencing:
         assert table.settle(claim)
         table.raw.close()
 
-    def test_after_redelivery_the_old_claim_is_refused_and_the_new_one_holds(self, table: Table) -> None:
+    def test_after_redelivery_the_old_claim_is_refused_and_the_new_one_holds(
+        self, table: Table
+    ) -> None:
         table.add()
         [old] = table.claim()
         table.release(old)
@@ -198,14 +224,19 @@ class TestRenewing:
         table.claim(2)
         table.claim(owner=other)
         assert 2 == table.claims.renew(table.tx, owner=table.owner, duration=100)
-        assert [1100.0, 1100.0, 1030.0] == [table.row(seq)["lease_until"] for seq in (mine, mine_too, theirs)]
+        assert [1100.0, 1100.0, 1030.0] == [
+            table.row(seq)["lease_until"] for seq in (mine, mine_too, theirs)
+        ]
 
 
 class TestReleasing:
     @pytest.mark.parametrize(
-        ("blame", "expected"), [(Blame.FAILURE, (1, 0, 0)), (Blame.CRASH, (0, 1, 0)), (Blame.RELEASE, (0, 0, 1))]
+        ("blame", "expected"),
+        [(Blame.FAILURE, (1, 0, 0)), (Blame.CRASH, (0, 1, 0)), (Blame.RELEASE, (0, 0, 1))],
     )
-    def test_counts_exactly_why(self, table: Table, blame: Blame, expected: tuple[int, int, int]) -> None:
+    def test_counts_exactly_why(
+        self, table: Table, blame: Blame, expected: tuple[int, int, int]
+    ) -> None:
         [seq] = table.add()
         [claim] = table.claim()
         assert table.release(claim, blame)
@@ -257,7 +288,9 @@ class TestTheEndOfALease:
         assert table.settle(claim)
 
     @given(duration=SECONDS, passed=SECONDS)
-    def test_comes_when_its_duration_has_passed_on_the_lease_clock(self, duration: float, passed: float) -> None:
+    def test_comes_when_its_duration_has_passed_on_the_lease_clock(
+        self, duration: float, passed: float
+    ) -> None:
         table = Table()
         table.add()
         table.claim(duration=duration)
@@ -286,7 +319,9 @@ class TestTheEndOfALease:
         assert 1 == len(table.sweep.lapsed(table.tx))
         assert not table.settle(claim)
 
-    def test_the_sweep_takes_a_page_at_a_time(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_sweep_takes_a_page_at_a_time(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("longwatch.store.sweep.PAGE_OF_ROWS", 2)
         table.add(3)
         table.claim(3, duration=1)
@@ -295,7 +330,9 @@ class TestTheEndOfALease:
 
 
 class ClaimsAgainstAModel(RuleBasedStateMachine):
-    """Any order of claims, renewals, settlements (also stale ones), releases and sweeps by any owners agrees with a model."""
+    """Any order of claims, renewals, settlements (also stale ones), releases and sweeps by any
+    owners agrees with a model.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +379,9 @@ class ClaimsAgainstAModel(RuleBasedStateMachine):
     def renew(self, who: int, duration: int) -> None:
         until = self.table.clock.lease + duration
         mine = [seq for seq, (claim, _) in self.leases.items() if claim.owner == self.owners[who]]
-        assert len(mine) == self.table.claims.renew(self.table.tx, owner=self.owners[who], duration=duration)
+        assert len(mine) == self.table.claims.renew(
+            self.table.tx, owner=self.owners[who], duration=duration
+        )
         for seq in mine:
             claim, before = self.leases[seq]
             self.leases[seq] = claim, max(before, until)
@@ -365,11 +404,16 @@ class ClaimsAgainstAModel(RuleBasedStateMachine):
 
     @invariant()
     def the_table_agrees(self) -> None:
-        held = self.table.tx.rows("SELECT seq, owner, term, lease_until FROM longwatch_messages WHERE held = 2")
+        held = self.table.tx.rows(
+            "SELECT seq, owner, term, lease_until FROM longwatch_messages WHERE held = 2"
+        )
         assert {seq: (tuple(claim), until) for seq, (claim, until) in self.leases.items()} == {
             row[0]: (row[:3], row[3]) for row in held
         }
-        assert self.free == {seq for (seq,) in self.table.tx.rows("SELECT seq FROM longwatch_messages WHERE held = 0")}
+        assert self.free == {
+            seq
+            for (seq,) in self.table.tx.rows("SELECT seq FROM longwatch_messages WHERE held = 0")
+        }
 
     def teardown(self) -> None:
         self.table.raw.close()

@@ -90,7 +90,9 @@ def coroutine_ticker(clock: FakeClock, interval: float) -> Iterator[Ticks]:
 
 @contextmanager
 def nested_ticker(clock: FakeClock, interval: float) -> Iterator[Ticks]:
-    """Sleeps in a task of its own each time, as code under `wait_for` or `gather` does, and takes a few turns to get back to it."""
+    """Sleeps in a task of its own each time, as code under `wait_for` or `gather` does, and
+    takes a few turns to get back to it.
+    """
     ticks: Ticks = []
 
     async def tick() -> None:
@@ -132,7 +134,7 @@ def coroutine_timer(clock: FakeClock, due: float) -> Iterator[Ticks]:
 every_ticker = pytest.mark.parametrize("ticker", [thread_ticker, coroutine_ticker, nested_ticker])
 every_timer = pytest.mark.parametrize("timer", [thread_timer, coroutine_timer])
 
-# --- the fake clock ----------------------------------------------------------------------------------------------------------
+# --- the fake clock -------------------------------------------------------------------------------
 
 
 @every_ticker
@@ -161,7 +163,10 @@ def test_time_that_does_not_reach_the_next_tick_adds_up(ticker: Ticker) -> None:
 def test_threads_and_coroutines_tick_side_by_side() -> None:
     clock = FakeClock(monotonic=0)
     with ExitStack() as tickers:
-        ticks = [tickers.enter_context(thread_ticker(clock, 3)), tickers.enter_context(coroutine_ticker(clock, 5))]
+        ticks = [
+            tickers.enter_context(thread_ticker(clock, 3)),
+            tickers.enter_context(coroutine_ticker(clock, 5)),
+        ]
         clock.await_parked(2)
         clock.advance(15)
 
@@ -204,7 +209,8 @@ def test_several_timers_may_end_in_one_advance() -> None:
     clock = FakeClock(monotonic=0)
     with ExitStack() as waiters:
         ticks = [
-            waiters.enter_context(timer(clock, due)) for timer, due in [(thread_timer, 5), (coroutine_timer, 7), (thread_timer, 9)]
+            waiters.enter_context(timer(clock, due))
+            for timer, due in [(thread_timer, 5), (coroutine_timer, 7), (thread_timer, 9)]
         ]
         clock.await_parked(3)
         clock.advance(10, parked=0)
@@ -212,7 +218,9 @@ def test_several_timers_may_end_in_one_advance() -> None:
         assert [[5], [7], [9]] == ticks
 
 
-def test_one_that_was_woken_and_blocks_elsewhere_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_woken_and_blocks_elsewhere_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = FakeClock(monotonic=0)
     monkeypatch.setattr(clock, "_settle", partial(clock._settle, patience=0.01))
     elsewhere = Wakeup()
@@ -351,7 +359,9 @@ def test_waiting_for_the_wrong_number_of_waiters_fails_loudly() -> None:
         FakeClock().await_parked(2, patience=0)
 
 
-def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = FakeClock()
     patient = clock.await_parked
     with thread_timer(clock, 5):
@@ -364,7 +374,7 @@ def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(monkeypatch: pyt
             clock.advance(10, parked=3)
 
 
-# --- every clock -------------------------------------------------------------------------------------------------------------
+# --- every clock ----------------------------------------------------------------------------------
 
 every_clock = pytest.mark.parametrize("clock", [SystemClock(), FakeClock()], ids=["system", "fake"])
 
@@ -374,7 +384,11 @@ def test_a_wakeup_that_is_set_already_ends_the_wait_before_it_begins(clock: Cloc
     wakeup = Wakeup()
     wakeup.set()
 
-    assert [True, True, True] == [clock.wait(wakeup), clock.wait(wakeup, 1000), clock.wait(wakeup, 0)]
+    assert [True, True, True] == [
+        clock.wait(wakeup),
+        clock.wait(wakeup, 1000),
+        clock.wait(wakeup, 0),
+    ]
 
 
 @every_clock
@@ -406,7 +420,7 @@ def test_monotonic_time_does_not_go_back_and_the_wall_shows_this_millennium(cloc
     assert 1_700_000_000 < clock.wall()
 
 
-# --- the wakeup --------------------------------------------------------------------------------------------------------------
+# --- the wakeup -----------------------------------------------------------------------------------
 
 
 def broken() -> None:

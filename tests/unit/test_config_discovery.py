@@ -23,7 +23,13 @@ def test_the_file_is_the_one_that_is_named_else_that_of_the_variable_else_the_on
 
 
 def test_without_a_file_one_is_told_how_to_get_one() -> None:
-    with pytest.raises(UsageError, match=r"^no longwatch.toml here; write one with `longwatch init`, or name it with --config$"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"^no longwatch.toml here; write one with `longwatch init`, "
+            r"or name it with --config$"
+        ),
+    ):
         find_config(None, {})
 
 
@@ -57,7 +63,11 @@ def test_the_state_directory_of_a_file_is_beside_it_and_one_from_outside_is_here
     Path("etc/longwatch.toml").write_text(text)
     loaded = load_config(Path("etc/longwatch.toml"), environ, flags)
 
-    assert (here / "etc", here / state, "etc/longwatch.toml") == (loaded.base, loaded.state, loaded.source)
+    assert (here / "etc", here / state, "etc/longwatch.toml") == (
+        loaded.base,
+        loaded.state,
+        loaded.source,
+    )
 
 
 def test_a_state_directory_that_is_off_is_none() -> None:

@@ -1,4 +1,6 @@
-"""What people are shown is what there is: every key, with its default, in the reference and in the file of `longwatch init`."""
+"""What people are shown is what there is: every key, with its default, in the reference and in
+the file of `longwatch init`.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,28 @@ def values(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, object
 
 
 def defaults(kind: Kind, place: str = "") -> Iterator[tuple[str, object]]:
-    """Every setting by its dotted path, with its default; the one program is called `web`, the one worker `jobs`."""
-    struct = next(inner for inner in map(bare, members(kind)) if isinstance(inner, kinds.StructType))
+    """Every setting by its dotted path, with its default; the one program is called `web`, the
+    one worker `jobs`.
+    """
+    struct = next(
+        inner for inner in map(bare, members(kind)) if isinstance(inner, kinds.StructType)
+    )
     for field in struct.fields:
         path = f"{place}.{field.name}".removeprefix(".")
-        below = [inner for inner in map(bare, members(field.type)) if isinstance(inner, kinds.StructType | kinds.DictType)]
+        below = [
+            inner
+            for inner in map(bare, members(field.type))
+            if isinstance(inner, kinds.StructType | kinds.DictType)
+        ]
         if below and isinstance(below[0], kinds.StructType):
             yield from defaults(field.type, path)
         elif path in _CALLED:
             yield from defaults(cast("kinds.DictType", below[0]).value_type, _CALLED[path])
         else:
-            yield path, field.default_factory() if callable(field.default_factory) else field.default
+            yield (
+                path,
+                field.default_factory() if callable(field.default_factory) else field.default,
+            )
 
 
 DEFAULTS = dict(defaults(kinds.type_info(Settings)))
@@ -75,7 +88,9 @@ def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
 
 
 def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None:
-    commented = "\n".join(line for line in documented().splitlines() if line.startswith(("[", "# ")))
+    commented = "\n".join(
+        line for line in documented().splitlines() if line.startswith(("[", "# "))
+    )
     told = dict(values(tomllib.loads(_SETTING.sub("", commented))))
 
     assert {None} == {DEFAULTS[path] for path in told if not path.endswith(".env")}
@@ -84,7 +99,11 @@ def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None
 def test_the_reference_names_every_variable() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
 
-    assert [] == [variable for variable in VARIABLES if f"`{variable.name}`" not in text or f"`{variable.path}`" not in text]
+    assert [] == [
+        variable
+        for variable in VARIABLES
+        if f"`{variable.name}`" not in text or f"`{variable.path}`" not in text
+    ]
 
 
 def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_have() -> None:
@@ -92,7 +111,9 @@ def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_hav
 
     wanted = {path for path in DEFAULTS if not path.startswith("run.")}
     assert set() == told.keys() - wanted
-    assert set() == wanted - told.keys() - {path for path in TOLD_BY_PROGRAMS if path.startswith("worker.")}
+    assert set() == wanted - told.keys() - {
+        path for path in TOLD_BY_PROGRAMS if path.startswith("worker.")
+    }
 
 
 def test_what_the_file_of_init_has_as_comments_is_the_default_unless_it_says_otherwise() -> None:
@@ -105,9 +126,16 @@ def test_what_the_file_of_init_has_as_comments_is_the_default_unless_it_says_oth
 
 
 @pytest.mark.parametrize("uncomment", [False, True])
-def test_the_file_of_init_is_valid_with_and_without_its_comments(tmp_path: Path, uncomment: bool) -> None:  # noqa: FBT001
+def test_the_file_of_init_is_valid_with_and_without_its_comments(
+    tmp_path: Path,
+    uncomment: bool,  # noqa: FBT001
+) -> None:
     path = tmp_path / "longwatch.toml"
-    text = _SETTING.sub("", example()).replace('health.command = ["./check.sh"]', "") if uncomment else example()
+    text = (
+        _SETTING.sub("", example()).replace('health.command = ["./check.sh"]', "")
+        if uncomment
+        else example()
+    )
     path.write_text(text, encoding="utf-8")
 
     assert ["web"] == list(load_settings(path=path, environ={}, flags={}).program)

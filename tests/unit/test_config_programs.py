@@ -39,7 +39,9 @@ def fault_of(text: str, **environ: str) -> str:
 
 def programs(**tables: str) -> str:
     """The text of a file with these programs, each with a command."""
-    return "".join(f"[program.{name}]\ncommand = ['true']\n{text}\n" for name, text in tables.items())
+    return "".join(
+        f"[program.{name}]\ncommand = ['true']\n{text}\n" for name, text in tables.items()
+    )
 
 
 def test_a_program_needs_no_more_than_a_command() -> None:
@@ -47,7 +49,8 @@ def test_a_program_needs_no_more_than_a_command() -> None:
 
     assert ["serve", "--fast"] == program.argv
     assert (signal.SIGTERM, 15.0, {}, True, False) == (
-        program.stop_signal_number, program.stop_grace, program.dependencies, program.autostart, program.critical
+        program.stop_signal_number, program.stop_grace, program.dependencies,
+        program.autostart, program.critical
     )  # fmt: skip
     assert program.asked is None
 
@@ -79,15 +82,24 @@ def test_a_whole_program_is_read() -> None:
 
     assert SupervisorSettings(keep_days="off", shutdown_timeout=40.0) == settings.supervisor
     assert ProgramSettings(
-        command=["serve"], cwd="app", env={"A": "1"}, user="www-data", umask="027", restart="always",
-        backoff=BackoffSettings(initial=0.0), health=HealthSettings(command="probe it", startup=60.0),
-        limits=LimitsSettings(memory="1GiB", open_files=100, nice=5), ready=Readiness.NOTIFY, ready_timeout=90.0, critical=True,
-        autostart=False, depends_on={"db": Condition.STARTED}, log=OutputSettings(console=False, keep=1),
+        command=["serve"], cwd="app", env={"A": "1"}, user="www-data", umask="027",
+        restart="always", backoff=BackoffSettings(initial=0.0),
+        health=HealthSettings(command="probe it", startup=60.0),
+        limits=LimitsSettings(memory="1GiB", open_files=100, nice=5),
+        ready=Readiness.NOTIFY, ready_timeout=90.0, critical=True, autostart=False,
+        depends_on={"db": Condition.STARTED}, log=OutputSettings(console=False, keep=1),
     ) == settings.program["web"]  # fmt: skip
 
 
 def test_a_list_of_dependencies_waits_for_each_to_be_ready() -> None:
-    settings = load(programs(a="", b="", c="depends_on = ['a', 'b']", d="depends_on = {a = 'completed', b = 'started'}"))
+    settings = load(
+        programs(
+            a="",
+            b="",
+            c="depends_on = ['a', 'b']",
+            d="depends_on = {a = 'completed', b = 'started'}",
+        )
+    )
 
     assert {"a": Condition.READY, "b": Condition.READY} == settings.program["c"].dependencies
     assert {"a": Condition.COMPLETED, "b": Condition.STARTED} == settings.program["d"].dependencies
@@ -95,9 +107,16 @@ def test_a_list_of_dependencies_waits_for_each_to_be_ready() -> None:
 
 @pytest.mark.parametrize(
     ("health", "kind"),
-    [("{}", "http"), ("{command = 'true'}", "exec"), ("{kind = 'tcp'}", "tcp"), ("{kind = 'heartbeat', startup = 5}", "heartbeat")],
+    [
+        ("{}", "http"),
+        ("{command = 'true'}", "exec"),
+        ("{kind = 'tcp'}", "tcp"),
+        ("{kind = 'heartbeat', startup = 5}", "heartbeat"),
+    ],
 )
-def test_the_kind_of_check_is_http_unless_there_is_a_command_or_a_kind(health: str, kind: str) -> None:
+def test_the_kind_of_check_is_http_unless_there_is_a_command_or_a_kind(
+    health: str, kind: str
+) -> None:
     asked = load(programs(web=f"health = {health}")).asked("web")
 
     assert asked is not None
@@ -128,59 +147,95 @@ def test_a_program_is_asked_on_its_own_port_else_on_port_of_the_environment(
     [
         (
             "[program.web]",
-            'program.web.command: is missing; set it to a list such as ["python3", "worker.py"], or a text that is split',
+            (
+                'program.web.command: is missing; set it to a list such as ["python3", '
+                '"worker.py"], or a text that is split'
+            ),
         ),
         (programs(web="comand = 'x'"), "program.web.comand: unknown key; did you mean command?"),
         ("programs.web.command = 'x'", "programs: unknown key; did you mean program?"),
         ("program.command = 'x'", 'program.command: must be a table, not "x"'),
         (
             "program.'a b'.command = 'x'",
-            "program.\"a b\": must be letters, digits, '.', '_' and '-', 64 at most, no '.' first, not \"a b\"",
+            (
+                "program.\"a b\": must be letters, digits, '.', '_' and '-', 64 at most, no '.' "
+                'first, not "a b"'
+            ),
         ),
         (programs(watchdog=""), "program.watchdog: is the name of our own log; choose another"),
         (
             programs(web="ready = 'healthy'"),
-            'program.web.ready: is "healthy", and nothing says how to ask for its health; add a health table, or say "up"',
+            (
+                'program.web.ready: is "healthy", and nothing says how to ask for its health; add '
+                'a health table, or say "up"'
+            ),
         ),
         (
             programs(web="ready = 'heathy'"),
-            'program.web.ready: must be "up", "healthy" or "notify", not "heathy"; did you mean healthy?',
+            (
+                'program.web.ready: must be "up", "healthy" or "notify", not "heathy"; did you '
+                "mean healthy?"
+            ),
         ),
         (
             programs(web="health.kind = 'exec'"),
-            'program.web.health.command: is missing, and kind is "exec"; write the command that checks, or choose another kind',
+            (
+                'program.web.health.command: is missing, and kind is "exec"; write the command '
+                "that checks, or choose another kind"
+            ),
         ),
         (
             programs(web="health = {kind = 'tcp', command = 'true'}"),
-            'program.web.health.command: is for kind "exec", and kind is "tcp"; take one of the two out',
+            (
+                'program.web.health.command: is for kind "exec", and kind is "tcp"; take one of '
+                "the two out"
+            ),
         ),
         (
             programs(web="health.command = []"),
-            "program.web.health.command: names no program; write the program first, then its arguments",
+            (
+                "program.web.health.command: names no program; write the program first, then its "
+                "arguments"
+            ),
         ),
         (
             programs(database="", web="depends_on = ['databse']"),
-            "program.web.depends_on: waits for 'databse', which is no program; did you mean database?",
+            (
+                "program.web.depends_on: waits for 'databse', which is no program; did you mean "
+                "database?"
+            ),
         ),
         (
-            programs(a="depends_on = ['b']", b="depends_on = {c = 'started'}", c="depends_on = ['a']"),
+            programs(
+                a="depends_on = ['b']", b="depends_on = {c = 'started'}", c="depends_on = ['a']"
+            ),
             "program.a.depends_on: waits for itself: a → b → c → a; take one of them out",
         ),
-        (programs(a="depends_on = ['a']"), "program.a.depends_on: waits for itself: a → a; take one of them out"),
+        (
+            programs(a="depends_on = ['a']"),
+            "program.a.depends_on: waits for itself: a → a; take one of them out",
+        ),
         (
             programs(db="", web="depends_on = {db = 'redy'}"),
-            'program.web.depends_on.db: must be "started", "ready" or "completed", not "redy"; did you mean ready?',
+            (
+                'program.web.depends_on.db: must be "started", "ready" or "completed", not '
+                '"redy"; did you mean ready?'
+            ),
         ),
         (
             programs(db="restart = 'always'", web="depends_on = {db = 'completed'}"),
             (
-                "program.web.depends_on: waits until 'db' is completed, which is started again even after it ended well;"
+                "program.web.depends_on: waits until 'db' is completed, which is started "
+                "again even after it ended well;"
                 ' wait for "ready", or let db have restart = "on-failure"'
             ),
         ),
         (
             programs(a="health = {}", b="health.kind = 'tcp'"),
-            "program.b.health.port: is 8080, on which a is asked for its health too; give each its own",
+            (
+                "program.b.health.port: is 8080, on which a is asked for its health too; give "
+                "each its own"
+            ),
         ),
     ],
 )
@@ -189,13 +244,17 @@ def test_a_wrong_program_is_told_with_its_place_and_the_cure(text: str, fault: s
 
 
 def test_a_program_that_is_always_restarted_but_not_after_0_can_be_completed() -> None:
-    text = programs(db="restart = 'always'\nno_restart_codes = [0]", web="depends_on = {db = 'completed'}")
+    text = programs(
+        db="restart = 'always'\nno_restart_codes = [0]", web="depends_on = {db = 'completed'}"
+    )
 
     assert 2 == len(load(text).program)
 
 
 def test_a_program_that_is_always_restarted_can_be_waited_for_until_it_is_ready() -> None:
-    assert 2 == len(load(programs(db="restart = 'always'", web="depends_on = {db = 'ready'}")).program)
+    assert 2 == len(
+        load(programs(db="restart = 'always'", web="depends_on = {db = 'ready'}")).program
+    )
 
 
 def test_one_port_is_enough_for_programs_of_which_only_one_starts_by_itself() -> None:
@@ -203,14 +262,22 @@ def test_one_port_is_enough_for_programs_of_which_only_one_starts_by_itself() ->
 
 
 def test_checks_that_are_off_need_no_port() -> None:
-    assert 2 == len(load(programs(a="health = {}", b="health = {}"), HEALTH_CHECK_ENABLED="0").program)
+    assert 2 == len(
+        load(programs(a="health = {}", b="health = {}"), HEALTH_CHECK_ENABLED="0").program
+    )
 
 
 def test_faults_of_programs_and_between_them_are_told_at_once() -> None:
     text = programs(a="umask = 'x'", b="depends_on = ['a', 'c']", d="depends_on = ['d']")
     faults = faults_of(f"{text}[run]\nname = 5", PORT="x")
 
-    places = {"environment variable PORT", "run.name", "program.a.umask", "program.b.depends_on", "program.d.depends_on"}
+    places = {
+        "environment variable PORT",
+        "run.name",
+        "program.a.umask",
+        "program.b.depends_on",
+        "program.d.depends_on",
+    }
     assert (5, places) == (len(faults), {fault.partition(":")[0] for fault in faults})
 
 
@@ -228,9 +295,20 @@ def unions(kind: Kind) -> Iterator[list[Kind]]:
                 yield from unions(member.item_type)
 
 
-def test_no_setting_is_a_list_or_table_or_else_a_text_with_a_pattern_which_msgspec_does_not_survive() -> None:
+def test_no_setting_is_a_list_or_table_or_else_a_text_with_a_pattern_which_msgspec_does_not_survive() -> (  # noqa: E501 - one name
+    None
+):
     containers = (kinds.ListType, kinds.DictType, kinds.StructType)
-    mixed = [union for union in unions(kinds.type_info(ProgramSettings)) if any(isinstance(kind, containers) for kind in union)]
+    mixed = [
+        union
+        for union in unions(kinds.type_info(ProgramSettings))
+        if any(isinstance(kind, containers) for kind in union)
+    ]
 
     assert mixed
-    assert [] == [kind for union in mixed for kind in union if isinstance(kind, kinds.StrType) and kind.pattern]
+    assert [] == [
+        kind
+        for union in mixed
+        for kind in union
+        if isinstance(kind, kinds.StrType) and kind.pattern
+    ]

@@ -36,7 +36,12 @@ def test_a_deadline_has_expired_at_exactly_its_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    "never", [Deadline.never(FakeClock()), Deadline.after(None, FakeClock()), Deadline.after(inf, FakeClock())]
+    "never",
+    [
+        Deadline.never(FakeClock()),
+        Deadline.after(None, FakeClock()),
+        Deadline.after(inf, FakeClock()),
+    ],
 )
 def test_never_neither_expires_nor_counts_down(never: Deadline) -> None:
     assert (False, None) == (never.expired, never.remaining())
@@ -55,7 +60,11 @@ def test_a_cap_counts_from_now_and_not_from_the_start() -> None:
     deadline = Deadline.after(10, clock)
     clock.advance(7)
 
-    assert [2, 3, 3] == [deadline.capped(2).remaining(), deadline.capped(5).remaining(), deadline.capped(None).remaining()]
+    assert [2, 3, 3] == [
+        deadline.capped(2).remaining(),
+        deadline.capped(5).remaining(),
+        deadline.capped(None).remaining(),
+    ]
 
 
 def test_never_can_be_capped() -> None:
@@ -86,7 +95,10 @@ def test_an_expired_deadline_raises_and_names_what_was_not_done_and_how_late_it_
     deadline.raise_if_expired("the start of web")
     clock.advance(3.5)
 
-    with pytest.raises(DeadlineExceededError, match=r"^the start of web was not done in time: its deadline passed 2\.5 s ago$"):
+    with pytest.raises(
+        DeadlineExceededError,
+        match=r"^the start of web was not done in time: its deadline passed 2\.5 s ago$",
+    ):
         deadline.raise_if_expired("the start of web")
 
 

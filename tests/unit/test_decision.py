@@ -7,10 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.core.endcause import NUMBERED, EndCause, EndKind
-from longwatch.supervisor.decision import FINAL, WANTS_RESTART, Decision, Restart, RestartPolicy, Verdict, should_restart
+from longwatch.supervisor.decision import (
+    FINAL,
+    WANTS_RESTART,
+    Decision,
+    Restart,
+    RestartPolicy,
+    Verdict,
+    should_restart,
+)
 
 codes = st.integers(0, 255)
-causes = st.one_of(codes.map(EndCause.exit), st.integers(1, 64).map(EndCause.signal), st.just(EndCause(EndKind.SPAWN_ERROR)))
+causes = st.one_of(
+    codes.map(EndCause.exit),
+    st.integers(1, 64).map(EndCause.signal),
+    st.just(EndCause(EndKind.SPAWN_ERROR)),
+)
 policies = st.builds(
     RestartPolicy,
     restart=st.sampled_from(Restart),
@@ -19,7 +31,9 @@ policies = st.builds(
 )
 
 
-def decided(cause: EndCause, *, policy: RestartPolicy | None = None, **facts: bool) -> tuple[str, bool]:
+def decided(
+    cause: EndCause, *, policy: RestartPolicy | None = None, **facts: bool
+) -> tuple[str, bool]:
     decision = (policy or RestartPolicy()).decide(cause, **facts)
     return decision.verdict.value, decision.restart
 
@@ -77,26 +91,38 @@ def test_a_shell_that_reports_a_signal_is_judged_like_the_signal(number: int) ->
 
 
 @given(cause=causes)
-def test_what_we_killed_because_it_was_sick_is_started_again_whatever_it_says(cause: EndCause) -> None:
+def test_what_we_killed_because_it_was_sick_is_started_again_whatever_it_says(
+    cause: EndCause,
+) -> None:
     assert ("health_check_restart", True) == decided(cause, killed_sick=True)
 
 
 @given(cause=causes, policy=policies, sick=st.booleans())
-def test_what_is_not_wanted_is_never_started_again(cause: EndCause, policy: RestartPolicy, *, sick: bool) -> None:
+def test_what_is_not_wanted_is_never_started_again(
+    cause: EndCause, policy: RestartPolicy, *, sick: bool
+) -> None:
     assert ("stopped", False) == decided(cause, policy=policy, unwanted=True, killed_sick=sick)
 
 
 @given(cause=causes, policy=policies, unwanted=st.booleans(), sick=st.booleans())
-def test_nothing_is_started_again_while_we_shut_down(cause: EndCause, policy: RestartPolicy, *, unwanted: bool, sick: bool) -> None:
+def test_nothing_is_started_again_while_we_shut_down(
+    cause: EndCause, policy: RestartPolicy, *, unwanted: bool, sick: bool
+) -> None:
     facts = {"shutting_down": True, "unwanted": unwanted, "killed_sick": sick}
     assert ("shutdown_complete", False) == decided(cause, policy=policy, **facts)
 
 
 @given(cause=causes, sick=st.booleans())
-def test_always_and_never_overrule_the_table_but_not_its_verdict(cause: EndCause, *, sick: bool) -> None:
+def test_always_and_never_overrule_the_table_but_not_its_verdict(
+    cause: EndCause, *, sick: bool
+) -> None:
     verdict, _ = decided(cause, killed_sick=sick)
-    assert (verdict, True) == decided(cause, policy=RestartPolicy(restart=Restart.ALWAYS), killed_sick=sick)
-    assert (verdict, False) == decided(cause, policy=RestartPolicy(restart=Restart.NEVER), killed_sick=sick)
+    assert (verdict, True) == decided(
+        cause, policy=RestartPolicy(restart=Restart.ALWAYS), killed_sick=sick
+    )
+    assert (verdict, False) == decided(
+        cause, policy=RestartPolicy(restart=Restart.NEVER), killed_sick=sick
+    )
 
 
 @given(code=codes, restart=st.sampled_from(Restart))
@@ -119,23 +145,38 @@ def test_a_list_of_codes_speaks_of_exits_and_not_of_signals() -> None:
     assert policy.decide(EndCause.signal(9)).restart
 
 
-@given(cause=causes, policy=policies, shutting_down=st.booleans(), unwanted=st.booleans(), killed_sick=st.booleans())
+@given(
+    cause=causes,
+    policy=policies,
+    shutting_down=st.booleans(),
+    unwanted=st.booleans(),
+    killed_sick=st.booleans(),
+)
 def test_should_restart_says_what_the_policy_decides(
-    cause: EndCause, policy: RestartPolicy, *, shutting_down: bool, unwanted: bool, killed_sick: bool
+    cause: EndCause,
+    policy: RestartPolicy,
+    *,
+    shutting_down: bool,
+    unwanted: bool,
+    killed_sick: bool,
 ) -> None:
     facts = {"shutting_down": shutting_down, "unwanted": unwanted, "killed_sick": killed_sick}
     code = cause.number if cause.kind is EndKind.EXIT else None
     number = cause.number if cause.kind is EndKind.SIGNAL else None
-    assert policy.decide(cause, **facts).restart is should_restart(code, number, policy=policy, **facts)
+    assert policy.decide(cause, **facts).restart is should_restart(
+        code, number, policy=policy, **facts
+    )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EndKind if kind not in NUMBERED | {EndKind.SPAWN_ERROR}])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in EndKind if kind not in NUMBERED | {EndKind.SPAWN_ERROR}]
+)
 def test_every_other_end_is_unexpected(kind: EndKind) -> None:
     assert Decision(Verdict.UNEXPECTED_EXIT, restart=True) == RestartPolicy().decide(EndCause(kind))
 
 
 def test_the_verdicts_are_the_events_of_the_table() -> None:
-    words = """shutdown_complete stopped health_check_restart clean_exit configuration_error fatal_error_no_restart
-        intentional_signal unexpected_exit spawn_error"""
+    words = """shutdown_complete stopped health_check_restart clean_exit configuration_error
+        fatal_error_no_restart intentional_signal unexpected_exit spawn_error"""
     assert words.split() == [verdict.value for verdict in Verdict]
     assert not WANTS_RESTART & FINAL

@@ -20,7 +20,9 @@ def test_programs_without_wishes_are_one_wave_in_their_order() -> None:
 
 
 def test_each_wave_waits_only_for_waves_before_it() -> None:
-    assert [["db", "cache"], ["web"], ["proxy"]] == waves(wishes(proxy="web", web="db cache", db="", cache=""))
+    assert [["db", "cache"], ["web"], ["proxy"]] == waves(
+        wishes(proxy="web", web="db cache", db="", cache="")
+    )
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
@@ -56,9 +58,16 @@ def test_waves_of_a_circle_cannot_be() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdef"), max_size=3, unique=True), min_size=1, max_size=6)
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.lists(st.sampled_from("abcdef"), max_size=3, unique=True),
+        min_size=1,
+        max_size=6,
+    )
 )
-def test_every_graph_has_problems_or_waves_that_hold_everyone_once(drawn: dict[str, list[str]]) -> None:
+def test_every_graph_has_problems_or_waves_that_hold_everyone_once(
+    drawn: dict[str, list[str]],
+) -> None:
     graph: Wishes = {name: dict.fromkeys(wanted, READY) for name, wanted in drawn.items()}
     if problems(graph):
         return

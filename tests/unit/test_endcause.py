@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from longwatch.core.endcause import NUMBERED, EndCause, EndKind
 
 plain = st.sampled_from([kind for kind in EndKind if kind not in NUMBERED]).map(EndCause)
-causes = st.one_of(st.integers(0, 255).map(EndCause.exit), st.integers(1, 64).map(EndCause.signal), plain)
+causes = st.one_of(
+    st.integers(0, 255).map(EndCause.exit), st.integers(1, 64).map(EndCause.signal), plain
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,10 @@ def test_an_end_is_written_with_its_kind_and_its_number(cause: EndCause, text: s
 
 
 def test_the_kinds_are_the_words_of_the_product() -> None:
-    words = "exit signal timeout cancelled stalled memory lease_lost spawn_error invalid_output shutdown"
+    words = (
+        "exit signal timeout cancelled stalled memory lease_lost spawn_error invalid_output "
+        "shutdown"
+    )
 
     assert words.split() == [kind.value for kind in EndKind]
 
@@ -64,7 +69,9 @@ def test_a_wait_status_with_a_code_is_an_exit(code: int) -> None:
 
 
 @given(number=st.integers(1, 64), core=st.sampled_from([0, 0x80]))
-def test_a_wait_status_with_a_signal_is_a_signal_with_or_without_a_core_dump(number: int, core: int) -> None:
+def test_a_wait_status_with_a_signal_is_a_signal_with_or_without_a_core_dump(
+    number: int, core: int
+) -> None:
     assert EndCause.signal(number) == EndCause.from_wait_status(number | core)
 
 
@@ -75,7 +82,9 @@ def test_the_status_of_a_process_that_only_stopped_is_refused() -> None:
 
 @given(cause=causes)
 def test_the_exit_code_is_what_a_shell_would_report(cause: EndCause) -> None:
-    expected = {EndKind.EXIT: cause.number, EndKind.SIGNAL: 128 + (cause.number or 0)}.get(cause.kind, 1)
+    expected = {EndKind.EXIT: cause.number, EndKind.SIGNAL: 128 + (cause.number or 0)}.get(
+        cause.kind, 1
+    )
 
     assert expected == cause.exit_code
 

@@ -35,18 +35,35 @@ def test_rows_are_handed_back_exactly_when_it_stops_taking(told: Told) -> None:
     for state in Drain:
         if DRAIN.allows(state, told):
             target, act = DRAIN.step(state, told)
-            assert (state is Drain.RUNNING and target is not Drain.RUNNING) == (act is Act.HAND_BACK)
+            assert (state is Drain.RUNNING and target is not Drain.RUNNING) == (
+                act is Act.HAND_BACK
+            )
             assert (state is not Drain.RUNNING and target is Drain.RUNNING) == (act is Act.FETCH)
 
 
 def test_what_runs_is_cancelled_only_on_the_way_to_the_end_and_each_time_that_is_said() -> None:
-    cancelling = {state for state in Drain if DRAIN.table.get((state, Told.CANCEL), (None, None))[1] is Act.CANCEL_RUNNING}
+    cancelling = {
+        state
+        for state in Drain
+        if DRAIN.table.get((state, Told.CANCEL), (None, None))[1] is Act.CANCEL_RUNNING
+    }
     assert {Drain.STOPPING, Drain.CANCELLING} == cancelling
 
 
 def test_a_whole_course() -> None:
     course = Course()
-    acts = [course.tell(told) for told in (Told.DRAIN, Told.RESUME, Told.DRAIN, Told.STOP, Told.CANCEL, Told.EMPTY, Told.STOP)]
+    acts = [
+        course.tell(told)
+        for told in (
+            Told.DRAIN,
+            Told.RESUME,
+            Told.DRAIN,
+            Told.STOP,
+            Told.CANCEL,
+            Told.EMPTY,
+            Told.STOP,
+        )
+    ]
     assert [Act.HAND_BACK, Act.FETCH, Act.HAND_BACK, None, Act.CANCEL_RUNNING, None, None] == acts
     assert Drain.STOPPED is course.state
 

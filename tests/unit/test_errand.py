@@ -19,7 +19,10 @@ def no_thread(_: threading.Thread) -> None:
 
 def test_it_is_made_once_in_a_daemon_thread_with_its_name() -> None:
     seen: list[tuple[str, bool]] = []
-    errand = Errand(lambda: seen.append((threading.current_thread().name, threading.current_thread().daemon)), name="mine")
+    errand = Errand(
+        lambda: seen.append((threading.current_thread().name, threading.current_thread().daemon)),
+        name="mine",
+    )
     errand.start()
     errand.start()
     assert errand.wait(CLOCK, SOON)
@@ -57,7 +60,10 @@ def test_start_returns_when_the_call_is_about_to_be_made() -> None:
 
 def test_it_does_not_wait_for_itself() -> None:
     answers: list[tuple[bool, bool]] = []
-    errand = Errand(lambda: answers.append((errand.inside, errand.wait(CLOCK, Deadline.never(CLOCK)))), name="mine")
+    errand = Errand(
+        lambda: answers.append((errand.inside, errand.wait(CLOCK, Deadline.never(CLOCK)))),
+        name="mine",
+    )
     errand.start()
     assert errand.over.block(5)
     assert [(True, False)] == answers
@@ -80,7 +86,9 @@ def test_what_it_raises_is_kept_for_whoever_asks() -> None:
     assert isinstance(errand.error, ZeroDivisionError)
 
 
-def test_what_a_loud_one_raises_is_also_told_to_the_hook_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_loud_one_raises_is_also_told_to_the_hook_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     errand = Errand(lambda: 1 // 0, name="mine", loud=True)
@@ -89,7 +97,9 @@ def test_what_a_loud_one_raises_is_also_told_to_the_hook_of_threads(monkeypatch:
     assert [errand.error] == [one.exc_value for one in told]
 
 
-def test_without_a_thread_it_says_so_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_it_says_so_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     errand = Errand(lambda: None, name="mine")
     with pytest.raises(RuntimeError, match="new thread"):

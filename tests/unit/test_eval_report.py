@@ -22,7 +22,9 @@ from longwatch.runtime import MainLoopResult
 NOON = datetime(2031, 5, 6, 12, tzinfo=UTC)
 
 
-def scored(sample: str, value: float, *, passed: bool | None = None, reason: str = "", seconds: float = 0.1) -> EvalResult:
+def scored(
+    sample: str, value: float, *, passed: bool | None = None, reason: str = "", seconds: float = 0.1
+) -> EvalResult:
     score = Score(value, value == 1.0 if passed is None else passed, reason)
     return EvalResult(sample, Ended.SCORED, score=score, output=value, seconds=seconds)
 
@@ -32,7 +34,13 @@ def failed(sample: str, ended: Ended = Ended.ERROR, error: str = "RuntimeError: 
 
 
 def report(*results: EvalResult, missing: tuple[str, ...] = (), **facts: Any) -> EvalReport:
-    told = {"run": "night-1", "dataset": "qa.jsonl", "digest": "d1", "subject": "shop:agent", **facts}
+    told = {
+        "run": "night-1",
+        "dataset": "qa.jsonl",
+        "digest": "d1",
+        "subject": "shop:agent",
+        **facts,
+    }
     whole = {"samples": len(results) + len(missing), "finished_at": NOON, **told}
     return EvalReport(results=list(results), missing=list(missing), **whole)
 
@@ -50,12 +58,17 @@ MIXED = report(
 # --- numbers ---
 
 
-def test_the_pass_rate_and_the_mean_are_over_all_samples_those_without_a_score_count_as_nothing() -> None:
+def test_the_pass_rate_and_the_mean_are_over_all_samples_those_without_a_score_count_as_nothing() -> (  # noqa: E501 - one name
+    None
+):
     assert (2, 2 / 8, 2.25 / 8) == (MIXED.passed, MIXED.pass_rate, MIXED.mean_score)
 
 
 def test_failures_and_errors_are_told_apart() -> None:
-    assert (["b"], ["d", "e"]) == ([each.sample_id for each in MIXED.failures], [each.sample_id for each in MIXED.errors])
+    assert (["b"], ["d", "e"]) == (
+        [each.sample_id for each in MIXED.failures],
+        [each.sample_id for each in MIXED.errors],
+    )
 
 
 def test_the_summary_has_every_number() -> None:
@@ -82,7 +95,9 @@ def test_errors_have_no_part_in_the_latency() -> None:
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=50), st.floats(0, 1))
-def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(values: list[float], quantile: float) -> None:
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    values: list[float], quantile: float
+) -> None:
     found = percentile(values, quantile)
     rank = max(math.ceil(quantile * len(values)), 1)
     assert sorted(values)[rank - 1] == found
@@ -90,7 +105,9 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(values: l
 
 def test_the_percentiles_of_a_hundred_are_what_everybody_expects() -> None:
     values = [float(number) for number in range(1, 101)]
-    assert (50.0, 95.0, 100.0, 1.0) == tuple(percentile(values, quantile) for quantile in (0.5, 0.95, 1.0, 0.0))
+    assert (50.0, 95.0, 100.0, 1.0) == tuple(
+        percentile(values, quantile) for quantile in (0.5, 0.95, 1.0, 0.0)
+    )
 
 
 # --- forms ---
@@ -175,7 +192,9 @@ def test_a_text_that_would_break_a_table_stays_in_its_cell() -> None:
 
 
 def test_a_file_that_is_no_report_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^the report \S+/none.json cannot be read: no such file or directory$"):
+    with pytest.raises(
+        UsageError, match=r"^the report \S+/none.json cannot be read: no such file or directory$"
+    ):
         EvalReport.load(tmp_path / "none.json")
     for text in ("not json", "[]", '{"run": "a"}', '{"run": 1}'):
         (tmp_path / "no.json").write_text(text)
@@ -194,10 +213,15 @@ def test_a_result_is_read_from_its_answer() -> None:
 
 def test_an_answer_with_an_error_is_the_sample_of_its_request_id() -> None:
     answer = MainLoopResult[Any]("a", error="RuntimeError: no", attempt=3, completed_at=NOON)
-    assert EvalResult("a", Ended.ERROR, error="RuntimeError: no", attempt=3) == read_result(_plain(answer))
+    assert EvalResult("a", Ended.ERROR, error="RuntimeError: no", attempt=3) == read_result(
+        _plain(answer)
+    )
 
 
-@pytest.mark.parametrize("body", [None, [], "text", {"id": 1}, {"request_id": "a", "output": {"score": 2}}, {"request_id": 5}])
+@pytest.mark.parametrize(
+    "body",
+    [None, [], "text", {"id": 1}, {"request_id": "a", "output": {"score": 2}}, {"request_id": 5}],
+)
 def test_what_is_no_answer_is_none(body: Any) -> None:
     assert read_result(body) is None
 
@@ -210,7 +234,13 @@ def _plain(value: Any) -> Any:
 # --- two of them ---
 
 BEFORE = report(scored("a", 1.0), scored("b", 0.0), scored("c", 1.0), failed("d"), run="old")
-AFTER = report(scored("a", 1.0, seconds=0.05), scored("b", 1.0, seconds=0.05), scored("c", 0.5), missing=("d",), run="new")
+AFTER = report(
+    scored("a", 1.0, seconds=0.05),
+    scored("b", 1.0, seconds=0.05),
+    scored("c", 0.5),
+    missing=("d",),
+    run="new",
+)
 
 
 def test_a_comparison_names_what_got_better_and_worse() -> None:
@@ -243,7 +273,10 @@ def test_the_rows_show_each_figure_and_its_difference() -> None:
 
 
 def test_what_was_not_measured_has_no_difference() -> None:
-    rows = {row[0]: row[1:] for row in Comparison.of(report(failed("a")), report(scored("a", 1.0))).rows()}
+    rows = {
+        row[0]: row[1:]
+        for row in Comparison.of(report(failed("a")), report(scored("a", 1.0))).rows()
+    }
     assert ("–", "100.0 ms", "–") == rows["latency p50"]
 
 
@@ -262,10 +295,13 @@ def test_an_id_of_two_lines_stays_one_item_of_the_markdown() -> None:
 def test_reports_of_different_datasets_are_not_compared() -> None:
     with pytest.raises(UsageError) as refused:
         Comparison.of(BEFORE, report(scored("a", 1.0), dataset="other.jsonl", digest="d2"))
-    assert "these are reports of different datasets (qa.jsonl, 4 samples; other.jsonl, 1 samples); run both on the same one" == str(
-        refused.value
+    assert (
+        "these are reports of different datasets (qa.jsonl, 4 samples; other.jsonl, 1 "
+        "samples); run both on the same one" == str(refused.value)
     )
 
 
 def test_the_same_samples_in_another_file_are_the_same_dataset() -> None:
-    assert ["b"] == Comparison.of(BEFORE, report(*AFTER.results, missing=("d",), dataset="copy.jsonl")).improved
+    assert ["b"] == Comparison.of(
+        BEFORE, report(*AFTER.results, missing=("d",), dataset="copy.jsonl")
+    ).improved

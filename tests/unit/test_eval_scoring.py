@@ -1,4 +1,6 @@
-"""Scores and evaluators: what counts as good, how several are put together, and what is no evaluator."""
+"""Scores and evaluators: what counts as good, how several are put together, and what is no
+evaluator.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def says(value: float, *, passed: bool, reason: str = "") -> Evaluator:
     return lambda _output, _expected: Score(value, passed, reason)
 
 
-GOOD, BAD, WORSE = says(1.0, passed=True), says(0.5, passed=False, reason="bad"), says(0.0, passed=False, reason="worse")
+GOOD, BAD, WORSE = (
+    says(1.0, passed=True),
+    says(0.5, passed=False, reason="bad"),
+    says(0.0, passed=False, reason="worse"),
+)
 
 
 # --- scores ---
@@ -49,22 +55,30 @@ def test_a_value_that_is_no_share_is_refused(value: Any) -> None:
         Score(value, passed=True)
 
 
-@pytest.mark.parametrize(("passed", "reason"), [(1, ""), (None, ""), ("yes", ""), (True, None), (False, 3)])
+@pytest.mark.parametrize(
+    ("passed", "reason"), [(1, ""), (None, ""), ("yes", ""), (True, None), (False, 3)]
+)
 def test_a_score_that_could_not_be_read_back_is_refused(passed: Any, reason: Any) -> None:
-    with pytest.raises(ValueError, match=r"^a score has passed, True or False, and its reason is text; not "):
+    with pytest.raises(
+        ValueError, match=r"^a score has passed, True or False, and its reason is text; not "
+    ):
         Score(1.0, passed, reason)
 
 
 # --- the evaluators that are there ---
 
 
-@pytest.mark.parametrize(("output", "expected"), [(1, 1), ("a", "a"), ({"a": [1]}, {"a": [1]}), (None, None), (1, 1.0)])
+@pytest.mark.parametrize(
+    ("output", "expected"), [(1, 1), ("a", "a"), ({"a": [1]}, {"a": [1]}), (None, None), (1, 1.0)]
+)
 def test_equal_is_an_exact_match(output: Any, expected: Any) -> None:
     assert Score(1.0, passed=True) == exact_match(output, expected)
 
 
 def test_what_is_different_is_told() -> None:
-    assert Score(0.0, passed=False, reason="expected 'Paris', got 'paris'") == exact_match("paris", "Paris")
+    assert Score(0.0, passed=False, reason="expected 'Paris', got 'paris'") == exact_match(
+        "paris", "Paris"
+    )
 
 
 def test_a_long_output_is_told_by_its_beginning() -> None:
@@ -73,7 +87,8 @@ def test_a_long_output_is_told_by_its_beginning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "expected"), [("It is Paris.", "Paris"), (["a", "b"], "b"), ({"key": 1}, "key"), ("anything", "")]
+    ("output", "expected"),
+    [("It is Paris.", "Paris"), (["a", "b"], "b"), ({"key": 1}, "key"), ("anything", "")],
 )
 def test_a_part_is_contained(output: Any, expected: Any) -> None:
     assert Score(1.0, passed=True) == contains(output, expected)
@@ -124,7 +139,10 @@ def test_combinations_can_be_combined() -> None:
 def test_a_combination_is_between_its_parts(parts: list[tuple[float, bool]]) -> None:
     judges = [says(value, passed=passed) for value, passed in parts]
     both, either = all_of(*judges)(0, 0), any_of(*judges)(0, 0)
-    assert (all(passed for _, passed in parts), any(passed for _, passed in parts)) == (both.passed, either.passed)
+    assert (all(passed for _, passed in parts), any(passed for _, passed in parts)) == (
+        both.passed,
+        either.passed,
+    )
     assert max(value for value, _ in parts) == either.value >= both.value - 1e-9
 
 
@@ -144,7 +162,9 @@ def test_the_parts_are_given_what_the_whole_is_given() -> None:
 
 @pytest.mark.parametrize("combinator", [all_of, any_of])
 def test_a_combination_of_nothing_is_refused(combinator: Any) -> None:
-    with pytest.raises(UsageError, match=rf"^{combinator.__name__}\(\) needs at least one evaluator$"):
+    with pytest.raises(
+        UsageError, match=rf"^{combinator.__name__}\(\) needs at least one evaluator$"
+    ):
         combinator()
 
 
@@ -164,17 +184,37 @@ async def awaited(output: Any, expected: Any) -> Score:
     ("evaluator", "problem"),
     [
         (None, "an evaluator is a function of (output, expected) that returns a Score, not None"),
-        ("exact_match", "an evaluator is a function of (output, expected) that returns a Score, not 'exact_match'"),
-        (GOOD(0, 0), "an evaluator is a function of (output, expected) that returns a Score, not Score("),
-        (one_argument, "evaluator one_argument cannot be called with (output, expected): too many positional arguments"),
+        (
+            "exact_match",
+            (
+                "an evaluator is a function of (output, expected) that returns a Score, not "
+                "'exact_match'"
+            ),
+        ),
+        (
+            GOOD(0, 0),
+            "an evaluator is a function of (output, expected) that returns a Score, not Score(",
+        ),
+        (
+            one_argument,
+            (
+                "evaluator one_argument cannot be called with (output, expected): too many "
+                "positional arguments"
+            ),
+        ),
         (
             three_arguments,
-            "evaluator three_arguments cannot be called with (output, expected): missing a required argument: 'more'",
+            (
+                "evaluator three_arguments cannot be called with (output, expected): missing a "
+                "required argument: 'more'"
+            ),
         ),
         (awaited, "evaluator awaited is async, and nobody would await it; write it with def"),
     ],
 )
-def test_what_cannot_be_an_evaluator_is_told_before_it_is_called(evaluator: Any, problem: str) -> None:
+def test_what_cannot_be_an_evaluator_is_told_before_it_is_called(
+    evaluator: Any, problem: str
+) -> None:
     for refusing in (require_evaluator, all_of, any_of):
         with pytest.raises(UsageError) as refused:
             refusing(evaluator)
@@ -186,11 +226,16 @@ def test_whatever_takes_two_things_may_be_one(evaluator: Any) -> None:
     require_evaluator(evaluator)
 
 
-@pytest.mark.parametrize(("said", "kind"), [(1.0, "float"), (True, "bool"), (None, "NoneType"), ((1.0, True), "tuple")])
+@pytest.mark.parametrize(
+    ("said", "kind"), [(1.0, "float"), (True, "bool"), (None, "NoneType"), ((1.0, True), "tuple")]
+)
 def test_an_evaluator_that_returns_no_score_is_named(said: Any, kind: str) -> None:
     def judge(_output: Any, _expected: Any) -> Any:
         return said
 
     for each in (judge, all_of(judge), any_of(GOOD, judge)):
-        with pytest.raises(UsageError, match=rf"^evaluator \S+judge returned {kind}, not a Score; write: return Score\("):
+        with pytest.raises(
+            UsageError,
+            match=rf"^evaluator \S+judge returned {kind}, not a Score; write: return Score\(",
+        ):
             scored(each, 0, 0)

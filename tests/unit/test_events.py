@@ -39,13 +39,18 @@ def test_every_observer_hears_every_event_in_the_order_of_subscribing() -> None:
 
 
 @given(observers=st.lists(st.booleans(), max_size=8), rounds=st.integers(0, 5))
-def test_an_observer_that_raises_harms_nobody_and_is_counted(observers: list[bool], rounds: int) -> None:
+def test_an_observer_that_raises_harms_nobody_and_is_counted(
+    observers: list[bool], rounds: int
+) -> None:
     heard: list[Event] = []
     bus = Events(*[heard.append if fine else broken for fine in observers])
     for _ in range(rounds):
         bus.emit(A_SIGNAL)
 
-    assert (rounds * observers.count(True), rounds * observers.count(False)) == (len(heard), bus.failures)
+    assert (rounds * observers.count(True), rounds * observers.count(False)) == (
+        len(heard),
+        bus.failures,
+    )
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), KeyboardInterrupt()])
@@ -169,7 +174,14 @@ def test_the_name_of_an_event_is_its_class_in_snake_case(kind: type[Event]) -> N
 
 
 def test_the_end_of_a_program_is_named_by_its_verdict() -> None:
-    ended = ProgramEnded(program="web", pid=1, verdict="clean_exit", cause=EndCause.exit(0), lasted=1.0, restart=False)
+    ended = ProgramEnded(
+        program="web",
+        pid=1,
+        verdict="clean_exit",
+        cause=EndCause.exit(0),
+        lasted=1.0,
+        restart=False,
+    )
 
     assert "clean_exit" == ended.name
 

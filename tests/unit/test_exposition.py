@@ -22,7 +22,9 @@ def of(family: Family, *labels: str, value: float = 2.0) -> Sample:
     """A series of this family."""
     label_values = labels or tuple(f"a {label}" for label in family.labels)
     counts = [float(number) for number in range(len(family.buckets) + 1)]
-    return Sample(family.name, label_values, [*counts, value] if family.kind is Kind.HISTOGRAM else value)
+    return Sample(
+        family.name, label_values, [*counts, value] if family.kind is Kind.HISTOGRAM else value
+    )
 
 
 def parsed(samples: Iterable[Sample]) -> list[Metric]:
@@ -72,7 +74,12 @@ def test_a_histogram_has_rising_bounds_and_nothing_else_has_any(family: Family) 
 
 def test_no_name_is_another_ones_series() -> None:
     """`x_count` beside a histogram `x` would be two things of one name."""
-    made = {f"{family.name}{end}" for family in FAMILIES.values() if family.kind is Kind.HISTOGRAM for end in ("_count", "_sum")}
+    made = {
+        f"{family.name}{end}"
+        for family in FAMILIES.values()
+        if family.kind is Kind.HISTOGRAM
+        for end in ("_count", "_sum")
+    }
     assert not made & {*FAMILIES}
     assert len(FAMILIES) == len({name.removesuffix("_total") for name in FAMILIES})
 
@@ -83,7 +90,11 @@ def test_no_name_is_another_ones_series() -> None:
 @EVERY
 def test_each_family_is_read_back_with_its_kind_its_help_and_its_labels(family: Family) -> None:
     [metric] = parsed([of(family)])
-    assert (family.name.removesuffix("_total"), family.kind.value, family.help) == (metric.name, metric.type, metric.documentation)
+    assert (family.name.removesuffix("_total"), family.kind.value, family.help) == (
+        metric.name,
+        metric.type,
+        metric.documentation,
+    )
     assert {*family.labels} == {*metric.samples[0].labels} - {"le"}
     if family.kind is not Kind.HISTOGRAM:
         labels = tuple(sorted((label, f"a {label}") for label in family.labels))
@@ -92,7 +103,9 @@ def test_each_family_is_read_back_with_its_kind_its_help_and_its_labels(family: 
 
 def test_a_whole_catalogue_is_one_text_with_one_head_for_each_family() -> None:
     families = [family for family in FAMILIES.values() for _ in range(2 if family.labels else 1)]
-    samples = [of(family, *(f"{number}" for _ in family.labels)) for number, family in enumerate(families)]
+    samples = [
+        of(family, *(f"{number}" for _ in family.labels)) for number, family in enumerate(families)
+    ]
     text = exposition(samples).decode()
     assert len(FAMILIES) == len(parsed(samples))
     for head in ("# HELP", "# TYPE"):
@@ -104,14 +117,22 @@ def test_buckets_are_cumulative_and_the_last_is_the_count() -> None:
     family = FAMILIES["longwatch_handle_duration_seconds"]
     counts = [1.0] * (len(family.buckets) + 1)
     [metric] = parsed([Sample(family.name, ("mail",), [*counts, 12.5])])
-    buckets = [(each.labels["le"], each.value) for each in metric.samples if each.name.endswith("_bucket")]
+    buckets = [
+        (each.labels["le"], each.value) for each in metric.samples if each.name.endswith("_bucket")
+    ]
     assert [float(number + 1) for number in range(len(counts))] == [value for _, value in buckets]
     assert [*family.buckets, float("inf")] == [float(bound) for bound, _ in buckets]
-    ends = {each.name.rpartition("_")[2]: each.value for each in metric.samples if not each.name.endswith("_bucket")}
+    ends = {
+        each.name.rpartition("_")[2]: each.value
+        for each in metric.samples
+        if not each.name.endswith("_bucket")
+    }
     assert {"count": float(len(counts)), "sum": 12.5} == ends
 
 
-@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "two\nlines", "ünï", "", "{a=b}", "a\\n"])
+@pytest.mark.parametrize(
+    "name", ['say "hi"', "back\\slash", "two\nlines", "ünï", "", "{a=b}", "a\\n"]
+)
 def test_a_loop_may_be_called_anything(name: str) -> None:
     family = FAMILIES["longwatch_mailbox_acked_total"]
     [metric] = parsed([of(family, name)])
@@ -131,8 +152,15 @@ def test_metrics_say_what_was_counted_and_what_is_read_now() -> None:
     age = iter([1.0, 2.0])
     metrics.read(lambda: [("longwatch_heartbeat_age_seconds", ("mail",), next(age))])
     for expected in (1.0, 2.0):
-        values = {name: value for metric in parsed_text(metrics()) for (name, _), value in series(metric).items()}
-        assert {"longwatch_mailbox_received_total": 3.0, "longwatch_heartbeat_age_seconds": expected} == values
+        values = {
+            name: value
+            for metric in parsed_text(metrics())
+            for (name, _), value in series(metric).items()
+        }
+        assert {
+            "longwatch_mailbox_received_total": 3.0,
+            "longwatch_heartbeat_age_seconds": expected,
+        } == values
 
 
 def test_a_reading_that_raises_takes_nothing_from_the_others() -> None:

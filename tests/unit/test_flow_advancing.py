@@ -1,4 +1,6 @@
-"""What follows from a change in an execution, held against a direct evaluation of its graph. No store, no threads."""
+"""What follows from a change in an execution, held against a direct evaluation of its graph. No
+store, no threads.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Values = dict[str, Any]
 
 @dataclass
 class World:
-    """One execution as a store keeps it: transactions load a Standing, and write back what it says."""
+    """One execution as a store keeps it: transactions load a Standing, and write back what it
+    says.
+    """
 
     graph: Graph
     nodes: dict[str, Stored] = field(default_factory=dict)
@@ -68,13 +72,17 @@ class World:
             assert node not in self.open, f"two attempts of {node} are open"
             self.seq += 1
             self.delays[self.seq] = opening.delay
-            self.open[node] = Attempt(self.seq, node, FREE, opening.computed_with, opening.number, opening.terms)
+            self.open[node] = Attempt(
+                self.seq, node, FREE, opening.computed_with, opening.number, opening.terms
+            )
 
     # --- what users do ---
 
     def set(self, values: Mapping[str, Any] | None = None, **named: Any) -> Standing:
         given = {**(values or {}), **named}
-        return self.change(*(partial(_put, name, json.dumps(value)) for name, value in given.items()))
+        return self.change(
+            *(partial(_put, name, json.dumps(value)) for name, value in given.items())
+        )
 
     def unset(self, *names: str) -> Standing:
         return self.change(*(partial(_unset, name) for name in names))
@@ -100,8 +108,12 @@ class World:
 
         return self.change(conclude)
 
-    def fail(self, node: str, cause: Cause = Cause.RAISED, *, error: str = "broken", delay: float = 0.0) -> Standing:
-        return self.change(lambda standing: standing.end(self.open[node], cause, error=error, delay=delay))
+    def fail(
+        self, node: str, cause: Cause = Cause.RAISED, *, error: str = "broken", delay: float = 0.0
+    ) -> Standing:
+        return self.change(
+            lambda standing: standing.end(self.open[node], cause, error=error, delay=delay)
+        )
 
     def run(self, *nodes: str) -> None:
         for node in nodes:
@@ -122,7 +134,11 @@ class World:
 
     @property
     def values(self) -> Values:
-        return {name: json.loads(stored.value or "null") for name, stored in self.nodes.items() if stored.is_set}
+        return {
+            name: json.loads(stored.value or "null")
+            for name, stored in self.nodes.items()
+            if stored.is_set
+        }
 
     def _function(self, node: str) -> Callable[[Values], Any]:
         function = self.graph.nodes[node].function
@@ -157,13 +173,18 @@ def evaluated(graph: Graph, inputs: Values) -> Values:
     for node in graph.order:
         if node.gate.met(Plain(values)):
             assert node.function is not None
-            values[node.name] = node.function(**{name: values[name] for name in node.upstream if name in values})
+            values[node.name] = node.function(
+                **{name: values[name] for name in node.upstream if name in values}
+            )
     return values
 
 
 def total(**values: Any) -> int:
     """Another result for other inputs, and one that is no number for none."""
-    return sum((index + 2) * (int(value or 0) + 1) for index, (_, value) in enumerate(sorted(values.items())))
+    return sum(
+        (index + 2) * (int(value or 0) + 1)
+        for index, (_, value) in enumerate(sorted(values.items()))
+    )
 
 
 def parity(**values: Any) -> int:
@@ -176,7 +197,9 @@ def even(value: Any) -> bool:
 
 
 def made(*nodes: Any, **computed: Any) -> World:
-    """A graph of inputs by name, and of what is computed from them: after=, or (after, function)."""
+    """A graph of inputs by name, and of what is computed from them: after=, or (after,
+    function).
+    """
     listed = [input(name) for name in nodes]
     for name, after in computed.items():
         function = total
@@ -200,7 +223,13 @@ class TestChanges:
         assert Counter(c=1) == world.run_all()
 
     @pytest.mark.parametrize(
-        ("old", "new"), [(1, 1), (None, None), ({"x": 1, "y": [1]}, {"y": [1], "x": 1}), ([{"x": 1, "y": 2}], [{"y": 2, "x": 1}])]
+        ("old", "new"),
+        [
+            (1, 1),
+            (None, None),
+            ({"x": 1, "y": [1]}, {"y": [1], "x": 1}),
+            ([{"x": 1, "y": 2}], [{"y": 2, "x": 1}]),
+        ],
     )
     def test_setting_the_same_value_is_nothing(self, old: Any, new: Any) -> None:
         world = made("a", b="a")
@@ -210,7 +239,16 @@ class TestChanges:
         assert 1 == world.revision
 
     @pytest.mark.parametrize(
-        ("old", "new"), [(1, 2), (1, True), (1, 1.0), ([1, 2], [2, 1]), (None, 0), ("a", "b"), ({"x": 1}, {"y": 1})]
+        ("old", "new"),
+        [
+            (1, 2),
+            (1, True),
+            (1, 1.0),
+            ([1, 2], [2, 1]),
+            (None, 0),
+            ("a", "b"),
+            ({"x": 1}, {"y": 1}),
+        ],
     )
     def test_setting_another_value_is_a_revision(self, old: Any, new: Any) -> None:
         world = made("a", b="a")
@@ -331,10 +369,23 @@ class TestAttempts:
         assert {} == world.open
         assert [0.0, 5.0, 10.0] == list(world.delays.values())
         assert [(State.FAILED, Cause.RAISED)] * 3 == list(world.over.values())
-        assert (True, 3, "broken") == (world.nodes["b"].failed, world.nodes["b"].spent, world.nodes["b"].error)
+        assert (True, 3, "broken") == (
+            world.nodes["b"].failed,
+            world.nodes["b"].spent,
+            world.nodes["b"].error,
+        )
 
     @pytest.mark.parametrize(
-        "cause", [Cause.DEADLINE, Cause.HEARTBEAT, Cause.CRASH, Cause.STALLED, Cause.MEMORY, Cause.KILLED, Cause.ASKED]
+        "cause",
+        [
+            Cause.DEADLINE,
+            Cause.HEARTBEAT,
+            Cause.CRASH,
+            Cause.STALLED,
+            Cause.MEMORY,
+            Cause.KILLED,
+            Cause.ASKED,
+        ],
     )
     def test_what_was_abandoned_spends_the_same_budget(self, cause: Cause) -> None:
         world = made("a", b="a")
@@ -428,7 +479,9 @@ class TestNoMixture:
         assert {"b"} == set(world.open)
         assert Counter(b=1, c=1, d=1) == world.run_all()
 
-    def test_a_retry_is_not_opened_with_inputs_that_have_changed_in_the_same_transaction(self) -> None:
+    def test_a_retry_is_not_opened_with_inputs_that_have_changed_in_the_same_transaction(
+        self,
+    ) -> None:
         world = made("a", b="a", c="a", d=["b", "c"])
         world.set(a=1)
         world.run("b", "c")
@@ -436,10 +489,15 @@ class TestNoMixture:
         world.set(a=2)
         world.take("b")
         b, d = world.open["b"], world.open["d"]
-        world.change(lambda standing: standing.succeed(b, "99"), lambda standing: standing.end(d, Cause.RAISED))
+        world.change(
+            lambda standing: standing.succeed(b, "99"),
+            lambda standing: standing.end(d, Cause.RAISED),
+        )
         assert {"c"} == set(world.open)
 
-    def test_a_retry_is_opened_with_the_inputs_that_have_changed_in_the_same_transaction(self) -> None:
+    def test_a_retry_is_opened_with_the_inputs_that_have_changed_in_the_same_transaction(
+        self,
+    ) -> None:
         world = made("a", b="a", d=["b"])
         world.set(a=1)
         world.run("b")
@@ -447,7 +505,10 @@ class TestNoMixture:
         world.set(a=2)
         world.take("b")
         b, d = world.open["b"], world.open["d"]
-        world.change(lambda standing: standing.succeed(b, "99"), lambda standing: standing.end(d, Cause.RAISED, delay=60.0))
+        world.change(
+            lambda standing: standing.succeed(b, "99"),
+            lambda standing: standing.end(d, Cause.RAISED, delay=60.0),
+        )
         opened = world.open["d"]
         assert ('{"b":' + str(world.nodes["b"].revision) + "}", 1, 0.0) == (
             opened.computed_with,
@@ -479,7 +540,9 @@ def graphs(draw: st.DrawFn, kinds: tuple[str, ...] = GATES) -> Graph:
     for number in range(draw(st.integers(1, 6))):
         above = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
         gate = gate_for(draw(st.sampled_from(kinds)), above)
-        nodes.append(compute(f"n{number}", gate, draw(st.sampled_from([total, parity])), max_attempts=2))
+        nodes.append(
+            compute(f"n{number}", gate, draw(st.sampled_from([total, parity])), max_attempts=2)
+        )
         names.append(f"n{number}")
     return Graph("g", version="1", nodes=nodes)
 
@@ -487,11 +550,15 @@ def graphs(draw: st.DrawFn, kinds: tuple[str, ...] = GATES) -> Graph:
 def changes(graph: Graph) -> st.SearchStrategy[dict[str, int | None]]:
     """Values to be set."""
     inputs = [node.name for node in graph.nodes.values() if node.is_input]
-    return st.dictionaries(st.sampled_from(inputs), st.one_of(st.none(), st.integers(0, 3)), min_size=1)
+    return st.dictionaries(
+        st.sampled_from(inputs), st.one_of(st.none(), st.integers(0, 3)), min_size=1
+    )
 
 
 @given(graphs(CONJUNCTIONS), st.data())
-def test_a_change_computes_exactly_what_depends_on_it_once_each(graph: Graph, data: st.DataObject) -> None:
+def test_a_change_computes_exactly_what_depends_on_it_once_each(
+    graph: Graph, data: st.DataObject
+) -> None:
     world = World(graph)
     inputs: Values = {}
     for _ in range(4):
@@ -506,7 +573,10 @@ def test_a_change_computes_exactly_what_depends_on_it_once_each(graph: Graph, da
             node.name: 1
             for node in graph.order
             if node.name in after
-            and (node.name not in before or any(before.get(up, "") != after.get(up, "") for up in node.upstream))
+            and (
+                node.name not in before
+                or any(before.get(up, "") != after.get(up, "") for up in node.upstream)
+            )
         }
         assert expected == dict(ran)
 
@@ -529,7 +599,9 @@ class Executions(RuleBasedStateMachine):
     def set(self, data: st.DataObject) -> None:
         change = data.draw(changes(self.world.graph))
         before = self.world.revision
-        same = all(name in self.inputs and self.inputs[name] == value for name, value in change.items())
+        same = all(
+            name in self.inputs and self.inputs[name] == value for name, value in change.items()
+        )
         self.world.set(change)
         self.inputs.update(change)
         self.note()
@@ -570,7 +642,9 @@ class Executions(RuleBasedStateMachine):
 
     @rule()
     def come_to_rest(self) -> None:
-        """Whatever was given up is tried again; then everything is as if it had been computed directly."""
+        """Whatever was given up is tried again; then everything is as if it had been computed
+        directly.
+        """
         self.world.run_all()
         while given_up := [name for name, stored in self.world.nodes.items() if stored.failed]:
             for name in given_up:
@@ -583,7 +657,9 @@ class Executions(RuleBasedStateMachine):
     def what_is_open_is_of_the_present_inputs(self) -> None:
         standing = self.world.loaded()
         for node, attempt in self.world.open.items():
-            now = {name: standing.revision_of(name) for name in self.world.graph.nodes[node].upstream}
+            now = {
+                name: standing.revision_of(name) for name in self.world.graph.nodes[node].upstream
+            }
             assert now == msgspec.json.decode(attempt.computed_with)
 
     @invariant()
@@ -601,12 +677,17 @@ class Executions(RuleBasedStateMachine):
 
 
 class ExecutionsWithoutMixture(Executions):
-    """With gates that need all of their nodes, whatever a node is computed from was all true at the same time, once."""
+    """With gates that need all of their nodes, whatever a node is computed from was all true at
+    the same time, once.
+    """
 
     kinds = CONJUNCTIONS
 
     def seen(self, captured: Values) -> None:
-        assert any(all(name in then and then[name] == value for name, value in captured.items()) for then in self.history)
+        assert any(
+            all(name in then and then[name] == value for name, value in captured.items())
+            for then in self.history
+        )
 
 
 Executions.TestCase.settings = settings(max_examples=60, stateful_step_count=30)

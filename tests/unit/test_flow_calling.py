@@ -27,7 +27,9 @@ class Site:
 def given(function: Any, after: Any = ("a", "b"), /, **values: Any) -> dict[str, Any]:
     """The arguments of a function after these nodes, with these values set."""
     node = compute("x", or_(*after), function)
-    return arguments(node, json.dumps({name: json.dumps(value) for name, value in values.items()}), CONTEXT)
+    return arguments(
+        node, json.dumps({name: json.dumps(value) for name, value in values.items()}), CONTEXT
+    )
 
 
 class TestArguments:
@@ -55,7 +57,9 @@ class TestArguments:
     def test_are_of_the_types_that_it_says(self) -> None:
         def typed(a: Site, b: set[int]) -> None: ...
 
-        assert {"a": Site("x", 3), "b": {1, 2}} == given(typed, a={"name": "x", "size": 3}, b=[1, 2])
+        assert {"a": Site("x", 3), "b": {1, 2}} == given(
+            typed, a={"name": "x", "size": 3}, b=[1, 2]
+        )
 
     def test_are_as_they_come_where_a_type_is_only_known_to_a_checker(self) -> None:
         def typed(a: Decimal) -> None: ...
@@ -86,17 +90,33 @@ class TestResults:
         assert result == json.loads(written(compute("x", "a", lambda a: a), result))
 
     def test_of_data_classes_are_kept_as_their_fields(self) -> None:
-        assert {"name": "x", "size": 0} == json.loads(written(compute("x", "a", lambda a: a), Site("x")))
+        assert {"name": "x", "size": 0} == json.loads(
+            written(compute("x", "a", lambda a: a), Site("x"))
+        )
 
     @pytest.mark.parametrize(
-        "result", [object(), float("nan"), [float("inf")], {1, object()}, "\ud800", lambda: 0, (each for each in "x")]
+        "result",
+        [
+            object(),
+            float("nan"),
+            [float("inf")],
+            {1, object()},
+            "\ud800",
+            lambda: 0,
+            (each for each in "x"),
+        ],
     )
     def test_that_cannot_be_kept_never_will_be(self, result: Any) -> None:
-        with pytest.raises(PermanentError, match="what node 'x' returned cannot be kept: a value of type "):
+        with pytest.raises(
+            PermanentError, match="what node 'x' returned cannot be kept: a value of type "
+        ):
             written(compute("x", "a", lambda a: a), result)
 
     def test_that_are_too_large_say_what_to_do(self) -> None:
-        with pytest.raises(PermanentError, match="is larger than 16777216; store it elsewhere and let the value say where"):
+        with pytest.raises(
+            PermanentError,
+            match="is larger than 16777216; store it elsewhere and let the value say where",
+        ):
             written(compute("x", "a", lambda a: a), "x" * LARGEST_VALUE)
 
     def test_that_refer_to_themselves_never_will_be(self) -> None:

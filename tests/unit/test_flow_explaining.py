@@ -15,7 +15,9 @@ def line(world: World, node: str) -> str:
 
 
 def word(world: World, node: str) -> str:
-    [facts] = [facts for facts in explained(world.graph, world.loaded()).nodes if facts.node == node]
+    [facts] = [
+        facts for facts in explained(world.graph, world.loaded()).nodes if facts.node == node
+    ]
     return facts.up
 
 
@@ -81,20 +83,28 @@ class TestComputed:
         world.set(a=1)
         world.run_all()
         world.set(a=2)
-        assert ("stale", "c waits for b to be computed anew") == (word(world, "c"), line(world, "c"))
+        assert ("stale", "c waits for b to be computed anew") == (
+            word(world, "c"),
+            line(world, "c"),
+        )
 
     def test_given_up_says_how_often_and_why(self) -> None:
         world = made("a", b="a")
         world.set(a=1)
         world.fail("b", Cause.PERMANENT)
-        expected = "b was given up after 1 attempts: broken; retry it, or change what it comes after"
+        expected = (
+            "b was given up after 1 attempts: broken; retry it, or change what it comes after"
+        )
         assert ("failed", expected) == (word(world, "b"), line(world, "b"))
 
     def test_not_in_line_yet(self) -> None:
         world = made("a", b="a")
         world.set(a=1)
         world.open.clear()
-        assert "b could be computed, and is not in line yet: the next change or sweep puts it there" == line(world, "b")
+        assert (
+            "b could be computed, and is not in line yet: the next change or sweep puts it there"
+            == line(world, "b")
+        )
 
     def test_of_a_cancelled_execution(self) -> None:
         world = made("a", b="a", c="a")
@@ -107,7 +117,11 @@ class TestComputed:
 
 
 def test_the_tree_shows_every_condition_met_and_unmet() -> None:
-    nodes: list[Any] = [input("a"), input("b"), compute("c", ["a", or_("b", when("a", even))], total)]
+    nodes: list[Any] = [
+        input("a"),
+        input("b"),
+        compute("c", ["a", or_("b", when("a", even))], total),
+    ]
     world = World(Graph("g", version="1", nodes=nodes))
     world.set(a=1)
     expected = """\

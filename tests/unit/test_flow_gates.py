@@ -116,9 +116,17 @@ class TestFindings:
 
     def test_a_tree_comes_as_a_tree(self) -> None:
         found = gate_of(["a", or_("b", not_("c"))]).find(Known({"a": 1, "c": 1}))
-        parts = (Finding("b is not set", met=False), Finding("not", met=False, parts=(Finding("c is set", met=True),)))
+        parts = (
+            Finding("b is not set", met=False),
+            Finding("not", met=False, parts=(Finding("c is set", met=True),)),
+        )
         assert (
-            Finding("all of", met=False, parts=(Finding("a is set", met=True), Finding("any of", met=False, parts=parts))) == found
+            Finding(
+                "all of",
+                met=False,
+                parts=(Finding("a is set", met=True), Finding("any of", met=False, parts=parts)),
+            )
+            == found
         )
 
 
@@ -150,7 +158,10 @@ class TestAPredicateThatRaises:
             def __bool__(self) -> bool:
                 raise ValueError("neither")
 
-        assert "the test of a raised ValueError: neither" == when("a", lambda _: Neither()).find(Known({"a": 1})).text
+        assert (
+            "the test of a raised ValueError: neither"
+            == when("a", lambda _: Neither()).find(Known({"a": 1})).text
+        )
 
 
 class TestMaking:
@@ -159,7 +170,12 @@ class TestMaking:
         assert Needs("a") == gate_of("a")
         assert gate is gate_of(gate)
         parts: list[str | Gate] = ["a", gate]
-        assert All((Needs("a"), gate)) == gate_of(parts) == gate_of(tuple(parts)) == gate_of(iter(parts))
+        assert (
+            All((Needs("a"), gate))
+            == gate_of(parts)
+            == gate_of(tuple(parts))
+            == gate_of(iter(parts))
+        )
 
     @pytest.mark.parametrize("wrong", [3, None, [3], ["a", None], b"a"])
     def test_after_takes_nothing_else(self, wrong: Any) -> None:
@@ -176,7 +192,9 @@ class TestMaking:
         with pytest.raises(GraphError, match="3 is neither"):
             word(3)
 
-    @pytest.mark.parametrize("arguments", [("a", 3), (3, positive), (when("a", positive), positive)])
+    @pytest.mark.parametrize(
+        "arguments", [("a", 3), (3, positive), (when("a", positive), positive)]
+    )
     def test_when_takes_a_name_and_a_function(self, arguments: Any) -> None:
         with pytest.raises(GraphError, match=r"when\(\) takes the name of a node and a function"):
             when(*arguments)

@@ -12,7 +12,12 @@ from longwatch.core.backoff import BackoffPolicy
 from longwatch.flow import Graph, GraphError
 from longwatch.flow.options import Isolation, NodeOptions, checked_options
 
-SECONDS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds", "progress_timeout_seconds")
+SECONDS = (
+    "abandon_after_seconds",
+    "heartbeat_interval_seconds",
+    "heartbeat_timeout_seconds",
+    "progress_timeout_seconds",
+)
 MOST_IN_A_COLUMN = 2**31 - 1
 
 
@@ -36,23 +41,32 @@ def test_the_defaults_are_those_of_the_contract() -> None:
 
 
 class TestHeartbeat:
-    def test_an_interval_above_half_the_timeout_is_refused_in_the_words_of_the_contract(self) -> None:
+    def test_an_interval_above_half_the_timeout_is_refused_in_the_words_of_the_contract(
+        self,
+    ) -> None:
         expected = (
-            "Node :pages has unsafe heartbeat config. Interval (60s) must be <= half of timeout (100s) to prevent false positives."
+            "Node :pages has unsafe heartbeat config. Interval (60s) must be <= half of timeout "
+            "(100s) to prevent false positives."
         )
         assert expected == refused(heartbeat_interval_seconds=60, heartbeat_timeout_seconds=100)
 
     def test_it_is_refused_where_the_node_is_defined(self) -> None:
         graph = Graph("scrape", version="1")
         graph.input("url")
-        decorate = graph.compute(after="url", heartbeat_interval_seconds=60, heartbeat_timeout_seconds=100)
+        decorate = graph.compute(
+            after="url", heartbeat_interval_seconds=60, heartbeat_timeout_seconds=100
+        )
         with pytest.raises(GraphError, match=r"Node :pages has unsafe heartbeat config"):
             decorate(pages)
         assert ["url"] == list(graph.nodes)
 
     def test_either_alone_is_held_against_the_default_of_the_other(self) -> None:
-        assert "Interval (121s) must be <= half of timeout (240s)" in refused(heartbeat_interval_seconds=121)
-        assert "Interval (70s) must be <= half of timeout (139s)" in refused(heartbeat_timeout_seconds=139)
+        assert "Interval (121s) must be <= half of timeout (240s)" in refused(
+            heartbeat_interval_seconds=121
+        )
+        assert "Interval (70s) must be <= half of timeout (139s)" in refused(
+            heartbeat_timeout_seconds=139
+        )
 
     @given(st.floats(min_value=1e-3, max_value=1e9), st.floats(min_value=1e-3, max_value=1e9))
     def test_exactly_those_up_to_half_are_taken(self, interval: float, timeout: float) -> None:
@@ -68,9 +82,15 @@ class TestHeartbeat:
 
 class TestBounds:
     @pytest.mark.parametrize("name", SECONDS)
-    @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "60", True, [], pytest.param(10**400, id="huge")])
+    @pytest.mark.parametrize(
+        "value",
+        [0, -1, float("nan"), float("inf"), "60", True, [], pytest.param(10**400, id="huge")],
+    )
     def test_durations_are_numbers_above_zero(self, name: str, value: Any) -> None:
-        assert f"node 'pages': {name} must be a number of seconds above 0, not {value!r}" == refused(**{name: value})
+        assert (
+            f"node 'pages': {name} must be a number of seconds above 0, not {value!r}"
+            == refused(**{name: value})
+        )
 
     @pytest.mark.parametrize("name", SECONDS[:3])
     def test_a_limit_cannot_be_left_out(self, name: str) -> None:
@@ -79,15 +99,22 @@ class TestBounds:
     @pytest.mark.parametrize("name", ["max_attempts", "max_running", "max_memory"])
     @pytest.mark.parametrize("value", [0, -1, 1.0, "1", True])
     def test_counts_are_whole_numbers_from_one_up(self, name: str, value: Any) -> None:
-        assert f"node 'pages': {name} must be a whole number of 1 or more, not {value!r}" == refused(**{name: value})
+        assert (
+            f"node 'pages': {name} must be a whole number of 1 or more, not {value!r}"
+            == refused(**{name: value})
+        )
 
     @pytest.mark.parametrize("name", ["max_attempts", "max_running"])
     def test_counts_that_no_store_could_keep_are_refused(self, name: str) -> None:
         assert MOST_IN_A_COLUMN == getattr(checked_options("pages", {name: MOST_IN_A_COLUMN}), name)
-        assert f"{name} must be no more than {MOST_IN_A_COLUMN}, not {2**31}" in refused(**{name: 2**31})
+        assert f"{name} must be no more than {MOST_IN_A_COLUMN}, not {2**31}" in refused(
+            **{name: 2**31}
+        )
 
     def test_attempts_are_always_bounded(self) -> None:
-        assert "max_attempts must be a whole number of 1 or more, not None" in refused(max_attempts=None)
+        assert "max_attempts must be a whole number of 1 or more, not None" in refused(
+            max_attempts=None
+        )
 
     def test_retry_is_a_policy(self) -> None:
         policy = BackoffPolicy(initial=1.0)

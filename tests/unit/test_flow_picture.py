@@ -65,7 +65,12 @@ def test_a_gate_is_told_in_words_that_cannot_be_misread(condition: Condition, wo
 
 
 def test_the_text_has_a_line_for_every_node_below_what_it_depends_on() -> None:
-    nodes = [input("a"), compute("last", ["middle"], anything), compute("middle", ["a"], anything), input("unused")]
+    nodes = [
+        input("a"),
+        compute("last", ["middle"], anything),
+        compute("middle", ["a"], anything),
+        input("unused"),
+    ]
     assert [
         "graph small 1",
         "  a       input",
@@ -82,8 +87,14 @@ def test_the_text_of_an_execution_says_how_every_node_stands() -> None:
         "  b     input    unset",
         "  work  compute  running  ← a",
     ] == text(graph_of("a"), standing_of(a=1, running="work")).splitlines()
-    assert "  work  compute  failed  ← a" in text(graph_of("a"), standing_of(a=1, failed="work")).splitlines()
-    assert "  work  compute  blocked  ← a and b" in text(graph_of("a", "b"), standing_of(a=1)).splitlines()
+    assert (
+        "  work  compute  failed  ← a"
+        in text(graph_of("a"), standing_of(a=1, failed="work")).splitlines()
+    )
+    assert (
+        "  work  compute  blocked  ← a and b"
+        in text(graph_of("a", "b"), standing_of(a=1)).splitlines()
+    )
 
 
 def test_a_graph_without_nodes_is_only_its_name() -> None:
@@ -118,12 +129,27 @@ def test_mermaid_draws_inputs_nodes_and_arrows() -> None:
         (not_(or_("a", "b")), ["n1 --> n3_1", "n2 --> n3_1", 'n3_1 -.->|"not"| n3']),
         (
             and_("a", or_("b", and_("a", "b"))),
-            ["n1 --> n3", "n2 --> n3_1", "n1 --> n3_2", "n2 --> n3_2", "n3_2 --> n3_1", "n3_1 --> n3"],
+            [
+                "n1 --> n3",
+                "n2 --> n3_1",
+                "n1 --> n3_2",
+                "n2 --> n3_2",
+                "n3_2 --> n3_1",
+                "n3_1 --> n3",
+            ],
         ),
     ],
 )
-def test_arrows_say_what_a_gate_asks_and_meet_where_it_branches(condition: Condition, drawn: list[str]) -> None:
-    assert drawn == arrows(Graph("small", version="1", nodes=[input("a"), input("b"), compute("work", condition, anything)]))
+def test_arrows_say_what_a_gate_asks_and_meet_where_it_branches(
+    condition: Condition, drawn: list[str]
+) -> None:
+    assert drawn == arrows(
+        Graph(
+            "small",
+            version="1",
+            nodes=[input("a"), input("b"), compute("work", condition, anything)],
+        )
+    )
 
 
 def test_where_arrows_meet_says_whether_all_or_any_of_them_are_needed() -> None:

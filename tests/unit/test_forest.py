@@ -55,7 +55,9 @@ def test_an_orphan_belongs_to_the_tree_in_whose_session_it_is(proc: Proc) -> Non
     assert [{10, 11}, {20, 21}] == found(proc, tree(1, leader=10), tree(2, leader=20))
 
 
-def test_an_orphan_in_a_session_of_its_own_belongs_to_the_tree_whose_mark_it_bears(proc: Proc) -> None:
+def test_an_orphan_in_a_session_of_its_own_belongs_to_the_tree_whose_mark_it_bears(
+    proc: Proc,
+) -> None:
     for pid in (10, 20):
         proc.add(pid)
     marked(proc, 11, 1)
@@ -92,7 +94,9 @@ def test_the_number_of_a_leader_that_has_ended_may_be_somebody_elses(proc: Proc)
     assert [set(), {10, 20}] == found(proc, tree(1, leader=10, alive=False), tree(2, leader=20))
 
 
-def test_a_session_keeps_its_meaning_while_somebody_is_in_it_though_its_leader_has_ended(proc: Proc) -> None:
+def test_a_session_keeps_its_meaning_while_somebody_is_in_it_though_its_leader_has_ended(
+    proc: Proc,
+) -> None:
     proc.add(20)
     proc.add(11, BARE, session=10)
     first, second = tree(1, leader=10, alive=False), tree(2, leader=20)
@@ -159,7 +163,9 @@ def test_a_number_that_may_be_somebody_elses_by_now_is_not_signalled(
     assert told == signalled
 
 
-def test_what_a_leader_left_in_its_group_is_still_signalled(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_leader_left_in_its_group_is_still_signalled(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signalled: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda number, signum: signalled.append((number, signum)))
     proc.add(11)  # made up with group 7

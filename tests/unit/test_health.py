@@ -28,7 +28,9 @@ def reasons(report: Report) -> dict[str, Reason]:
 
 
 class Hanging:
-    """A probe that hangs from `enter` until `let_go`, and says ok otherwise; counts how often it was asked."""
+    """A probe that hangs from `enter` until `let_go`, and says ok otherwise; counts how often it
+    was asked.
+    """
 
     def __init__(self, health: Callable[[Probe, FakeClock], Health]) -> None:
         self.clock = FakeClock()
@@ -159,11 +161,16 @@ def test_a_probe_that_came_back_late_overran_until_it_is_asked_again() -> None:
     hanging.let_go()
     late = hanging.health.known(Aspect.READY)
 
-    assert ({"store": Reason.OVERRAN}, {"store": Reason.OK}) == (reasons(late), reasons(hanging.health.report(Aspect.READY)))
+    assert ({"store": Reason.OVERRAN}, {"store": Reason.OK}) == (
+        reasons(late),
+        reasons(hanging.health.report(Aspect.READY)),
+    )
 
 
 def test_one_probe_that_hangs_hides_no_other() -> None:
-    hanging = Hanging(lambda probe, clock: Health([check(probe), check(lambda: Reason.FULL, name="queue")], clock))
+    hanging = Hanging(
+        lambda probe, clock: Health([check(probe), check(lambda: Reason.FULL, name="queue")], clock)
+    )
     hanging.enter()
     hanging.clock.advance(3)
     report = hanging.health.report(Aspect.READY)
@@ -180,10 +187,13 @@ def test_what_is_known_asks_nobody() -> None:
 
 def test_a_check_speaks_only_for_its_aspects() -> None:
     both = frozenset({Aspect.READY, Aspect.STARTED})
-    health = Health([check(lambda: True, name="a"), check(lambda: False, name="b", aspects=both)], FakeClock())
+    health = Health(
+        [check(lambda: True, name="a"), check(lambda: False, name="b", aspects=both)], FakeClock()
+    )
 
     assert [[], ["a", "b"], ["b"]] == [
-        [result.name for result in health.report(aspect).results] for aspect in (Aspect.LIVE, Aspect.READY, Aspect.STARTED)
+        [result.name for result in health.report(aspect).results]
+        for aspect in (Aspect.LIVE, Aspect.READY, Aspect.STARTED)
     ]
 
 
@@ -192,22 +202,39 @@ def test_nothing_to_check_is_ok() -> None:
 
 
 @given(answers=st.lists(st.sampled_from(Reason), max_size=6))
-def test_the_whole_is_ok_if_every_part_is_and_names_those_that_are_not(answers: list[Reason]) -> None:
+def test_the_whole_is_ok_if_every_part_is_and_names_those_that_are_not(
+    answers: list[Reason],
+) -> None:
     checks = [check(lambda said=said: said, name=str(n)) for n, said in enumerate(answers)]  # type: ignore[misc]
     report = Health(checks, FakeClock()).report(Aspect.READY)
 
     assert all(said is Reason.OK for said in answers) == report.ok
-    assert [str(n) for n, said in enumerate(answers) if said is not Reason.OK] == [result.name for result in report.failing]
+    assert [str(n) for n, said in enumerate(answers) if said is not Reason.OK] == [
+        result.name for result in report.failing
+    ]
 
 
 def test_two_checks_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match=r"more than one is called loops, store$"):
-        Health([check(lambda: True, name=name) for name in ("store", "loops", "store", "loops", "queue")], FakeClock())
+        Health(
+            [
+                check(lambda: True, name=name)
+                for name in ("store", "loops", "store", "loops", "queue")
+            ],
+            FakeClock(),
+        )
 
 
-@pytest.mark.parametrize(("name", "aspects", "deadline"), [("", READY, 2.0), ("store", frozenset(), 2.0), ("store", READY, 0.0)])
-def test_a_check_needs_a_name_an_aspect_and_time(name: str, aspects: frozenset[Aspect], deadline: float) -> None:
-    with pytest.raises(ValueError, match="needs a name, at least one aspect, and a deadline above 0"):
+@pytest.mark.parametrize(
+    ("name", "aspects", "deadline"),
+    [("", READY, 2.0), ("store", frozenset(), 2.0), ("store", READY, 0.0)],
+)
+def test_a_check_needs_a_name_an_aspect_and_time(
+    name: str, aspects: frozenset[Aspect], deadline: float
+) -> None:
+    with pytest.raises(
+        ValueError, match="needs a name, at least one aspect, and a deadline above 0"
+    ):
         Check(name, lambda: True, aspects, deadline)
 
 

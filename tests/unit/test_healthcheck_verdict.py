@@ -25,7 +25,14 @@ def verdict(whole: bytes) -> str | None:
 
 
 def answer(body: bytes, *, status: str = "200 OK", headers: bytes = b"") -> bytes:
-    return b"HTTP/1.1 " + status.encode() + b"\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
+    return (
+        b"HTTP/1.1 "
+        + status.encode()
+        + b"\r\nContent-Type: application/json\r\n"
+        + headers
+        + b"\r\n"
+        + body
+    )
 
 
 def chunks(*pieces: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
@@ -52,7 +59,9 @@ def length(number: object) -> bytes:
         answer(chunks(HEALTHY[:5], HEALTHY[5:]), headers=CHUNKED),
         answer(chunks(HEALTHY, end=b"0\r\nExpires: never\r\n\r\n"), headers=CHUNKED),
         answer(b'15 ;name="value"\r\n' + HEALTHY + b"\r\n0;last\r\n", headers=CHUNKED),
-        answer(b"00000015\r\n" + HEALTHY + b"\r\n000\r\n", headers=b"transfer-encoding: Chunked\r\n"),
+        answer(
+            b"00000015\r\n" + HEALTHY + b"\r\n000\r\n", headers=b"transfer-encoding: Chunked\r\n"
+        ),
         answer(chunks(HEALTHY), headers=length(3) + CHUNKED),
         answer(HEALTHY.ljust(1_000_000), headers=length(1_000_000)),
         answer(HEALTHY.ljust(1_000_000)),
@@ -90,13 +99,25 @@ def test_status_200_and_json_that_says_healthy_is_healthy(good: bytes) -> None:
         (answer(b"", headers=CHUNKED), "the answer was cut short"),
         (answer(HEALTHY, headers=CHUNKED), "the answer was cut short"),
         (answer(HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
-        (answer(b"-15\r\n" + HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
-        (answer(b"14\r\n" + HEALTHY + b"\r\n", headers=CHUNKED), "the chunks of the answer make no sense"),
+        (
+            answer(b"-15\r\n" + HEALTHY + b"\r\n", headers=CHUNKED),
+            "the chunks of the answer make no sense",
+        ),
+        (
+            answer(b"14\r\n" + HEALTHY + b"\r\n", headers=CHUNKED),
+            "the chunks of the answer make no sense",
+        ),
         (answer(b"1" * 5000, headers=CHUNKED), "the chunks of the answer make no sense"),
         (answer(chunks(), headers=CHUNKED), "the body is not JSON"),
         (answer(HEALTHY.ljust(MOST_BYTES)), "the answer is longer than 1 MiB"),
-        (answer(b" " * MOST_BYTES, headers=length(MOST_BYTES + 1)), "the answer is longer than 1 MiB"),
-        (answer(b"200000\r\n" + b" " * MOST_BYTES, headers=CHUNKED), "the answer is longer than 1 MiB"),
+        (
+            answer(b" " * MOST_BYTES, headers=length(MOST_BYTES + 1)),
+            "the answer is longer than 1 MiB",
+        ),
+        (
+            answer(b"200000\r\n" + b" " * MOST_BYTES, headers=CHUNKED),
+            "the answer is longer than 1 MiB",
+        ),
         (b"HTTP/1.1 200 OK\r\n" + b"x" * MOST_BYTES, "the answer is longer than 1 MiB"),
         (answer(b'{"status": ["healthy"]}'), '"status" is ["healthy"], not "healthy"'),
     ],

@@ -84,14 +84,27 @@ def test_another_first_line_is_no_request(line: bytes) -> None:
     assert parse(line) is None
 
 
-@pytest.mark.parametrize("header", [b"Host: x", b"X-Empty:", b"x!#$%&'*+-.^_`|~1: \xff \t", b"Cookie: a=b; c=d:e"])
+@pytest.mark.parametrize(
+    "header", [b"Host: x", b"X-Empty:", b"x!#$%&'*+-.^_`|~1: \xff \t", b"Cookie: a=b; c=d:e"]
+)
 def test_a_header_has_a_name_a_colon_and_any_value(header: bytes) -> None:
     assert parse(head(header)) is not None
 
 
 @pytest.mark.parametrize(
     "header",
-    [b"", b"Host", b": x", b"Host : x", b" Host: x", b"\tfolded", b"H\xc3\xb6st: x", b"Host: x\ny", b"Host: x\x00", b"Host: x\ry"],
+    [
+        b"",
+        b"Host",
+        b": x",
+        b"Host : x",
+        b" Host: x",
+        b"\tfolded",
+        b"H\xc3\xb6st: x",
+        b"Host: x\ny",
+        b"Host: x\x00",
+        b"Host: x\ry",
+    ],
     ids=repr,
 )
 def test_a_line_that_is_no_header_makes_it_no_request(header: bytes) -> None:
@@ -123,7 +136,10 @@ def test_a_client_that_says_so_or_has_sent_a_body_is_closed(headers: list[bytes]
     assert closes(*headers)
 
 
-@pytest.mark.parametrize("header", [b"Host: close", b"Connection: keep-alive", b"Content-Length: 0", b"Content-Length:0 "])
+@pytest.mark.parametrize(
+    "header",
+    [b"Host: close", b"Connection: keep-alive", b"Content-Length: 0", b"Content-Length:0 "],
+)
 def test_any_other_client_of_http_1_1_is_kept(header: bytes) -> None:
     assert not closes(header)
 
@@ -152,19 +168,40 @@ def received(sent: bytes, *, method: str = "GET") -> tuple[http.client.HTTPRespo
     return response, body
 
 
-@given(body=st.binary(max_size=300), closes=st.booleans(), status=st.sampled_from([200, 400, 404, 405, 431, 503]))
+@given(
+    body=st.binary(max_size=300),
+    closes=st.booleans(),
+    status=st.sampled_from([200, 400, 404, 405, 431, 503]),
+)
 def test_an_answer_is_http_that_others_understand(body: bytes, closes: bool, status: int) -> None:  # noqa: FBT001 - drawn
     response, read = received(render(Answer(status, body, TEXT), closes=closes))
-    assert (status, HTTPStatus(status).phrase, body, closes) == (response.status, response.reason, read, response.will_close)
+    assert (status, HTTPStatus(status).phrase, body, closes) == (
+        response.status,
+        response.reason,
+        read,
+        response.will_close,
+    )
 
 
 def test_the_headers_of_an_answer() -> None:
     response, _ = received(render(Answer(200, b"{}"), closes=False))
-    assert [("Content-Type", "application/json"), ("Content-Length", "2"), ("Cache-Control", "no-store")] == response.getheaders()
+    assert [
+        ("Content-Type", "application/json"),
+        ("Content-Length", "2"),
+        ("Cache-Control", "no-store"),
+    ] == response.getheaders()
 
 
 @pytest.mark.parametrize(
-    "answer", [BAD_REQUEST, TOO_LARGE, NOT_FOUND, NOT_ALLOWED, Answer(200, b"", METRICS), Answer(503, b"no", TEXT)]
+    "answer",
+    [
+        BAD_REQUEST,
+        TOO_LARGE,
+        NOT_FOUND,
+        NOT_ALLOWED,
+        Answer(200, b"", METRICS),
+        Answer(503, b"no", TEXT),
+    ],
 )
 def test_a_head_alone_is_that_of_the_whole_answer(answer: Answer) -> None:
     whole = render(answer, closes=False)
@@ -179,7 +216,11 @@ def test_a_head_alone_is_that_of_the_whole_answer(answer: Answer) -> None:
 )
 def test_every_refusal_is_json(answer: Answer, status: int) -> None:
     response, body = received(render(answer, closes=True))
-    assert (status, JSON.decode(), True) == (response.status, response.getheader("Content-Type"), body.startswith(b'{"error": "'))
+    assert (status, JSON.decode(), True) == (
+        response.status,
+        response.getheader("Content-Type"),
+        body.startswith(b'{"error": "'),
+    )
 
 
 def test_a_wrong_method_is_told_which_ones_there_are() -> None:

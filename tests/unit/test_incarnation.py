@@ -58,7 +58,9 @@ def test_this_process_is_alive() -> None:
     assert not Incarnation.mine().is_dead()
 
 
-def test_another_process_that_lives_is_alive(other: tuple[subprocess.Popen[bytes], Incarnation]) -> None:
+def test_another_process_that_lives_is_alive(
+    other: tuple[subprocess.Popen[bytes], Incarnation],
+) -> None:
     assert not other[1].is_dead()
 
 
@@ -69,7 +71,9 @@ def test_a_process_that_is_gone_is_dead(other: tuple[subprocess.Popen[bytes], In
     assert one.is_dead()
 
 
-def test_a_zombie_is_dead_though_nobody_has_reaped_it(other: tuple[subprocess.Popen[bytes], Incarnation]) -> None:
+def test_a_zombie_is_dead_though_nobody_has_reaped_it(
+    other: tuple[subprocess.Popen[bytes], Incarnation],
+) -> None:
     child, one = other
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -82,7 +86,9 @@ import ctypes, threading, sys
 threading.Thread(target=lambda: (print(flush=True), sys.stdin.read())).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         assert eventually(lambda: ") Z " in Path(f"/proc/{child.pid}/stat").read_text())
@@ -101,7 +107,9 @@ def test_one_that_never_knew_its_start_time_is_not_judged_by_it() -> None:
     assert not replace(Incarnation.mine(), start=0).is_dead()
 
 
-def test_a_process_that_may_not_be_signalled_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_may_not_be_signalled_counts_as_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_pid: int, _signal: int) -> None:
         raise PermissionError
 
@@ -117,7 +125,9 @@ def test_where_proc_does_not_tell_it_counts_as_alive(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "elsewhere", [{"boot": "another"}, {"namespace": 1}, {"namespace": 0}], ids=["boot", "namespace", "unknown namespace"]
+    "elsewhere",
+    [{"boot": "another"}, {"namespace": 1}, {"namespace": 0}],
+    ids=["boot", "namespace", "unknown namespace"],
 )
 def test_from_anywhere_else_it_counts_as_alive(
     other: tuple[subprocess.Popen[bytes], Incarnation], elsewhere: dict[str, str | int]

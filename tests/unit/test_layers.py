@@ -41,7 +41,9 @@ def lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
         str(ROOT / ".importlinter"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200"}
-    return subprocess.run(command, check=False, cwd=source, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        command, check=False, cwd=source, env=environment, capture_output=True, text=True
+    )
 
 
 @pytest.fixture
@@ -74,16 +76,30 @@ def test_the_layers_hold(source: Path) -> None:
     [
         ("core", "import longwatch.host.loop", "A layer uses only the layers below it"),
         ("core", "import msgspec", "Decisions stand on the standard library alone"),
-        ("host", "import typer", "Life inside a process knows no wire format, command line or metric library"),
+        (
+            "host",
+            "import typer",
+            "Life inside a process knows no wire format, command line or metric library",
+        ),
         ("host", "import longwatch.mailbox", "A layer uses only the layers below it"),
-        ("observe", "import longwatch.mailbox", "Observers know events, not the features that emit them"),
+        (
+            "observe",
+            "import longwatch.mailbox",
+            "Observers know events, not the features that emit them",
+        ),
         ("supervisor", "import longwatch.mailbox", "The supervisor knows no queue, loop or graph"),
         ("flow", "import longwatch.mailbox", "Graphs know neither mailboxes nor their loops"),
-        ("runner", "import longwatch.runtime", "The runner uses mailboxes, not the loops over them"),
+        (
+            "runner",
+            "import longwatch.runtime",
+            "The runner uses mailboxes, not the loops over them",
+        ),
         ("no_layer", "import longwatch.core", "A layer uses only the layers below it"),
     ],
 )
-def test_an_import_against_the_layers_breaks_the_contract(source: Path, package: str, statement: str, contract: str) -> None:
+def test_an_import_against_the_layers_breaks_the_contract(
+    source: Path, package: str, statement: str, contract: str
+) -> None:
     for name in (package, "mailbox", "runtime"):
         (source / "longwatch" / name).mkdir(exist_ok=True)
         (source / "longwatch" / name / "__init__.py").touch()

@@ -25,7 +25,9 @@ def policies(draw: st.DrawFn) -> LeasePolicy:
 def test_a_lease_of_15_s_is_renewed_after_5_and_trusted_for_12() -> None:
     held = lease(100)
 
-    assert [105, 112, 115] == pytest.approx([held.next_renewal(), held.trusted_until, held.expires_at])
+    assert [105, 112, 115] == pytest.approx(
+        [held.next_renewal(), held.trusted_until, held.expires_at]
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,9 @@ def test_a_late_answer_to_an_older_renewal_shortens_nothing() -> None:
 
 
 @given(policy=policies(), granted_at=st.floats(0, 1e6))
-def test_two_renewals_come_due_before_trust_ends_and_trust_ends_before_the_lease(policy: LeasePolicy, granted_at: float) -> None:
+def test_two_renewals_come_due_before_trust_ends_and_trust_ends_before_the_lease(
+    policy: LeasePolicy, granted_at: float
+) -> None:
     held = lease(granted_at, policy)
     step = policy.duration * policy.renew_at
 
@@ -75,14 +79,18 @@ def test_the_verdict_agrees_with_what_it_is_made_of(policy: LeasePolicy, now: fl
 
 
 @given(policy=policies(), sent=st.floats(0, 100), on_the_way=st.floats(0, 100))
-def test_the_holder_never_trusts_longer_than_the_store_keeps_it(policy: LeasePolicy, sent: float, on_the_way: float) -> None:
+def test_the_holder_never_trusts_longer_than_the_store_keeps_it(
+    policy: LeasePolicy, sent: float, on_the_way: float
+) -> None:
     the_store_gives_it_away_at = (sent + on_the_way) + policy.duration
 
     assert not lease(sent, policy).trusted(the_store_gives_it_away_at)
 
 
 @given(policy=policies(), moments=st.lists(st.floats(0, 1e6), max_size=10))
-def test_a_renewal_never_brings_the_end_of_trust_closer(policy: LeasePolicy, moments: list[float]) -> None:
+def test_a_renewal_never_brings_the_end_of_trust_closer(
+    policy: LeasePolicy, moments: list[float]
+) -> None:
     held = lease(0, policy)
     for moment in moments:
         before, held = held, held.renewed(moment)
@@ -102,6 +110,8 @@ def test_renewing_later_than_at_a_third_is_refused(renew_at: float) -> None:
 
 
 @pytest.mark.parametrize("trust", [0, 0.5, 2 / 3, 1, 1.1, nan])
-def test_trust_that_leaves_no_room_for_two_renewals_or_outlasts_the_lease_is_refused(trust: float) -> None:
+def test_trust_that_leaves_no_room_for_two_renewals_or_outlasts_the_lease_is_refused(
+    trust: float,
+) -> None:
     with pytest.raises(ValueError, match=r"^trust must be"):
         LeasePolicy(15, trust=trust)

@@ -21,8 +21,12 @@ def test_nothing_is_leased_ahead_before_anything_is_known() -> None:
     assert 0 == after(8, *[0.001] * 19).ahead
 
 
-@pytest.mark.parametrize(("duration", "expected"), [(0.25, 8), (0.1, 20), (0.01, 200), (0.001, MOST), (0.0, MOST)])
-def test_what_the_slots_can_begin_within_a_quarter_of_a_second_is_leased_ahead(duration: float, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("duration", "expected"), [(0.25, 8), (0.1, 20), (0.01, 200), (0.001, MOST), (0.0, MOST)]
+)
+def test_what_the_slots_can_begin_within_a_quarter_of_a_second_is_leased_ahead(
+    duration: float, expected: int
+) -> None:
     assert expected == after(8, *[duration] * 20).ahead
 
 
@@ -43,7 +47,9 @@ def test_long_work_shows_after_a_twentieth_of_what_is_remembered() -> None:
 
 
 @given(slots=st.integers(1, 64), ran=durations)
-def test_what_waits_could_begin_in_time_at_the_95th_percentile(slots: int, ran: list[float]) -> None:
+def test_what_waits_could_begin_in_time_at_the_95th_percentile(
+    slots: int, ran: list[float]
+) -> None:
     ahead = after(slots, *ran[: len(ran) // 20 * 20]).ahead
     counted = sorted(ran[: len(ran) // 20 * 20])
     p95 = counted[int(len(counted) * 0.95)]

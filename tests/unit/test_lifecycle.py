@@ -25,7 +25,9 @@ def test_every_state_leads_back_to_stopped(state: State) -> None:
 
 def test_a_crash_leads_through_a_wait_to_the_next_start() -> None:
     expected = [State.PENDING, State.STARTING, State.UP, State.WAITING, State.STARTING, State.UP]
-    assert expected == walk(Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.DUE, Move.SPAWNED)
+    assert expected == walk(
+        Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.DUE, Move.SPAWNED
+    )
 
 
 def test_a_stop_leads_through_stopping_to_stopped() -> None:
@@ -33,7 +35,9 @@ def test_a_stop_leads_through_stopping_to_stopped() -> None:
     assert expected == walk(Move.WANTED, Move.DUE, Move.SPAWNED, Move.UNWANTED, Move.STOPPED)
 
 
-def test_an_end_of_its_own_is_another_state_than_being_stopped_and_both_can_be_wanted_again() -> None:
+def test_an_end_of_its_own_is_another_state_than_being_stopped_and_both_can_be_wanted_again() -> (
+    None
+):
     up = [Move.WANTED, Move.DUE, Move.SPAWNED]
     assert [State.ENDED, State.PENDING] == walk(*up, Move.ENDED, Move.WANTED)[-2:]
     assert [State.STOPPED, State.PENDING] == walk(*up, Move.STOPPED, Move.WANTED)[-2:]
@@ -49,7 +53,9 @@ def test_a_tripped_breaker_breaks_the_program_until_it_is_due_or_unwanted() -> N
     assert [State.BROKEN, State.STOPPED] == walk(*broken, Move.UNWANTED)[-2:]
 
 
-@pytest.mark.parametrize("state", [state for state in State if LIFECYCLE.allows(state, Move.UNWANTED)])
+@pytest.mark.parametrize(
+    "state", [state for state in State if LIFECYCLE.allows(state, Move.UNWANTED)]
+)
 def test_only_what_has_a_tree_is_stopped_by_stopping_the_tree(state: State) -> None:
     assert (state in LIVE) == (LIFECYCLE.step(state, Move.UNWANTED)[1] is Action.STOP_TREE)
 

@@ -17,9 +17,24 @@ from hypothesis import strategies as st
 
 from longwatch.core import events
 from longwatch.core.endcause import EndCause
-from longwatch.core.events import Event, Events, Level, ProgramEnded, ProgramStarted, RestartScheduled, SettingsInEffect
+from longwatch.core.events import (
+    Event,
+    Events,
+    Level,
+    ProgramEnded,
+    ProgramStarted,
+    RestartScheduled,
+    SettingsInEffect,
+)
 from longwatch.core.fake_clock import FakeClock
-from longwatch.observe.logs import EventLog, JsonFormatter, PrettyFormatter, Sink, dropped_notice, take_over_logging
+from longwatch.observe.logs import (
+    EventLog,
+    JsonFormatter,
+    PrettyFormatter,
+    Sink,
+    dropped_notice,
+    take_over_logging,
+)
 from longwatch.observe.render import LONGEST_RECORD, to_json, to_pretty, wants_colour
 
 NASTY = 'a\n{"event":"forged"}\r\x1b[2J\u2028\u2029\x85\x00\udcff\U0001f600"\\'
@@ -61,42 +76,67 @@ def logged(event: Event) -> dict[str, Any]:
 
 
 def started(**changes: Any) -> ProgramStarted:
-    return dataclasses.replace(ProgramStarted(program="web", pid=42, command=("serve",), start=1), **changes)
+    return dataclasses.replace(
+        ProgramStarted(program="web", pid=42, command=("serve",), start=1), **changes
+    )
 
 
 def test_a_record_has_time_level_name_and_pids_first_and_then_the_events_fields() -> None:
     record = logged(started())
 
     assert {
-        "ts": "2027-01-15T08:00:00.000Z", "level": "info", "event": "program_started", "pid": 42, "managerPid": 7,
-        "program": "web", "command": ["serve"], "start": 1,
+        "ts": "2027-01-15T08:00:00.000Z", "level": "info", "event": "program_started",
+        "pid": 42, "managerPid": 7, "program": "web", "command": ["serve"], "start": 1,
     } == record  # fmt: skip
     assert ["ts", "level", "event", "pid", "managerPid"] == list(record)[:5]
 
 
 def test_an_event_about_no_process_carries_our_own_pid() -> None:
-    assert os.getpid() == logged(RestartScheduled(program="web", delay=1, failures=1, restarts_in_window=1))["pid"]
+    assert (
+        os.getpid()
+        == logged(RestartScheduled(program="web", delay=1, failures=1, restarts_in_window=1))["pid"]
+    )
 
 
 def test_an_end_is_written_in_its_one_spelling_and_durations_to_the_millisecond() -> None:
-    ended = ProgramEnded(program="web", pid=None, verdict="clean_exit", cause=EndCause.signal(9), lasted=1.23456, restart=True)
+    ended = ProgramEnded(
+        program="web",
+        pid=None,
+        verdict="clean_exit",
+        cause=EndCause.signal(9),
+        lasted=1.23456,
+        restart=True,
+    )
     record = logged(ended)
 
-    assert ("clean_exit", "signal 9", 1.235, os.getpid()) == (record["event"], record["cause"], record["lasted"], record["pid"])
+    assert ("clean_exit", "signal 9", 1.235, os.getpid()) == (
+        record["event"],
+        record["cause"],
+        record["lasted"],
+        record["pid"],
+    )
 
 
 def test_secrets_in_commands_and_settings_are_masked() -> None:
     record = logged(started(command=("serve", "--token", "s3cret")))
-    settings = logged(SettingsInEffect(settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"}))
+    settings = logged(
+        SettingsInEffect(settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"})
+    )
 
     assert "s3cret" not in json.dumps([record, settings])
 
 
 def test_no_field_of_an_event_can_take_the_place_of_the_head() -> None:
     head = {"ts", "level", "event", "managerPid"}
-    classes = [value for value in vars(events).values() if isinstance(value, type) and issubclass(value, Event)]
+    classes = [
+        value
+        for value in vars(events).values()
+        if isinstance(value, type) and issubclass(value, Event)
+    ]
 
-    assert [] == [kind for kind in classes if head & {field.name for field in dataclasses.fields(kind)}]
+    assert [] == [
+        kind for kind in classes if head & {field.name for field in dataclasses.fields(kind)}
+    ]
 
 
 @given(text=any_text)
@@ -114,7 +154,17 @@ def test_any_text_in_any_event_round_trips_as_one_json_line_of_plain_ascii(text:
 
 @given(text=any_text, colour=st.booleans())
 def test_any_text_is_one_printable_line_in_the_pretty_form(text: str, colour: bool) -> None:  # noqa: FBT001 - hypothesis gives it
-    line = to_pretty({"ts": text, "level": "info", "event": text, text: text, "list": [text], "map": {text: text}}, colour=colour)
+    line = to_pretty(
+        {
+            "ts": text,
+            "level": "info",
+            "event": text,
+            text: text,
+            "list": [text],
+            "map": {text: text},
+        },
+        colour=colour,
+    )
 
     assert line.replace("\x1b[32m", "", 1).replace("\x1b[0m", "", 1).isprintable()
 
@@ -134,7 +184,12 @@ def test_any_value_becomes_a_line_that_parses_strictly(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * 10_000_000, ["x" * 5000] * 5000, {str(n): "é" * 999 for n in range(999)}, "\U0001f600" * 20_000],
+    [
+        "x" * 10_000_000,
+        ["x" * 5000] * 5000,
+        {str(n): "é" * 999 for n in range(999)},
+        "\U0001f600" * 20_000,
+    ],
     ids=["text", "list", "mapping", "astral"],
 )
 def test_a_huge_record_is_cut_to_its_limit_and_says_so(value: object) -> None:
@@ -157,11 +212,17 @@ def test_a_value_nested_without_end_is_cut() -> None:
     assert "…" in str(logged(Odd(value=endless))["value"])
 
 
-@pytest.mark.parametrize("value", [Unspeakable(), {"key": [Unspeakable()]}, 10**5000], ids=["object", "deep", "number"])
+@pytest.mark.parametrize(
+    "value", [Unspeakable(), {"key": [Unspeakable()]}, 10**5000], ids=["object", "deep", "number"]
+)
 def test_a_record_that_cannot_be_made_becomes_one_that_says_so(value: object) -> None:
     record = logged(Odd(value=value))
 
-    assert ("log_record_failed", "error", "Odd") == (record["event"], record["level"], record["source"])
+    assert ("log_record_failed", "error", "Odd") == (
+        record["event"],
+        record["level"],
+        record["source"],
+    )
 
 
 def test_a_writer_that_fails_keeps_no_line_from_the_others() -> None:
@@ -182,7 +243,10 @@ def test_a_writer_that_fails_keeps_no_line_from_the_others() -> None:
 )
 def test_each_sink_gets_only_what_is_loud_enough_for_it(level: Level, names: list[str]) -> None:
     lines = Lines()
-    log = EventLog([Sink(writer=lines, level=level), Sink(writer=Lines(), level=Level.DEBUG)], clock=FakeClock())
+    log = EventLog(
+        [Sink(writer=lines, level=level), Sink(writer=Lines(), level=Level.DEBUG)],
+        clock=FakeClock(),
+    )
     log(started())
     log(Odd(value=1))
 
@@ -211,7 +275,9 @@ def test_colours_are_for_terminals_only_and_only_if_nobody_asked_for_none() -> N
     pipe_reader, pipe = os.pipe()
     try:
         asked = [
-            wants_colour(fd, env) for fd in (terminal, pipe) for env in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": ""})
+            wants_colour(fd, env)
+            for fd in (terminal, pipe)
+            for env in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": ""})
         ]
     finally:
         for fd in (reader, terminal, pipe_reader, pipe):
@@ -225,7 +291,9 @@ def test_colours_are_for_terminals_only_and_only_if_nobody_asked_for_none() -> N
 def taken_over() -> Iterator[Lines]:
     """Everything logged through stdlib logging meanwhile."""
     kept = Lines()
-    put_back = take_over_logging(EventLog([Sink(writer=kept, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7))
+    put_back = take_over_logging(
+        EventLog([Sink(writer=kept, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)
+    )
     try:
         yield kept
     finally:
@@ -234,7 +302,9 @@ def taken_over() -> Iterator[Lines]:
 
 def test_stdlib_log_calls_become_records_with_their_extra_values() -> None:
     with taken_over() as lines:
-        logging.getLogger("some.library").warning("slow %s", "disk", extra={"seconds": 3, "token": "s3cret", "event": "forged"})
+        logging.getLogger("some.library").warning(
+            "slow %s", "disk", extra={"seconds": 3, "token": "s3cret", "event": "forged"}
+        )
     (record,) = lines.records
 
     expected = {
@@ -245,7 +315,9 @@ def test_stdlib_log_calls_become_records_with_their_extra_values() -> None:
         "logger": "some.library",
         "message": "slow disk",
     }
-    assert expected | {"seconds": 3, "token": "***"} == {key: value for key, value in record.items() if key != "ts"}
+    assert expected | {"seconds": 3, "token": "***"} == {
+        key: value for key, value in record.items() if key != "ts"
+    }
 
 
 def test_an_exception_is_logged_with_its_traceback_on_the_same_line() -> None:
@@ -255,7 +327,10 @@ def test_an_exception_is_logged_with_its_traceback_on_the_same_line() -> None:
         except ValueError:
             logging.getLogger("x").exception("failed")
 
-    assert ["Traceback", "failed"] == [lines.records[0]["traceback"][:9], lines.records[0]["message"]]
+    assert ["Traceback", "failed"] == [
+        lines.records[0]["traceback"][:9],
+        lines.records[0]["message"],
+    ]
     assert 1 == len(lines.records)
 
 
@@ -273,9 +348,15 @@ def test_taking_over_logging_is_undone_completely() -> None:
     assert before == (logging.getLogger().handlers[:], logging.getLogger().level)
 
 
-@pytest.mark.parametrize("formatter", [JsonFormatter(), PrettyFormatter(), PrettyFormatter(colour=True)])
-@pytest.mark.parametrize("args", [(NASTY,), (), (Unspeakable(),)], ids=["nasty", "none", "unspeakable"])
-def test_the_formatters_make_one_line_of_any_stdlib_record(formatter: logging.Formatter, args: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(
+    "formatter", [JsonFormatter(), PrettyFormatter(), PrettyFormatter(colour=True)]
+)
+@pytest.mark.parametrize(
+    "args", [(NASTY,), (), (Unspeakable(),)], ids=["nasty", "none", "unspeakable"]
+)
+def test_the_formatters_make_one_line_of_any_stdlib_record(
+    formatter: logging.Formatter, args: tuple[object, ...]
+) -> None:
     record = logging.LogRecord("x", logging.INFO, "file", 1, "said %s", args, None)
 
     assert 1 == len(formatter.format(record).splitlines())

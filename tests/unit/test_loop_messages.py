@@ -14,7 +14,15 @@ from longwatch.runtime.mainloop import _request_type
 from longwatch.runtime.messages import RequestDecoder
 from longwatch.store.json_codec import Codec
 
-DELIVERY = Delivery("message-7", b"", deliveries=1, failures=0, crashes=0, enqueued_at=1_700_000_000.0, reply_to=None)
+DELIVERY = Delivery(
+    "message-7",
+    b"",
+    deliveries=1,
+    failures=0,
+    crashes=0,
+    enqueued_at=1_700_000_000.0,
+    reply_to=None,
+)
 NOON = datetime(2031, 5, 6, 12, tzinfo=UTC)
 
 
@@ -43,7 +51,11 @@ def decoded(body: Any, request_type: Any = Any) -> MainLoopRequest[Any]:
 
 def test_an_envelope_keeps_everything_that_is_known_about_the_request() -> None:
     sent = MainLoopRequest(
-        Page("http://x", 2), "id-1", deadline=NOON, created_at=NOON - timedelta(hours=1), trace={"traceparent": "00-1"}
+        Page("http://x", 2),
+        "id-1",
+        deadline=NOON,
+        created_at=NOON - timedelta(hours=1),
+        trace={"traceparent": "00-1"},
     )
     assert sent == decoded(arrived(sent), Page)
 
@@ -197,7 +209,17 @@ class Mixed(dict[str, int], Pages): ...
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Nothing, Any), (Pages, Page), (Between, Any), (Below, Page), (Open, Any), (Mixed, Page), (type("Sub", (Pages,), {}), Page)],
+    [
+        (Nothing, Any),
+        (Pages, Page),
+        (Between, Any),
+        (Below, Page),
+        (Open, Any),
+        (Mixed, Page),
+        (type("Sub", (Pages,), {}), Page),
+    ],
 )
-def test_the_type_argument_says_what_a_class_takes_also_through_classes_between(kind: type, expected: Any) -> None:
+def test_the_type_argument_says_what_a_class_takes_also_through_classes_between(
+    kind: type, expected: Any
+) -> None:
     assert expected is _request_type(kind)

@@ -70,7 +70,9 @@ def test_of_two_who_say_when_the_earlier_counts(clock: FakeClock) -> None:
     assert 5.0 == turn.deadline.remaining()
 
 
-def test_told_before_the_first_turn_that_one_is_over_when_it_begins_and_the_next_is_not(turns: Turns, clock: FakeClock) -> None:
+def test_told_before_the_first_turn_that_one_is_over_when_it_begins_and_the_next_is_not(
+    turns: Turns, clock: FakeClock
+) -> None:
     assert turns.tell(after(30.0, clock)) is None
     with turns.one() as first:
         assert first.told
@@ -87,7 +89,9 @@ def test_told_between_two_turns_the_next_is_not_concerned(turns: Turns, clock: F
 
 
 @pytest.mark.parametrize("line", range(8))
-def test_a_first_turn_that_begins_while_it_is_being_told_hears_of_it(turns: Turns, clock: FakeClock, line: int) -> None:
+def test_a_first_turn_that_begins_while_it_is_being_told_hears_of_it(
+    turns: Turns, clock: FakeClock, line: int
+) -> None:
     """Between any two lines of the telling: it begins there, or waits for its end."""
     begun: list[Turn] = []
     one = turns.one()

@@ -44,7 +44,10 @@ def lamp() -> Machine[State, Told, Do]:
 
 
 @given(
-    tables=st.dictionaries(st.tuples(st.sampled_from(State), st.sampled_from(Told)), st.tuples(st.sampled_from(State), st.none()))
+    tables=st.dictionaries(
+        st.tuples(st.sampled_from(State), st.sampled_from(Told)),
+        st.tuples(st.sampled_from(State), st.none()),
+    )
 )
 def test_every_move_of_the_table_is_taken_and_no_other(
     tables: dict[tuple[State, Told], tuple[State, Do | None]],
@@ -61,20 +64,29 @@ def test_every_move_of_the_table_is_taken_and_no_other(
 
 
 def test_a_step_says_where_to_go_and_what_to_do(lamp: Machine[State, Told, Do]) -> None:
-    assert [(State.ON, Do.CLICK), (State.BLINKING, None)] == [lamp.step(State.OFF, Told.PRESS), lamp.step(State.ON, Told.HOLD)]
+    assert [(State.ON, Do.CLICK), (State.BLINKING, None)] == [
+        lamp.step(State.OFF, Told.PRESS),
+        lamp.step(State.ON, Told.HOLD),
+    ]
 
 
-def test_a_move_that_is_not_in_the_table_is_a_bug_that_says_what_was_tried(lamp: Machine[State, Told, Do]) -> None:
+def test_a_move_that_is_not_in_the_table_is_a_bug_that_says_what_was_tried(
+    lamp: Machine[State, Told, Do],
+) -> None:
     with pytest.raises(AssertionError, match=r"^a lamp that is burnt cannot be told press$"):
         lamp.step(State.BURNT, Told.PRESS)
 
 
 def test_the_moves_of_a_state_are_its_rows(lamp: Machine[State, Told, Do]) -> None:
-    assert {Told.PRESS: State.OFF, Told.HOLD: State.BLINKING, Told.OVERLOAD: State.BURNT} == dict(lamp.moves(State.ON))
+    assert {Told.PRESS: State.OFF, Told.HOLD: State.BLINKING, Told.OVERLOAD: State.BURNT} == dict(
+        lamp.moves(State.ON)
+    )
     assert {} == dict(lamp.moves(State.BURNT))
 
 
-def test_what_can_be_reached_includes_the_start_and_nothing_that_only_leads_there(lamp: Machine[State, Told, Do]) -> None:
+def test_what_can_be_reached_includes_the_start_and_nothing_that_only_leads_there(
+    lamp: Machine[State, Told, Do],
+) -> None:
     assert {State.OFF, State.ON, State.BLINKING, State.BURNT} == lamp.reachable(State.OFF)
     assert {State.BURNT} == lamp.reachable(State.BURNT)
 

@@ -43,7 +43,12 @@ def test_a_message_shows_what_was_sent_and_when(mailbox: Mailbox[Any], store: Me
     store.jump.wall = 1_000_000_000.0 - store.wall_now()
     sent = mailbox.send("work", reply_to="answers")
     [message] = mailbox.receive()
-    assert (sent, "work", 1, "answers") == (message.id, message.body, message.delivery_count, message.reply_to)
+    assert (sent, "work", 1, "answers") == (
+        message.id,
+        message.body,
+        message.delivery_count,
+        message.reply_to,
+    )
     assert datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC) == message.enqueued_at.replace(microsecond=0)
 
 
@@ -65,7 +70,9 @@ def test_a_finalized_message_refuses_everything(message: Message[Any], call: str
         calls[call]()
 
 
-def test_a_stale_receipt_is_refused_with_the_cure(mailbox: Mailbox[Any], message: Message[Any], store: MemoryStore) -> None:
+def test_a_stale_receipt_is_refused_with_the_cure(
+    mailbox: Mailbox[Any], message: Message[Any], store: MemoryStore
+) -> None:
     store.jump.lease += 301
     [again] = mailbox.receive()
     with pytest.raises(ReceiptHandleExpiredError, match="longer visibility_timeout"):
@@ -73,7 +80,9 @@ def test_a_stale_receipt_is_refused_with_the_cure(mailbox: Mailbox[Any], message
     assert (False, 2) == (message.is_finalized, again.delivery_count)
 
 
-def test_a_nack_without_a_reason_is_nobodys_fault_and_with_one_a_failure(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+def test_a_nack_without_a_reason_is_nobodys_fault_and_with_one_a_failure(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
     message.nack()
     [again] = mailbox.receive()
     again.nack(reason="ValueError: no")
@@ -93,7 +102,9 @@ def test_there_is_no_reply_where_names_lead_nowhere(mailbox: Mailbox[Any]) -> No
         message.reply("x")
 
 
-def test_verdicts_are_the_words_of_the_contract(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+def test_verdicts_are_the_words_of_the_contract(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
     assert ["settled"] == mailbox.acknowledge_many([message])
     assert [Verdict.EXPIRED] == mailbox.acknowledge_many([message])
 
@@ -205,8 +216,12 @@ class DeadlyWorker(MemoryBackend):
 
 
 def kill(backend: MemoryBackend) -> None:
-    leased = backend.exchange((), owner=backend.enter(Incarnation.mine()), want=1000, duration=60).leased
-    backend.settle([Settlement(claim=each.claim, outcome=Outcome.DEAD, reason="failed") for each in leased])
+    leased = backend.exchange(
+        (), owner=backend.enter(Incarnation.mine()), want=1000, duration=60
+    ).leased
+    backend.settle(
+        [Settlement(claim=each.claim, outcome=Outcome.DEAD, reason="failed") for each in leased]
+    )
 
 
 def test_replaying_all_ends_though_they_die_again(store: MemoryStore) -> None:
@@ -218,7 +233,9 @@ def test_replaying_all_ends_though_they_die_again(store: MemoryStore) -> None:
     assert 250 == len(mailbox.dead)
 
 
-def test_every_dead_letter_is_listed_once_though_some_are_dropped_meanwhile(store: MemoryStore) -> None:
+def test_every_dead_letter_is_listed_once_though_some_are_dropped_meanwhile(
+    store: MemoryStore,
+) -> None:
     backend = store.lane("work")
     mailbox: Mailbox[int] = Mailbox("work", backend)
     ids = mailbox.send_many(range(250))
@@ -231,14 +248,23 @@ def test_every_dead_letter_is_listed_once_though_some_are_dropped_meanwhile(stor
     assert ids == seen
 
 
-def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
     message.reject("no such customer")
     [letter] = mailbox.dead
-    assert (message.id, "permanent", "no such customer", 1) == (letter.id, letter.reason, letter.error, letter.deliveries)
+    assert (message.id, "permanent", "no such customer", 1) == (
+        letter.id,
+        letter.reason,
+        letter.error,
+        letter.deliveries,
+    )
     assert (True, 0) == (message.is_finalized, mailbox.approximate_count())
 
 
-def test_a_message_tells_its_failures_apart_from_its_deliveries(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+def test_a_message_tells_its_failures_apart_from_its_deliveries(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
     message.nack()
     [again] = mailbox.receive()
     again.nack(reason="ValueError: no")
@@ -252,15 +278,26 @@ def test_leaving_a_with_block_closes_the_mailbox(mailbox: Mailbox[Any]) -> None:
     assert mailbox.closed
 
 
-def test_mailbox_and_message_show_what_they_are(mailbox: Mailbox[Any], message: Message[Any]) -> None:
-    assert ("<Mailbox 'work'>", f"<Message {message.id} of 'work', delivery 1>") == (repr(mailbox), repr(message))
+def test_mailbox_and_message_show_what_they_are(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
+    assert ("<Mailbox 'work'>", f"<Message {message.id} of 'work', delivery 1>") == (
+        repr(mailbox),
+        repr(message),
+    )
 
 
 Act = Callable[[Mailbox[Any]], object]
 UNFIT: dict[str, tuple[Act, str]] = {
     "send": (lambda mailbox: mailbox.send(1, dedupe_key=b"k"), "dedupe_key must be text"),  # type: ignore[arg-type]
-    "send_many": (lambda mailbox: mailbox.send_many([1, 2], dedupe_keys=["a", "\ud800"]), "dedupe_key must be text"),
-    "reply_to": (lambda mailbox: mailbox.send(1, reply_to=5), "reply_to must be a mailbox, or the name of one, not of type int"),  # type: ignore[arg-type]
+    "send_many": (
+        lambda mailbox: mailbox.send_many([1, 2], dedupe_keys=["a", "\ud800"]),
+        "dedupe_key must be text",
+    ),
+    "reply_to": (
+        lambda mailbox: mailbox.send(1, reply_to=5),  # type: ignore[arg-type]
+        "reply_to must be a mailbox, or the name of one, not of type int",
+    ),
     "cancel": (lambda mailbox: mailbox.cancel("\ud800"), "message_id must be text"),
     "show": (lambda mailbox: mailbox.dead.show(5), "message_id must be text"),  # type: ignore[arg-type]
     "replay": (lambda mailbox: mailbox.dead.replay("a", "\0"), "message_id must be text"),
@@ -269,20 +306,26 @@ UNFIT: dict[str, tuple[Act, str]] = {
 
 
 @pytest.mark.parametrize(("act", "told"), UNFIT.values(), ids=UNFIT)
-def test_what_no_store_could_take_is_refused_with_the_bound_and_nothing_is_done(mailbox: Mailbox[Any], act: Act, told: str) -> None:
+def test_what_no_store_could_take_is_refused_with_the_bound_and_nothing_is_done(
+    mailbox: Mailbox[Any], act: Act, told: str
+) -> None:
     with pytest.raises(InvalidParameterError, match=f"^{told}"):
         act(mailbox)
     assert 0 == mailbox.approximate_count()
 
 
-def test_a_reason_is_kept_in_a_form_that_every_store_takes(mailbox: Mailbox[Any], message: Message[Any]) -> None:
+def test_a_reason_is_kept_in_a_form_that_every_store_takes(
+    mailbox: Mailbox[Any], message: Message[Any]
+) -> None:
     message.reject("half \ud800 and \0" + "z" * 20_000)
     [letter] = mailbox.dead
     assert "half \\ud800 and \\x00".ljust(10_000, "z") == letter.error
 
 
 @pytest.mark.parametrize("settle", ["nack", "reject"])
-def test_a_reason_that_is_no_text_is_refused_and_the_message_stays_leased(message: Message[Any], settle: str) -> None:
+def test_a_reason_that_is_no_text_is_refused_and_the_message_stays_leased(
+    message: Message[Any], settle: str
+) -> None:
     with pytest.raises(InvalidParameterError, match=r"^reason must be text"):
         getattr(message, settle)(reason=b"x")
     message.acknowledge()

@@ -7,17 +7,21 @@ from hypothesis import strategies as st
 from longwatch.core.masking import MASK, looks_secret, mask_argv, mask_mapping, mask_text
 
 SECRET_NAMES = [
-    "password", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "db_pass", "passwd", "passphrase", "client_secret", "SECRET_KEY_BASE",
-    "token", "GITHUB_TOKEN", "accessToken", "API_TOKENS", "API_KEY", "apiKey", "APIKEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY",
-    "private-key", "SSH_PRIVATE_KEY", "credentials", "GOOGLE_CREDENTIAL", "auth", "REDISCLI_AUTH", "Authorization", "SENTRY_DSN",
-    "Cookie", "session_id", "SESSION", "TOKEN2",
+    "password", "DB_PASSWORD", "PGPASSWORD", "MYSQL_PWD", "db_pass", "passwd", "passphrase",
+    "client_secret", "SECRET_KEY_BASE", "token", "GITHUB_TOKEN", "accessToken", "API_TOKENS",
+    "API_KEY", "apiKey", "APIKEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "private-key",
+    "SSH_PRIVATE_KEY", "credentials", "GOOGLE_CREDENTIAL", "auth", "REDISCLI_AUTH", "Authorization",
+    "SENTRY_DSN", "Cookie", "session_id", "SESSION", "TOKEN2",
 ]  # fmt: skip
 PLAIN_NAMES = [
-    "monkey", "keyboard", "author", "AUTHORS", "authority", "PATH", "PWD", "OLDPWD", "HOME", "compass", "tokenizer",
-    "TOKENIZERS_PARALLELISM", "max_tokens", "MAX_OUTPUT_TOKENS", "PUBLIC_KEY", "primary_key", "secretary", "stop_signal", "", "_",
+    "monkey", "keyboard", "author", "AUTHORS", "authority", "PATH", "PWD", "OLDPWD", "HOME",
+    "compass", "tokenizer", "TOKENIZERS_PARALLELISM", "max_tokens", "MAX_OUTPUT_TOKENS",
+    "PUBLIC_KEY", "primary_key", "secretary", "stop_signal", "", "_",
 ]  # fmt: skip
 
-secrets = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=6).map(lambda text: f"s3{text}")
+secrets = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=6).map(
+    lambda text: f"s3{text}"
+)
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
@@ -34,7 +38,10 @@ def test_a_name_that_only_contains_the_letters_does_not_look_secret(name: str) -
     ("argv", "shown"),
     [
         (["serve", "--token=x y"], ["serve", f"--token={MASK}"]),
-        (["serve", "--password", "hunter2", "--port", "80"], ["serve", "--password", MASK, "--port", "80"]),
+        (
+            ["serve", "--password", "hunter2", "--port", "80"],
+            ["serve", "--password", MASK, "--port", "80"],
+        ),
         (["serve", "--password", "-hunter2"], ["serve", "--password", MASK]),
         (["serve", "--no-auth", "file"], ["serve", "--no-auth", "file"]),
         (["serve", "--auth", "--port"], ["serve", "--auth", "--port"]),
@@ -63,7 +70,10 @@ def test_a_command_line_is_shown_without_its_secrets(argv: list[str], shown: lis
         ("GET /x?token=abc", f"GET /x?token={MASK}"),
         ("serve --token=abc -p 3", f"serve --token={MASK} -p 3"),
         ("postgresql://h/db?user=u&password=pw", f"postgresql://h/db?user=u&password={MASK}"),
-        ("postgresql://h/db?password=pw&user=u&sslpassword=pw", f"postgresql://h/db?password={MASK}&user=u&sslpassword={MASK}"),
+        (
+            "postgresql://h/db?password=pw&user=u&sslpassword=pw",
+            f"postgresql://h/db?password={MASK}&user=u&sslpassword={MASK}",
+        ),
         ("redis://h?password=p&w&db=1 is away", f"redis://h?password={MASK}&db=1 is away"),
         ("password=p&w=x user=u", f"password={MASK} user=u"),
         ("URL=redis://h?db=1&password=pw", f"URL=redis://h?db=1&password={MASK}"),
@@ -114,7 +124,15 @@ def test_a_masked_value_never_appears_in_a_mapping(secret: str, name: str) -> No
 @given(secret=secrets, name=st.sampled_from(SECRET_NAMES), noise=st.text())
 def test_a_masked_value_never_appears_in_a_command_line(secret: str, name: str, noise: str) -> None:
     assume(secret not in noise)
-    argv = ["x", f"--{name}={noise}{secret}", f"--{name}", secret, f"{name}={secret} {noise}", f"a://u:{secret}@h", noise]
+    argv = [
+        "x",
+        f"--{name}={noise}{secret}",
+        f"--{name}",
+        secret,
+        f"{name}={secret} {noise}",
+        f"a://u:{secret}@h",
+        noise,
+    ]
 
     assert secret not in str(mask_argv(argv))
 
@@ -123,12 +141,24 @@ users = st.text(st.characters(exclude_categories=["Z", "C"], exclude_characters=
 
 
 @given(user=users, password=secrets, odd=st.sampled_from("@:/#?"))
-def test_a_password_in_a_url_never_appears_whatever_is_in_it(user: str, password: str, odd: str) -> None:
-    assert password not in mask_text(f"see scheme://{user}:{password}{odd}{password}@host/path for more")
+def test_a_password_in_a_url_never_appears_whatever_is_in_it(
+    user: str, password: str, odd: str
+) -> None:
+    assert password not in mask_text(
+        f"see scheme://{user}:{password}{odd}{password}@host/path for more"
+    )
 
 
-@given(password=secrets, before=st.lists(st.sampled_from(["user=u", "db=1", "x", "a=%20"]), max_size=3), after=st.booleans())
-def test_a_password_in_a_query_never_appears_and_the_rest_does(password: str, before: list[str], after: bool) -> None:  # noqa: FBT001 - hypothesis
+@given(
+    password=secrets,
+    before=st.lists(st.sampled_from(["user=u", "db=1", "x", "a=%20"]), max_size=3),
+    after=st.booleans(),
+)
+def test_a_password_in_a_query_never_appears_and_the_rest_does(
+    password: str,
+    before: list[str],
+    after: bool,  # noqa: FBT001 - hypothesis
+) -> None:
     rest = "&".join(before)
     query = "&".join([*before, f"password={password}", *(["last=1"] if after else [])])
     shown = mask_text(f"scheme://host/path?{query}")
@@ -142,12 +172,18 @@ def test_a_password_in_a_query_never_appears_and_the_rest_does(password: str, be
     user=st.from_regex(r"[\w.-]{1,20}", fullmatch=True),
     password=secrets,
 )
-def test_a_password_in_a_url_that_lacks_its_slashes_never_appears(scheme: str, user: str, password: str) -> None:
-    assert password not in mask_text(f"no store is known for '{scheme}{user}:{password}@host/db'; use another")
+def test_a_password_in_a_url_that_lacks_its_slashes_never_appears(
+    scheme: str, user: str, password: str
+) -> None:
+    assert password not in mask_text(
+        f"no store is known for '{scheme}{user}:{password}@host/db'; use another"
+    )
 
 
 @given(st.text())
 def test_masking_a_text_never_fails_and_leaves_texts_without_marks_alone(text: str) -> None:
-    marked = any(mark in text for mark in ("@", "=", "--")) or any(word in text.lower() for word in ("bearer", "basic"))
+    marked = any(mark in text for mark in ("@", "=", "--")) or any(
+        word in text.lower() for word in ("bearer", "basic")
+    )
 
     assert marked or text == mask_text(text)

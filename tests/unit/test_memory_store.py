@@ -65,7 +65,9 @@ def test_the_receipt_of_a_parent_settles_nothing_of_its_forked_child() -> None:
         assert (0, "") == snippet.end()
 
 
-def test_a_message_that_is_done_is_let_go_of_long_before_it_would_have_expired(mailbox: Mailbox[object], lane: Lane) -> None:
+def test_a_message_that_is_done_is_let_go_of_long_before_it_would_have_expired(
+    mailbox: Mailbox[object], lane: Lane
+) -> None:
     for _ in range(5):
         mailbox.send_many(range(FEW_GONE), expires_in=86_400)
         mailbox.acknowledge_many(mailbox.receive(max_messages=FEW_GONE))
@@ -110,8 +112,14 @@ def test_what_is_left_keeps_its_order_and_its_times_when_the_gone_are_cleared_ou
 ) -> None:
     monkeypatch.setattr(memory_lane, "FEW_GONE", 0)
     chance = random.Random(seed)
-    sent = [(number, chance.choice([0, 10, 100]), chance.choice([None, 50, 1000])) for number in range(200)]
-    ids = [mailbox.send(number, delay_seconds=delay, expires_in=expires) for number, delay, expires in sent]
+    sent = [
+        (number, chance.choice([0, 10, 100]), chance.choice([None, 50, 1000]))
+        for number in range(200)
+    ]
+    ids = [
+        mailbox.send(number, delay_seconds=delay, expires_in=expires)
+        for number, delay, expires in sent
+    ]
     cancelled = set(chance.sample(range(200), 150))
     for message in mailbox.receive(max_messages=20):
         message.nack()
@@ -120,9 +128,13 @@ def test_what_is_left_keeps_its_order_and_its_times_when_the_gone_are_cleared_ou
     left = [each for each in sent if each[0] not in cancelled]
     assert [number for number, delay, _ in left if delay == 0] == bodies(mailbox)
     store.jump.wall += 60
-    assert [number for number, delay, expires in left if delay == 10 and expires != 50] == bodies(mailbox)
+    assert [number for number, delay, expires in left if delay == 10 and expires != 50] == bodies(
+        mailbox
+    )
     store.jump.wall += 60
-    assert [number for number, delay, expires in left if delay == 100 and expires != 50] == bodies(mailbox)
+    assert [number for number, delay, expires in left if delay == 100 and expires != 50] == bodies(
+        mailbox
+    )
     assert 0 == mailbox.approximate_count()
 
 

@@ -12,7 +12,11 @@ from longwatch.observe.tally import Sample
 
 ACKED = "longwatch_mailbox_acked_total"
 DURATION = "longwatch_handle_duration_seconds"
-RUNNING, AGE, READY = "longwatch_loop_running", "longwatch_heartbeat_age_seconds", "longwatch_health_ready"
+RUNNING, AGE, READY = (
+    "longwatch_loop_running",
+    "longwatch_heartbeat_age_seconds",
+    "longwatch_health_ready",
+)
 
 
 def acked(number: float, loop: str = "mail") -> Sample:
@@ -20,7 +24,11 @@ def acked(number: float, loop: str = "mail") -> Sample:
 
 
 def found(merged: Merged, name: str, *labels: str) -> float | list[float] | None:
-    values = [sample.value for sample in merged.samples() if (sample.name, sample.labels) == (name, labels)]
+    values = [
+        sample.value
+        for sample in merged.samples()
+        if (sample.name, sample.labels) == (name, labels)
+    ]
     assert len(values) <= 1, "one series of each"
     return values[0] if values else None
 
@@ -64,8 +72,13 @@ def test_one_that_is_gone_twice_or_was_never_heard_changes_nothing() -> None:
     assert 3 == found(merged, ACKED, "mail")
 
 
-@pytest.mark.parametrize(("name", "labels", "expected"), [(RUNNING, ("mail",), 8.0), (AGE, ("mail",), 5.0), (READY, (), 3.0)])
-def test_a_gauge_says_how_those_of_several_become_one(name: str, labels: tuple[str, ...], expected: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [(RUNNING, ("mail",), 8.0), (AGE, ("mail",), 5.0), (READY, (), 3.0)],
+)
+def test_a_gauge_says_how_those_of_several_become_one(
+    name: str, labels: tuple[str, ...], expected: float
+) -> None:
     """Their sum, the largest, or the last that was heard of."""
     merged = Merged()
     merged.heard(1, [Sample(name, labels, 5.0)])
@@ -76,7 +89,9 @@ def test_a_gauge_says_how_those_of_several_become_one(name: str, labels: tuple[s
 def test_all_ways_to_merge_are_among_those_that_are_tried_here() -> None:
     gauges = [family for family in FAMILIES.values() if family.kind is Kind.GAUGE]
     assert {Merge.SUM, Merge.MAX, Merge.LAST} == {gauge.merge for gauge in gauges}
-    assert [Merge.SUM, Merge.MAX, Merge.LAST] == [FAMILIES[name].merge for name in (RUNNING, AGE, READY)]
+    assert [Merge.SUM, Merge.MAX, Merge.LAST] == [
+        FAMILIES[name].merge for name in (RUNNING, AGE, READY)
+    ]
 
 
 def test_metrics_that_are_not_known_here_are_passed_over() -> None:
@@ -100,7 +115,9 @@ def test_what_is_handed_out_is_nobody_elses() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 100)), max_size=40))
-def test_whoever_comes_counts_and_goes_the_sum_is_of_all_that_was_ever_counted(acts: list[tuple[int, int | None]]) -> None:
+def test_whoever_comes_counts_and_goes_the_sum_is_of_all_that_was_ever_counted(
+    acts: list[tuple[int, int | None]],
+) -> None:
     """One that ends is followed by another, which has another number and begins at nothing."""
     merged = Merged()
     numbers = count(5)

@@ -49,7 +49,9 @@ def test_each_statement_of_a_step_is_a_whole_one(step: Migration) -> None:
 def test_every_older_version_is_brought_to_the_newest(store: SqliteTransaction, start: int) -> None:
     migrate(store, KNOWN[:start])
     assert start == present_version(store)
-    assert [step.version for step in KNOWN[start:]] == [step.version for step in migrate(store, KNOWN)]
+    assert [step.version for step in KNOWN[start:]] == [
+        step.version for step in migrate(store, KNOWN)
+    ]
     assert NEWEST == present_version(store)
 
 
@@ -82,11 +84,16 @@ def test_a_store_of_a_newer_version_is_refused_with_the_cure(store: SqliteTransa
     migrate(store, [*KNOWN, ahead])
     with pytest.raises(SchemaTooNewError) as caught:
         migrate(store, KNOWN)
-    expected = f"the store was made by a newer Longwatch (schema {NEWEST + 1}, this one knows {NEWEST}); upgrade Longwatch"
+    expected = (
+        f"the store was made by a newer Longwatch (schema {NEWEST + 1}, this one knows {NEWEST}); "
+        f"upgrade Longwatch"
+    )
     assert expected == str(caught.value)
 
 
-def test_a_step_that_fails_leaves_the_version_before(raw: sqlite3.Connection, store: SqliteTransaction) -> None:
+def test_a_step_that_fails_leaves_the_version_before(
+    raw: sqlite3.Connection, store: SqliteTransaction
+) -> None:
     migrate(store, KNOWN)
     before = schema(store)
     bad = Migration(NEWEST + 1, "bad", ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))

@@ -30,7 +30,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_file_is_split_into_its_queries_without_their_comments() -> None:
     text = (
-        "-- About the file.\n\n-- name: one\n-- Says one.\nSELECT 1\n\n-- name: two\n-- Says two.\nSELECT\n    -- inside\n    2;\n"
+        "-- About the file.\n\n-- name: one\n-- Says one.\nSELECT 1\n\n-- name: two\n-- Says "
+        "two.\nSELECT\n    -- inside\n    2;\n"
     )
     assert {"one": "SELECT 1", "two": "SELECT\n    2"} == parse(text)
 
@@ -48,7 +49,9 @@ def test_the_engine_s_own_query_wins_over_the_common_one(package: Path) -> None:
 
 def test_constants_are_filled_in(package: Path) -> None:
     (package / "q.sql").write_text("-- name: a\n-- A.\nSELECT {columns} FROM {table}\n")
-    assert {"a": "SELECT x, y FROM t"} == load_queries("some_sql", "q", "sqlite", table="t", columns="x, y")
+    assert {"a": "SELECT x, y FROM t"} == load_queries(
+        "some_sql", "q", "sqlite", table="t", columns="x, y"
+    )
 
 
 def test_an_unknown_file_is_named(package: Path) -> None:
@@ -58,7 +61,9 @@ def test_an_unknown_file_is_named(package: Path) -> None:
 
 def test_an_unknown_query_is_named() -> None:
     with pytest.raises(KeyError, match="no_such_query"):
-        load_queries("longwatch.store", "claims", "sqlite", table="longwatch_messages", columns="seq")["no_such_query"]
+        load_queries(
+            "longwatch.store", "claims", "sqlite", table="longwatch_messages", columns="seq"
+        )["no_such_query"]
 
 
 def test_there_are_sql_files_to_check() -> None:
@@ -70,7 +75,9 @@ class TestEverySqlFileOfTheProduct:
     def test_describes_each_query_in_a_comment_below_its_name(self, path: Path) -> None:
         lines = path.read_text().splitlines()
         undescribed = [
-            line for line, below in zip(lines, [*lines[1:], ""], strict=True) if NAME.match(line) and not re.match(r"-- \S", below)
+            line
+            for line, below in zip(lines, [*lines[1:], ""], strict=True)
+            if NAME.match(line) and not re.match(r"-- \S", below)
         ]
         assert [] == undescribed
 
@@ -86,14 +93,30 @@ class TestEverySqlFileOfTheProduct:
             bare = re.sub(r"'[^']*'", "''", sql)
             assert not re.search(r"[?%$@]|:\d", bare), name
 
-    def test_is_filled_in_with_nothing_but_names_conditions_and_how_a_lease_is_written(self, path: Path) -> None:
-        lease = {"leased", "renewed", "freed", "lapsed", "next_term", "born", "born_with", "to_change", "execution"}
-        assert {"table", "columns", "gate", *lease} >= set(re.findall(r"\{(.*?)\}", path.read_text()))
+    def test_is_filled_in_with_nothing_but_names_conditions_and_how_a_lease_is_written(
+        self, path: Path
+    ) -> None:
+        lease = {
+            "leased",
+            "renewed",
+            "freed",
+            "lapsed",
+            "next_term",
+            "born",
+            "born_with",
+            "to_change",
+            "execution",
+        }
+        assert {"table", "columns", "gate", *lease} >= set(
+            re.findall(r"\{(.*?)\}", path.read_text())
+        )
 
 
 def sql_in_f_strings(path: Path) -> list[str]:
     verbs = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM|CREATE TABLE)\b")
-    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)]
+    found = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr)
+    ]
     return [f"{path.name}:{node.lineno}" for node in found if verbs.search(ast.unparse(node))]
 
 

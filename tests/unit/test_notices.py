@@ -31,7 +31,9 @@ def parsed(datagram: bytes) -> Notice | None:
         (b"READY=1\nnonsense\n=\n\x00\xff", Notice(pid=PID, ready=True)),
     ],
 )
-def test_what_is_known_is_taken_from_a_datagram_and_the_rest_passed_over(datagram: bytes, notice: Notice) -> None:
+def test_what_is_known_is_taken_from_a_datagram_and_the_rest_passed_over(
+    datagram: bytes, notice: Notice
+) -> None:
     assert notice == parsed(datagram)
 
 
@@ -79,7 +81,9 @@ def test_a_datagram_that_says_nothing_we_know_is_none(datagram: bytes) -> None:
         ("9" * 4000, None),
     ],
 )
-def test_an_extension_is_a_whole_number_of_microseconds_of_a_day_at_the_most(microseconds: str, seconds: float | None) -> None:
+def test_an_extension_is_a_whole_number_of_microseconds_of_a_day_at_the_most(
+    microseconds: str, seconds: float | None
+) -> None:
     notice = parsed(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={microseconds}".encode())
     assert Notice(pid=PID, beat=True, extend=seconds) == notice
 
@@ -99,7 +103,9 @@ def test_an_extension_is_a_whole_number_of_microseconds_of_a_day_at_the_most(mic
         (b"\x00" * 400, r"\x00" * 49 + r"\x0" + "…"),
     ],
 )
-def test_a_status_is_shown_as_one_bounded_printable_line_without_secrets(said: bytes, shown: str) -> None:
+def test_a_status_is_shown_as_one_bounded_printable_line_without_secrets(
+    said: bytes, shown: str
+) -> None:
     assert Notice(pid=PID, status=shown) == parsed(b"STATUS=" + said)
 
 

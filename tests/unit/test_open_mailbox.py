@@ -122,7 +122,9 @@ def test_a_reply_to_a_mailbox_of_another_store_is_refused(tmp_path: Path, other:
         mailbox.send(1, reply_to=open_mailbox(store, "answers"))
 
 
-def test_one_file_is_one_store_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_is_one_store_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     relative = open_mailbox("sqlite:///jobs.db", "requests")
     absolute = open_mailbox(f"sqlite:///{tmp_path}/jobs.db", "answers")
@@ -132,7 +134,10 @@ def test_one_file_is_one_store_however_it_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_transaction_of_another_store_is_refused_and_nothing_is_sent(tmp_path: Path) -> None:
-    with SqliteDatabase(tmp_path / "shop.db") as shop, SqliteDatabase(tmp_path / "queue.db") as queue:
+    with (
+        SqliteDatabase(tmp_path / "shop.db") as shop,
+        SqliteDatabase(tmp_path / "queue.db") as queue,
+    ):
         orders = open_mailbox(queue, "orders")
         with pytest.raises(UnsupportedError, match="transaction of another store"):
             shop.transact(lambda tx: orders.send(1, tx=tx))
@@ -141,29 +146,41 @@ def test_a_transaction_of_another_store_is_refused_and_nothing_is_sent(tmp_path:
 
 def test_one_store_by_two_names_is_one_store(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "queue.db")
-    with SqliteDatabase(tmp_path / "queue.db") as queue, SqliteDatabase(tmp_path / "link.db") as link:
+    with (
+        SqliteDatabase(tmp_path / "queue.db") as queue,
+        SqliteDatabase(tmp_path / "link.db") as link,
+    ):
         orders = open_mailbox(link, "orders")
         queue.transact(lambda tx: orders.send(1, tx=tx))
         assert 1 == orders.approximate_count()
 
 
 @pytest.mark.parametrize(
-    ("url", "module", "extra"), [("postgresql://host/shop", "psycopg", "postgres"), ("redis://host/0", "redis", "redis")]
+    ("url", "module", "extra"),
+    [("postgresql://host/shop", "psycopg", "postgres"), ("redis://host/0", "redis", "redis")],
 )
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(
     url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for loaded in [name for name in sys.modules if name.startswith((f"longwatch.store.{extra}", f"longwatch.mailbox.{extra}"))]:
+    for loaded in [
+        name
+        for name in sys.modules
+        if name.startswith((f"longwatch.store.{extra}", f"longwatch.mailbox.{extra}"))
+    ]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=rf"needs {module}, which is not installed; run: pip install 'longwatch\[{extra}\]'"):
+    with pytest.raises(
+        UsageError,
+        match=rf"needs {module}, which is not installed; run: pip install 'longwatch\[{extra}\]'",
+    ):
         open_mailbox(url, "work")
 
 
 @pytest.mark.parametrize(
     "url",
-    ["postgre://me:secret@host/shop", "sqlite://me:secret@host/a.db", "sqlite://me:secret@[x", "redis:me:secret@host",
-     "me:secret@host", "//me:secret@host", "sqlite:///a.db?password=secret", "kafka://host?user=me&password=secret",
+    ["postgre://me:secret@host/shop", "sqlite://me:secret@host/a.db", "sqlite://me:secret@[x",
+     "redis:me:secret@host", "me:secret@host", "//me:secret@host",
+     "sqlite:///a.db?password=secret", "kafka://host?user=me&password=secret",
      "a?b&password=secret"],
 )  # fmt: skip
 def test_a_store_shows_where_it_is_without_the_secret(url: str) -> None:
@@ -173,7 +190,9 @@ def test_a_store_shows_where_it_is_without_the_secret(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [b"sqlite:///a.db", Path("a.db"), None, 5], ids=str)
-@pytest.mark.parametrize("opens", [open_store, lambda url: open_mailbox(url, "jobs")], ids=["store", "mailbox"])
+@pytest.mark.parametrize(
+    "opens", [open_store, lambda url: open_mailbox(url, "jobs")], ids=["store", "mailbox"]
+)
 def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
     with pytest.raises(UsageError, match=f"sqlite:///jobs.db, not by {type(url).__name__}$"):
         opens(url)
@@ -181,7 +200,9 @@ def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
 
 @pytest.mark.parametrize("largest", [0, -1, 1.5, float("nan"), "x", True, None])
 def test_the_largest_body_is_a_whole_number(largest: Any) -> None:
-    with pytest.raises(InvalidParameterError, match=r"^largest_body must be a whole number of 1 or more"):
+    with pytest.raises(
+        InvalidParameterError, match=r"^largest_body must be a whole number of 1 or more"
+    ):
         open_mailbox(MemoryStore(), "jobs", largest_body=largest)
 
 

@@ -23,7 +23,9 @@ intervals = st.floats(min_value=0.001, max_value=1e6)
 
 
 @given(interval=intervals, jitter=fractions, spread=fractions)
-def test_jitter_only_shortens_and_never_by_more_than_its_fraction(interval: float, jitter: float, spread: float) -> None:
+def test_jitter_only_shortens_and_never_by_more_than_its_fraction(
+    interval: float, jitter: float, spread: float
+) -> None:
     delay = Cadence(interval=interval, jitter=jitter).delay(spread=spread)
     assert delay <= interval
     assert delay == pytest.approx(max(delay, interval * (1 - jitter)))
@@ -36,7 +38,9 @@ def test_jitter_of_a_fifth_gives_four_to_five_fifths_of_the_interval() -> None:
 
 def test_the_time_a_round_took_is_part_of_the_delay() -> None:
     cadence = Cadence(interval=10.0)
-    assert [10.0, 7.0, 0.0, 0.0] == [cadence.pause(spread=0.0, spent=spent) for spent in (0.0, 3.0, 10.0, 35.0)]
+    assert [10.0, 7.0, 0.0, 0.0] == [
+        cadence.pause(spread=0.0, spent=spent) for spent in (0.0, 3.0, 10.0, 35.0)
+    ]
 
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, inf, nan])
@@ -64,9 +68,18 @@ class Task:
         self.rounds.append(self.clock.monotonic() - 1000.0)
         self.then()
 
-    def periodic(self, *, jitter: float = 0.0, immediately: bool = True, spread: float = 0.0) -> Periodic:
+    def periodic(
+        self, *, jitter: float = 0.0, immediately: bool = True, spread: float = 0.0
+    ) -> Periodic:
         cadence = Cadence(interval=10.0, jitter=jitter, immediately=immediately)
-        return Periodic(self.work, cadence, name="task", clock=self.clock, events=Events(self.observer), spread=lambda: spread)
+        return Periodic(
+            self.work,
+            cadence,
+            name="task",
+            clock=self.clock,
+            events=Events(self.observer),
+            spread=lambda: spread,
+        )
 
 
 def test_it_works_at_once_and_then_every_interval() -> None:
@@ -93,7 +106,9 @@ def test_jitter_shortens_each_delay() -> None:
         assert [0.0, 8.0, 16.0, 24.0] == task.rounds
 
 
-def test_a_round_counts_from_its_beginning_and_one_that_overran_is_followed_at_once_without_overlap() -> None:
+def test_a_round_counts_from_its_beginning_and_one_that_overran_is_followed_at_once_without_overlap() -> (  # noqa: E501 - one name
+    None
+):
     task = Task()
     lengths = iter([3.0, 25.0])
     task.then = lambda: task.clock.wait(Wakeup(), next(lengths, 0.0))
@@ -208,7 +223,9 @@ def test_a_round_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
     assert [0.0] == task.rounds
 
 
-def test_a_round_that_starts_its_loop_while_it_is_being_stopped_is_refused_instead_of_waiting_for_itself() -> None:
+def test_a_round_that_starts_its_loop_while_it_is_being_stopped_is_refused_instead_of_waiting_for_itself() -> (  # noqa: E501 - one name
+    None
+):
     task = Task()
     periodic = task.periodic()
     refused: list[str] = []
@@ -257,7 +274,11 @@ def test_the_same_cadence_runs_on_the_event_loop_until_it_is_cancelled() -> None
 
     async def story() -> None:
         cadence = Cadence(interval=10.0, jitter=0.2, immediately=False)
-        task = asyncio.create_task(every(cadence, work, name="task", clock=clock, events=Events(observer), spread=lambda: 0.5))
+        task = asyncio.create_task(
+            every(
+                cadence, work, name="task", clock=clock, events=Events(observer), spread=lambda: 0.5
+            )
+        )
         await asyncio.to_thread(clock.await_parked, 1)
         await asyncio.to_thread(clock.advance, 30)
         task.cancel()
@@ -274,7 +295,11 @@ def test_cancelling_in_the_middle_of_a_round_ends_it_and_is_no_failure() -> None
 
     async def story() -> None:
         cadence = Cadence(interval=10.0)
-        task = asyncio.create_task(every(cadence, lambda: clock.sleep(100), name="task", clock=clock, events=Events(observer)))
+        task = asyncio.create_task(
+            every(
+                cadence, lambda: clock.sleep(100), name="task", clock=clock, events=Events(observer)
+            )
+        )
         await asyncio.to_thread(clock.await_parked, 1)
         task.cancel()
         await asyncio.wait([task])

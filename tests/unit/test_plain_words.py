@@ -14,7 +14,10 @@ def test_up_without_words_is_plain() -> None:
     assert {} == options_of_up(["up"])
 
 
-@pytest.mark.parametrize("words", [["--config", "a.toml", "--log-level", "debug"], ["--config=a.toml", "--log-level=debug"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--config", "a.toml", "--log-level", "debug"], ["--config=a.toml", "--log-level=debug"]],
+)
 def test_options_are_plain_with_their_values_behind_them_or_joined(words: list[str]) -> None:
     assert {"config": "a.toml", "log_level": "debug"} == options_of_up(["up", *words])
 

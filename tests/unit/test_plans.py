@@ -90,17 +90,27 @@ def test_every_setting_arrives_in_the_plan(tmp_path: Path) -> None:
     )["web"]
 
     assert ("true", "x") == plan.process.argv
-    assert (str(tmp_path / "app"), "de", 0o027) == (plan.process.cwd, plan.process.env["LANG"], plan.process.umask)
+    assert (str(tmp_path / "app"), "de", 0o027) == (
+        plan.process.cwd,
+        plan.process.env["LANG"],
+        plan.process.umask,
+    )
     assert Limits(memory=2 << 20, open_files=64, nice=19) == plan.process.limits
     assert RestartPolicy(restart=Restart.ALWAYS, codes=(2, 3), final_codes=(9,)) == plan.restart
     assert BackoffPolicy(initial=2, factor=3, cap=9, jitter=0.5, stable_after=7) == plan.backoff
     assert BreakerPolicy(tolerated=2, window=5, cooldown=None) == plan.breaker
     assert StopPolicy(signal=signal.SIGINT, grace=3) == plan.stop
     assert (Readiness.NOTIFY, 8.0) == (plan.ready_when, plan.ready_timeout)
-    assert (True, False, {"db": Condition.STARTED}) == (plan.critical, plan.autostart, plan.depends_on)
+    assert (True, False, {"db": Condition.STARTED}) == (
+        plan.critical,
+        plan.autostart,
+        plan.depends_on,
+    )
 
 
-def test_the_same_file_gives_an_equal_plan_and_another_environment_another_one(tmp_path: Path) -> None:
+def test_the_same_file_gives_an_equal_plan_and_another_environment_another_one(
+    tmp_path: Path,
+) -> None:
     assert only("", tmp_path) == only("", tmp_path)
     assert only("", tmp_path).needs_restart(only("env.A = '1'", tmp_path))
 
@@ -109,15 +119,29 @@ def test_the_same_file_gives_an_equal_plan_and_another_environment_another_one(t
     ("health", "policy"),
     [
         ("{}", HealthPolicy(probe=HttpProbe(port=8080))),
-        ("{path = '/up', port = 1, failures = 2}", HealthPolicy(probe=HttpProbe(port=1, path="/up"), failures=2)),
-        ("{kind = 'tcp', interval = 3, timeout = 2}", HealthPolicy(probe=TcpProbe(port=8080), interval=3, timeout=2)),
+        (
+            "{path = '/up', port = 1, failures = 2}",
+            HealthPolicy(probe=HttpProbe(port=1, path="/up"), failures=2),
+        ),
+        (
+            "{kind = 'tcp', interval = 3, timeout = 2}",
+            HealthPolicy(probe=TcpProbe(port=8080), interval=3, timeout=2),
+        ),
         ("{command = 'true -x'}", HealthPolicy(probe=ExecProbe(command=("true", "-x")))),
-        ("{kind = 'heartbeat', start_grace = 1}", HealthPolicy(probe=HeartbeatProbe(), start_grace=1)),
-        ("{startup = 9, startup_interval = 2}", HealthPolicy(probe=HttpProbe(port=8080), startup=9, startup_interval=2)),
+        (
+            "{kind = 'heartbeat', start_grace = 1}",
+            HealthPolicy(probe=HeartbeatProbe(), start_grace=1),
+        ),
+        (
+            "{startup = 9, startup_interval = 2}",
+            HealthPolicy(probe=HttpProbe(port=8080), startup=9, startup_interval=2),
+        ),
         ("{enabled = false}", None),
     ],
 )
-def test_health_is_asked_as_the_settings_say(tmp_path: Path, health: str, policy: HealthPolicy | None) -> None:
+def test_health_is_asked_as_the_settings_say(
+    tmp_path: Path, health: str, policy: HealthPolicy | None
+) -> None:
     assert policy == only(f"health = {health}", tmp_path).health
 
 
@@ -134,7 +158,9 @@ def test_the_variables_of_its_user_are_weaker_than_its_own(tmp_path: Path) -> No
 
     assert plan.process.identity is not None
     assert us.pw_uid == plan.process.identity.uid
-    assert (us.pw_name, us.pw_name, "/tmp") == tuple(plan.process.env[name] for name in ("USER", "LOGNAME", "HOME"))
+    assert (us.pw_name, us.pw_name, "/tmp") == tuple(
+        plan.process.env[name] for name in ("USER", "LOGNAME", "HOME")
+    )
 
 
 def test_a_file_without_programs_is_told_how_to_declare_one(tmp_path: Path) -> None:
@@ -142,14 +168,23 @@ def test_a_file_without_programs_is_told_how_to_declare_one(tmp_path: Path) -> N
     assert f"longwatch.toml: declares no program; {cure}" == fault_of("[run]", tmp_path)
 
 
-def test_a_missing_directory_is_told_once_though_the_command_is_looked_for_in_it(tmp_path: Path) -> None:
-    fault = fault_of("program.web = {command = './serve', cwd = 'no', health.command = './probe'}", tmp_path)
+def test_a_missing_directory_is_told_once_though_the_command_is_looked_for_in_it(
+    tmp_path: Path,
+) -> None:
+    fault = fault_of(
+        "program.web = {command = './serve', cwd = 'no', health.command = './probe'}", tmp_path
+    )
     place = "longwatch.toml: program.web.cwd"
-    assert f"{place}: the working directory '{tmp_path}/no' does not exist; make it, or correct cwd" == fault
+    assert (
+        f"{place}: the working directory '{tmp_path}/no' does not exist; make it, or correct cwd"
+        == fault
+    )
 
 
 def test_a_missing_directory_does_not_hide_a_command_that_is_nowhere(tmp_path: Path) -> None:
-    assert 2 == len(faults_of("program.web = {command = 'zzqy-not-a-command', cwd = 'no'}", tmp_path))
+    assert 2 == len(
+        faults_of("program.web = {command = 'zzqy-not-a-command', cwd = 'no'}", tmp_path)
+    )
 
 
 def test_a_user_nobody_knows_is_told(tmp_path: Path) -> None:
@@ -159,7 +194,10 @@ def test_a_user_nobody_knows_is_told(tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_found_is_told_and_that_of_a_check_too(tmp_path: Path) -> None:
     text = "program.'a.b' = {command = 'zzqy-not-a-command', health.command = './probe'}"
-    problem = "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its full path"
+    problem = (
+        "command 'zzqy-not-a-command' was not found on the PATH; check the spelling or give its "
+        "full path"
+    )
     assert [
         f'longwatch.toml: program."a.b".command: {problem}',
         "longwatch.toml: program.\"a.b\".health.command: './probe' does not exist; check the path",
@@ -170,16 +208,23 @@ def test_a_command_is_looked_for_on_the_path_that_the_program_gets(tmp_path: Pat
     (tmp_path / "serve").write_text("#!/bin/sh\n")
     (tmp_path / "serve").chmod(0o755)
 
-    assert ("serve",) == planned(f"program.web = {{command = 'serve', env.PATH = '{tmp_path}'}}", tmp_path)["web"].process.argv
+    assert ("serve",) == planned(
+        f"program.web = {{command = 'serve', env.PATH = '{tmp_path}'}}", tmp_path
+    )["web"].process.argv
     assert "did not" not in fault_of("program.web.command = 'serve'", tmp_path)
 
 
 def test_what_only_a_shell_can_do_is_told_as_it_stands_in_a_file(tmp_path: Path) -> None:
-    assert fault_of("program.web.command = 'cd /'", tmp_path).endswith('for what a shell does write: ["sh", "-c", "…"]')
+    assert fault_of("program.web.command = 'cd /'", tmp_path).endswith(
+        'for what a shell does write: ["sh", "-c", "…"]'
+    )
 
 
 def test_what_is_wrong_with_several_programs_is_told_at_once(tmp_path: Path) -> None:
-    text = "[program]\na = {command = './a'}\nb = {command = 'true', user = 'rooot', cwd = 'no'}\nc.command = 'true'"
+    text = (
+        "[program]\na = {command = './a'}\nb = {command = 'true', user = 'rooot', cwd = "
+        "'no'}\nc.command = 'true'"
+    )
     places = [fault.split(": ")[1] for fault in faults_of(text, tmp_path)]
 
     assert ["program.a.command", "program.b.user", "program.b.cwd"] == places
@@ -188,12 +233,22 @@ def test_what_is_wrong_with_several_programs_is_told_at_once(tmp_path: Path) -> 
 def test_limits_that_only_root_may_grant_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os, "getpriority", lambda *_: 0)
-    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_NOFILE: (256, 1024), resource.RLIMIT_NICE: (25, 25)}.get)
+    monkeypatch.setattr(
+        resource,
+        "getrlimit",
+        {resource.RLIMIT_NOFILE: (256, 1024), resource.RLIMIT_NICE: (25, 25)}.get,
+    )
 
     assert [] == list(check_limits(LimitsSettings(open_files=1024, nice=-5)))
     assert [
-        "limits.open_files: must not be more than 1024, our own hard limit; lower it, or start as root",
-        "limits.nice: must not be less than -5, which is all that we may; raise it, or start as root",
+        (
+            "limits.open_files: must not be more than 1024, our own hard limit; lower it, or "
+            "start as root"
+        ),
+        (
+            "limits.nice: must not be less than -5, which is all that we may; raise it, or start "
+            "as root"
+        ),
     ] == [str(fault) for fault in check_limits(LimitsSettings(open_files=1025, nice=-6))]
 
 
@@ -203,15 +258,22 @@ def test_root_may_grant_any_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [] == list(check_limits(LimitsSettings(open_files=1 << 30, nice=-20)))
 
 
-def test_a_port_that_somebody_listens_on_is_told_unless_the_program_waits_to_be_started(tmp_path: Path) -> None:
+def test_a_port_that_somebody_listens_on_is_told_unless_the_program_waits_to_be_started(
+    tmp_path: Path,
+) -> None:
     text = "[program.web]\ncommand = 'true'\nhealth.port = {port}\nautostart = {autostart}"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         [fault] = busy_ports(settings(text.format(port=port, autostart="true"), tmp_path))
         later = busy_ports(settings(text.format(port=port, autostart="false"), tmp_path))
 
-    problem = f"{port} is not free (address already in use), so health checks would ask another server"
-    assert f"longwatch.toml: program.web.health.port: {problem}; stop that one, or choose another port" == str(fault)
+    problem = (
+        f"{port} is not free (address already in use), so health checks would ask another server"
+    )
+    assert (
+        f"longwatch.toml: program.web.health.port: {problem}; stop that one, or choose another port"
+        == str(fault)
+    )
     assert [] == later
 
 

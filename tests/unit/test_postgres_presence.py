@@ -44,7 +44,10 @@ def test_who_has_lost_its_connection_knows_nothing(presence: Presence) -> None:
     assert presence.may_be_others
 
 
-@pytest.mark.parametrize("payload", [f"hello {YOU}", f"here {YOU}>{ME}", f"here {YOU}>{ANOTHER}", f"{YOU}/channel", f"{YOU}/e/1/n"])
+@pytest.mark.parametrize(
+    "payload",
+    [f"hello {YOU}", f"here {YOU}>{ME}", f"here {YOU}>{ANOTHER}", f"{YOU}/channel", f"{YOU}/e/1/n"],
+)
 def test_whoever_is_heard_is_there(presence: Presence, payload: str) -> None:
     presence.hear(payload)
     assert presence.may_be_others
@@ -94,7 +97,10 @@ def test_two_that_answer_each_other_come_to_an_end(presence: Presence, clock: Fa
 
 
 def test_who_is_answered_is_told_everything_from_then_on(presence: Presence) -> None:
-    answered = [presence.hear(payload)[1] for payload in (f"here {YOU}>{ME}", f"here {YOU}>{ANOTHER}", f"{YOU}/channel")]
+    answered = [
+        presence.hear(payload)[1]
+        for payload in (f"here {YOU}>{ME}", f"here {YOU}>{ANOTHER}", f"{YOU}/channel")
+    ]
     assert [True, False, False] == answered
 
 
@@ -112,7 +118,9 @@ def test_nobody_is_asked_for_who_was_never_there(presence: Presence, clock: Fake
     assert not presence.asks()
 
 
-def test_when_one_was_silent_for_long_it_asks_once_and_who_answers_stays(presence: Presence, clock: FakeClock) -> None:
+def test_when_one_was_silent_for_long_it_asks_once_and_who_answers_stays(
+    presence: Presence, clock: FakeClock
+) -> None:
     presence.hear(f"{YOU}/channel")
     clock.advance(SILENT_FOR - 0.01)
     early = presence.asks()
@@ -152,5 +160,7 @@ def test_nobody_is_given_up_who_was_not_asked(presence: Presence, clock: FakeClo
 
 
 def test_strangers_fill_nothing_up(presence: Presence) -> None:
-    answers = [presence.hear(f"{number:012x}/channel")[0] for number in range(0x1000, 0x1000 + MOST + 5)]
+    answers = [
+        presence.hear(f"{number:012x}/channel")[0] for number in range(0x1000, 0x1000 + MOST + 5)
+    ]
     assert (MOST, [None] * 5) == (len(presence._heard), answers[MOST:])

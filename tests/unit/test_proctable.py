@@ -24,7 +24,9 @@ def environment(proc: Proc, key: int) -> list[bytes] | None:
 
 def test_a_process_is_read_whatever_its_name_is(proc: Proc) -> None:
     proc.add(200)
-    assert Process(key=200, pid=200, parent=ME, group=7, session=8, start=4711) == proc.table().one(200)
+    assert Process(key=200, pid=200, parent=ME, group=7, session=8, start=4711) == proc.table().one(
+        200
+    )
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
@@ -44,8 +46,14 @@ def test_an_environment_is_read_entry_by_entry(proc: Proc) -> None:
     assert [b"A=1", b"LONGWATCH_OWNER=abc", b"LONGWATCH_OWNER2=x", b""] == environment(proc, 200)
 
 
-@pytest.mark.parametrize("memory", [EXECUTING, LAID_OUT, DYING, {}], ids=["executing", "laid out", "dying", "just executed"])
-def test_an_environment_that_is_out_of_sight_is_not_taken_for_none(proc: Proc, memory: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "memory",
+    [EXECUTING, LAID_OUT, DYING, {}],
+    ids=["executing", "laid out", "dying", "just executed"],
+)
+def test_an_environment_that_is_out_of_sight_is_not_taken_for_none(
+    proc: Proc, memory: dict[str, int]
+) -> None:
     proc.add(200, memory)
     assert None is environment(proc, 200)
 
@@ -64,14 +72,18 @@ def test_who_ended_while_it_was_looked_at_has_none(proc: Proc) -> None:
     assert [] == proc.table().environment(process)
 
 
-def test_with_the_outer_numbers_in_proc_each_process_has_both(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_outer_numbers_in_proc_each_process_has_both(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 2)
     for numbers in ((ME, 2), (200, 3), (300, 4, 1), (400,)):
         if numbers[0] != ME:
             proc.add(numbers[0])
         proc.write_numbers(numbers[0], *numbers)
     table = proc.table()
-    assert [(100, 2), (200, 3), (300, 4)] == sorted((process.key, process.pid) for process in table.read().values())
+    assert [(100, 2), (200, 3), (300, 4)] == sorted(
+        (process.key, process.pid) for process in table.read().values()
+    )
     assert Process(key=300, pid=4, parent=ME, group=4, session=4, start=4711) == table.one(300)
 
 
@@ -81,12 +93,16 @@ def test_descendants_are_those_below_and_nobody_else(proc: Proc) -> None:
     assert [200, 201, 202] == [process.key for process in descendants(proc.table().read(), ME)]
 
 
-def test_a_strike_goes_to_every_group_but_our_own_in_which_a_child_may_still_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strike_goes_to_every_group_but_our_own_in_which_a_child_may_still_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     struck: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, signum: struck.append((group, signum)))
     monkeypatch.setattr(os, "getpgrp", lambda: 77)
     quiet = ProcTable()
-    monkeypatch.setattr(quiet, "signal", lambda process, signum: struck.append((process.pid, signum)))
+    monkeypatch.setattr(
+        quiet, "signal", lambda process, signum: struck.append((process.pid, signum))
+    )
     strike(
         quiet,
         [

@@ -43,7 +43,9 @@ HEALTH = HealthPolicy(probe=HttpProbe(port=1), interval=30.0, failures=3, start_
 
 
 class FakeGuardian(Guardian):
-    """Has no process: its children are real `Child` objects that end when the test says so, or when they are signalled."""
+    """Has no process: its children are real `Child` objects that end when the test says so, or
+    when they are signalled.
+    """
 
     def __init__(self, loop: LoopThread, clock: FakeClock) -> None:
         super().__init__(loop, clock=clock)
@@ -66,7 +68,9 @@ class FakeGuardian(Guardian):
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         if message["op"] == "signal":
             self.signals.append(message["signal"])
-            if message["signal"] == signal.SIGKILL or (self.obedient and message["signal"] == signal.SIGTERM):
+            if message["signal"] == signal.SIGKILL or (
+                self.obedient and message["signal"] == signal.SIGTERM
+            ):
                 self.end(message["signal"])
         elif self.latest is not None and message["op"] == "kill":
             self.end(signal.SIGKILL)
@@ -104,12 +108,19 @@ class Stage:
         self.program: Program
         self.outcome: Future[int]
 
-    def begin(self, *, gate: Gate | None = None, memory: Memory | None = None, **plan: object) -> None:
+    def begin(
+        self, *, gate: Gate | None = None, memory: Memory | None = None, **plan: object
+    ) -> None:
         """Start to live; returns when it waits for something."""
         spec = ProcessSpec(argv=["/bin/app", "-v"], env={})
         whole = ProgramPlan(name="app", process=spec, **{"critical": True, **plan})  # type: ignore[arg-type]
         self.program = Program(
-            whole, guardian=self.guardian, clock=self.clock, events=Events(self.heard), memory=memory, strict=True
+            whole,
+            guardian=self.guardian,
+            clock=self.clock,
+            events=Events(self.heard),
+            memory=memory,
+            strict=True,
         )
         self.outcome = self.loop.spawn(self.program.live(gate) if gate else self.program.live())
         self.settle()
@@ -164,12 +175,14 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         yield Stage(loop)
 
 
-# --- starts, ends and waits ---------------------------------------------------------------------------------------------------
+# --- starts, ends and waits -----------------------------------------------------------------------
 
 
 def test_a_start_is_told_with_its_pid_its_command_and_its_number(stage: Stage) -> None:
     stage.begin()
-    assert [ProgramStarted(program="app", pid=1001, command=("/bin/app", "-v"), start=1)] == stage.heard.events
+    assert [
+        ProgramStarted(program="app", pid=1001, command=("/bin/app", "-v"), start=1)
+    ] == stage.heard.events
     assert State.UP == stage.state()
 
 
@@ -184,7 +197,9 @@ def test_a_start_is_told_with_its_pid_its_command_and_its_number(stage: Stage) -
         (signal.SIGINT, 130, "intentional_signal"),
     ],
 )
-def test_an_end_that_is_final_gives_its_code_on(stage: Stage, status: int, code: int, verdict: str) -> None:
+def test_an_end_that_is_final_gives_its_code_on(
+    stage: Stage, status: int, code: int, verdict: str
+) -> None:
     stage.begin()
     stage.do(lambda: stage.guardian.end(status))
     assert code == stage.code()
@@ -211,9 +226,9 @@ def test_fast_crashes_wait_1_2_4_8_16_and_the_sixth_trips_the_breaker(stage: Sta
     assert 100 == stage.code()
     assert [1.0, 2.0, 4.0, 8.0, 16.0] == stage.waits
     assert State.BROKEN == stage.state()
-    assert [CircuitBreakerTripped(program="app", restarts=5, window=60.0, reason="6 failures in 60 s")] == stage.heard.of(
-        CircuitBreakerTripped
-    )
+    assert [
+        CircuitBreakerTripped(program="app", restarts=5, window=60.0, reason="6 failures in 60 s")
+    ] == stage.heard.of(CircuitBreakerTripped)
     assert 6 == stage.program.memory.starts
 
 
@@ -231,12 +246,17 @@ def test_the_waits_are_told_with_the_failures_so_far(stage: Stage) -> None:
     for wait in (1.0, 2.0):
         stage.end(code=1)
         stage.advance(wait)
-    told = [(event.failures, event.restarts_in_window) for event in stage.heard.of(RestartScheduled)]
+    told = [
+        (event.failures, event.restarts_in_window) for event in stage.heard.of(RestartScheduled)
+    ]
     assert [(1, 1), (2, 2)] == told
 
 
 def test_crashes_that_are_far_apart_never_trip_the_breaker(stage: Stage) -> None:
-    stage.begin(breaker=BreakerPolicy(tolerated=2, window=10.0), backoff=BackoffPolicy(initial=6.0, factor=1.0))
+    stage.begin(
+        breaker=BreakerPolicy(tolerated=2, window=10.0),
+        backoff=BackoffPolicy(initial=6.0, factor=1.0),
+    )
     for _ in range(10):
         stage.end(code=1)
         stage.advance(6.0)
@@ -244,11 +264,15 @@ def test_crashes_that_are_far_apart_never_trip_the_breaker(stage: Stage) -> None
     assert [6.0] * 10 == stage.waits
 
 
-def test_a_breaker_that_tolerates_nothing_trips_at_the_first_failure_and_says_why(stage: Stage) -> None:
+def test_a_breaker_that_tolerates_nothing_trips_at_the_first_failure_and_says_why(
+    stage: Stage,
+) -> None:
     stage.begin(breaker=BreakerPolicy(tolerated=0))
     stage.end(code=1)
     assert 100 == stage.code()
-    assert ["1 failures in 60 s"] == [event.reason for event in stage.heard.of(CircuitBreakerTripped)]
+    assert ["1 failures in 60 s"] == [
+        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+    ]
 
 
 def test_a_stable_run_is_told_once_and_starts_the_waits_and_the_breaker_anew(stage: Stage) -> None:
@@ -279,10 +303,15 @@ def test_the_end_of_a_run_is_told_with_how_long_it_lasted_and_how_it_ended(stage
     stage.advance(12.5)
     stage.end(signum=signal.SIGSEGV)
     [ended] = stage.heard.of(ProgramEnded)
-    assert (1001, "signal 11", 12.5, True) == (ended.pid, str(ended.cause), ended.lasted, ended.restart)
+    assert (1001, "signal 11", 12.5, True) == (
+        ended.pid,
+        str(ended.cause),
+        ended.lasted,
+        ended.restart,
+    )
 
 
-# --- starts that fail ---------------------------------------------------------------------------------------------------------
+# --- starts that fail -----------------------------------------------------------------------------
 
 
 def test_a_first_start_that_fails_raises_and_is_not_tried_again(stage: Stage) -> None:
@@ -324,10 +353,12 @@ def test_a_lost_guardian_ends_the_life_of_the_program(stage: Stage) -> None:
         stage.code()
 
 
-# --- stopping -----------------------------------------------------------------------------------------------------------------
+# --- stopping -------------------------------------------------------------------------------------
 
 
-def test_a_stop_before_the_start_means_it_never_runs_and_gives_the_code_of_the_signal(stage: Stage) -> None:
+def test_a_stop_before_the_start_means_it_never_runs_and_gives_the_code_of_the_signal(
+    stage: Stage,
+) -> None:
     stage.program = Program(
         ProgramPlan(name="app", process=ProcessSpec(argv=["x"], env={})),
         guardian=stage.guardian,
@@ -343,7 +374,9 @@ def test_a_stop_signals_and_the_end_is_a_complete_shutdown(stage: Stage) -> None
     stage.begin(stop=StopPolicy(signal=signal.SIGTERM, grace=7.0))
     stage.do(stage.program.stop)
     assert 143 == stage.code()
-    assert [ProgramStopping(program="app", pid=1001, signal=15, grace=7.0)] == stage.heard.of(ProgramStopping)
+    assert [ProgramStopping(program="app", pid=1001, signal=15, grace=7.0)] == stage.heard.of(
+        ProgramStopping
+    )
     assert ["shutdown_complete"] == stage.verdicts
     assert [signal.SIGTERM, signal.SIGCONT] == stage.guardian.signals
     assert State.STOPPED == stage.state()
@@ -408,7 +441,9 @@ def test_a_stop_during_a_later_start_that_fails_is_a_complete_shutdown(stage: St
     assert "shutdown_complete" == stage.verdicts[-1]
 
 
-def test_a_signal_is_passed_on_while_it_runs_and_passed_over_while_it_does_not(stage: Stage) -> None:
+def test_a_signal_is_passed_on_while_it_runs_and_passed_over_while_it_does_not(
+    stage: Stage,
+) -> None:
     stage.begin()
     stage.do(lambda: stage.program.signal(signal.SIGUSR1))
     stage.end(code=1)
@@ -416,10 +451,12 @@ def test_a_signal_is_passed_on_while_it_runs_and_passed_over_while_it_does_not(s
     assert [signal.SIGUSR1] == stage.guardian.signals
 
 
-# --- health -------------------------------------------------------------------------------------------------------------------
+# --- health ---------------------------------------------------------------------------------------
 
 
-def test_the_first_question_comes_after_the_start_grace_and_then_one_each_interval(stage: Stage) -> None:
+def test_the_first_question_comes_after_the_start_grace_and_then_one_each_interval(
+    stage: Stage,
+) -> None:
     stage.begin(health=HEALTH)
     stage.advance(9.9, parked=2)
     assert 0 == FakeCheck.asked
@@ -439,7 +476,9 @@ def test_three_failures_in_a_row_end_the_run_and_it_is_started_again(stage: Stag
     assert State.UP == stage.state()
     stage.advance(30.0)
     assert ["health_check_restart"] == stage.verdicts
-    assert [(1, 3), (2, 3), (3, 3)] == [(event.failures, event.allowed) for event in stage.heard.of(HealthCheckFailed)]
+    assert [(1, 3), (2, 3), (3, 3)] == [
+        (event.failures, event.allowed) for event in stage.heard.of(HealthCheckFailed)
+    ]
     assert [1.0] == stage.waits
     assert signal.SIGTERM == stage.guardian.signals[0]
     stage.advance(1.0, parked=2)
@@ -492,7 +531,9 @@ def test_five_runs_in_a_row_that_hang_trip_the_breaker_however_slow_they_are(sta
     hang(stage, last=True)
     assert 100 == stage.code()
     assert [1.0, 2.0, 4.0, 8.0] == stage.waits
-    assert ["5 runs in a row ended by failed health checks"] == [event.reason for event in stage.heard.of(CircuitBreakerTripped)]
+    assert ["5 runs in a row ended by failed health checks"] == [
+        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+    ]
 
 
 def test_a_stable_run_in_between_forgives_the_hangs(stage: Stage) -> None:
@@ -510,7 +551,9 @@ def test_a_stable_run_in_between_forgives_the_hangs(stage: Stage) -> None:
     assert not stage.outcome.done()
 
 
-def test_a_checked_program_is_stable_only_when_it_is_found_healthy_after_its_time(stage: Stage) -> None:
+def test_a_checked_program_is_stable_only_when_it_is_found_healthy_after_its_time(
+    stage: Stage,
+) -> None:
     stage.begin(health=HEALTH)
     stage.advance(45.0, parked=2)
     FakeCheck.reason = "sick"
@@ -531,12 +574,14 @@ def test_a_sick_program_that_is_told_to_stop_meanwhile_is_not_started_again(stag
     assert ["shutdown_complete"] == stage.verdicts
 
 
-# --- broken, and back ---------------------------------------------------------------------------------------------------------
+# --- broken, and back -----------------------------------------------------------------------------
 
 FRAGILE = BreakerPolicy(tolerated=0, window=60.0, cooldown=300.0)
 
 
-def test_a_program_that_is_not_critical_stays_broken_for_the_cool_down_and_then_gets_one_trial(stage: Stage) -> None:
+def test_a_program_that_is_not_critical_stays_broken_for_the_cool_down_and_then_gets_one_trial(
+    stage: Stage,
+) -> None:
     stage.begin(critical=False, breaker=FRAGILE)
     stage.end(code=1)
     assert State.BROKEN == stage.state()
@@ -546,7 +591,9 @@ def test_a_program_that_is_not_critical_stays_broken_for_the_cool_down_and_then_
     assert State.UP == stage.state()
     stage.end(code=1)
     assert State.BROKEN == stage.state()
-    assert ["1 failures in 60 s", "the trial failed"] == [event.reason for event in stage.heard.of(CircuitBreakerTripped)]
+    assert ["1 failures in 60 s", "the trial failed"] == [
+        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+    ]
 
 
 def test_a_trial_that_is_stable_closes_the_breaker(stage: Stage) -> None:
@@ -593,11 +640,17 @@ def test_a_stop_in_the_moment_of_the_trial_leaves_the_trial_to_the_next_life(sta
     assert State.UP == stage.state()
 
 
-def test_a_trial_that_fails_after_its_cool_down_was_taken_away_breaks_it_all_the_same(stage: Stage) -> None:
+def test_a_trial_that_fails_after_its_cool_down_was_taken_away_breaks_it_all_the_same(
+    stage: Stage,
+) -> None:
     stage.begin(critical=False, breaker=FRAGILE)
     stage.end(code=1)
     stage.advance(300.0)
-    stage.do(lambda: stage.program.follow(replace(stage.program.plan, breaker=replace(FRAGILE, cooldown=None))))
+    stage.do(
+        lambda: stage.program.follow(
+            replace(stage.program.plan, breaker=replace(FRAGILE, cooldown=None))
+        )
+    )
     stage.end(code=1)
     assert State.BROKEN == stage.state()
 
@@ -609,14 +662,18 @@ def test_a_reset_ends_a_wait_for_the_next_start(stage: Stage) -> None:
     assert State.UP == stage.state()
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_what_one_program_remembers_another_goes_on_with(stage: Stage) -> None:
     stage.begin(critical=False, breaker=FRAGILE)
     stage.end(code=1)
     left = stage.program.memory
-    assert (1, 0, "exit 1", "unexpected_exit") == (left.starts, left.restarts, *(left.last_end or ())[:2])
+    assert (1, 0, "exit 1", "unexpected_exit") == (
+        left.starts,
+        left.restarts,
+        *(left.last_end or ())[:2],
+    )
     later = Stage(stage.loop)
     later.clock.advance(10.0, parked=0)
     later.begin(critical=False, breaker=FRAGILE, memory=Memory.from_dict(left.to_dict()))
@@ -635,7 +692,7 @@ def test_restarts_are_counted_and_their_moments_kept(stage: Stage) -> None:
     assert (3, 2, [began + 1.0, began + 3.0]) == (memory.starts, memory.restarts, memory.history)
 
 
-# --- one life after another, and ready -----------------------------------------------------------------------------------------
+# --- one life after another, and ready ------------------------------------------------------------
 
 
 def test_a_life_that_was_stopped_can_be_lived_again(stage: Stage) -> None:
@@ -673,7 +730,9 @@ def ready(stage: Stage) -> bool:
     return stage.program.run.ready
 
 
-def test_an_unchecked_program_is_ready_when_it_is_up_and_not_while_it_is_stopped(stage: Stage) -> None:
+def test_an_unchecked_program_is_ready_when_it_is_up_and_not_while_it_is_stopped(
+    stage: Stage,
+) -> None:
     stage.guardian.obedient = False
     stage.begin()
     assert ready(stage)
@@ -731,7 +790,10 @@ def test_what_a_quick_program_says_before_its_start_is_told_is_heard(stage: Stag
 def test_ready_ends_the_time_that_a_start_was_given(stage: Stage) -> None:
     FakeCheck.reason = "sick"
     stage.begin(health=HEALTH)
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, extend=600.0)), lambda: stage.program.hear(Notice(pid=1001, ready=True)))
+    stage.do(
+        lambda: stage.program.hear(Notice(pid=1001, extend=600.0)),
+        lambda: stage.program.hear(Notice(pid=1001, ready=True)),
+    )
     stage.advance(10.0, parked=2)
     assert 1 == len(stage.heard.of(HealthCheckFailed))
 
@@ -746,7 +808,11 @@ def test_a_program_that_says_it_is_leaving_is_not_ready_any_more(stage: Stage) -
 def test_another_plan_is_followed_with_what_is_remembered(stage: Stage) -> None:
     stage.begin()
     stage.end(code=1)
-    stage.do(lambda: stage.program.follow(replace(stage.program.plan, backoff=BackoffPolicy(initial=5.0))))
+    stage.do(
+        lambda: stage.program.follow(
+            replace(stage.program.plan, backoff=BackoffPolicy(initial=5.0))
+        )
+    )
     stage.advance(1.0)
     stage.end(code=1)
     assert [1.0, 10.0] == stage.waits

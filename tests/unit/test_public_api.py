@@ -23,7 +23,9 @@ every_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda package:
 
 
 def loaded_by_importing(name: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", NEWLY_LOADED, name], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NEWLY_LOADED, name], check=True, stdout=subprocess.PIPE, text=True
+    )
     modules: list[str] = json.loads(done.stdout)
     return modules
 
@@ -55,7 +57,9 @@ def test_an_unknown_name_is_refused_by_name(package: ModuleType) -> None:
 
 
 @every_package
-def test_importing_a_lazy_package_loads_nothing_but_the_standard_library_and_no_event_loop(package: ModuleType) -> None:
+def test_importing_a_lazy_package_loads_nothing_but_the_standard_library_and_no_event_loop(
+    package: ModuleType,
+) -> None:
     tops = {module.partition(".")[0] for module in loaded_by_importing(package.__name__)}
     assert {"longwatch"} == tops - sys.stdlib_module_names
     assert "asyncio" not in tops
@@ -63,4 +67,6 @@ def test_importing_a_lazy_package_loads_nothing_but_the_standard_library_and_no_
 
 def test_the_public_names_are_the_recorded_ones() -> None:
     recorded = RECORD.read_text(encoding="utf-8").split()
-    assert recorded == public_api.names(), "a wanted change of the public surface is recorded with `make api`"
+    assert recorded == public_api.names(), (
+        "a wanted change of the public surface is recorded with `make api`"
+    )

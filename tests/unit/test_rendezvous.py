@@ -44,9 +44,13 @@ def test_another_users_socket_is_where_that_user_can_pass_and_write_nothing() ->
     assert not outside.exists()
 
 
-def test_what_a_killed_one_left_is_removed_by_the_next_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+def test_what_a_killed_one_left_is_removed_by_the_next_and_a_living_one_is_left_alone(
+    tmp_path: Path,
+) -> None:
     living = Rendezvous.make()
-    dead = subprocess.run([sys.executable, "-c", MAKE_AND_DIE], stdout=subprocess.PIPE, text=True, check=False)
+    dead = subprocess.run(
+        [sys.executable, "-c", MAKE_AND_DIE], stdout=subprocess.PIPE, text=True, check=False
+    )
     left = [Path(word) for word in dead.stdout.split()]
     assert [True, True] == [path.exists() for path in left]
     Rendezvous.make().close()

@@ -71,11 +71,16 @@ def test_each_thing_is_said_in_the_words_of_sd_notify(ear: Ear, path: str) -> No
 def test_our_own_supervisor_understands_it(ear: Ear, path: str) -> None:
     Notifier(path).ready("up")
     Notifier(path).stalled("stuck")
-    assert [Notice(pid=1, ready=True, status="up"), Notice(pid=1, trigger=True, status="stuck")] == [ear.notice(), ear.notice()]
+    assert [
+        Notice(pid=1, ready=True, status="up"),
+        Notice(pid=1, trigger=True, status="stuck"),
+    ] == [ear.notice(), ear.notice()]
 
 
 def test_whether_it_was_said_is_told(ear: Ear, path: str) -> None:
-    assert [True, False, False] == [Notifier(each).tell(READY="1") for each in (path, path + "-gone", "")]
+    assert [True, False, False] == [
+        Notifier(each).tell(READY="1") for each in (path, path + "-gone", "")
+    ]
 
 
 def test_an_address_with_an_at_sign_is_in_the_abstract_namespace() -> None:
@@ -109,13 +114,17 @@ def test_no_text_is_one_that_cannot_be_said(status: str) -> None:
 
 def test_a_listener_that_does_not_listen_holds_nobody_up(ear: Ear, path: str) -> None:
     said: list[bool] = []
-    speaking = Errand(lambda: said.extend(Notifier(path).tell(WATCHDOG="1") for _ in range(1000)), name="test")
+    speaking = Errand(
+        lambda: said.extend(Notifier(path).tell(WATCHDOG="1") for _ in range(1000)), name="test"
+    )
     speaking.start()
     assert speaking.over.block(PATIENCE)
     assert [True, False] == [said[0], said[-1]]
 
 
-@pytest.mark.parametrize("address", ["/nowhere/notify", "relative", "/" + "x" * 200, "vsock:2:1234", "@"], ids=str)
+@pytest.mark.parametrize(
+    "address", ["/nowhere/notify", "relative", "/" + "x" * 200, "vsock:2:1234", "@"], ids=str
+)
 def test_an_address_where_nobody_listens_is_no_error(address: str) -> None:
     notifier = Notifier(address)
     for act in (notifier.ready, notifier.stopping, notifier.beat):
@@ -126,7 +135,11 @@ def test_an_address_where_nobody_listens_is_no_error(address: str) -> None:
 
 def test_without_an_address_nothing_is_said() -> None:
     notifier = Notifier.from_environment({})
-    assert (False, None, False) == (notifier.is_heard, notifier.beat_within, notifier.tell(READY="1"))
+    assert (False, None, False) == (
+        notifier.is_heard,
+        notifier.beat_within,
+        notifier.tell(READY="1"),
+    )
 
 
 def test_speaking_leaves_no_descriptor_behind(ear: Ear, path: str) -> None:
@@ -155,7 +168,9 @@ def beat_within(**environ: str) -> float | None:
 
 
 def test_the_environment_says_where_and_how_often(ear: Ear, path: str) -> None:
-    notifier = Notifier.from_environment({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
+    notifier = Notifier.from_environment(
+        {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
+    )
     notifier.beat()
     assert (True, 30.0, b"WATCHDOG=1") == (notifier.is_heard, notifier.beat_within, ear.hears())
 
@@ -169,12 +184,17 @@ def test_beats_for_another_process_are_not_our_business() -> None:
     assert beat_within(WATCHDOG_USEC="2500000", WATCHDOG_PID=str(os.getpid() + 1)) is None
 
 
-@pytest.mark.parametrize("usec", ["", "0", "000", "-1", "+1", "1.5", " 1", "1\n", "often", "٣", "²", "9" * 21, "9" * 5000])
+@pytest.mark.parametrize(
+    "usec",
+    ["", "0", "000", "-1", "+1", "1.5", " 1", "1\n", "often", "٣", "²", "9" * 21, "9" * 5000],
+)
 def test_a_number_that_is_no_time_is_passed_over(usec: str) -> None:
     assert beat_within(WATCHDOG_USEC=usec) is None
 
 
-def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch, ear: Ear, path: str) -> None:
+def test_the_process_environment_is_read_by_default(
+    monkeypatch: pytest.MonkeyPatch, ear: Ear, path: str
+) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", path)
     Notifier.from_environment().ready()
     assert b"READY=1" == ear.hears()

@@ -16,7 +16,9 @@ from longwatch.testing import FakeClock
 class Scripted(Service):
     """Writes down what it is told, and can be made to fail, to block or not to go."""
 
-    def __init__(self, name: str = "scripted", *, clock: Clock | None = None, diary: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str = "scripted", *, clock: Clock | None = None, diary: list[str] | None = None
+    ) -> None:
         super().__init__(name=name, clock=clock)
         self.diary = [] if diary is None else diary
         self.start_error: BaseException | None = None
@@ -325,7 +327,9 @@ def test_a_context_that_cannot_stop_it_says_so_unless_something_else_went_wrong(
         raise KeyError("mine")
 
 
-def group_of(*names: str, clock: Clock | None = None) -> tuple[ServiceGroup, list[Scripted], list[str]]:
+def group_of(
+    *names: str, clock: Clock | None = None
+) -> tuple[ServiceGroup, list[Scripted], list[str]]:
     diary: list[str] = []
     members = [Scripted(name, diary=diary, clock=clock) for name in names]
     return ServiceGroup(members, clock=clock), members, diary
@@ -345,7 +349,9 @@ def test_an_empty_group_starts_and_stops() -> None:
     assert group.stop()
 
 
-def test_when_one_of_a_group_fails_to_start_those_before_it_are_stopped_in_reverse_and_its_error_is_raised() -> None:
+def test_when_one_of_a_group_fails_to_start_those_before_it_are_stopped_in_reverse_and_its_error_is_raised() -> (  # noqa: E501 - one name
+    None
+):
     group, (_, _, c, _), diary = group_of("a", "b", "c", "d")
     c.start_error = OSError("port in use")
     with pytest.raises(OSError, match="port in use"):
@@ -404,7 +410,9 @@ def test_a_group_stops_under_one_deadline() -> None:
     assert group.stop()
 
 
-def test_one_that_ignores_its_deadline_does_not_keep_the_others_of_a_group_from_being_told() -> None:
+def test_one_that_ignores_its_deadline_does_not_keep_the_others_of_a_group_from_being_told() -> (
+    None
+):
     clock = FakeClock()
     diary: list[str] = []
     deaf = Deaf("deaf", diary=diary, clock=clock)
@@ -423,7 +431,9 @@ def test_one_that_ignores_its_deadline_does_not_keep_the_others_of_a_group_from_
     assert group.stop()
 
 
-def test_a_group_is_stopped_also_when_the_system_has_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_stopped_also_when_the_system_has_no_thread_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     group, _, diary = group_of("a", "b")
     group.start()
 

@@ -27,7 +27,11 @@ class Thing:
 def test_a_function_counts_from_def_to_its_last_line_without_docstring(tmp_path: Path) -> None:
     path = tmp_path / "sample.py"
     path.write_text(SAMPLE)
-    expected = {Sized("sample.py::outer", 5), Sized("sample.py::inner", 2), Sized("sample.py::method", 1)}
+    expected = {
+        Sized("sample.py::outer", 5),
+        Sized("sample.py::inner", 2),
+        Sized("sample.py::method", 1),
+    }
     assert expected == set(shape.functions(path, "sample.py"))
 
 
@@ -62,4 +66,8 @@ def test_the_report_names_long_functions_and_the_spread() -> None:
     found = [Sized(f"src/a.py::f{n}", n) for n in range(1, 11)] + [Sized("src/a.py::long", 60)]
     first, *rest = shape.report(found, [Sized("src/a.py", 115)])
     assert "11 functions in 1 files: median 6 lines, nine in ten up to 10, longest 60" == first
-    assert ["functions over 50 lines: 1", "    60 src/a.py::long", "files over 500 lines: 0"] == rest
+    assert [
+        "functions over 50 lines: 1",
+        "    60 src/a.py::long",
+        "files over 500 lines: 0",
+    ] == rest

@@ -12,7 +12,10 @@ class Room:
     def __init__(self, count: int) -> None:
         self.woken = [0] * count
         self.solitude = Solitude()
-        self.seats: list[Seat] = [self.solitude.sit(lambda number=number: self._wake(number)) for number in range(count)]  # type: ignore[misc]
+        self.seats: list[Seat] = [
+            self.solitude.sit(lambda number=number: self._wake(number))  # type: ignore[misc]
+            for number in range(count)
+        ]
 
     def _wake(self, number: int) -> None:
         self.woken[number] += 1
@@ -75,7 +78,11 @@ def test_one_who_leaves_stands_in_nobodys_way() -> None:
     assert other.occupy()
 
 
-@given(moves=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["occupy", "vacate", "ask", "let_go"]))))
+@given(
+    moves=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["occupy", "vacate", "ask", "let_go"]))
+    )
+)
 def test_the_process_is_never_granted_while_another_is_busy(moves: list[tuple[int, str]]) -> None:
     seats = Room(3).seats
     for number, move in moves:

@@ -18,7 +18,9 @@ class Engine:
         self.observer = RecordingObserver()
         events = Events()
         events.subscribe(self.observer)
-        self.around = Surroundings("engine", EnginePolicy(), FakeClock(), events, Heartbeat(FakeClock()))
+        self.around = Surroundings(
+            "engine", EnginePolicy(), FakeClock(), events, Heartbeat(FakeClock())
+        )
 
     def told(self) -> list[str]:
         return [event.call for event in self.observer.of(SourceFailed)]

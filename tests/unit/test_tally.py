@@ -33,7 +33,11 @@ DURATION = "longwatch_handle_duration_seconds"
 
 
 def settled(*lasted: float, **counts: int) -> RowsSettled:
-    return RowsSettled(engine="mail", lasted=lasted, **{"done": 0, "failed": 0, "back": 0, "dead": 0, "refused": 0, **counts})
+    return RowsSettled(
+        engine="mail",
+        lasted=lasted,
+        **{"done": 0, "failed": 0, "back": 0, "dead": 0, "refused": 0, **counts},
+    )
 
 
 def of(*events: Event) -> dict[tuple[str, tuple[str, ...]], float | list[float]]:
@@ -71,10 +75,16 @@ RULES: list[tuple[Event, dict[str, float]]] = [
     (settled(back=5), {"mailbox_returned{mail}": 5}),
     (settled(dead=1), {"mailbox_dead_lettered{mail}": 1}),
     (settled(refused=6), {"mailbox_refused{mail}": 6}),
-    (settled(done=1, failed=2, refused=1), {"mailbox_acked{mail}": 1, "mailbox_nacked{mail}": 2, "mailbox_refused{mail}": 1}),
+    (
+        settled(done=1, failed=2, refused=1),
+        {"mailbox_acked{mail}": 1, "mailbox_nacked{mail}": 2, "mailbox_refused{mail}": 1},
+    ),
     (LeasesRenewed(engine="mail", rows=9), {"leases_renewed{mail}": 9}),
     (LeaseLost(engine="mail", rows=(1, 2), reason="stale"), {"leases_lost{mail,stale}": 2}),
-    (SourceFailed(engine="mail", call="renew", error="no", failures=1), {"source_failures{mail}": 1}),
+    (
+        SourceFailed(engine="mail", call="renew", error="no", failures=1),
+        {"source_failures{mail}": 1},
+    ),
     (ReplyFailed(loop="mail", request_id="1", error="no"), {"replies_failed{mail}": 1}),
     (LoopCrashed(loop="mail", error="no"), {"loop_crashes{mail}": 1}),
     (LoopStalled(loop="mail", elapsed=2.0, threshold=1.0, stacks=""), {"watchdog_stalls{mail}": 1}),
@@ -89,8 +99,12 @@ RULES: list[tuple[Event, dict[str, float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "expected"), RULES, ids=[f"{n}-{event.name}" for n, (event, _) in enumerate(RULES)])
-def test_an_event_adds_to_its_counters_and_to_no_others(event: Event, expected: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("event", "expected"), RULES, ids=[f"{n}-{event.name}" for n, (event, _) in enumerate(RULES)]
+)
+def test_an_event_adds_to_its_counters_and_to_no_others(
+    event: Event, expected: dict[str, float]
+) -> None:
     assert expected == counted(event)
     assert {name: 2 * number for name, number in expected.items()} == counted(event, event)
 
@@ -103,11 +117,15 @@ def test_every_counter_of_the_catalogue_is_counted_by_some_event() -> None:
 
 def test_what_is_counted_has_the_labels_that_the_catalogue_says() -> None:
     found = of(*(event for event, _ in RULES), settled(0.1, done=1))
-    assert {name: len(FAMILIES[name].labels) for name, _ in found} == {name: len(labels) for name, labels in found}
+    assert {name: len(FAMILIES[name].labels) for name, _ in found} == {
+        name: len(labels) for name, labels in found
+    }
 
 
 def test_loops_are_counted_apart() -> None:
-    found = counted(RowsClaimed(engine="a", rows=1, held=1), RowsClaimed(engine="b", rows=2, held=2))
+    found = counted(
+        RowsClaimed(engine="a", rows=1, held=1), RowsClaimed(engine="b", rows=2, held=2)
+    )
     assert {"mailbox_received{a}": 1, "mailbox_received{b}": 2} == found
 
 
@@ -131,7 +149,11 @@ def test_a_duration_is_in_the_bucket_whose_bound_it_does_not_exceed(place: int) 
 
 
 def test_durations_of_several_exchanges_add_up() -> None:
-    [found] = [value for value in of(settled(0.05, 2.0, done=2), settled(0.05, failed=1)).values() if isinstance(value, list)]
+    [found] = [
+        value
+        for value in of(settled(0.05, 2.0, done=2), settled(0.05, failed=1)).values()
+        if isinstance(value, list)
+    ]
     *buckets, total = found
     assert 3 == sum(buckets)
     assert pytest.approx(2.1) == total
@@ -149,7 +171,10 @@ def test_samples_are_of_one_moment() -> None:
     tally(settled(0.5, done=1))
     before = tally.samples()
     tally(settled(0.5, done=1))
-    assert [1, [0.5]] == [sample.value if not isinstance(sample.value, list) else sample.value[-1:] for sample in before]
+    assert [1, [0.5]] == [
+        sample.value if not isinstance(sample.value, list) else sample.value[-1:]
+        for sample in before
+    ]
 
 
 def test_nothing_is_lost_between_threads() -> None:

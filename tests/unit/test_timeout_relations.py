@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from longwatch.errors import UsageError
 from longwatch.runtime.relations import Timeouts
 
-DEFAULTS = Timeouts(threshold=720, interval=60, wait=30, visibility=1800, shutdown=30, processing=600)
+DEFAULTS = Timeouts(
+    threshold=720, interval=60, wait=30, visibility=1800, shutdown=30, processing=600
+)
 SECONDS = st.integers(min_value=1, max_value=5000)
 
 
@@ -36,7 +38,11 @@ def test_the_defaults_and_the_recipes_of_the_manual_raise_no_doubt(timeouts: Tim
 @pytest.mark.parametrize(
     ("changed", "setting", "told"),
     [
-        ({"interval": 240}, "watchdog_interval", "240 s is not less than a third of watchdog_threshold: set it below 240"),
+        (
+            {"interval": 240},
+            "watchdog_interval",
+            "240 s is not less than a third of watchdog_threshold: set it below 240",
+        ),
         (
             {"wait": 120},
             "watchdog_threshold",
@@ -45,7 +51,10 @@ def test_the_defaults_and_the_recipes_of_the_manual_raise_no_doubt(timeouts: Tim
         (
             {"visibility": 1320},
             "visibility_timeout",
-            "1320 s is not more than watchdog_threshold + max_processing_seconds: set it above 1320",
+            (
+                "1320 s is not more than watchdog_threshold + max_processing_seconds: set it "
+                "above 1320"
+            ),
         ),
         (
             {"threshold": None, "shutdown": 1200},
@@ -54,12 +63,20 @@ def test_the_defaults_and_the_recipes_of_the_manual_raise_no_doubt(timeouts: Tim
         ),
     ],
 )
-def test_each_doubt_names_the_setting_and_the_number_that_would_do(changed: dict[str, Any], setting: str, told: str) -> None:
+def test_each_doubt_names_the_setting_and_the_number_that_would_do(
+    changed: dict[str, Any], setting: str, told: str
+) -> None:
     assert [(setting, told)] == list(replace(DEFAULTS, **changed).doubts())
 
 
 @pytest.mark.parametrize(
-    "changed", [{"interval": 239.9}, {"wait": 119.9}, {"visibility": 1320.1}, {"threshold": None, "shutdown": 1199.9}]
+    "changed",
+    [
+        {"interval": 239.9},
+        {"wait": 119.9},
+        {"visibility": 1320.1},
+        {"threshold": None, "shutdown": 1199.9},
+    ],
 )
 def test_a_little_on_the_right_side_is_enough(changed: dict[str, Any]) -> None:
     assert [] == list(replace(DEFAULTS, **changed).doubts())
@@ -78,10 +95,22 @@ def test_where_a_parent_keeps_the_leases_the_visibility_timeout_raises_no_doubt(
 
 
 @given(
-    st.builds(Timeouts, threshold=SECONDS, interval=SECONDS, wait=SECONDS, visibility=SECONDS, shutdown=SECONDS, processing=SECONDS)
+    st.builds(
+        Timeouts,
+        threshold=SECONDS,
+        interval=SECONDS,
+        wait=SECONDS,
+        visibility=SECONDS,
+        shutdown=SECONDS,
+        processing=SECONDS,
+    )
 )
 def test_whoever_follows_the_advice_is_left_alone(timeouts: Timeouts) -> None:
-    fields = {"watchdog_interval": "interval", "watchdog_threshold": "threshold", "visibility_timeout": "visibility"}
+    fields = {
+        "watchdog_interval": "interval",
+        "watchdog_threshold": "threshold",
+        "visibility_timeout": "visibility",
+    }
     for _ in range(10):
         doubts = list(timeouts.doubts())
         if not doubts:
@@ -94,7 +123,9 @@ def test_whoever_follows_the_advice_is_left_alone(timeouts: Timeouts) -> None:
 
 @pytest.mark.parametrize("wait", [720, 720.1, inf])
 def test_a_threshold_that_is_not_more_than_the_wait_is_an_error(wait: float) -> None:
-    with pytest.raises(UsageError, match=r"watchdog_threshold \(720 s\) must be more than wait_time_seconds"):
+    with pytest.raises(
+        UsageError, match=r"watchdog_threshold \(720 s\) must be more than wait_time_seconds"
+    ):
         replace(DEFAULTS, wait=wait).require()
     replace(DEFAULTS, wait=719.9).require()
     replace(DEFAULTS, threshold=None, wait=wait).require()
@@ -103,7 +134,11 @@ def test_a_threshold_that_is_not_more_than_the_wait_is_an_error(wait: float) -> 
 @pytest.mark.parametrize("value", [0, -1, nan, inf])
 @pytest.mark.parametrize(
     ("field", "spelled"),
-    [("interval", "watchdog_interval"), ("visibility", "visibility_timeout"), ("processing", "max_processing_seconds")],
+    [
+        ("interval", "watchdog_interval"),
+        ("visibility", "visibility_timeout"),
+        ("processing", "max_processing_seconds"),
+    ],
 )
 def test_what_is_no_time_to_work_with_is_an_error(field: str, spelled: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"{spelled} must be a number of seconds above 0"):

@@ -31,13 +31,17 @@ def shortened(line: bytes) -> bytes:
 
 
 @given(lines=short_lines, places=cuts)
-def test_lines_within_the_limit_come_out_as_they_went_in(lines: list[bytes], places: list[int]) -> None:
+def test_lines_within_the_limit_come_out_as_they_went_in(
+    lines: list[bytes], places: list[int]
+) -> None:
     data = b"".join(line + b"\n" for line in lines)
     assert data == b"".join(fed(data, places))
 
 
 @given(lines=any_lines, places=cuts)
-def test_every_longer_line_is_cut_and_marked_however_it_arrives(lines: list[bytes], places: list[int]) -> None:
+def test_every_longer_line_is_cut_and_marked_however_it_arrives(
+    lines: list[bytes], places: list[int]
+) -> None:
     data = b"".join(line + b"\n" for line in lines)
     assert b"".join(shortened(line) for line in lines) == b"".join(fed(data, places))
 
@@ -47,8 +51,14 @@ def test_every_block_ends_with_a_line_end(data: bytes, places: list[int]) -> Non
     assert all(block.endswith(b"\n") for block in fed(data, places) if block)
 
 
-@given(lines=any_lines, last=st.binary(min_size=1, max_size=LIMIT).filter(lambda text: b"\n" not in text), places=cuts)
-def test_what_comes_after_the_last_line_end_is_made_a_line(lines: list[bytes], last: bytes, places: list[int]) -> None:
+@given(
+    lines=any_lines,
+    last=st.binary(min_size=1, max_size=LIMIT).filter(lambda text: b"\n" not in text),
+    places=cuts,
+)
+def test_what_comes_after_the_last_line_end_is_made_a_line(
+    lines: list[bytes], last: bytes, places: list[int]
+) -> None:
     data = b"".join(line + b"\n" for line in lines) + last
     assert last + b"\n" == fed(data, places)[-1]
 

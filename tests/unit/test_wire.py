@@ -15,9 +15,13 @@ from longwatch.host.guardian.wire import Inbox, Message, Outbox
 Pair = tuple[socket.socket, socket.socket]
 
 any_text = st.text(st.characters(exclude_categories=()))
-"""Every text Python can hold, lone surrogates included: that is how bytes that are no UTF-8 stand in argv and environment."""
+"""Every text Python can hold, lone surrogates included: that is how bytes that are no UTF-8
+stand in argv and environment.
+"""
 
-messages = st.dictionaries(any_text, any_text | st.integers() | st.booleans() | st.none() | st.lists(any_text), max_size=5)
+messages = st.dictionaries(
+    any_text, any_text | st.integers() | st.booleans() | st.none() | st.lists(any_text), max_size=5
+)
 
 
 @pytest.fixture
@@ -108,7 +112,8 @@ def test_descriptors_arrive_with_the_message_they_were_sent_with(pair: Pair) -> 
     outbox.put({"id": 3}, (pipe_with(b"three"),))
     arrived = drain(outbox, inbox, pair)
     assert [(1, [b"one", b"two"]), (2, []), (3, [b"three"])] == [
-        (message["id"], [read_and_close(descriptor) for descriptor in descriptors]) for message, descriptors in arrived
+        (message["id"], [read_and_close(descriptor) for descriptor in descriptors])
+        for message, descriptors in arrived
     ]
 
 
@@ -119,7 +124,9 @@ def test_descriptors_of_a_message_larger_than_the_socket_takes_arrive_once(pair:
     outbox.put({"id": 2}, (pipe_with(b"two"),))
     arrived = drain(outbox, inbox, pair)
     assert [text, None] == [message.get("text") for message, _ in arrived]
-    assert [[b"one"], [b"two"]] == [[read_and_close(descriptor) for descriptor in got] for _, got in arrived]
+    assert [[b"one"], [b"two"]] == [
+        [read_and_close(descriptor) for descriptor in got] for _, got in arrived
+    ]
 
 
 def test_descriptors_that_arrive_are_not_passed_on_to_programs(pair: Pair) -> None:
@@ -161,7 +168,9 @@ def test_a_full_socket_takes_the_rest_later(pair: Pair) -> None:
     assert outbox
 
 
-def test_a_message_that_is_too_large_is_refused_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_is_too_large_is_refused_and_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(wire, "MOST_BYTES", 20)
     outbox = Outbox()
     outbox.put({"text": "x" * 8})
@@ -194,7 +203,9 @@ def test_a_peer_that_closed_with_something_unread_is_gone_too(pair: Pair) -> Non
     assert not Inbox().receive(pair[1])
 
 
-def test_sending_to_a_peer_that_has_closed_raises_and_does_not_kill_us_with_sigpipe(pair: Pair) -> None:
+def test_sending_to_a_peer_that_has_closed_raises_and_does_not_kill_us_with_sigpipe(
+    pair: Pair,
+) -> None:
     outbox = Outbox()
     outbox.put({"id": 1})
     pair[1].close()

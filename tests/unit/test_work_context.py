@@ -55,7 +55,9 @@ def pulse(clock: FakeClock, page: BeatPage) -> Pulse:
 
 @pytest.fixture
 def context(clock: FakeClock, pulse: Pulse) -> WorkContext:
-    return WorkContext(Leased(Claim(7, 1, 42), DELIVERY), pulse, Deadline.never(clock), began=clock.monotonic())
+    return WorkContext(
+        Leased(Claim(7, 1, 42), DELIVERY), pulse, Deadline.never(clock), began=clock.monotonic()
+    )
 
 
 def test_it_tells_the_attempt_the_fencing_token_and_the_deadline(context: WorkContext) -> None:
@@ -63,7 +65,10 @@ def test_it_tells_the_attempt_the_fencing_token_and_the_deadline(context: WorkCo
 
 
 def test_a_source_that_does_not_count_deliveries_is_at_the_first() -> None:
-    assert (1, 0) == (Leased(Claim(1, 1, 1), object()).attempt, Leased(Claim(1, 1, 1), object()).failures)
+    assert (1, 0) == (
+        Leased(Claim(1, 1, 1), object()).attempt,
+        Leased(Claim(1, 1, 1), object()).failures,
+    )
 
 
 def test_begin_beat_and_end_are_seen_on_the_page_and_on_the_heartbeat(
@@ -82,7 +87,9 @@ def test_begin_beat_and_end_are_seen_on_the_page_and_on_the_heartbeat(
     assert frozenset() == ended.started
 
 
-def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(clock: FakeClock, pulse: Pulse, context: WorkContext) -> None:
+def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(
+    clock: FakeClock, pulse: Pulse, context: WorkContext
+) -> None:
     context.close()
     clock.advance(5.0)
     context.beat("late")
@@ -91,7 +98,9 @@ def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(clock: Fak
 
 def test_a_beat_after_the_page_is_gone_harms_nobody(tmp_path: Path, clock: FakeClock) -> None:
     page = BeatPage(tmp_path / "other", 1)
-    context = WorkContext(Leased(Claim(1, 1, 1), None), Pulse(clock, page, 0), Deadline.never(clock), began=0.0)
+    context = WorkContext(
+        Leased(Claim(1, 1, 1), None), Pulse(clock, page, 0), Deadline.never(clock), began=0.0
+    )
     context.close()
     page.close()
     context.beat()
@@ -100,12 +109,20 @@ def test_a_beat_after_the_page_is_gone_harms_nobody(tmp_path: Path, clock: FakeC
 def test_it_is_not_cancelled_until_it_is(context: WorkContext) -> None:
     assert (False, False) == (context.cancelled, context.lease_lost)
     context.cancel.cancel("shutdown")
-    assert (True, False, "shutdown") == (context.cancelled, context.lease_lost, context.cancel.reason)
+    assert (True, False, "shutdown") == (
+        context.cancelled,
+        context.lease_lost,
+        context.cancel.reason,
+    )
 
 
 def test_losing_the_lease_cancels_with_that_reason(context: WorkContext) -> None:
     context.lose_lease()
-    assert (True, True, "lease_lost") == (context.cancelled, context.lease_lost, context.cancel.reason)
+    assert (True, True, "lease_lost") == (
+        context.cancelled,
+        context.lease_lost,
+        context.cancel.reason,
+    )
 
 
 def test_everybody_finds_the_same_token(context: WorkContext) -> None:
@@ -124,8 +141,13 @@ def test_everybody_finds_the_same_token(context: WorkContext) -> None:
     assert (8, 1) == (len(found), len(set(map(id, found))))
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), CancelledError("own")])
-def test_whatever_is_raised_is_a_failure_tried_again_after_the_backoff(context: WorkContext, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), CancelledError("own")],
+)
+def test_whatever_is_raised_is_a_failure_tried_again_after_the_backoff(
+    context: WorkContext, error: BaseException
+) -> None:
     settlement = judged(context, error, RETRY)
     assert (context.leased.claim, Outcome.FAILED, 40.0) == settlement[:3]
     assert described(error) == settlement.error
@@ -148,7 +170,9 @@ def test_what_is_raised_after_being_told_to_stop_is_nobodys_fault(context: WorkC
 
 
 @given(text=st.text(st.characters(codec=None)), kind=st.sampled_from([ValueError, SystemExit]))
-def test_an_error_is_described_in_words_that_every_store_takes(text: str, kind: type[BaseException]) -> None:
+def test_an_error_is_described_in_words_that_every_store_takes(
+    text: str, kind: type[BaseException]
+) -> None:
     words = described(kind(text))
     assert words.startswith(f"{kind.__name__}: ")
     assert "\0" not in words
@@ -159,6 +183,10 @@ def test_an_error_is_described_in_few_words() -> None:
     assert LONGEST_ERROR == len(described(ValueError("x" * 1_000_000)))
 
 
-@pytest.mark.parametrize("raised", [RuntimeError("no text"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "raised",
+    [RuntimeError("no text"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+    ids=repr,
+)
 def test_an_error_that_has_no_words_is_named(raised: BaseException) -> None:
     assert "UnspeakableError: (its text could not be made)" == described(UnspeakableError(raised))

@@ -16,7 +16,13 @@ from longwatch.errors import ConfigError, UsageError
 from longwatch.supervisor.conditions import Condition, Readiness
 from longwatch.supervisor.plan import ProgramPlan
 
-FACTS = GroupFacts(loops=("jobs",), health_host="0.0.0.0", health_port=None, shutdown_timeout=20.0, watchdog_threshold=60.0)
+FACTS = GroupFacts(
+    loops=("jobs",),
+    health_host="0.0.0.0",
+    health_port=None,
+    shutdown_timeout=20.0,
+    watchdog_threshold=60.0,
+)
 
 
 def settings(text: str, base: Path) -> Settings:
@@ -44,30 +50,60 @@ def test_a_target_is_all_it_takes(tmp_path: Path) -> None:
 
 def test_what_is_not_said_is_one_process_that_is_restarted_when_it_fails() -> None:
     made = WorkerSettings(target="app:group")
-    assert (1, "on-failure", 0.0, False, True) == (made.processes, made.restart, made.stop_grace, made.critical, made.autostart)
+    assert (1, "on-failure", 0.0, False, True) == (
+        made.processes,
+        made.restart,
+        made.stop_grace,
+        made.critical,
+        made.autostart,
+    )
 
 
-@pytest.mark.parametrize(("processes", "names"), [(1, ["jobs"]), (2, ["jobs-1", "jobs-2"]), (3, ["jobs-1", "jobs-2", "jobs-3"])])
-def test_one_process_has_the_name_and_several_are_numbered(processes: int, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("processes", "names"),
+    [(1, ["jobs"]), (2, ["jobs-1", "jobs-2"]), (3, ["jobs-1", "jobs-2", "jobs-3"])],
+)
+def test_one_process_has_the_name_and_several_are_numbered(
+    processes: int, names: list[str]
+) -> None:
     assert names == WorkerSettings(target="app:group", processes=processes).names("jobs")
 
 
 def test_dependencies_are_as_for_a_program(tmp_path: Path) -> None:
     text = '[program.db]\ncommand = "true"\n[worker.jobs]\ntarget = "a:b"\ndepends_on = '
-    assert {"db": Condition.READY} == settings(f'{text}["db"]', tmp_path).worker["jobs"].dependencies
-    assert {"db": Condition.STARTED} == settings(f'{text}{{db = "started"}}', tmp_path).worker["jobs"].dependencies
+    assert {"db": Condition.READY} == settings(f'{text}["db"]', tmp_path).worker[
+        "jobs"
+    ].dependencies
+    assert {"db": Condition.STARTED} == settings(f'{text}{{db = "started"}}', tmp_path).worker[
+        "jobs"
+    ].dependencies
 
 
 TARGET = '[worker.jobs]\ntarget = "app:group"\n'
 PROGRAM = 'command = "true"\n'
 FAULTS = {
     "no target": ("[worker.jobs]\n", "worker.jobs.target: is missing"),
-    "no process": (f"{TARGET}processes = 0", "worker.jobs.processes: must be a whole number from 1 to 256, not 0"),
-    "too many": (f"{TARGET}processes = 257", "worker.jobs.processes: must be a whole number from 1 to 256, not 257"),
-    "a command": (f'{TARGET}command = "true"', "worker.jobs.command: is for programs; name the group with target"),
-    "a typo": (f"{TARGET}proceses = 2", "worker.jobs.proceses: unknown key; did you mean processes?"),
+    "no process": (
+        f"{TARGET}processes = 0",
+        "worker.jobs.processes: must be a whole number from 1 to 256, not 0",
+    ),
+    "too many": (
+        f"{TARGET}processes = 257",
+        "worker.jobs.processes: must be a whole number from 1 to 256, not 257",
+    ),
+    "a command": (
+        f'{TARGET}command = "true"',
+        "worker.jobs.command: is for programs; name the group with target",
+    ),
+    "a typo": (
+        f"{TARGET}proceses = 2",
+        "worker.jobs.proceses: unknown key; did you mean processes?",
+    ),
     "a health table": (f"{TARGET}health.port = 1", "worker.jobs.health: unknown key"),
-    "a program's name": (f"{TARGET}[program.jobs]\n{PROGRAM}", "worker.jobs: is called jobs, which is the name of a program"),
+    "a program's name": (
+        f"{TARGET}[program.jobs]\n{PROGRAM}",
+        "worker.jobs: is called jobs, which is the name of a program",
+    ),
     "a program's name for all": (
         f"{TARGET}processes = 2\n[program.jobs]\n{PROGRAM}",
         "worker.jobs: is called jobs, which is the name of a program",
@@ -84,9 +120,18 @@ FAULTS = {
         '[worker.watchdog]\ntarget = "a:b"',
         "worker.watchdog: is called watchdog, which is the name of our own log",
     ),
-    "a name that is no file name": ('[worker."../up"]\ntarget = "a:b"', 'worker."../up": must be letters'),
-    "an unknown dependency": (f'{TARGET}depends_on = ["db"]', "worker.jobs.depends_on: waits for 'db', which is no program"),
-    "a code in both lists": (f"{TARGET}restart_codes = [3]\nno_restart_codes = [3]", "worker.jobs.no_restart_codes: has 3"),
+    "a name that is no file name": (
+        '[worker."../up"]\ntarget = "a:b"',
+        'worker."../up": must be letters',
+    ),
+    "an unknown dependency": (
+        f'{TARGET}depends_on = ["db"]',
+        "worker.jobs.depends_on: waits for 'db', which is no program",
+    ),
+    "a code in both lists": (
+        f"{TARGET}restart_codes = [3]\nno_restart_codes = [3]",
+        "worker.jobs.no_restart_codes: has 3",
+    ),
 }
 
 
@@ -102,13 +147,19 @@ def test_an_unknown_dependency_of_several_processes_is_told_once(tmp_path: Path)
 
 
 def test_workers_that_wait_for_each_other_are_told(tmp_path: Path) -> None:
-    text = '[worker.a]\ntarget = "a:b"\ndepends_on = ["b"]\n[worker.b]\ntarget = "a:b"\ndepends_on = ["a"]\n'
+    text = (
+        '[worker.a]\ntarget = "a:b"\ndepends_on = ["b"]\n[worker.b]\ntarget = "a:b"\ndepends_on = '
+        '["a"]\n'
+    )
     [line] = faults_of(text, tmp_path)
     assert line.startswith("worker.a.depends_on: waits for itself: a → b → a")
 
 
 def test_a_secret_in_its_environment_is_not_shown(tmp_path: Path) -> None:
-    made = settings(f'{TARGET}env.DATABASE_URL = "postgresql://me:hunter2@db/x"\nenv.API_TOKEN = "hunter3"\n', tmp_path)
+    made = settings(
+        f'{TARGET}env.DATABASE_URL = "postgresql://me:hunter2@db/x"\nenv.API_TOKEN = "hunter3"\n',
+        tmp_path,
+    )
     shown = str(shown_settings(made))
     assert "hunter" not in shown
     assert "app:group" in shown
@@ -119,7 +170,9 @@ def test_a_secret_in_its_environment_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _a_group_of_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the group is stands fast here; tests/integration/test_worker_target.py has how it is looked at."""
+    """What the group is stands fast here; tests/integration/test_worker_target.py has how it is
+    looked at.
+    """
 
     def looked_at(target: str, **_: object) -> GroupFacts:
         if target == "app:none":
@@ -131,7 +184,12 @@ def _a_group_of_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(text: str, base: Path) -> dict[str, ProgramPlan]:
     environ = {"PATH": os.environ["PATH"], "LONGWATCH_PARENT": "/of/somebody/else", "LANG": "C"}
-    return plans(settings(text, base), base=base, environ=environ, told=lambda uid: {"LONGWATCH_PARENT": f"/line/{uid}"})
+    return plans(
+        settings(text, base),
+        base=base,
+        environ=environ,
+        told=lambda uid: {"LONGWATCH_PARENT": f"/line/{uid}"},
+    )
 
 
 def test_every_process_is_planned_alike_but_for_its_name(tmp_path: Path) -> None:
@@ -154,14 +212,19 @@ def test_it_is_told_where_its_parent_listens_and_of_no_other_parent(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("text", "grace"), [("", 25.0), ("stop_grace = 3", 3.0)])
-def test_it_has_five_seconds_more_than_its_group_wants_unless_it_is_said(tmp_path: Path, text: str, grace: float) -> None:
+def test_it_has_five_seconds_more_than_its_group_wants_unless_it_is_said(
+    tmp_path: Path, text: str, grace: float
+) -> None:
     [plan] = planned(f"{TARGET}{text}", tmp_path).values()
     assert grace == plan.stop.grace
 
 
-def test_groups_that_cannot_be_run_and_directories_that_are_not_there_are_told_with_all_other_faults(tmp_path: Path) -> None:
+def test_groups_that_cannot_be_run_and_directories_that_are_not_there_are_told_with_all_other_faults(  # noqa: E501 - one name
+    tmp_path: Path,
+) -> None:
     text = (
-        '[worker.a]\ntarget = "app:none"\n[worker.b]\ntarget = "a:b"\ncwd = "missing"\n[program.c]\ncommand = "no-such-program"\n'
+        '[worker.a]\ntarget = "app:none"\n[worker.b]\ntarget = "a:b"\ncwd = '
+        '"missing"\n[program.c]\ncommand = "no-such-program"\n'
     )
     with pytest.raises(ConfigError) as caught:
         planned(text, tmp_path)

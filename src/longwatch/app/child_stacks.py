@@ -1,4 +1,6 @@
-"""What a worker process is doing, saved before it is killed: its stacks if it can write them, else what the kernel knows."""
+"""What a worker process is doing, saved before it is killed: its stacks if it can write them,
+else what the kernel knows.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ _STEPS = 50
 def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) -> None:
     """Add to its crash file why it goes, and what it does.
 
-    It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it without a word. One that is
-    stopped cannot answer: of that the kernel's view is kept.
+    It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it
+    without a word. One that is stopped cannot answer: of that the kernel's view is kept.
     """
     if crash_file is None:
         return
     _add(crash_file, reason)
     status = _read(pid, "status")
-    if not is_stopped(status) and _catches(status, signal.SIGUSR2) and _asked(pid, crash_file, clock):
+    if (
+        not is_stopped(status)
+        and _catches(status, signal.SIGUSR2)
+        and _asked(pid, crash_file, clock)
+    ):
         return
     _add(crash_file, f"{status}\nwchan: {_read(pid, 'wchan')}")
 
@@ -76,7 +82,14 @@ def _catches(status: str, signum: int) -> bool:
 
 
 def _field(status: str, name: str) -> str:
-    return next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith(f"{name}:")), "")
+    return next(
+        (
+            line.partition(":")[2].strip()
+            for line in status.splitlines()
+            if line.startswith(f"{name}:")
+        ),
+        "",
+    )
 
 
 def _read(pid: int, what: str) -> str:
@@ -87,7 +100,9 @@ def _read(pid: int, what: str) -> str:
 
 def _add(crash_file: Path, text: str) -> None:
     with suppress(OSError):
-        descriptor = os.open(crash_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            crash_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
         try:
             os.write(descriptor, text.encode(errors="replace") + b"\n")
         finally:

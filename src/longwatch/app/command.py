@@ -1,4 +1,6 @@
-"""Is this a command that can be run? Asked before anything is started, so that a slip of the pen is one line and not a restart."""
+"""Is this a command that can be run? Asked before anything is started, so that a slip of the pen
+is one line and not a restart.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,31 @@ from longwatch.core.nearest import did_you_mean
 from longwatch.errors import UsageError
 
 _INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
-_BUILT_IN = frozenset({"cd", "export", "source", ".", "alias", "set", "ulimit", "umask", "exec", "eval"})
+_BUILT_IN = frozenset(
+    {"cd", "export", "source", ".", "alias", "set", "ulimit", "umask", "exec", "eval"}
+)
 _SHELL_WORDS = re.compile(r"[\s;|&<>$`*()]")
 _LONGEST_FIRST_LINE = 256
 
 
 def program_name(command: Sequence[str]) -> str:
-    """What to call a program that was given no name: the command's base name, in letters that suit a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
+    """What to call a program that was given no name: the command's base name, in letters that
+    suit a file name.
+    """
+    return (
+        re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
+    )
 
 
 def check_command(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], with_shell: str = "longwatch run -- sh -c '…'"
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    with_shell: str = "longwatch run -- sh -c '…'",
 ) -> None:
-    """Raise UsageError with the cure unless the command names an executable file, by its path or on the PATH.
+    """Raise UsageError with the cure unless the command names an executable file, by its path or on
+    the PATH.
 
     `with_shell` is what to write for what a shell does.
     """
@@ -34,12 +47,19 @@ def check_command(
         _check_path(cwd / program, program)
         found = [cwd / program]
     else:
-        found = [path for path in (cwd / folder / program for folder in _search_path(env)) if _runnable(path)]
+        found = [
+            path
+            for path in (cwd / folder / program for folder in _search_path(env))
+            if _runnable(path)
+        ]
     if not found:
         _refuse(program, cwd, env, with_shell)
     missing = [_missing_interpreter(path, cwd) for path in found]
     if all(missing):
-        raise UsageError(f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct its first line")
+        raise UsageError(
+            f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct "
+            f"its first line"
+        )
 
 
 def working_directory(asked: str | None) -> Path:
@@ -47,7 +67,9 @@ def working_directory(asked: str | None) -> Path:
     try:
         cwd = Path.cwd() / (asked or "")
     except FileNotFoundError:
-        raise UsageError("the current directory no longer exists; change to one that does") from None
+        raise UsageError(
+            "the current directory no longer exists; change to one that does"
+        ) from None
     if problem := directory_problem(cwd):
         cure = "correct --cwd, or cwd in the settings" if asked else "choose one with --cwd"
         raise UsageError(f"the working directory {str(cwd)!r} {problem}; {cure}")
@@ -79,7 +101,10 @@ def _check_path(path: Path, program: str) -> None:
     if not path.is_file():
         raise UsageError(f"{program!r} is not a file that can be executed; check the path")
     if not os.access(path, os.X_OK):
-        raise UsageError(f"{program!r} is not executable; make it so with chmod +x, or run it through its interpreter")
+        raise UsageError(
+            f"{program!r} is not executable; make it so with chmod +x, or run it through its "
+            f"interpreter"
+        )
 
 
 def _runnable(path: Path) -> bool:
@@ -106,8 +131,12 @@ def _refuse(program: str, cwd: Path, env: Mapping[str, str], with_shell: str) ->
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
     if here.is_file():
         spelled = f"./{program}" if program.isprintable() else repr(f"./{program}")
-        raise UsageError(f"{program!r} is not on the PATH; for the file in this directory write {spelled}")
-    hint = did_you_mean(program, _commands(env), otherwise="check the spelling or give its full path", likeness=0.75)
+        raise UsageError(
+            f"{program!r} is not on the PATH; for the file in this directory write {spelled}"
+        )
+    hint = did_you_mean(
+        program, _commands(env), otherwise="check the spelling or give its full path", likeness=0.75
+    )
     if program in _BUILT_IN or _SHELL_WORDS.search(program):
         hint = f"it runs without a shell; for what a shell does write: {with_shell}"
     raise UsageError(f"command {program!r} was not found on the PATH; {hint}")

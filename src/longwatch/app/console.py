@@ -28,11 +28,14 @@ _LAST_WORDS = 1.0
 class Console:
     """The places where lines leave this process.
 
-    `logs/watchdog.log` gets the supervisor's JSON lines and `logs/NAME.log` a program's output, both below the state directory
-    and absent without one; stdout and stderr get what a person or a container runtime reads.
+    `logs/watchdog.log` gets the supervisor's JSON lines and `logs/NAME.log` a program's output,
+    both below the state directory and absent without one; stdout and stderr get what a person or a
+    container runtime reads.
     """
 
-    def __init__(self, log: LogSettings, *, state: Path | None, clock: Clock, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, log: LogSettings, *, state: Path | None, clock: Clock, environ: Mapping[str, str]
+    ) -> None:
         self.out = Outlet(1, name="longwatch-stdout")
         self.err = Outlet(2, name="longwatch-stderr")
         self._state = state
@@ -49,17 +52,24 @@ class Console:
         return Streams(0, Tee(file, self.out), Tee(file, self.err))
 
     def among_others(self, name: str, output: Output, *, tag: str) -> Streams:
-        """Streams of one program among several: no input, and one way out for all it says, in its order."""
+        """Streams of one program among several: no input, and one way out for all it says, in
+        its order.
+        """
         tee = Tee(self._file(name, output), self.out if output.console else None, tag=tag)
         return Streams(None, tee, tee)
 
     @property
     def dropped(self) -> int:
         """Lines of programs that were dropped so far, by whichever place dropped more."""
-        return max(self.out.dropped + self.err.dropped, sum(file.dropped for file in self._programs.values()))
+        return max(
+            self.out.dropped + self.err.dropped,
+            sum(file.dropped for file in self._programs.values()),
+        )
 
     def flush(self) -> None:
-        """Write out what is waiting, for as long as somebody reads it; what nobody takes counts as dropped."""
+        """Write out what is waiting, for as long as somebody reads it; what nobody takes counts
+        as dropped.
+        """
         for outlet in flush_patiently((self.out, self.err), _PATIENCE):
             outlet.close(0.0)
 
@@ -80,7 +90,9 @@ class Console:
 
 
 def fill_standard_streams() -> None:
-    """Open /dev/null for a standard stream that was closed, lest a file of ours gets its number and the lines meant for it."""
+    """Open /dev/null for a standard stream that was closed, lest a file of ours gets its number
+    and the lines meant for it.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -89,7 +101,9 @@ def fill_standard_streams() -> None:
 
 
 def make_state_directory(state: Path) -> None:
-    """Make it for its owner alone, and keep it out of version control; UsageError if that cannot be."""
+    """Make it for its owner alone, and keep it out of version control; UsageError if that cannot
+    be.
+    """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         ignore = state / ".gitignore"
@@ -97,15 +111,20 @@ def make_state_directory(state: Path) -> None:
             ignore.write_text("*\n")
     except OSError as error:
         raise UsageError(
-            f"cannot write to the state directory {str(state)!r} ({(error.strerror or '').lower()});"
+            f"cannot write to the state directory {str(state)!r} "
+            f"({(error.strerror or '').lower()});"
             " choose another with --state-dir DIR, or keep no files with --state-dir off"
         ) from None
 
 
-def _log_file(log: LogFileSettings | Output, state: Path | None, name: str, notice: Notice | None = None) -> LogFile | None:
+def _log_file(
+    log: LogFileSettings | Output, state: Path | None, name: str, notice: Notice | None = None
+) -> LogFile | None:
     if state is None:
         return None
-    return LogFile(state / "logs" / f"{name}.log", max_bytes=log.max_bytes, keep=log.keep, notice=notice)
+    return LogFile(
+        state / "logs" / f"{name}.log", max_bytes=log.max_bytes, keep=log.keep, notice=notice
+    )
 
 
 def _console_form(log: LogSettings, environ: Mapping[str, str]) -> Form:

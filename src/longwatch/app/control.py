@@ -1,6 +1,7 @@
 """What the commands about a running supervisor do: find it, ask it, judge what it says.
 
-Kept light, so that `longwatch status` is quick: no event loop, no settings but the one that says where to look.
+Kept light, so that `longwatch status` is quick: no event loop, no settings but the one that says
+where to look.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ class RefusedError(LongwatchError):
 def state_directory(flag: str | None, config: Path | None, environ: Mapping[str, str]) -> Path:
     """Where the supervisor keeps its state, found as `longwatch up` finds it.
 
-    As the flag says, else LONGWATCH_STATE_DIR; else as the settings say, seen from where they are, else `.longwatch` beside them.
+    As the flag says, else LONGWATCH_STATE_DIR; else as the settings say, seen from where they are,
+    else `.longwatch` beside them.
     """
     said = flag or environ.get("LONGWATCH_STATE_DIR") or _configured(config, environ)
     if said == "off":
-        raise UsageError("the state directory is off, so there is nothing to look at; name one with --state-dir")
+        raise UsageError(
+            "the state directory is off, so there is nothing to look at; name one with --state-dir"
+        )
     return Path(said)
 
 
@@ -62,14 +66,18 @@ def request(  # noqa: PLR0913 - one argument a field of the request, and how lon
 
 
 def as_wanted(program: Facts) -> bool:
-    """Whether a program is as somebody wants it: up, or stopped on purpose, or at an end that is no failure."""
+    """Whether a program is as somebody wants it: up, or stopped on purpose, or at an end that is
+    no failure.
+    """
     ended = program["last_end"] or {}
     ended_well = program["state"] == "ended" and ended.get("verdict") in _ENDED_WELL
     return program["desired"] == "stopped" or bool(program["up"]) or ended_well
 
 
 def _configured(config: Path | None, environ: Mapping[str, str]) -> str:
-    """As the settings say, whatever else is wrong with them; without any as they would say if they said nothing."""
+    """As the settings say, whatever else is wrong with them; without any as they would say if
+    they said nothing.
+    """
     named = config or environ.get("LONGWATCH_CONFIG")
     path = Path(named or CONFIG_FILE)
     if not named and not path.exists():

@@ -27,7 +27,12 @@ def group() -> LoopGroup:
     loop, evaluator = _loop(facts.target), _loaded(facts.evaluator, "shop.checks:judge")
     evaluation = Evaluation(facts, open_store(facts.store))
     evals = EvalLoop(
-        loop=loop, evaluator=evaluator, requests=evaluation.samples, name="eval", concurrency=facts.concurrency, retry=RETRY
+        loop=loop,
+        evaluator=evaluator,
+        requests=evaluation.samples,
+        name="eval",
+        concurrency=facts.concurrency,
+        retry=RETRY,
     )
     interval = max(facts.sample_timeout / 12, 0.1)
     return LoopGroup(
@@ -44,7 +49,10 @@ def _loop(target: str) -> MainLoop[Any, Any]:
         with telling(target):
             found = found()
     if not isinstance(found, MainLoop):
-        raise UsageError(f"{target!r} is of type {type(found).__name__}; it has to be a MainLoop, or a function that returns one")
+        raise UsageError(
+            f"{target!r} is of type {type(found).__name__}; it has to be a MainLoop, or a "
+            f"function that returns one"
+        )
     return found
 
 

@@ -1,7 +1,9 @@
-"""`longwatch eval run` and `resume`: an evaluation in worker processes, with a bar that shows how far it is.
+"""`longwatch eval run` and `resume`: an evaluation in worker processes, with a bar that shows how
+far it is.
 
-Samples that hang or kill their process cost that process, not the evaluation: another takes its place, and after its attempts the
-sample is reported as what it is. Whatever is killed here, `resume` goes on with what is left.
+Samples that hang or kill their process cost that process, not the evaluation: another takes its
+place, and after its attempts the sample is reported as what it is. Whatever is killed here,
+`resume` goes on with what is left.
 """
 
 from __future__ import annotations
@@ -57,11 +59,20 @@ class InterruptedEvaluationError(LongwatchError):
     exit_code = 130
 
 
-def run(facts: EvalFacts, dataset: Dataset, *, state: Path, environ: Mapping[str, str], go_on: str) -> EvalReport:
-    """Submit the dataset and evaluate it; the report, which is saved too. `go_on` is the command that resumes it."""
+def run(
+    facts: EvalFacts, dataset: Dataset, *, state: Path, environ: Mapping[str, str], go_on: str
+) -> EvalReport:
+    """Submit the dataset and evaluate it; the report, which is saved too. `go_on` is the command
+    that resumes it.
+    """
     fill_standard_streams()
-    whole = msgspec.structs.replace(facts, dataset=dataset.name, digest=dataset.digest, ids=dataset.ids)
-    with opened_store(facts.store, auto_migrate=True) as store, closing(_Working(whole, state, environ, go_on)) as working:
+    whole = msgspec.structs.replace(
+        facts, dataset=dataset.name, digest=dataset.digest, ids=dataset.ids
+    )
+    with (
+        opened_store(facts.store, auto_migrate=True) as store,
+        closing(_Working(whole, state, environ, go_on)) as working,
+    ):
         working.look()  # what cannot be used is told before anything is written
         _make_places(state)
         evaluation = Evaluation(whole, store)
@@ -69,7 +80,9 @@ def run(facts: EvalFacts, dataset: Dataset, *, state: Path, environ: Mapping[str
         return _finish(evaluation, working, state)
 
 
-def resume(run: str, *, store: str, state: Path, environ: Mapping[str, str], go_on: str) -> EvalReport:
+def resume(
+    run: str, *, store: str, state: Path, environ: Mapping[str, str], go_on: str
+) -> EvalReport:
     """Go on with an evaluation; one that is done is only reported."""
     fill_standard_streams()
     with existing_store(store) as there:
@@ -86,7 +99,10 @@ def _make_places(state: Path) -> None:
 
 def _finish(evaluation: Evaluation, working: _Working, state: Path) -> EvalReport:
     if left := evaluation.left():
-        _say(f"evaluation {evaluation.facts.run}: {left} samples; if it is cut short, go on: {working.go_on}")
+        _say(
+            f"evaluation {evaluation.facts.run}: {left} samples; if it is cut short, go on: "
+            f"{working.go_on}"
+        )
         working.work(evaluation)
     report = evaluation.report()
     base = state / "evals" / evaluation.facts.run
@@ -98,7 +114,9 @@ def _finish(evaluation: Evaluation, working: _Working, state: Path) -> EvalRepor
 class _Working:
     """The worker processes of one evaluation."""
 
-    def __init__(self, facts: EvalFacts, state: Path, environ: Mapping[str, str], go_on: str) -> None:
+    def __init__(
+        self, facts: EvalFacts, state: Path, environ: Mapping[str, str], go_on: str
+    ) -> None:
         self.go_on = go_on
         self._facts = facts
         self._clock = SystemClock()
@@ -110,7 +128,9 @@ class _Working:
         self._environ = environ
         self._events = Events(self._count)
         self._supervisor: Supervisor | None = None
-        self._workers = Workers(state=state, log=LogSettings(), clock=self._clock, events=self._events)
+        self._workers = Workers(
+            state=state, log=LogSettings(), clock=self._clock, events=self._events
+        )
 
     def look(self) -> None:
         """UsageError for a loop or an evaluator that cannot be used."""
@@ -119,10 +139,17 @@ class _Working:
     def work(self, evaluation: Evaluation) -> None:
         """Until nothing is left; InterruptedEvaluationError if we are told to stop before."""
         self.look()
-        with _stopped_by_signals(self._over.set), _opened(self._log_path) as log, self._workers, self._supervised(log):
+        with (
+            _stopped_by_signals(self._over.set),
+            _opened(self._log_path) as log,
+            self._workers,
+            self._supervised(log),
+        ):
             self._watch(evaluation)
         if left := evaluation.left():
-            raise InterruptedEvaluationError(f"interrupted with {left} samples left; go on: {self.go_on}")
+            raise InterruptedEvaluationError(
+                f"interrupted with {left} samples left; go on: {self.go_on}"
+            )
 
     def _watch(self, evaluation: Evaluation) -> None:
         """Until nothing is left, or we are told to stop."""
@@ -132,12 +159,17 @@ class _Working:
                 show(total - left)
                 self._require_workers(left)
                 if self._clock.wait(self._over, _LOOK):
-                    _say("stopping: the samples at work may finish; to end them too, say it once more")
+                    _say(
+                        "stopping: the samples at work may finish; to end them too, say it "
+                        "once more"
+                    )
                     return
             show(total)
 
     def _left(self, evaluation: Evaluation, known: int) -> int:
-        """How many are left. While the store cannot be asked, which is told once: as many as before."""
+        """How many are left. While the store cannot be asked, which is told once: as many as
+        before.
+        """
         try:
             left = evaluation.left()
         except LongwatchError as error:
@@ -156,7 +188,12 @@ class _Working:
     def _supervised(self, log: int) -> Supervisor:
         streams = Streams(None, log, log)
         self._supervisor = self._workers.supervisor = Supervisor(
-            self._plans, streams=lambda _: streams, events=self._events, clock=self._clock, guarded=allow_many_files, adopt=True
+            self._plans,
+            streams=lambda _: streams,
+            events=self._events,
+            clock=self._clock,
+            guarded=allow_many_files,
+            adopt=True,
         )
         return self._supervisor
 
@@ -165,8 +202,12 @@ class _Working:
         target = "longwatch.app.eval_group:group"
         worker = WorkerSettings(target=target, processes=self._facts.processes, env={FACTS: asked})
         here = working_directory(None)
-        _, plans = worker_plans("eval", worker, base=here, environ=self._environ, told=self._workers.told)
-        return [replace(plan, restart=_RESTART, backoff=_BACKOFF, breaker=_BREAKER) for plan in plans]
+        _, plans = worker_plans(
+            "eval", worker, base=here, environ=self._environ, told=self._workers.told
+        )
+        return [
+            replace(plan, restart=_RESTART, backoff=_BACKOFF, breaker=_BREAKER) for plan in plans
+        ]
 
     def _count(self, event: Event) -> None:
         """Ends of processes that never came to a sample."""
@@ -183,7 +224,8 @@ class _Working:
             raise TryAgainError(f"{error}; go on: {self.go_on}") from error
         if self._in_vain >= _MOST_IN_VAIN:
             raise NeedsPersonError(
-                f"worker processes end before they come to a sample, and {left} are left; see {self._log_path}, then: {self.go_on}"
+                f"worker processes end before they come to a sample, and {left} are left; see "
+                f"{self._log_path}, then: {self.go_on}"
             )
 
 
@@ -216,5 +258,8 @@ def exit_code(report: EvalReport, min_pass_rate: float | None) -> int:
     """1 if it is not good enough."""
     if min_pass_rate is None or report.pass_rate >= min_pass_rate:
         return 0
-    _say(f"{report.passed} of {report.samples} samples passed, less than the pass rate of {min_pass_rate:g} that was asked for")
+    _say(
+        f"{report.passed} of {report.samples} samples passed, less than the pass rate of "
+        f"{min_pass_rate:g} that was asked for"
+    )
     return 1

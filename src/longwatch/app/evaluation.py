@@ -1,4 +1,6 @@
-"""One evaluation that survives the night: what is remembered of it in the store, so that another process can go on with it."""
+"""One evaluation that survives the night: what is remembered of it in the store, so that another
+process can go on with it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class EvalFacts(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     evaluator: str
     store: str = ""
-    """Where it is now; not remembered there: the same store may have another URL tomorrow, and this one a password in it."""
+    """Where it is now; not remembered there: the same store may have another URL tomorrow, and
+    this one a password in it.
+    """
     concurrency: int = 8
     processes: int = 1
     attempts: int = 3
@@ -49,17 +53,23 @@ def new_run() -> str:
 
 
 class Evaluation:
-    """Three mailboxes of one store: what was asked for, the samples that are not done, and the results."""
+    """Three mailboxes of one store: what was asked for, the samples that are not done, and the
+    results.
+    """
 
     def __init__(self, facts: EvalFacts, store: Any) -> None:
         self.facts = facts
         self._store = store
         limits = Limits(max_failures=facts.attempts, max_crashes=facts.attempts)
-        self.samples: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{facts.run}/samples", limits=limits)
+        self.samples: Mailbox[Any] = open_mailbox(
+            store, f"{_PREFIX}{facts.run}/samples", limits=limits
+        )
         self.results: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{facts.run}/results")
 
     def submit(self, dataset: Dataset) -> None:
-        """Send every sample, then remember what was asked for: what is not remembered is not run. On SQL both or nothing."""
+        """Send every sample, then remember what was asked for: what is not remembered is not
+        run. On SQL both or nothing.
+        """
         remembered = _remembered(self._store, self.facts.run)
         facts = msgspec.structs.replace(self.facts, store="")
 
@@ -93,15 +103,22 @@ class Evaluation:
 
 
 def find(store: Any, run: str, *, url: str) -> Evaluation:
-    """An evaluation of the store at this URL, by its name; UsageError with the nearest if there is none."""
+    """An evaluation of the store at this URL, by its name; UsageError with the nearest if there
+    is none.
+    """
     known = [found[1] for name in mailbox_names(store) if (found := _FACTS.fullmatch(name))]
     if run not in known:
         shown = ", ".join(sorted(known)[-5:]) or "none"
-        raise UsageError(f"no evaluation {run!r} here; {did_you_mean(run, known, otherwise=f'the last ones are: {shown}')}")
+        raise UsageError(
+            f"no evaluation {run!r} here; "
+            f"{did_you_mean(run, known, otherwise=f'the last ones are: {shown}')}"
+        )
     remembered = _remembered(store, run)
     for delivery in remembered.backend.peek(limit=1):
         return Evaluation(msgspec.structs.replace(remembered.decode(delivery), store=url), store)
-    raise UsageError(f"what was asked for in evaluation {run!r} was removed from the store; run it again")
+    raise UsageError(
+        f"what was asked for in evaluation {run!r} was removed from the store; run it again"
+    )
 
 
 def _remembered(store: Any, run: str) -> Mailbox[EvalFacts]:

@@ -1,4 +1,6 @@
-"""The attempts of worker processes, as their parent keeps them: it has none of the code that they compute."""
+"""The attempts of worker processes, as their parent keeps them: it has none of the code that
+they compute.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ class FlowLeases(FlowSource):
     """Renews attempts by owner, and brings back what an owner had that has ended."""
 
     def sweep(self) -> int:
-        """Only what needs no graphs. Of the sweeps that come in turns this would use up one in which a worker could go on with
-        executions that it knows, and we do not.
+        """Only what needs no graphs. Of the sweeps that come in turns this would use up one in
+        which a worker could go on with executions that it knows, and we do not.
         """
         return self.sweeping.bury_the_dead()

@@ -1,6 +1,8 @@
-"""Flows for one command: by `module:name`, or by the URL of a store alone; opened for it and closed after it.
+"""Flows for one command: by `module:name`, or by the URL of a store alone; opened for it and closed
+after it.
 
-A command that only looks makes nothing: no file, no tables. Errors of the store come out as they are, with their own exit codes.
+A command that only looks makes nothing: no file, no tables. Errors of the store come out as they
+are, with their own exit codes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Seen(NamedTuple):
 
 @contextmanager
 def loaded_flow(target: str) -> Iterator[Flow]:
-    """The Flow that `module:name` names, or that the function of that name returns. What its module prints goes to stderr."""
+    """The Flow that `module:name` names, or that the function of that name returns. What its
+    module prints goes to stderr.
+    """
     with telling(target), redirect_stdout(sys.stderr):
         found = load_object(target)
         flow: Flow = require_flow(found() if callable(found) else found, target)
@@ -60,8 +64,14 @@ def existing_flow(target: str) -> Iterator[Flow]:
 
 @contextmanager
 def existing_store(url: str, *, given: bool) -> Iterator[Flow]:
-    """A store without the code of its graphs; UsageError if it is not there, or has no executions. `given`: somebody named it."""
-    cure = "check the URL; the first flow.start(…) makes it" if given else "name the flow first, as module:name, or give --store"
+    """A store without the code of its graphs; UsageError if it is not there, or has no
+    executions. `given`: somebody named it.
+    """
+    cure = (
+        "check the URL; the first flow.start(…) makes it"
+        if given
+        else "name the flow first, as module:name, or give --store"
+    )
     with Flow(url) as flow:
         _require_executions(flow, cure)
         yield flow
@@ -87,10 +97,14 @@ def shown_url(flow: Flow) -> str:
 
 
 def seen(flow: Flow, name: str) -> Seen:
-    """Everything that is stored of an execution; UnknownExecutionError if there is none of that id."""
+    """Everything that is stored of an execution; UnknownExecutionError if there is none of that
+    id.
+    """
     number, _ = _found(flow, name)
     [summary] = flow.executions(limit=1, before=number + 1)
-    attempts = flow.database.read(lambda tx: tx.rows(flow.records.sql["attempts"], {"execution": number}))
+    attempts = flow.database.read(
+        lambda tx: tx.rows(flow.records.sql["attempts"], {"execution": number})
+    )
     return Seen(summary, _standing(flow, number, name), [Computation.read(row) for row in attempts])
 
 
@@ -101,17 +115,25 @@ def drawn(flow: Flow, name: str) -> tuple[Graph, Standing]:
 
 
 def graph_named(flow: Flow, name: str | None, version: str | None) -> Graph:
-    """The graph of that name; without one the only one there is. Without a version, the one that was given last."""
+    """The graph of that name; without one the only one there is. Without a version, the one that
+    was given last.
+    """
     names = list(dict.fromkeys(kind.graph for kind in flow.registry.graphs))
     if name is None and len(names) != 1:
-        raise UsageError(f"this flow has several graphs; name one of {', '.join(names)}" if names else "this flow has no graphs")
+        raise UsageError(
+            f"this flow has several graphs; name one of {', '.join(names)}"
+            if names
+            else "this flow has no graphs"
+        )
     return flow.registry.graphs[flow.registry.find(name or names[0], version)]
 
 
 def _found(flow: Flow, name: str) -> tuple[int, Kind]:
     rows = flow.database.read(lambda tx: tx.rows(flow.records.sql["find"], {"id": name}))
     if not rows:
-        raise UnknownExecutionError(f"there is no execution {name!r} in {shown_url(flow)}; `longwatch flow ls` lists them")
+        raise UnknownExecutionError(
+            f"there is no execution {name!r} in {shown_url(flow)}; `longwatch flow ls` lists them"
+        )
     return rows[0][0], Kind(*rows[0][1:3])
 
 
@@ -126,17 +148,24 @@ def _standing(flow: Flow, number: int, name: str) -> Standing:
 
 
 def read_value(node: str, word: str) -> Any:
-    """A value from the command line: JSON, or text if it cannot have been meant as JSON; SerializationError for what is neither."""
+    """A value from the command line: JSON, or text if it cannot have been meant as JSON;
+    SerializationError for what is neither.
+    """
     try:
         return VALUES.decode(word.encode())
     except SerializationError as error:
         if word and word[0] not in _LIKE_JSON and word not in _LIKE_PYTHON:
             return word
         if not word:
-            raise UsageError(f"the value of {node!r} is empty; --text sets empty text, `unset` is for code") from None
+            raise UsageError(
+                f"the value of {node!r} is empty; --text sets empty text, `unset` is for code"
+            ) from None
         if word in _LIKE_PYTHON:
             raise UsageError(
-                f"the value of {node!r} is not JSON: {word} is Python; write null, true, false, or use --text"
+                f"the value of {node!r} is not JSON: {word} is Python; write null, true, "
+                f"false, or use --text"
             ) from None
         detail = str(error).removeprefix("a value cannot be read: ")
-        raise UsageError(f"the value of {node!r} is not JSON: {detail}; quote it for the shell, or use --text") from None
+        raise UsageError(
+            f"the value of {node!r} is not JSON: {detail}; quote it for the shell, or use --text"
+        ) from None

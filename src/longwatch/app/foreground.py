@@ -1,7 +1,8 @@
-"""This process while it supervises in the foreground, or as PID 1: its signals, its logs, its exit code.
+"""This process while it supervises in the foreground, or as PID 1: its signals, its logs, its exit
+code.
 
-The first stop signal stops the programs with their grace, the second without. SIGHUP reloads where there is something to reload,
-else it stops. What ends below us that nobody waits for is reaped.
+The first stop signal stops the programs with their grace, the second without. SIGHUP reloads where
+there is something to reload, else it stops. What ends below us that nobody waits for is reaped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ StopBy = Callable[[int | None], StopPolicy | None]
 
 
 def hold_signals() -> None:
-    """Until we are ready, and in every thread that is started meanwhile, for good: signals are the main thread's business."""
+    """Until we are ready, and in every thread that is started meanwhile, for good: signals are
+    the main thread's business.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
@@ -55,8 +58,9 @@ def let_signals_through() -> None:
 class Foreground:
     """Runs a supervisor to its end.
 
-    `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards` passes other signals on to the
-    programs, which else come to nothing; `on_hangup` is what SIGHUP does, None: it stops.
+    `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards`
+    passes other signals on to the programs, which else come to nothing; `on_hangup` is what SIGHUP
+    does, None: it stops.
     """
 
     def __init__(
@@ -110,8 +114,14 @@ class Foreground:
     def _stop_on_signal(self) -> Iterator[None]:
         """What was ignored (nohup, `&`) stays ignored."""
         stopping = STOPPING if self._on_hangup else (*STOPPING, signal.SIGHUP)
-        heard = [signum for signum in stopping if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN]
-        coordinator = ShutdownCoordinator.install(signals=heard, events=self.events, insist_after=INSIST_AFTER)
+        heard = [
+            signum
+            for signum in stopping
+            if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
+        ]
+        coordinator = ShutdownCoordinator.install(
+            signals=heard, events=self.events, insist_after=INSIST_AFTER
+        )
         coordinator.register(lambda: self._stop(coordinator.signal))
         coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
         try:
@@ -152,7 +162,9 @@ class Foreground:
             self._tell_dropped(event.program)
 
     def _tell_dropped(self, program: str) -> None:
-        """Say how many lines nobody took since this was last said; of several programs it cannot be said whose they were."""
+        """Say how many lines nobody took since this was last said; of several programs it cannot
+        be said whose they were.
+        """
         lines = self.console.dropped - self._told_dropped
         if lines:
             self._told_dropped += lines
@@ -160,11 +172,17 @@ class Foreground:
 
 
 def _refusal(error: SpawnError) -> LongwatchError:
-    """The very first start failed: the command is wrong, or the machine is short of something just now."""
+    """The very first start failed: the command is wrong, or the machine is short of something
+    just now.
+    """
     if error.errno in _FOR_NOW:
         return TryAgainError(f"{error}; the machine is short of it, try again")
     return UsageError(f"{error}; {_cure(error)}")
 
 
 def _cure(error: SpawnError) -> str:
-    return "give it a #! line, or run it through its interpreter" if error.errno == errno.ENOEXEC else "correct the command"
+    return (
+        "give it a #! line, or run it through its interpreter"
+        if error.errno == errno.ENOEXEC
+        else "correct the command"
+    )

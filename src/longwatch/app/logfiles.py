@@ -1,7 +1,9 @@
-"""The log files of a state directory, read by those who look: their last lines, and what is appended while they watch.
+"""The log files of a state directory, read by those who look: their last lines, and what is
+appended while they watch.
 
-The files are read as they lie there, so this works without a supervisor, too. Whoever follows one stays with it when it is
-rotated, and reads every file in between to its end before the next; after a truncation it begins anew.
+The files are read as they lie there, so this works without a supervisor, too. Whoever follows one
+stays with it when it is rotated, and reads every file in between to its end before the next; after
+a truncation it begins anew.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Record = dict[str, Any]
 
 
 class Tail:
-    """One log file: the whole lines in it, last first, and those that come. The file may come later, too."""
+    """One log file: the whole lines in it, last first, and those that come. The file may come
+    later, too.
+    """
 
     def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
         self.path = path
@@ -39,7 +43,9 @@ class Tail:
         """Where the lines end that have been read."""
 
     def last(self) -> Iterator[bytes]:
-        """The lines before the present end, the last one first, on into the files it was rotated to."""
+        """The lines before the present end, the last one first, on into the files it was rotated
+        to.
+        """
         if self._descriptor < 0:
             return
         yield from _backward(self._descriptor, self._end)
@@ -75,7 +81,9 @@ class Tail:
             size = _BLOCK if whole else 2 * size
 
     def _turn_over(self) -> bool:
-        """Go on to the file that came after ours, if one did: the present one if ours is gone altogether."""
+        """Go on to the file that came after ours, if one did: the present one if ours is gone
+        altogether.
+        """
         files = _generations(self.path)
         place = next((number for number, path in enumerate(files) if self._is_ours(path)), None)
         if place == 0:
@@ -83,7 +91,9 @@ class Tail:
         successor = _opened(files[0 if place is None else place - 1])
         if successor < 0:
             return False
-        if place is not None and not self._is_ours(files[place]):  # they were moved on while we looked
+        if place is not None and not self._is_ours(
+            files[place]
+        ):  # they were moved on while we looked
             os.close(successor)
             return False
         self.close()
@@ -105,7 +115,10 @@ class ProgramLogs:
         self._all = not names
         self._tails = {name: Tail(path) for name, path in _chosen(state, names).items()}
         if not self._tails:
-            raise UsageError(f"no logs are kept in {state}; start something with `longwatch up`, or give --state-dir")
+            raise UsageError(
+                f"no logs are kept in {state}; start something with `longwatch up`, or give "
+                f"--state-dir"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -130,14 +143,19 @@ class ProgramLogs:
 
 
 class KeptEvents:
-    """The records in the supervisor's own log, all or those about some programs; those of level debug only if asked for."""
+    """The records in the supervisor's own log, all or those about some programs; those of level
+    debug only if asked for.
+    """
 
     def __init__(self, state: Path, names: Sequence[str], *, debug: bool = False) -> None:
         self._debug = debug
         self._names = frozenset(_chosen(state, names) if names else ())
         self._tail = Tail(_log_path(state, OWN_LOG))
         if not self._tail.path.exists():
-            raise UsageError(f"no events are kept in {state}; start something with `longwatch up`, or give --state-dir")
+            raise UsageError(
+                f"no events are kept in {state}; start something with `longwatch up`, or give "
+                f"--state-dir"
+            )
 
     def last(self, count: int) -> list[Record]:
         """The last so many."""
@@ -159,7 +177,11 @@ class KeptEvents:
         if record.get("level") == "debug" and not self._debug:
             return False
         programs = record.get("programs")
-        about = [*programs, record.get("program")] if isinstance(programs, list) else [record.get("program")]
+        about = (
+            [*programs, record.get("program")]
+            if isinstance(programs, list)
+            else [record.get("program")]
+        )
         return not self._names or any(name in about for name in self._names)
 
 
@@ -173,24 +195,38 @@ def follow(pour: Callable[[], object], *, over: Callable[[], bool], clock: Clock
 
 def program_logs(state: Path) -> dict[str, Path]:
     """Every program that has a log, by name."""
-    return {path.stem: path for path in sorted((state / "logs").glob("*.log")) if path.stem != OWN_LOG}
+    return {
+        path.stem: path for path in sorted((state / "logs").glob("*.log")) if path.stem != OWN_LOG
+    }
 
 
 def _chosen(state: Path, names: Collection[str]) -> dict[str, Path]:
     known = program_logs(state)
     for name in names:
         if not _called(name, known):
-            raise UsageError(f"there is no log of program {name!r} in {state / 'logs'}; {_hint(name, known)}")
-    return {each: known[each] for name in names for each in _called(name, known)} if names else known
+            raise UsageError(
+                f"there is no log of program {name!r} in {state / 'logs'}; {_hint(name, known)}"
+            )
+    return (
+        {each: known[each] for name in names for each in _called(name, known)} if names else known
+    )
 
 
 def _called(name: str, known: Collection[str]) -> list[str]:
     """The program of that name; else the processes of the worker of that name."""
-    return [name] if name in known else [each for each in known if re.fullmatch(rf"{re.escape(name)}-\d+", each)]
+    return (
+        [name]
+        if name in known
+        else [each for each in known if re.fullmatch(rf"{re.escape(name)}-\d+", each)]
+    )
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    listed = f"there are {', '.join(known)}" if known else "start something with `longwatch up`, or give --state-dir"
+    listed = (
+        f"there are {', '.join(known)}"
+        if known
+        else "start something with `longwatch up`, or give --state-dir"
+    )
     return did_you_mean(name, known, otherwise=listed)
 
 

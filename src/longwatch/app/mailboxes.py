@@ -1,7 +1,7 @@
 """Stores and mailboxes, opened for one command and closed after it.
 
-A command that only looks makes nothing: no file, no tables, no mailbox. Errors of the store come out as they are, with their own
-exit codes.
+A command that only looks makes nothing: no file, no tables, no mailbox. Errors of the store come
+out as they are, with their own exit codes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
     """The store of a URL, made when it is first written to."""
     if url.startswith("memory:"):
         raise UsageError(
-            "a memory:// store is seen by one process only; give --store the URL of a file, as in sqlite:///longwatch.db"
+            "a memory:// store is seen by one process only; give --store the URL of a file, "
+            "as in sqlite:///longwatch.db"
         )
     store = open_store(url, auto_migrate=auto_migrate)
     try:
@@ -46,7 +47,11 @@ def existing_store(url: str) -> Iterator[Any]:
     """The store of a URL; UsageError if it is not there, or has no mailboxes."""
     with opened_store(url) as store:
         if isinstance(store, Database) and required_schema(store).version == 0:
-            cure = "`longwatch db migrate` makes its tables" if store.is_shared else "`longwatch mailbox send` makes one"
+            cure = (
+                "`longwatch db migrate` makes its tables"
+                if store.is_shared
+                else "`longwatch mailbox send` makes one"
+            )
             raise UsageError(f"{shown_url(store)} holds no mailboxes; {cure}, or give --store")
         yield store
 
@@ -78,15 +83,22 @@ def standings(store: Any) -> list[tuple[str, Stats]]:
 def required_schema(store: Any) -> SchemaStatus:
     """How the schema stands; UsageError if there is no store, or none that has one."""
     if not isinstance(store, Database):
-        raise UsageError(f"{shown_url(store)} has no schema and needs no migration; `longwatch mailbox ls` shows what is there")
+        raise UsageError(
+            f"{shown_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
+            f"shows what is there"
+        )
     status = _schema(store)
     if status is None:
-        raise UsageError(f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store")
+        raise UsageError(
+            f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store"
+        )
     return status
 
 
 def migrate_store(store: Any) -> tuple[int, SchemaStatus]:
-    """Bring the schema up to date, making the store if it is not there; the version before, and how it stands now."""
+    """Bring the schema up to date, making the store if it is not there; the version before, and
+    how it stands now.
+    """
     before = _schema(store) if isinstance(store, Database) else required_schema(store)
     store.write(lambda _: None)
     return before.version if before else 0, required_schema(store)
@@ -99,7 +111,9 @@ def _schema(store: Database) -> SchemaStatus | None:
 
 
 def json_body(data: bytes) -> Any:
-    """A body that is JSON already, checked, and sent as it stands but for white space between its parts."""
+    """A body that is JSON already, checked, and sent as it stands but for white space between
+    its parts.
+    """
     if not text_body(data).strip():
         raise SerializationError("the body is empty; write it as JSON, or use --text")
     try:
@@ -107,14 +121,18 @@ def json_body(data: bytes) -> Any:
         return msgspec.Raw(msgspec.json.format(data, indent=-1))
     except (SerializationError, msgspec.MsgspecError) as error:
         detail = str(error).removeprefix("a body cannot be read: ")
-        raise SerializationError(f"the body is not JSON: {detail}; quote it for the shell, or use --text") from None
+        raise SerializationError(
+            f"the body is not JSON: {detail}; quote it for the shell, or use --text"
+        ) from None
 
 
 def text_body(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise SerializationError(f"the body is not UTF-8: byte {error.start} cannot be read; send it as base64") from None
+        raise SerializationError(
+            f"the body is not UTF-8: byte {error.start} cannot be read; send it as base64"
+        ) from None
 
 
 def read_body(data: bytes) -> Any:

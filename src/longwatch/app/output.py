@@ -9,10 +9,12 @@ from longwatch.observe.outlet import Outlet
 
 
 class Tee:
-    """A sink for captured lines that writes each block to a file, if there is one, and to an outlet, if there is one.
+    """A sink for captured lines that writes each block to a file, if there is one, and to an
+    outlet, if there is one.
 
-    The outlet sets the pace: a file never waits. Either may drop lines without harm to the other. With a `tag` every line in the
-    outlet begins with it, so that the lines of several programs can be told apart.
+    The outlet sets the pace: a file never waits. Either may drop lines without harm to the other.
+    With a `tag` every line in the outlet begins with it, so that the lines of several programs can
+    be told apart.
     """
 
     def __init__(self, file: LogFile | None, outlet: Outlet | None, *, tag: str = "") -> None:
@@ -35,4 +37,8 @@ class Tee:
             self._outlet.on_drained(callback)
 
     def _tagged(self, data: bytes) -> bytes:
-        return b"".join(self._tag + line for line in data.splitlines(keepends=True)) if self._tag else data
+        return (
+            b"".join(self._tag + line for line in data.splitlines(keepends=True))
+            if self._tag
+            else data
+        )

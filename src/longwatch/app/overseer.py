@@ -1,12 +1,17 @@
-"""The parent of worker processes: keeps their leases, sees whether they beat, ends those that do not, and frees what they held.
+"""The parent of worker processes: keeps their leases, sees whether they beat, ends those that do
+not, and frees what they held.
 
 Every worker process tells what it holds (`host.parent`) and shows what it does (`host.beatpage`).
-    every 5 s      the leases of each are renewed, by owner, in one statement, and its page says until when that is trusted
-    every second   the pages are read: work that gave no beat for the threshold, or a loop that does not turn, is a stall
-    on a stall     its stacks are saved → it is stopped, so that it changes nothing any more → its page names the rows to blame,
-                   and no others → it is killed, and started again as one that failed its health checks
+    every 5 s      the leases of each are renewed, by owner, in one statement, and its page says
+                   until when that is trusted
+    every second   the pages are read: work that gave no beat for the threshold, or a loop that does
+                   not turn, is a stall
+    on a stall     its stacks are saved → it is stopped, so that it changes nothing any more → its
+                   page names the rows to blame, and no others → it is killed, and started again as
+                   one that failed its health checks
     when one ends  whatever the reason, what it held is swept at once
-A child that holds the GIL for a minute keeps its work; if this process hangs, children renew for themselves before trust ends.
+A child that holds the GIL for a minute keeps its work; if this process hangs, children renew for
+themselves before trust ends.
 """
 
 from __future__ import annotations
@@ -53,11 +58,14 @@ _MOST_EARLY = 64
 _OURS = 0
 """Stands for this process among those that count."""
 _LATE = 5.0
-"""A round that comes so many seconds late was held up with everything else: children get one more round to beat."""
+"""A round that comes so many seconds late was held up with everything else: children get one
+more round to beat.
+"""
 
 
 class Overseer(Service):
-    """Keeps the worker processes among the programs of a supervisor. `condemn` has the supervisor kill one, by pid, for a reason.
+    """Keeps the worker processes among the programs of a supervisor. `condemn` has the supervisor
+    kill one, by pid, for a reason.
 
     It hears of starts and ends of programs through `observe`.
     """
@@ -85,7 +93,9 @@ class Overseer(Service):
         self._numbers = count(_OURS + 1)
         self._lines: list[Line] = []
         self._looked_at = 0.0
-        self._looking = Periodic(self._look, Cadence(interval=LOOK_EVERY), name="overseer", clock=clock, events=events)
+        self._looking = Periodic(
+            self._look, Cadence(interval=LOOK_EVERY), name="overseer", clock=clock, events=events
+        )
 
     def listen(self, path: Path) -> None:
         """Hear what workers say at this path, until it is stopped."""
@@ -106,7 +116,9 @@ class Overseer(Service):
     def sources(self) -> Iterable[tuple[str, Any]]:
         """The mailboxes that are worked on, by name."""
         every = (kept for ward in self.wards() for kept in tuple(ward.kept.values()))
-        return {(kept.store, kept.name): (kept.name, kept.source) for kept in every if kept.is_mailbox}.values()
+        return {
+            (kept.store, kept.name): (kept.name, kept.source) for kept in every if kept.is_mailbox
+        }.values()
 
     # --- the service contract ---
 
@@ -119,7 +131,10 @@ class Overseer(Service):
         self._looking.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        ended = [self._looking.stop(deadline=deadline), *(each.stop(deadline=deadline) for each in self._renewers.values())]
+        ended = [
+            self._looking.stop(deadline=deadline),
+            *(each.stop(deadline=deadline) for each in self._renewers.values()),
+        ]
         for line in self._lines:
             line.close(self._clock, deadline)
         self._lines.clear()
@@ -131,7 +146,9 @@ class Overseer(Service):
     # --- what the supervisor tells ---
 
     def observe(self, event: Event) -> None:
-        """Starts and ends of workers. Called on the supervisor's loop: what may take its time gets a thread."""
+        """Starts and ends of workers. Called on the supervisor's loop: what may take its time
+        gets a thread.
+        """
         self._tally(event)
         if isinstance(event, ProgramStarted) and MODULE in event.command:
             self._welcome(Ward(event.pid, event.program, number=next(self._numbers)))
@@ -142,7 +159,9 @@ class Overseer(Service):
         elif isinstance(event, ProgramEnded) and event.pid is not None:
             ward = self._see_off(event.pid)
             if ward is not None:
-                Errand(lambda: self._bury(ward), name="overseer-buries", loud=True).start(here_if_no_thread=True)
+                Errand(lambda: self._bury(ward), name="overseer-buries", loud=True).start(
+                    here_if_no_thread=True
+                )
 
     def _welcome(self, ward: Ward) -> None:
         """A quick one has spoken before we have heard that it runs."""
@@ -213,7 +232,9 @@ class Overseer(Service):
                 self._let_go(ward, int(facts["owner"]))
             case "group":
                 ward.join(facts)
-                self._events.emit(WorkerJoined(program=ward.program, pid=ward.pid, loops=ward.loops))
+                self._events.emit(
+                    WorkerJoined(program=ward.program, pid=ward.pid, loops=ward.loops)
+                )
             case "state":
                 self._count(ward, facts)
 
@@ -225,7 +246,13 @@ class Overseer(Service):
     def _keep(self, ward: Ward, facts: Mapping[str, Any]) -> None:
         where: Mapping[str, str] = facts["source"]
         source = found_source(where, self._stores)
-        kept = Kept(int(facts["owner"]), source, ForeignPage(facts["page"]), where, engine=str(facts.get("engine", "")))
+        kept = Kept(
+            int(facts["owner"]),
+            source,
+            ForeignPage(facts["page"]),
+            where,
+            engine=str(facts.get("engine", "")),
+        )
         ward.kept[kept.owner] = kept
         if kept.store not in self._renewers:
             self._renewers[kept.store] = Renewer(clock=self._clock, events=self._events)
@@ -258,12 +285,15 @@ class Overseer(Service):
                 Errand(partial(self._end, ward, silent), name="overseer-ends", loud=True).start()
 
     def _end(self, ward: Ward, silent: Silent) -> None:
-        """The end of a worker that stalls. One that is stopping anyway is not frozen: its other work may finish in the time it has,
-        and then it is killed.
+        """The end of a worker that stalls. One that is stopping anyway is not frozen: its other
+        work may finish in the time it has, and then it is killed.
         """
         elapsed = max(age for ages in silent.values() for age in ages.values())
         rows = tuple(sorted(row for ages in silent.values() for row in ages if row))
-        reason = f"{ward.program} (pid {ward.pid}) gave no beat for {elapsed:.1f} s (threshold: {ward.threshold} s), rows {rows}"
+        reason = (
+            f"{ward.program} (pid {ward.pid}) gave no beat for {elapsed:.1f} s (threshold: "
+            f"{ward.threshold} s), rows {rows}"
+        )
         save_stacks(ward.pid, ward.crash_file, reason, self._clock)
         if not ward.leaving:
             for kept in tuple(ward.kept.values()):

@@ -1,6 +1,7 @@
 """The settings as what the supervisor works with, and whether this machine has what they ask for.
 
-Every program's user, directory, commands and limits are looked at before anything is started, and all faults are told at once.
+Every program's user, directory, commands and limits are looked at before anything is started, and
+all faults are told at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from longwatch.host.process import Limits, ProcessSpec, StopPolicy
 from longwatch.supervisor.conditions import Readiness
 from longwatch.supervisor.environment import child_environment
 from longwatch.supervisor.plan import Output, ProgramPlan
-from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, HttpProbe, Probe, TcpProbe
+from longwatch.supervisor.probes import (
+    ExecProbe,
+    HealthPolicy,
+    HeartbeatProbe,
+    HttpProbe,
+    Probe,
+    TcpProbe,
+)
 
 WITH_SHELL = '["sh", "-c", "…"]'
 
@@ -40,15 +48,27 @@ def _nothing(_: int | None) -> Mapping[str, str]:
 
 
 def plans(
-    settings: Settings, *, base: Path, environ: Mapping[str, str], source: str = FILE_NAME, told: Told = _nothing
+    settings: Settings,
+    *,
+    base: Path,
+    environ: Mapping[str, str],
+    source: str = FILE_NAME,
+    told: Told = _nothing,
 ) -> dict[str, ProgramPlan]:
-    """The programs of the file, by name; ConfigError with everything this machine does not have, and if there are none.
+    """The programs of the file, by name; ConfigError with everything this machine does not have,
+    and if there are none.
 
-    Relative directories begin at `base`; `source` is what messages call the file; `told` is what worker processes of a user find
-    in their environment.
+    Relative directories begin at `base`; `source` is what messages call the file; `told` is what
+    worker processes of a user find in their environment.
     """
     if not (settings.program or settings.worker):
-        raise ConfigError(Fault(source, "declares no program", 'add one: [program.NAME], and below it command = ["…"]'))
+        raise ConfigError(
+            Fault(
+                source,
+                "declares no program",
+                'add one: [program.NAME], and below it command = ["…"]',
+            )
+        )
     planning = _Planning(settings, base, environ, source)
     made = {name: planning.program(name, program) for name, program in settings.program.items()}
     for name, worker in settings.worker.items():
@@ -58,7 +78,9 @@ def plans(
     return made
 
 
-def plan(name: str, kept: KeptSettings, process: ProcessSpec, health: HealthPolicy | None) -> ProgramPlan:
+def plan(
+    name: str, kept: KeptSettings, process: ProcessSpec, health: HealthPolicy | None
+) -> ProgramPlan:
     """What `[run]` and programs have in common."""
     backoff, breaker = kept.backoff, kept.breaker
     return ProgramPlan(
@@ -82,7 +104,9 @@ def plan(name: str, kept: KeptSettings, process: ProcessSpec, health: HealthPoli
     )
 
 
-def process(kept: KeptSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]) -> ProcessSpec:
+def process(
+    kept: KeptSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]
+) -> ProcessSpec:
     """What is started, without its streams; UsageError for a user that it cannot run as."""
     identity = None if kept.user is None else identity_of(kept.user)
     theirs = {} if identity is None else identity_environment(identity)
@@ -90,7 +114,11 @@ def process(kept: KeptSettings, argv: Sequence[str], *, cwd: Path, environ: Mapp
         argv=tuple(argv),
         env=child_environment(environ, {**theirs, **kept.env}),
         cwd=str(cwd),
-        limits=Limits(memory=kept.limits.memory_bytes, open_files=kept.limits.open_files, nice=kept.limits.nice),
+        limits=Limits(
+            memory=kept.limits.memory_bytes,
+            open_files=kept.limits.open_files,
+            nice=kept.limits.nice,
+        ),
         identity=identity,
         umask=kept.umask_number,
     )
@@ -114,11 +142,23 @@ def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
     if os.geteuid() == 0:
         return
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limits.open_files is not None and most != resource.RLIM_INFINITY and limits.open_files > most:
-        yield Fault("limits.open_files", f"must not be more than {most}, our own hard limit", "lower it, or start as root")
+    if (
+        limits.open_files is not None
+        and most != resource.RLIM_INFINITY
+        and limits.open_files > most
+    ):
+        yield Fault(
+            "limits.open_files",
+            f"must not be more than {most}, our own hard limit",
+            "lower it, or start as root",
+        )
     best = min(os.getpriority(os.PRIO_PROCESS, 0), 20 - resource.getrlimit(resource.RLIMIT_NICE)[0])
     if limits.nice is not None and limits.nice < best:
-        yield Fault("limits.nice", f"must not be less than {best}, which is all that we may", "raise it, or start as root")
+        yield Fault(
+            "limits.nice",
+            f"must not be less than {best}, which is all that we may",
+            "raise it, or start as root",
+        )
 
 
 def _probe(health: HealthSettings, port: int) -> Probe:
@@ -140,7 +180,9 @@ def _unless_off(seconds: float | str) -> float | None:
 class _Planning:
     """One pass over all programs, which collects what is wrong with them."""
 
-    def __init__(self, settings: Settings, base: Path, environ: Mapping[str, str], source: str) -> None:
+    def __init__(
+        self, settings: Settings, base: Path, environ: Mapping[str, str], source: str
+    ) -> None:
         self.settings = settings
         self.base = base
         self.environ = environ
@@ -154,11 +196,15 @@ class _Planning:
         self._look(name, program, made.process.env, cwd)
         return replace(
             made,
-            readiness=None if health is None and program.ready is Readiness.HEALTHY else program.ready,
+            readiness=None
+            if health is None and program.ready is Readiness.HEALTHY
+            else program.ready,
             ready_timeout=_unless_off(program.ready_timeout),
             depends_on=program.dependencies,
             critical=program.critical,
-            output=Output(console=program.log.console, max_bytes=program.log.max_bytes, keep=program.log.keep),
+            output=Output(
+                console=program.log.console, max_bytes=program.log.max_bytes, keep=program.log.keep
+            ),
             autostart=program.autostart,
         )
 
@@ -168,7 +214,13 @@ class _Planning:
 
         cwd = self.base / (worker.cwd or "")
         if problem := directory_problem(cwd):
-            self._add(name, "cwd", f"the working directory {str(cwd)!r} {problem}", "make it, or correct cwd", kind="worker")
+            self._add(
+                name,
+                "cwd",
+                f"the working directory {str(cwd)!r} {problem}",
+                "make it, or correct cwd",
+                kind="worker",
+            )
             return []
         for fault in check_limits(worker.limits):
             self._add(name, fault.where, fault.problem, fault.cure, kind="worker")
@@ -192,14 +244,26 @@ class _Planning:
 
     def _health(self, name: str) -> HealthPolicy | None:
         health = self.settings.asked(name)
-        return None if health is None else health_policy(health, port=self.settings.health_port(name) or 0)
+        return (
+            None
+            if health is None
+            else health_policy(health, port=self.settings.health_port(name) or 0)
+        )
 
     def _look(self, name: str, program: ProgramSettings, env: Mapping[str, str], cwd: Path) -> None:
         """At the machine: can it be started there, by these names, within these limits?"""
         problem = directory_problem(cwd)
         if problem:
-            self._add(name, "cwd", f"the working directory {str(cwd)!r} {problem}", "make it, or correct cwd")
-        commands = {"command": program.argv, "health.command": program.health.argv if program.health else []}
+            self._add(
+                name,
+                "cwd",
+                f"the working directory {str(cwd)!r} {problem}",
+                "make it, or correct cwd",
+            )
+        commands = {
+            "command": program.argv,
+            "health.command": program.health.argv if program.health else [],
+        }
         for key, argv in commands.items():
             if argv and not (problem and _relative(argv[0])):
                 with self._told(name, key):
@@ -209,7 +273,9 @@ class _Planning:
 
     @contextmanager
     def _told(self, name: str, key: str, *, kind: str = "program") -> Iterator[list[UsageError]]:
-        """What is refused inside is a fault of this key, and no reason to stop; the list has it afterwards."""
+        """What is refused inside is a fault of this key, and no reason to stop; the list has it
+        afterwards.
+        """
         refused: list[UsageError] = []
         try:
             yield refused
@@ -217,7 +283,9 @@ class _Planning:
             refused.append(error)
             self._add(name, key, str(error), kind=kind)
 
-    def _add(self, name: str, key: str, problem: str, cure: str = "", *, kind: str = "program") -> None:
+    def _add(
+        self, name: str, key: str, problem: str, cure: str = "", *, kind: str = "program"
+    ) -> None:
         self.faults.append(Fault(f"{self.source}: {kind}.{spelled(name)}.{key}", problem, cure))
 
 

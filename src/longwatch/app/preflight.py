@@ -1,4 +1,6 @@
-"""A look at a group before anything is started: in a process of its own, because importing it is running somebody's code."""
+"""A look at a group before anything is started: in a process of its own, because importing it is
+running somebody's code.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MODULE = "longwatch.app.worker_process"
 LOG_FORMAT, LOG_LEVEL = "LONGWATCH_LOG_FORMAT", "LONGWATCH_LOG_LEVEL"
 """The variables that tell it how to log."""
 ANSWER = "longwatch-group "
-"""What the line begins with that says what the group is, whatever else the code says that is imported."""
+"""What the line begins with that says what the group is, whatever else the code says that is
+imported.
+"""
 _WITHIN = 60.0
 """Seconds that importing may take."""
 
@@ -39,22 +43,37 @@ def split(target: str) -> tuple[str, str]:
     module, colon, name = target.partition(":")
     parts = [*module.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
-        raise UsageError(f"{target!r} names no group; write it as module:name, such as shop.workers:group")
+        raise UsageError(
+            f"{target!r} names no group; write it as module:name, such as shop.workers:group"
+        )
     return module, name
 
 
-def look_at(target: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None) -> GroupFacts:
-    """The facts of the group, imported as the user that will run it; UsageError if it cannot be imported, or is none."""
+def look_at(
+    target: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None
+) -> GroupFacts:
+    """The facts of the group, imported as the user that will run it; UsageError if it cannot be
+    imported, or is none.
+    """
     split(target)
     command = [sys.executable, "-m", MODULE, "check", target]
-    who = {} if identity is None else {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups}
+    who = (
+        {}
+        if identity is None
+        else {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups}
+    )
     options: dict[str, Any] = {"cwd": cwd, "env": dict(env), "stdin": subprocess.DEVNULL, **who}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_WITHIN, check=False, **options)  # noqa: S603 - no shell
     except subprocess.TimeoutExpired:
-        raise UsageError(f"{target!r}: importing it takes longer than {_WITHIN:g} s; start nothing at import") from None
+        raise UsageError(
+            f"{target!r}: importing it takes longer than {_WITHIN:g} s; start nothing at import"
+        ) from None
     except OSError as error:
-        raise UsageError(f"{target!r} cannot be looked at: {(error.strerror or str(error)).lower()}: {error.filename}") from None
+        raise UsageError(
+            f"{target!r} cannot be looked at: {(error.strerror or str(error)).lower()}: "
+            f"{error.filename}"
+        ) from None
     told = _answer(done.stdout)
     if told is None:
         raise UsageError(f"{target!r} cannot be imported: {_last_words(done.stderr)}")

@@ -23,7 +23,13 @@ def shown_progress(total: int) -> Iterator[Show]:
 @contextmanager
 def _bar(total: int) -> Iterator[Show]:
     from rich.console import Console  # noqa: PLC0415 - only who sees a bar pays
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

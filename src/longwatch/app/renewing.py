@@ -17,7 +17,9 @@ from longwatch.work.policy import EnginePolicy, Surroundings
 
 
 class Renewer(Service):
-    """One thread that renews what is due, one owner after another. A store that does not answer holds up nobody else's."""
+    """One thread that renews what is due, one owner after another. A store that does not answer
+    holds up nobody else's.
+    """
 
     def __init__(self, *, clock: Clock, events: Events) -> None:
         super().__init__(name="renewer", clock=clock)
@@ -64,7 +66,9 @@ class Renewer(Service):
     def _renewed(self, kept: Kept) -> bool:
         asked = self._clock.monotonic()
         rows = self._renewing.make(lambda: kept.renew(asked))
-        self._not_before = 0.0 if rows is not None else self._clock.monotonic() + self._renewing.retry_in
+        self._not_before = (
+            0.0 if rows is not None else self._clock.monotonic() + self._renewing.retry_in
+        )
         if rows:
             self._events.emit(LeasesRenewed(engine=kept.engine, rows=rows))
         return rows is not None

@@ -1,6 +1,7 @@
 """`longwatch run`: one command, kept up, with this process in the foreground or as PID 1.
 
-The way of a run: check what was asked for → open the logs → supervise one program, which leads → write out the logs.
+The way of a run: check what was asked for → open the logs → supervise one program, which leads →
+write out the logs.
 """
 
 from __future__ import annotations
@@ -33,8 +34,14 @@ def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) 
     to_start = process(asked, command, cwd=cwd, environ=environ)
     check_command(command, cwd=cwd, env=to_start.env)
     check_port(asked)
-    health = health_policy(asked.health, port=asked.health.effective_port) if asked.health.checked else None
-    return _supervise(settings, replace(plan(name, asked, to_start, health), critical=True), environ)
+    health = (
+        health_policy(asked.health, port=asked.health.effective_port)
+        if asked.health.checked
+        else None
+    )
+    return _supervise(
+        settings, replace(plan(name, asked, to_start, health), critical=True), environ
+    )
 
 
 def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]) -> int:
@@ -44,7 +51,12 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
     with closing(Console(settings.run.log, state=state, clock=clock, environ=environ)) as console:
         streams = console.alone(plan.name, settings.run.log)
         supervisor = Supervisor(
-            [plan], streams=lambda _: streams, events=Events(console.log), clock=clock, leader=plan.name, adopt=True
+            [plan],
+            streams=lambda _: streams,
+            events=Events(console.log),
+            clock=clock,
+            leader=plan.name,
+            adopt=True,
         )
 
         def stop_by(received: int | None) -> StopPolicy | None:
@@ -53,7 +65,9 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
                 return plan.stop
             return replace(plan.stop, signal=received)
 
-        return Foreground(supervisor, console, stop_by=stop_by, forwards=True).run([plan.name], shown_settings(settings))
+        return Foreground(supervisor, console, stop_by=stop_by, forwards=True).run(
+            [plan.name], shown_settings(settings)
+        )
 
 
 def checked_name(name: str) -> str:

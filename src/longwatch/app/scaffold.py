@@ -1,4 +1,6 @@
-"""`longwatch init`: a first `longwatch.toml`, with a program that runs and every other setting as a comment."""
+"""`longwatch init`: a first `longwatch.toml`, with a program that runs and every other setting
+as a comment.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,27 @@ from longwatch.errors import UsageError
 
 
 def example() -> str:
-    """The file that `init` writes; a line that begins with `#` and no space is a setting with its default."""
+    """The file that `init` writes; a line that begins with `#` and no space is a setting with
+    its default.
+    """
     return (files("longwatch.app") / "example.toml").read_text(encoding="utf-8")
 
 
 def write_example(path: Path, *, force: bool) -> None:
-    """Write it where nothing is yet, or, with `force`, in place of what is there; UsageError if it cannot be."""
+    """Write it where nothing is yet, or, with `force`, in place of what is there; UsageError if
+    it cannot be.
+    """
     try:
         (_replace if force else _create)(path)
     except FileExistsError:
-        raise UsageError(f"{str(path)!r} is there already; keep it, or write over it with --force") from None
+        raise UsageError(
+            f"{str(path)!r} is there already; keep it, or write over it with --force"
+        ) from None
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
-        raise UsageError(f"cannot write {str(path)!r} ({reason}); choose another place with --config") from None
+        raise UsageError(
+            f"cannot write {str(path)!r} ({reason}); choose another place with --config"
+        ) from None
 
 
 def _create(path: Path) -> None:
@@ -36,7 +46,9 @@ def _create(path: Path) -> None:
 
 
 def _replace(path: Path) -> None:
-    """Through a link to what it names, and never half: a new file takes the place of the old one."""
+    """Through a link to what it names, and never half: a new file takes the place of the old
+    one.
+    """
     target = Path(os.path.realpath(path))
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,4 +1,6 @@
-"""What a worker process has leased, as its parent finds it: by the whereabouts that the process tells."""
+"""What a worker process has leased, as its parent finds it: by the whereabouts that the process
+tells.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ FLOW = "flow"
 
 
 def found_source(whereabouts: Mapping[str, str], stores: MutableMapping[str, Any]) -> Source:
-    """The source that `Source.whereabouts` of another process speaks of; `stores` are those that are open, by URL."""
+    """The source that `Source.whereabouts` of another process speaks of; `stores` are those that
+    are open, by URL.
+    """
     if whereabouts.get("kind") != FLOW:
         return opening.found_source(whereabouts, stores)
     from longwatch.app.flow_leases import FlowLeases  # noqa: PLC0415 - a parent of other loops does without

@@ -1,4 +1,6 @@
-"""`module:name`, as it is written on the command line and in longwatch.toml: the group that worker processes run."""
+"""`module:name`, as it is written on the command line and in longwatch.toml: the group that
+worker processes run.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ from longwatch.runtime.group import LoopGroup
 from longwatch.work.judging import described
 
 FLOW_WORK = "LONGWATCH_FLOW_WORK"
-"""The variable that says that the target is a Flow, and what its worker is told: of `longwatch flow work`."""
+"""The variable that says that the target is a Flow, and what its worker is told: of `longwatch
+flow work`.
+"""
 
 
 def load_group(target: str) -> LoopGroup:
-    """Import it: a LoopGroup, a loop, a Flow, a list of these two, or a function without arguments that returns one of these.
+    """Import it: a LoopGroup, a loop, a Flow, a list of these two, or a function without arguments
+    that returns one of these.
 
     The present directory is where modules are looked for first, as for `python app.py`.
     """
@@ -33,7 +38,10 @@ def load_group(target: str) -> LoopGroup:
     if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
         found = found()
     if asked is not None:
-        return _computing(require_flow(found, target, otherwise="; `longwatch worker` runs loops"), **json.loads(asked))
+        return _computing(
+            require_flow(found, target, otherwise="; `longwatch worker` runs loops"),
+            **json.loads(asked),
+        )
     return _computing(found) if is_flow(found) else _grouped(found, target)
 
 
@@ -54,23 +62,37 @@ def is_flow(found: Any) -> bool:
 def require_flow(found: Any, target: str, *, otherwise: str = "") -> Any:
     if not is_flow(found):
         kind = type(found).__name__
-        raise UsageError(f"{target!r} is of type {kind}; it has to be a Flow, or a function that returns one{otherwise}")
+        raise UsageError(
+            f"{target!r} is of type {kind}; it has to be a Flow, or a function that returns "
+            f"one{otherwise}"
+        )
     if found.closed:
-        raise UsageError(f'{target!r} was closed while its module was imported; put that `with` under if __name__ == "__main__":')
+        raise UsageError(
+            f"{target!r} was closed while its module was imported; put that `with` under if "
+            f'__name__ == "__main__":'
+        )
     return found
 
 
 @contextmanager
 def telling(target: str) -> Iterator[None]:
-    """What somebody's code raises is told by the name that was asked for, and where it was; UsageError."""
+    """What somebody's code raises is told by the name that was asked for, and where it was;
+    UsageError.
+    """
     try:
         yield
     except LongwatchError:
         raise
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = "" if frame.filename.startswith(("<", __file__)) else f" ({frame.filename}, line {frame.lineno})"
-        raise UsageError(f"{target!r} cannot be used: {mask_text(' '.join(described(error).split()))}{place}") from error
+        place = (
+            ""
+            if frame.filename.startswith(("<", __file__))
+            else f" ({frame.filename}, line {frame.lineno})"
+        )
+        raise UsageError(
+            f"{target!r} cannot be used: {mask_text(' '.join(described(error).split()))}{place}"
+        ) from error
 
 
 def _imported(module_name: str, target: str) -> Any:
@@ -82,7 +104,8 @@ def _imported(module_name: str, target: str) -> Any:
             raise
         here = os.getcwd()  # noqa: PTH109
         raise UsageError(
-            f"there is no module {missing!r}, which {target!r} names; looked in {here} first, then where Python does"
+            f"there is no module {missing!r}, which {target!r} names; looked in {here} first, "
+            f"then where Python does"
         ) from None
 
 
@@ -92,8 +115,14 @@ def _attribute(module: Any, name: str, target: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
-            hint = did_you_mean(part, known, otherwise="define it there, as in: group = LoopGroup([...])")
+            known = (
+                [each for each in vars(found) if not each.startswith("_")]
+                if hasattr(found, "__dict__")
+                else []
+            )
+            hint = did_you_mean(
+                part, known, otherwise="define it there, as in: group = LoopGroup([...])"
+            )
             raise UsageError(f"{target!r}: {module.__name__} has no {part!r}; {hint}") from None
     return found
 
@@ -112,7 +141,8 @@ def _grouped(found: Any, target: str) -> LoopGroup:
     kind = type(found).__name__
     raise UsageError(
         f"{target!r} is of type {kind};"
-        " it has to be a LoopGroup, a loop, a list of loops, or a function that returns one, or a Flow"
+        " it has to be a LoopGroup, a loop, a list of loops, or a function that returns one, "
+        "or a Flow"
     )
 
 

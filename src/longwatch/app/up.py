@@ -1,6 +1,7 @@
 """`longwatch up`: the programs of a file, kept up, with this process in the foreground or as PID 1.
 
-The way of it: read the file → look at the machine → open the logs → supervise until a signal → write out the logs.
+The way of it: read the file → look at the machine → open the logs → supervise until a signal →
+write out the logs.
 """
 
 from __future__ import annotations
@@ -45,22 +46,32 @@ def up(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object
         planned = source.plans(loaded)
         if loaded.state is not None:
             make_state_directory(loaded.state)
-            Presence.claim(loaded.state).release()  # the one that is there has our ports, too: say that first
+            Presence.claim(
+                loaded.state
+            ).release()  # the one that is there has our ports, too: say that first
         if faults := busy_ports(loaded.settings, source=loaded.source):
             raise ConfigError(*faults)
         clock = SystemClock()
-        with closing(Console(loaded.settings.supervisor.log, state=loaded.state, clock=clock, environ=environ)) as console:
+        with closing(
+            Console(
+                loaded.settings.supervisor.log, state=loaded.state, clock=clock, environ=environ
+            )
+        ) as console:
             source.speak_on(console)
             return _keep_up(planned, source, console, clock)
 
 
-def _keep_up(planned: Mapping[str, ProgramPlan], source: _Source, console: Console, clock: SystemClock) -> int:
+def _keep_up(
+    planned: Mapping[str, ProgramPlan], source: _Source, console: Console, clock: SystemClock
+) -> int:
     supervisor = _supervisor(planned.values(), source, clock)
     source.serve(supervisor)
     source.reread = lambda: supervisor.limit_shutdown(_shutdown_timeout(source.loaded))
     _forget_logs(source.loaded, planned)
     settings = shown_settings(source.loaded.settings)
-    return Foreground(supervisor, console, on_hangup=supervisor.reload_source).run(planned, settings)
+    return Foreground(supervisor, console, on_hangup=supervisor.reload_source).run(
+        planned, settings
+    )
 
 
 def _supervisor(planned: Iterable[ProgramPlan], source: _Source, clock: SystemClock) -> Supervisor:
@@ -120,7 +131,13 @@ class _Source:
         return planned.values()
 
     def plans(self, loaded: Loaded) -> dict[str, ProgramPlan]:
-        return plans(loaded.settings, base=loaded.base, environ=self._environ, source=loaded.source, told=self._told)
+        return plans(
+            loaded.settings,
+            base=loaded.base,
+            environ=self._environ,
+            source=loaded.source,
+            told=self._told,
+        )
 
     def _told(self, uid: int | None) -> Mapping[str, str]:
         """What worker processes find in their environment; the first of them needs a parent."""
@@ -147,7 +164,10 @@ class _Source:
     def streams(self, plan: ProgramPlan) -> Streams:
         """Where a program's output goes."""
         settings = self.loaded.settings
-        names = [*settings.program, *(each for name, worker in settings.worker.items() for each in worker.names(name))]
+        names = [
+            *settings.program,
+            *(each for name, worker in settings.worker.items() for each in worker.names(name)),
+        ]
         widest = min(max(map(len, names)), _WIDEST_TAG)
         assert self._console is not None
         return self._console.among_others(plan.name, plan.output, tag=f"{plan.name:<{widest}} | ")
@@ -162,7 +182,9 @@ def allow_many_files() -> None:
 
 
 def _forget_logs(loaded: Loaded, known: Collection[str]) -> None:
-    """Remove log files of programs that are no more, once nobody has written to them for as long as the ledger remembers."""
+    """Remove log files of programs that are no more, once nobody has written to them for as long
+    as the ledger remembers.
+    """
     days = loaded.settings.supervisor.keep_days
     if loaded.state is None or days == "off":
         return

@@ -1,4 +1,6 @@
-"""A worker process as its parent sees it: whose leases it keeps, how its loops are, and whether they beat."""
+"""A worker process as its parent sees it: whose leases it keeps, how its loops are, and whether
+they beat.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ TRUST = LeasePolicy(LEASE).trust
 class Kept:
     """The leases of one engine, renewed by owner."""
 
-    def __init__(self, owner: int, source: Source, page: ForeignPage, whereabouts: Mapping[str, str], *, engine: str) -> None:
+    def __init__(
+        self,
+        owner: int,
+        source: Source,
+        page: ForeignPage,
+        whereabouts: Mapping[str, str],
+        *,
+        engine: str,
+    ) -> None:
         self.owner = owner
         self.source = source
         self.page = page
@@ -43,7 +53,9 @@ class Kept:
         return self._renewed_at != -inf and now - self._renewed_at > LEASE
 
     def renew(self, asked: float) -> int:
-        """Renew, and write on the page until when that is trusted, counted from before it was asked for; how many there are."""
+        """Renew, and write on the page until when that is trusted, counted from before it was
+        asked for; how many there are.
+        """
         count = self.source.renew(owner=self.owner, duration=LEASE)
         self._renewed_at = asked
         self.page.trust_until(asked + LEASE * TRUST)
@@ -51,7 +63,9 @@ class Kept:
 
 
 class Ward:
-    """One worker process. Its facts come from what it says; whether it lives and beats from its pages."""
+    """One worker process. Its facts come from what it says; whether it lives and beats from its
+    pages.
+    """
 
     def __init__(self, pid: int, program: str, *, number: int = 0) -> None:
         self.pid = pid
@@ -82,13 +96,21 @@ class Ward:
         """How its loops are now; what they have counted."""
         self._ready = bool(facts.get("ready"))
         self._failing = [str(each) for each in facts.get("failing", ())]
-        return [Sample(str(name), tuple(map(str, labels)), value) for name, labels, value in facts.get("samples", ())]
+        return [
+            Sample(str(name), tuple(map(str, labels)), value)
+            for name, labels, value in facts.get("samples", ())
+        ]
 
     def silent(self, now: float) -> Silent:
-        """By the owner of leases: the rows whose work has given no beat for the threshold, and for how long; 0 is a whole loop."""
+        """By the owner of leases: the rows whose work has given no beat for the threshold, and
+        for how long; 0 is a whole loop.
+        """
         if self.threshold is None:
             return {}
-        found = {kept.owner: kept.page.read().silent(now, after=self.threshold) for kept in tuple(self.kept.values())}
+        found = {
+            kept.owner: kept.page.read().silent(now, after=self.threshold)
+            for kept in tuple(self.kept.values())
+        }
         return {owner: ages for owner, ages in found.items() if ages}
 
     def is_out_of_reach(self, now: float) -> bool:

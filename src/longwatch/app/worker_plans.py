@@ -20,9 +20,13 @@ MORE_GRACE = 5.0
 def worker_plans(
     name: str, worker: WorkerSettings, *, base: Path, environ: Mapping[str, str], told: Told
 ) -> tuple[GroupFacts, list[ProgramPlan]]:
-    """What is known of its group, and the plans of its processes; UsageError for a group that cannot be run."""
+    """What is known of its group, and the plans of its processes; UsageError for a group that
+    cannot be run.
+    """
     cwd = base / (worker.cwd or "")
-    made = process(worker, (sys.executable, "-m", MODULE, "run", worker.target), cwd=cwd, environ=environ)
+    made = process(
+        worker, (sys.executable, "-m", MODULE, "run", worker.target), cwd=cwd, environ=environ
+    )
     facts = look_at(worker.target, cwd=cwd, env=made.env, identity=made.identity)
     env = {**made.env, **told(made.identity.uid if made.identity else None)}
     common = plan(name, worker, replace(made, env=env), None)
@@ -33,7 +37,9 @@ def worker_plans(
         depends_on=worker.dependencies,
         critical=worker.critical,
         autostart=worker.autostart,
-        output=Output(console=worker.log.console, max_bytes=worker.log.max_bytes, keep=worker.log.keep),
+        output=Output(
+            console=worker.log.console, max_bytes=worker.log.max_bytes, keep=worker.log.keep
+        ),
         group=name,
     )
     return facts, [replace(shared, name=each) for each in worker.names(name)]

@@ -1,6 +1,8 @@
-"""A worker process: runs one group under a parent that keeps its leases. Started by `longwatch worker` and `longwatch up`.
+"""A worker process: runs one group under a parent that keeps its leases. Started by `longwatch
+worker` and `longwatch up`.
 
-`python -m longwatch.app.worker_process check module:name` only looks at the group, and says what a parent has to know.
+`python -m longwatch.app.worker_process check module:name` only looks at the group, and says what a
+parent has to know.
 """
 
 from __future__ import annotations
@@ -33,10 +35,14 @@ _LAST_WORDS = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 for a clean end, 2 for a group that cannot be run, 1 for one that crashed."""
+    """The exit code: 0 for a clean end, 2 for a group that cannot be run, 1 for one that
+    crashed.
+    """
     task, target = arguments
     if task == "check":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())  # Ctrl-C ends an import, whoever holds it back
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, signal.valid_signals()
+        )  # Ctrl-C ends an import, whoever holds it back
         answer = f"\n{ANSWER}{json.dumps(_looked_at(target))}\n"
         os.write(1, answer.encode())
         return 0
@@ -58,7 +64,10 @@ def _looked_at(target: str) -> dict[str, object]:
     except LongwatchError as error:
         return {"problem": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code of any kind
-        return {"problem": f"{target!r} cannot be imported: {mask_text(' '.join(described(error).split()))}{_place(error)}"}
+        return {
+            "problem": f"{target!r} cannot be imported: "
+            f"{mask_text(' '.join(described(error).split()))}{_place(error)}"
+        }
 
 
 def _place(error: BaseException) -> str:
@@ -78,7 +87,9 @@ def facts(group: LoopGroup) -> dict[str, object]:
         "loops": group.names,
         "health_host": group.health_host,
         "health_port": group.health_port,
-        "shutdown_timeout": max(group.shutdown_timeout if limit is None else limit for limit in limits),
+        "shutdown_timeout": max(
+            group.shutdown_timeout if limit is None else limit for limit in limits
+        ),
         "watchdog_threshold": group.watchdog_threshold,
     }
 

@@ -1,4 +1,6 @@
-"""The parent of worker processes, beside a supervisor: where they speak to it, and what they are told."""
+"""The parent of worker processes, beside a supervisor: where they speak to it, and what they are
+told.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from longwatch.supervisor.supervisor import Supervisor
 class Workers(Service):
     """Oversees the worker processes of a supervisor. `state`: where their crash files go."""
 
-    def __init__(self, *, state: Path | None, log: LogSettings, clock: Clock, events: Events) -> None:
+    def __init__(
+        self, *, state: Path | None, log: LogSettings, clock: Clock, events: Events
+    ) -> None:
         super().__init__(name="workers", clock=clock)
         self.supervisor: Supervisor | None = None
         """Who starts them; its plans need what is told here, so it comes later."""
@@ -35,11 +39,16 @@ class Workers(Service):
     def told(self, uid: int | None) -> dict[str, str]:
         """What worker processes of that user find in their environment.
 
-        Those of another user keep their leases by themselves: we would have to believe what they say of files and stores.
+        Those of another user keep their leases by themselves: we would have to believe what they
+        say of files and stores.
         """
         if uid is not None and uid != os.getuid():
             return self._log
-        crashes = {} if self._state is None else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
+        crashes = (
+            {}
+            if self._state is None
+            else {CRASH_DIRECTORY: str((self._state / "crashes").absolute())}
+        )
         return {PARENT_SOCKET: str(self._line()), **self._log, **crashes}
 
     def _condemn(self, pid: int, reason: str) -> None:

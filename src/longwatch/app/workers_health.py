@@ -1,4 +1,6 @@
-"""How the worker processes of one parent are, all together: for its health port, its metrics, and whoever supervises it."""
+"""How the worker processes of one parent are, all together: for its health port, its metrics,
+and whoever supervises it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _DEAD_AFTER = 30.0
 
 
 class WorkersHealth(Service):
-    """Ready is when every process is; live when somebody looks after them. Tells systemd, if that listens."""
+    """Ready is when every process is; live when somebody looks after them. Tells systemd, if
+    that listens.
+    """
 
     def __init__(self, overseer: Overseer, names: Sequence[str], *, clock: Clock) -> None:
         super().__init__(name="workers-health", clock=clock)
@@ -33,12 +37,21 @@ class WorkersHealth(Service):
         self._has_been_ready = False
         within = notifier.beat_within
         interval = LOOK_EVERY if within is None else min(LOOK_EVERY, within / 3)
-        self._telling = Periodic(self._report, Cadence(interval=interval), name="workers-health", clock=clock)
+        self._telling = Periodic(
+            self._report, Cadence(interval=interval), name="workers-health", clock=clock
+        )
 
     def checks(self) -> Iterator[Check]:
         for name in self._names:
-            yield Check(f"worker {name}", partial(self._worker, name), frozenset({Aspect.READY}), quick=True)
-            yield Check(f"start of {name}", partial(self._started, name), frozenset({Aspect.STARTED}), quick=True)
+            yield Check(
+                f"worker {name}", partial(self._worker, name), frozenset({Aspect.READY}), quick=True
+            )
+            yield Check(
+                f"start of {name}",
+                partial(self._started, name),
+                frozenset({Aspect.STARTED}),
+                quick=True,
+            )
         yield Check("overseer", self._overseen, frozenset({Aspect.LIVE}), quick=True)
 
     def exposition(self) -> bytes:
@@ -73,10 +86,18 @@ class WorkersHealth(Service):
         if not wards:
             return Reason.NOT_RUNNING
         reason = wards[-1].reason
-        return Reason.UNREACHABLE if reason is Reason.OK and wards[-1].is_out_of_reach(self._clock.monotonic()) else reason
+        return (
+            Reason.UNREACHABLE
+            if reason is Reason.OK and wards[-1].is_out_of_reach(self._clock.monotonic())
+            else reason
+        )
 
     def _started(self, name: str) -> Reason:
-        return Reason.NOT_STARTED if self._worker(name) in {Reason.NOT_STARTED, Reason.NOT_RUNNING} else Reason.OK
+        return (
+            Reason.NOT_STARTED
+            if self._worker(name) in {Reason.NOT_STARTED, Reason.NOT_RUNNING}
+            else Reason.OK
+        )
 
     def _overseen(self) -> Reason:
         return Reason.OK if self._overseer.heartbeat.elapsed() < _DEAD_AFTER else Reason.STALE

@@ -1,4 +1,5 @@
-"""How commands answer: JSON for machines, aligned text for people, one question before what cannot be undone.
+"""How commands answer: JSON for machines, aligned text for people, one question before what cannot
+be undone.
 
 Other people's texts come out with every character escaped that would move a cursor or end a line.
 """
@@ -35,7 +36,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     lines = [list(head), *([_cell(value) for value in row] for row in kept)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     right = [_are_numbers([row[column] for row in kept]) for column in range(len(head))]
-    return ["  ".join(_aligned(*cell) for cell in zip(line, widths, right, strict=True)).rstrip() for line in lines]
+    return [
+        "  ".join(_aligned(*cell) for cell in zip(line, widths, right, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def listed(facts: Mapping[str, object]) -> list[str]:
@@ -57,7 +61,11 @@ def age(seconds: float | None) -> str:
 def short(data: bytes) -> str:
     """The beginning of a body."""
     text = full(data)
-    return text if len(text) <= LONGEST_BODY else f"{text[:LONGEST_BODY]}… ({len(text) - LONGEST_BODY} more characters)"
+    return (
+        text
+        if len(text) <= LONGEST_BODY
+        else f"{text[:LONGEST_BODY]}… ({len(text) - LONGEST_BODY} more characters)"
+    )
 
 
 def full(data: bytes) -> str:
@@ -80,7 +88,9 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def _answered(question: str) -> str:
-    """A line from the terminal; Ctrl-C, or an end instead of an answer, leaves the question's line first."""
+    """A line from the terminal; Ctrl-C, or an end instead of an answer, leaves the question's
+    line first.
+    """
     answered = ""
     try:
         typer.echo(question, nl=False, err=True)
@@ -93,7 +103,9 @@ def _answered(question: str) -> str:
 
 def _are_numbers(column: Sequence[object]) -> bool:
     """Whether there are only whole numbers in it, and places where there is none."""
-    return any(value is not None for value in column) and all(isinstance(value, int | None) for value in column)
+    return any(value is not None for value in column) and all(
+        isinstance(value, int | None) for value in column
+    )
 
 
 def _cell(value: object) -> str:

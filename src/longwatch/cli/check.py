@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from longwatch.config.discovery import Loaded
     from longwatch.supervisor.plan import ProgramPlan
 
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]"),
+]
 HEAD = ("wave", "program", "command", "ready when", "waits for", "notes")
 LONGEST_COMMAND = 60
 
@@ -33,7 +36,11 @@ def check(*, config: Config = None, json: Json = False) -> None:
     made = plans(loaded.settings, base=loaded.base, environ=os.environ, source=loaded.source)
     _check_ports(loaded)
     programs = [_facts(wave, plan, loaded) for wave, plan in _in_order(made)]
-    facts = {"config": str(loaded.base / loaded.path.name), "state_dir": loaded.state and str(loaded.state), "programs": programs}
+    facts = {
+        "config": str(loaded.base / loaded.path.name),
+        "state_dir": loaded.state and str(loaded.state),
+        "programs": programs,
+    }
     in_order = f"{loaded.source} is in order: {answer.counted(len(programs), 'program')}"
     answer.tell([in_order, *answer.table(HEAD, map(_row, programs))], facts, as_json=json)
 
@@ -55,7 +62,9 @@ def _check_ports(loaded: Loaded) -> None:
 
 
 def _in_order(made: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:
-    """Each program with the number of its wave; the processes of a worker are alike, and the first speaks for them."""
+    """Each program with the number of its wave; the processes of a worker are alike, and the
+    first speaks for them.
+    """
     from longwatch.supervisor.dependencies import waves  # noqa: PLC0415
 
     ordered = waves({name: plan.depends_on for name, plan in made.items()})
@@ -76,7 +85,8 @@ def _facts(wave: int, plan: ProgramPlan, loaded: Loaded) -> dict[str, Any]:
         "cwd": plan.process.cwd,
         "user": plan.process.identity and plan.process.identity.name,
         "ready": plan.ready_when.value,
-        "health": health and {"kind": health.effective_kind, "port": loaded.settings.health_port(plan.name)},
+        "health": health
+        and {"kind": health.effective_kind, "port": loaded.settings.health_port(plan.name)},
         "depends_on": {name: condition.value for name, condition in plan.depends_on.items()},
         "critical": plan.critical,
         "autostart": plan.autostart,
@@ -94,8 +104,17 @@ def _command(facts: dict[str, Any]) -> str:
 
 def _row(facts: dict[str, Any]) -> tuple[object, ...]:
     health, command = facts["health"] or {}, _command(facts)
-    asked = " ".join(str(word) for word in (health.get("kind"), health.get("port")) if word is not None)
-    notes = [word for word, holds in {"critical": facts["critical"], "by hand": not facts["autostart"]}.items() if holds]
+    asked = " ".join(
+        str(word) for word in (health.get("kind"), health.get("port")) if word is not None
+    )
+    notes = [
+        word
+        for word, holds in {
+            "critical": facts["critical"],
+            "by hand": not facts["autostart"],
+        }.items()
+        if holds
+    ]
     return (
         facts["wave"],
         facts["name"],

@@ -7,7 +7,9 @@ import typer
 from longwatch.cli import answer
 from longwatch.cli.stores import DEFAULT_STORE, Json, Store
 
-app = typer.Typer(help="The schema of a store: its version, and bringing it up to date.", no_args_is_help=True)
+app = typer.Typer(
+    help="The schema of a store: its version, and bringing it up to date.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -17,9 +19,20 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
 
     with opened_store(store) as opened:
         schema, url = required_schema(opened), shown_url(opened)
-    told = {"store": url, "schema": schema.version, "known": schema.known, "pending": schema.pending}
-    newer = "nothing; the store was made by a newer Longwatch, upgrade this one" if schema.version > schema.known else "nothing"
-    answer.tell(answer.listed({**told, "pending": ", ".join(schema.pending) or newer}), told, as_json=json)
+    told = {
+        "store": url,
+        "schema": schema.version,
+        "known": schema.known,
+        "pending": schema.pending,
+    }
+    newer = (
+        "nothing; the store was made by a newer Longwatch, upgrade this one"
+        if schema.version > schema.known
+        else "nothing"
+    )
+    answer.tell(
+        answer.listed({**told, "pending": ", ".join(schema.pending) or newer}), told, as_json=json
+    )
 
 
 @app.command()
@@ -32,5 +45,8 @@ def migrate(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
         url = shown_url(opened)
     applied = schema.leading(before, schema.version)
     told = {"store": url, "from": before, "to": schema.version, "applied": applied}
-    text = f"{url} is at schema {schema.version}: {', '.join(applied) + ' applied' if applied else 'nothing to do'}"
+    text = (
+        f"{url} is at schema {schema.version}: "
+        f"{', '.join(applied) + ' applied' if applied else 'nothing to do'}"
+    )
     answer.tell(text, told, as_json=json)

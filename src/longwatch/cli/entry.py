@@ -1,7 +1,9 @@
-"""The very first thing of the `longwatch` command: hold back the stop signals until somebody is there to hear them.
+"""The very first thing of the `longwatch` command: hold back the stop signals until somebody is
+there to hear them.
 
-Importing takes a moment. A signal that comes meanwhile would end us with a traceback, or be dropped for good where we are PID 1;
-held back, it is heard as soon as handlers stand. `longwatch run` lets them through when it is ready, everything else at once.
+Importing takes a moment. A signal that comes meanwhile would end us with a traceback, or be dropped
+for good where we are PID 1; held back, it is heard as soon as handlers stand. `longwatch run` lets
+them through when it is ready, everything else at once.
 """
 
 from __future__ import annotations

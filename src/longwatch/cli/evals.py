@@ -15,11 +15,15 @@ from longwatch.cli.stores import Json, readable
 if TYPE_CHECKING:
     from longwatch.evals.report import EvalReport
 
-app = typer.Typer(help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True
+)
 
 STATE = Path(".longwatch")
 DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
-Store = Annotated[str, typer.Option(metavar="URL", callback=readable, help="Where samples and results are.")]
+Store = Annotated[
+    str, typer.Option(metavar="URL", callback=readable, help="Where samples and results are.")
+]
 
 
 def a_number(value: float | None) -> float | None:
@@ -31,24 +35,51 @@ def a_number(value: float | None) -> float | None:
 
 PassRate = Annotated[
     float | None,
-    typer.Option(metavar="RATE", min=0, max=1, callback=a_number, help="Exit with 1 if fewer pass: a number from 0 to 1."),
+    typer.Option(
+        metavar="RATE",
+        min=0,
+        max=1,
+        callback=a_number,
+        help="Exit with 1 if fewer pass: a number from 0 to 1.",
+    ),
 ]
 Timeout = Annotated[
     float,
-    typer.Option(metavar="SECONDS", min=1, max=86_400, callback=a_number, help="Without a beat for so long, it hangs."),
+    typer.Option(
+        metavar="SECONDS",
+        min=1,
+        max=86_400,
+        callback=a_number,
+        help="Without a beat for so long, it hangs.",
+    ),
 ]
 
 
 @app.command("run")
 def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", show_default=False, help="A file with one sample a line, in JSON.")],
-    target: Annotated[str, typer.Argument(metavar="MODULE:LOOP", show_default=False, help="The MainLoop to measure.")],
-    evaluator: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Scores (output, expected).")] = (
-        "longwatch.evals:exact_match"
-    ),
-    concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Samples at a time in each process.")] = 8,
-    processes: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Worker processes.")] = 1,
-    attempts: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Tries of a sample that fails or crashes.")] = 3,
+    dataset: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATASET", show_default=False, help="A file with one sample a line, in JSON."
+        ),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:LOOP", show_default=False, help="The MainLoop to measure."),
+    ],
+    evaluator: Annotated[
+        str, typer.Option(metavar="MODULE:FUNCTION", help="Scores (output, expected).")
+    ] = ("longwatch.evals:exact_match"),
+    concurrency: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Samples at a time in each process.")
+    ] = 8,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Worker processes.")
+    ] = 1,
+    attempts: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=100, help="Tries of a sample that fails or crashes."),
+    ] = 3,
     sample_timeout: Timeout = 600,
     min_pass_rate: PassRate = None,
     store: Store = DEFAULT_STORE,
@@ -76,7 +107,9 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
         sample_timeout=sample_timeout,
     )
     go_on = _go_on(facts.run, store)
-    report = evaluating.run(facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ), go_on=go_on)
+    report = evaluating.run(
+        facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ), go_on=go_on
+    )
     return _told(report, min_pass_rate, as_json=json)
 
 
@@ -91,14 +124,24 @@ def resume(
     """Go on with an evaluation that was interrupted; finished samples are not run again."""
     from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
 
-    report = evaluating.resume(run, store=store, state=STATE, environ=dict(os.environ), go_on=_go_on(run, store))
+    report = evaluating.resume(
+        run, store=store, state=STATE, environ=dict(os.environ), go_on=_go_on(run, store)
+    )
     return _told(report, min_pass_rate, as_json=json)
 
 
 @app.command()
 def compare(
-    before: Annotated[str, typer.Argument(metavar="A", show_default=False, help="An evaluation's ID, or its report as JSON.")],
-    after: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Another one of the same dataset.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", show_default=False, help="An evaluation's ID, or its report as JSON."
+        ),
+    ],
+    after: Annotated[
+        str,
+        typer.Argument(metavar="B", show_default=False, help="Another one of the same dataset."),
+    ],
     *,
     json: Json = False,
 ) -> None:
@@ -113,7 +156,11 @@ def compare(
         "regressed": found.regressed,
     }
     lines = answer.table(("what", "before", "after", "difference"), found.rows())
-    listed = [f"{word}: {', '.join(ids)}" for word, ids in (("improved", found.improved), ("regressed", found.regressed)) if ids]
+    listed = [
+        f"{word}: {', '.join(ids)}"
+        for word, ids in (("improved", found.improved), ("regressed", found.regressed))
+        if ids
+    ]
     answer.tell([*lines, *listed], facts, as_json=json)
 
 
@@ -121,7 +168,9 @@ def _go_on(run: str, store: str) -> str:
     """The command that resumes it."""
     from longwatch.core.masking import mask_text  # noqa: PLC0415
 
-    return f"longwatch eval resume {run}" + ("" if store == DEFAULT_STORE else f" --store {mask_text(store)}")
+    return f"longwatch eval resume {run}" + (
+        "" if store == DEFAULT_STORE else f" --store {mask_text(store)}"
+    )
 
 
 def _report(named: str) -> EvalReport:
@@ -130,7 +179,10 @@ def _report(named: str) -> EvalReport:
 
     kept = STATE / "evals" / f"{named}.json"
     if not kept.exists() and not Path(named).exists():
-        raise UsageError(f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch eval resume ID` makes one")
+        raise UsageError(
+            f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch "
+            f"eval resume ID` makes one"
+        )
     return EvalReport.load(kept if kept.exists() else named)
 
 
@@ -140,10 +192,18 @@ def _told(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> 
 
     worst = [*report.errors, *report.failures][:10]
     rows = [
-        (result.sample_id, result.ended.value, "" if result.score is None else result.score.value, why(result)) for result in worst
+        (
+            result.sample_id,
+            result.ended.value,
+            "" if result.score is None else result.score.value,
+            why(result),
+        )
+        for result in worst
     ]
     lines = answer.listed(dict(report.figures()))
     shown = ["", *answer.table(("sample", "ended", "score", "why"), rows)] if rows else []
     where = f"evaluation {report.run}: {STATE / 'evals' / report.run}.md"
-    answer.tell([*lines, *shown, "", where], {"run": report.run, **report.summary()}, as_json=as_json)
+    answer.tell(
+        [*lines, *shown, "", where], {"run": report.run, **report.summary()}, as_json=as_json
+    )
     return exit_code(report, min_pass_rate)

@@ -40,21 +40,50 @@ def of_summary(summary: Summary) -> Facts:
 
 def of_seen(seen: Seen, attempts: Sequence[Computation]) -> Facts:
     standing = seen.standing
-    values = {name: {"value": standing.value(name), "revision": standing.revision_of(name)} for name in _set(seen)}
-    return {**of_summary(seen.summary), "values": values, "attempts": [of_attempt(each) for each in attempts]}
+    values = {
+        name: {"value": standing.value(name), "revision": standing.revision_of(name)}
+        for name in _set(seen)
+    }
+    return {
+        **of_summary(seen.summary),
+        "values": values,
+        "attempts": [of_attempt(each) for each in attempts],
+    }
 
 
 def of_attempt(attempt: Computation) -> Facts:
-    times = {name: _moment(getattr(attempt, name)) for name in ("created_at", "started_at", "ended_at", "last_heartbeat_at")}
-    told = {"node": attempt.node, "attempt": attempt.attempt, "state": attempt.state, "end_cause": attempt.end_cause, **times}
+    times = {
+        name: _moment(getattr(attempt, name))
+        for name in ("created_at", "started_at", "ended_at", "last_heartbeat_at")
+    }
+    told = {
+        "node": attempt.node,
+        "attempt": attempt.attempt,
+        "state": attempt.state,
+        "end_cause": attempt.end_cause,
+        **times,
+    }
     runs = attempt.state == "computing"
-    left = {name: getattr(attempt, name) if runs else None for name in ("heartbeat_in", "deadline_in")}
-    return {**told, **left, "ready_in": attempt.ready_in, "error": attempt.error, "computed_with": attempt.computed_with}
+    left = {
+        name: getattr(attempt, name) if runs else None for name in ("heartbeat_in", "deadline_in")
+    }
+    return {
+        **told,
+        **left,
+        "ready_in": attempt.ready_in,
+        "error": attempt.error,
+        "computed_with": attempt.computed_with,
+    }
 
 
 def of_explanation(explanation: Explanation) -> Facts:
     nodes = [
-        {"node": each.node, "state": each.up, "text": each.text, "gate": None if each.gate is None else _of_finding(each.gate)}
+        {
+            "node": each.node,
+            "state": each.up,
+            "text": each.text,
+            "gate": None if each.gate is None else _of_finding(each.gate),
+        }
         for each in explanation.nodes
     ]
     return {"execution": explanation.execution, "nodes": nodes}
@@ -64,14 +93,29 @@ def of_graph(graph: Graph, execution: str | None, picture: str) -> Facts:
     from longwatch.flow.picture import gate_text, kind_of  # noqa: PLC0415 - help must not wait for it
 
     nodes = [
-        {"node": each.name, "kind": kind_of(each), "after": list(each.upstream), "gate": gate_text(each.gate) or None}
+        {
+            "node": each.name,
+            "kind": kind_of(each),
+            "after": list(each.upstream),
+            "gate": gate_text(each.gate) or None,
+        }
         for each in graph.nodes.values()
     ]
-    return {"graph": graph.name, "version": graph.version, "execution": execution, "nodes": nodes, "picture": picture}
+    return {
+        "graph": graph.name,
+        "version": graph.version,
+        "execution": execution,
+        "nodes": nodes,
+        "picture": picture,
+    }
 
 
 def _of_finding(finding: Finding) -> Facts:
-    return {"text": finding.text, "met": finding.met, "parts": [_of_finding(part) for part in finding.parts]}
+    return {
+        "text": finding.text,
+        "met": finding.met,
+        "parts": [_of_finding(part) for part in finding.parts],
+    }
 
 
 def _moment(moment: float | None) -> str | None:
@@ -80,7 +124,19 @@ def _moment(moment: float | None) -> str | None:
 
 # --- for people ---
 
-_HEAD = ("execution", "graph", "version", "state", "revision", "set", "running", "waiting", "failed", "started", "changed")
+_HEAD = (
+    "execution",
+    "graph",
+    "version",
+    "state",
+    "revision",
+    "set",
+    "running",
+    "waiting",
+    "failed",
+    "started",
+    "changed",
+)
 _ATTEMPTS = ("node", "attempt", "state", "cause", "since", "took", "heartbeat left", "error")
 
 
@@ -98,7 +154,15 @@ def shown(seen: Seen, attempts: Sequence[Computation]) -> list[str]:
 
 def _summary(each: Summary, now: float) -> tuple[object, ...]:
     counts = each.revision, each.values, each.running, each.waiting, each.failed
-    return each.id, each.graph, each.version, each.state, *counts, _ago(now, each.created_at), _ago(now, each.updated_at)
+    return (
+        each.id,
+        each.graph,
+        each.version,
+        each.state,
+        *counts,
+        _ago(now, each.created_at),
+        _ago(now, each.updated_at),
+    )
 
 
 def _head(summary: Summary) -> list[str]:
@@ -116,7 +180,10 @@ def _head(summary: Summary) -> list[str]:
 
 def _values(seen: Seen) -> list[str]:
     nodes = seen.standing.nodes
-    rows = [(name, nodes[name].revision, short((nodes[name].value or "null").encode())) for name in _set(seen)]
+    rows = [
+        (name, nodes[name].revision, short((nodes[name].value or "null").encode()))
+        for name in _set(seen)
+    ]
     return table(("node", "revision", "value"), rows) if rows else []
 
 
@@ -124,7 +191,11 @@ def _attempts(every: Sequence[Computation], some: Sequence[Computation]) -> list
     now = time.time()
     lines = table(_ATTEMPTS, (_attempt(each, now) for each in some)) if some else []
     left = len(every) - len(some)
-    return [*lines, f"{counted(left, 'older attempt')} not shown; more with --limit"] if left else lines
+    return (
+        [*lines, f"{counted(left, 'older attempt')} not shown; more with --limit"]
+        if left
+        else lines
+    )
 
 
 def _attempt(attempt: Computation, now: float) -> tuple[object, ...]:
@@ -143,12 +214,20 @@ def _attempt(attempt: Computation, now: float) -> tuple[object, ...]:
 
 def _state(attempt: Computation) -> str:
     if attempt.state == "not_set":
-        return "waiting" if not attempt.ready_in or attempt.ready_in <= 0 else f"due in {age(attempt.ready_in)}"
+        return (
+            "waiting"
+            if not attempt.ready_in or attempt.ready_in <= 0
+            else f"due in {age(attempt.ready_in)}"
+        )
     return attempt.state
 
 
 def _took(attempt: Computation, now: float) -> str:
-    return "" if attempt.started_at is None else age(max((attempt.ended_at or now) - attempt.started_at, 0.0))
+    return (
+        ""
+        if attempt.started_at is None
+        else age(max((attempt.ended_at or now) - attempt.started_at, 0.0))
+    )
 
 
 def _left(seconds: float | None) -> str:
@@ -168,7 +247,10 @@ def _last_line(error: str | None) -> str:
 def _set(seen: Seen) -> list[str]:
     """The nodes that have a value, in the order in which they got it."""
     nodes = seen.standing.nodes
-    return sorted((name for name in nodes if nodes[name].is_set), key=lambda name: (nodes[name].revision, name))
+    return sorted(
+        (name for name in nodes if nodes[name].is_set),
+        key=lambda name: (nodes[name].revision, name),
+    )
 
 
 def _ago(now: float, moment: float) -> str:

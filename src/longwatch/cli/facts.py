@@ -19,8 +19,17 @@ def of_mailbox(name: str, stats: Stats) -> Facts:
 
 
 def of_message(delivery: Delivery) -> Facts:
-    counters = {"deliveries": delivery.deliveries, "failures": delivery.failures, "crashes": delivery.crashes}
-    facts = {"id": delivery.id, "enqueued_at": utc(delivery.enqueued_at), **counters, "reply_to": delivery.reply_to}
+    counters = {
+        "deliveries": delivery.deliveries,
+        "failures": delivery.failures,
+        "crashes": delivery.crashes,
+    }
+    facts = {
+        "id": delivery.id,
+        "enqueued_at": utc(delivery.enqueued_at),
+        **counters,
+        "reply_to": delivery.reply_to,
+    }
     return facts | of_body(delivery.body)
 
 
@@ -32,7 +41,9 @@ def of_dead(letter: DeadLetter) -> Facts:
 
 
 def of_body(data: bytes) -> Facts:
-    """`body` is what the JSON says; for one that is not JSON it is null, and `raw` has the bytes in base64."""
+    """`body` is what the JSON says; for one that is not JSON it is null, and `raw` has the bytes
+    in base64.
+    """
     from longwatch.app.mailboxes import read_body  # noqa: PLC0415 - help must not wait for what only commands need
 
     try:
@@ -42,4 +53,8 @@ def of_body(data: bytes) -> Facts:
 
 
 def utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(moment, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Durable computation graphs: compute them, and look after their executions.\n\n"
     "The flow comes first, as module:name: `longwatch flow explain scrape:flow ID`.\n"
-    "LONGWATCH_FLOW in the environment stands for it. `ls` and `show` need no code:\nthey take --store URL as well.",
+    "LONGWATCH_FLOW in the environment stands for it. `ls` and `show` need no code:\nthey "
+    "take --store URL as well.",
     no_args_is_help=True,
 )
 
@@ -35,14 +36,20 @@ def _words(metavar: str, text: str) -> Any:
 
 OnlyFlow = Annotated[list[str] | None, _words("[MODULE:FLOW]", "The Flow.")]
 OnlyId = Annotated[list[str] | None, _words("[MODULE:FLOW] ID", "The Flow, and the execution.")]
-IdAndNode = Annotated[list[str] | None, _words("[MODULE:FLOW] ID NODE", "The Flow, the execution, and its node.")]
+IdAndNode = Annotated[
+    list[str] | None, _words("[MODULE:FLOW] ID NODE", "The Flow, the execution, and its node.")
+]
 Store = Annotated[
     str | None,
     typer.Option(
-        metavar="URL", callback=readable, help="A store, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]"
+        metavar="URL",
+        callback=readable,
+        help="A store, instead of a flow. [LONGWATCH_STORE, else sqlite:///longwatch.db]",
     ),
 ]
-Limit = Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")]
+Limit = Annotated[
+    int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+]
 
 
 @app.callback()
@@ -57,16 +64,25 @@ def group(context: typer.Context) -> None:
 def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
     target: OnlyFlow = None,
     concurrency: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=10_000, help="Nodes at a time in each process. [8]")
+        int | None,
+        typer.Option(metavar="N", min=1, max=10_000, help="Nodes at a time in each process. [8]"),
     ] = None,
     processes: Processes = 1,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="What the processes are called in logs. [flow]", show_default=False)
+        str,
+        typer.Option(
+            metavar="NAME", help="What the processes are called in logs. [flow]", show_default=False
+        ),
     ] = "flow",
     health_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where health and metrics are. [nowhere]")
+        int | None,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Where health and metrics are. [nowhere]"
+        ),
     ] = None,
-    health_host: Annotated[str | None, typer.Option(metavar="HOST", help="On which address. [every one]")] = None,
+    health_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="On which address. [every one]")
+    ] = None,
     state_dir: StateDir = ".longwatch",
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -100,7 +116,10 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
 def list_executions(
     flow: OnlyFlow = None,
     *,
-    graph: Annotated[str | None, typer.Option(metavar="NAME", callback=readable, help="Only those of this graph.")] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", callback=readable, help="Only those of this graph."),
+    ] = None,
     limit: Limit = 100,
     store: Store = None,
     json: Json = False,
@@ -113,13 +132,19 @@ def list_executions(
         found = opened.executions(graph=graph, limit=limit + 1)
         where = shown_url(opened)
     told = found[:limit]
-    text = executions.summaries(told) if told else [f"no executions{f' of graph {graph!r}' if graph else ''} in {where}"]
+    text = (
+        executions.summaries(told)
+        if told
+        else [f"no executions{f' of graph {graph!r}' if graph else ''} in {where}"]
+    )
     more = [f"the newest {limit}; more with --limit"] if len(found) > limit else []
     answer.tell([*text, *more], [executions.of_summary(each) for each in told], as_json=json)
 
 
 @app.command()
-def show(execution: OnlyId = None, *, limit: Limit = 100, store: Store = None, json: Json = False) -> None:
+def show(
+    execution: OnlyId = None, *, limit: Limit = 100, store: Store = None, json: Json = False
+) -> None:
     """Show an execution with its values and its attempts."""
     from longwatch.app.flows import seen  # noqa: PLC0415 - help must not wait for it
 
@@ -127,7 +152,9 @@ def show(execution: OnlyId = None, *, limit: Limit = 100, store: Store = None, j
     with _looked_at(named, store) as opened:
         found = seen(opened, identity)
     attempts = found.attempts[-limit:]
-    answer.tell(executions.shown(found, attempts), executions.of_seen(found, attempts), as_json=json)
+    answer.tell(
+        executions.shown(found, attempts), executions.of_seen(found, attempts), as_json=json
+    )
 
 
 @app.command()
@@ -141,11 +168,20 @@ def explain(execution: OnlyId = None, *, json: Json = False) -> None:
 
 @app.command()
 def graph(
-    graph: Annotated[list[str] | None, _words("[MODULE:FLOW] [NAME]", "The Flow, and its graph if it has several.")] = None,
+    graph: Annotated[
+        list[str] | None,
+        _words("[MODULE:FLOW] [NAME]", "The Flow, and its graph if it has several."),
+    ] = None,
     *,
-    version: Annotated[str | None, typer.Option(metavar="VERSION", help="Of the graph. [the one given last]")] = None,
-    execution: Annotated[str | None, typer.Option(metavar="ID", callback=readable, help="As this execution stands.")] = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="As the source of a Mermaid flowchart.")] = False,
+    version: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Of the graph. [the one given last]")
+    ] = None,
+    execution: Annotated[
+        str | None, typer.Option(metavar="ID", callback=readable, help="As this execution stands.")
+    ] = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="As the source of a Mermaid flowchart.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Draw a graph, or an execution of it as it stands."""
@@ -170,10 +206,16 @@ def graph(
 @app.command("set")
 def set_(
     assignments: Annotated[
-        list[str] | None, _words("[MODULE:FLOW] ID NODE=VALUE...", "The Flow, the execution, and what its inputs are set to.")
+        list[str] | None,
+        _words(
+            "[MODULE:FLOW] ID NODE=VALUE...",
+            "The Flow, the execution, and what its inputs are set to.",
+        ),
     ] = None,
     *,
-    text: Annotated[bool, typer.Option("--text", help="The values are plain text, not JSON.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="The values are plain text, not JSON.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Set inputs of an execution, all at once.
@@ -189,7 +231,9 @@ def set_(
     pairs = [_assignment(word) for word in words]
     values = {node: value if text else read_value(node, value) for node, value in pairs}
     if len(values) < len(pairs):
-        raise UsageError(f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once")
+        raise UsageError(
+            f"a node is set twice: {', '.join(node for node, _ in pairs)}; set each once"
+        )
     with _existing(named, "set") as flow:
         revision = flow.execution(identity).set(values)
     _tell_revision(identity, revision, "has its inputs", as_json=json)
@@ -246,7 +290,9 @@ def sweep(flow: OnlyFlow = None, *, json: Json = False) -> None:
 def _addressed(
     command: str, words: Sequence[str] | None, *wanted: str, optional: str = "", more: bool = False
 ) -> tuple[str | None, list[str]]:
-    """The flow, if the words begin with one, and the others, which have to be as many as are wanted."""
+    """The flow, if the words begin with one, and the others, which have to be as many as are
+    wanted.
+    """
     given = list(words or ())
     flow = given.pop(0) if given and ":" in given[0].partition("=")[0] else None
     most = None if more else len(wanted) + bool(optional)
@@ -254,8 +300,14 @@ def _addressed(
         raise UsageError(f"{wanted[len(given)]} is missing; write: {_usage(command, *wanted)}")
     if most is not None and len(given) > most:
         if flow is None and ":" not in given[0]:
-            raise UsageError(f"{given[0]!r} is no flow; write: {_usage(command, *wanted, *filter(None, [optional]))}")
-        raise UsageError(f"{given[most]!r} is too much; write: {_usage(command, *wanted, *filter(None, [optional]))}")
+            raise UsageError(
+                f"{given[0]!r} is no flow; write: "
+                f"{_usage(command, *wanted, *filter(None, [optional]))}"
+            )
+        raise UsageError(
+            f"{given[most]!r} is too much; write: "
+            f"{_usage(command, *wanted, *filter(None, [optional]))}"
+        )
     return flow, given
 
 
@@ -267,7 +319,10 @@ def _required(named: str | None, command: str) -> str:
     """The flow that was named, here or in the environment."""
     target = named or os.environ.get(FLOW, "")
     if not target:
-        raise UsageError(f"name the flow first, as in `longwatch flow {command} scrape:flow …`, or set {FLOW}: its code is needed")
+        raise UsageError(
+            f"name the flow first, as in `longwatch flow {command} scrape:flow …`, or set "
+            f"{FLOW}: its code is needed"
+        )
     return target
 
 
@@ -294,7 +349,9 @@ def _looked_at(named: str | None, store: str | None) -> AbstractContextManager[F
 def _assignment(word: str) -> tuple[str, str]:
     node, equals, value = word.partition("=")
     if not equals or not node:
-        raise UsageError(f"{word!r} sets nothing; write it as NODE=VALUE, such as url=https://example.org")
+        raise UsageError(
+            f"{word!r} sets nothing; write it as NODE=VALUE, such as url=https://example.org"
+        )
     return node, value
 
 

@@ -12,7 +12,10 @@ import typer
 from longwatch.cli import answer
 
 Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", readable=False, help="The file to write. [longwatch.toml]")
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", readable=False, help="The file to write. [longwatch.toml]"
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 
@@ -28,6 +31,12 @@ def init(*, config: Config = None, force: Force = False) -> None:
     path = config or Path(os.environ.get("LONGWATCH_CONFIG") or FILE_NAME)
     write_example(path, force=force)
     option = "" if config is None else f" --config {shlex.quote(str(config))}"
-    told = f"{path} is written: one program to begin with, and every setting with its default. Next:"
-    steps = [f"  longwatch check{option}", f"  longwatch up{option}", f"  longwatch status{option}    (in another terminal)"]
+    told = (
+        f"{path} is written: one program to begin with, and every setting with its default. Next:"
+    )
+    steps = [
+        f"  longwatch check{option}",
+        f"  longwatch up{option}",
+        f"  longwatch status{option}    (in another terminal)",
+    ]
     answer.tell([told, *steps], None, as_json=False)

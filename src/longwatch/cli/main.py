@@ -1,6 +1,7 @@
 """The entry point: parse, run, turn every error into one line and an exit code.
 
-Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs a person; `longwatch run` passes the program's on.
+Exit codes: 0 done, 1 something went wrong, 2 wrong use, 75 try again, 100 needs a person;
+`longwatch run` passes the program's on.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class InterruptedByUserError(LongwatchError):
 
 
 class Commands(TyperGroup):
-    """Every command. Ctrl-C becomes an error of ours here: typer would make an exit code of it, and say nothing."""
+    """Every command. Ctrl-C becomes an error of ours here: typer would make an exit code of it,
+    and say nothing.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -70,13 +73,22 @@ def root(
     context: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Longwatch keeps long-running workers and AI agents alive, and proves it."""
-    del version, debug  # the one has been dealt with by its callback, the other is looked for where errors are told
-    if context.invoked_subcommand not in {"run", "up", "worker", "flow"}:  # which let them through when they are ready for them
+    # the one has been dealt with by its callback, the other is looked for where errors are told
+    del version, debug
+    if context.invoked_subcommand not in {
+        "run",
+        "up",
+        "worker",
+        "flow",
+    }:  # which let them through when they are ready for them
         let_through()
     if context.invoked_subcommand is None:
         _show_help(context)
@@ -89,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def let_through() -> None:
-    """Hear the stop signals that were held back while we started; Ctrl-C is a KeyboardInterrupt from here on."""
+    """Hear the stop signals that were held back while we started; Ctrl-C is a KeyboardInterrupt
+    from here on.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
 
 
@@ -134,7 +148,11 @@ def _told(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
 
 def _asked(words: Sequence[str]) -> str:
     """The command this was about, as far as it is one."""
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    known = {
+        command.name or command.callback.__name__
+        for command in app.registered_commands
+        if command.callback
+    }
     return " ".join(("longwatch", *(word for word in words[:1] if word in known)))
 
 

@@ -1,7 +1,9 @@
-"""`longwatch up` as it is called nearly always, read without the library that reads every other command.
+"""`longwatch up` as it is called nearly always, read without the library that reads every other
+command.
 
-What that library loads would stay for as long as we do, a tenth of all our memory, and programs would start a tenth later. Whatever
-is not plain, be it help, a mistake or a rarer way to say it, is left to it.
+What that library loads would stay for as long as we do, a tenth of all our memory, and programs
+would start a tenth later. Whatever is not plain, be it help, a mistake or a rarer way to say it, is
+left to it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-SETTINGS = {"state_dir": "state_dir", "log_level": "supervisor.log.level", "log_format": "supervisor.log.format"}
+SETTINGS = {
+    "state_dir": "state_dir",
+    "log_level": "supervisor.log.level",
+    "log_format": "supervisor.log.format",
+}
 """The options of `up` beside `--config`, and the settings that they set."""
 OPTIONS = ("config", *SETTINGS)
 
 
 def options_of_up(words: Sequence[str]) -> dict[str, str] | None:
-    """What these words say to `up`, by the names of its options; None if they are for another command, or not plain."""
+    """What these words say to `up`, by the names of its options; None if they are for another
+    command, or not plain.
+    """
     if words[:1] != ["up"]:
         return None
     found: dict[str, str] = {}
@@ -25,7 +33,12 @@ def options_of_up(words: Sequence[str]) -> dict[str, str] | None:
         option, written_together, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         value = value if written_together else next(rest, "")
-        if option != f"--{name.replace('_', '-')}" or name not in OPTIONS or not value or value.startswith("-"):
+        if (
+            option != f"--{name.replace('_', '-')}"
+            or name not in OPTIONS
+            or not value
+            or value.startswith("-")
+        ):
             return None
         found[name] = value
     return found
@@ -36,4 +49,8 @@ def keep_up(*, config: Path | str | None = None, **given: str | None) -> int:
     from longwatch.app.up import up  # noqa: PLC0415 - help must not wait for what only running needs
 
     environ = dict(os.environ)  # which makes a new text of everything each time it is asked
-    return up(None if config is None else Path(config), environ, {SETTINGS[name]: value for name, value in given.items()})
+    return up(
+        None if config is None else Path(config),
+        environ,
+        {SETTINGS[name]: value for name, value in given.items()},
+    )

@@ -1,4 +1,6 @@
-"""`longwatch status` and the other commands about what `longwatch up` keeps up. `COMMANDS` has them all."""
+"""`longwatch status` and the other commands about what `longwatch up` keeps up. `COMMANDS` has
+them all.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,45 @@ from longwatch.errors import UsageError
 if TYPE_CHECKING:
     from longwatch.supervisor.client import Answer
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs. [all]")]
-Chosen = Annotated[list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs. [all]")
+]
+Chosen = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs.")
+]
 All = Annotated[bool, typer.Option("--all", help="All programs.")]
 Ready = Annotated[bool, typer.Option("--ready", help="Wait until they are ready, not only up.")]
-Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0.001, help="How long they may take to come up.")]
-Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", readable=False, help="What `longwatch up` runs. [longwatch.toml]")
+Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.001, help="How long they may take to come up.")
 ]
-StateDir = Annotated[str | None, typer.Option("--state-dir", metavar="DIR", help="Where it keeps its state. [.longwatch]")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last ones.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        readable=False,
+        help="What `longwatch up` runs. [longwatch.toml]",
+    ),
+]
+StateDir = Annotated[
+    str | None,
+    typer.Option("--state-dir", metavar="DIR", help="Where it keeps its state. [.longwatch]"),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+]
+Lines = Annotated[
+    int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last ones.")
+]
 
 START_TIMEOUT = 30.0
 NOT_AS_WANTED = 1
 INTERRUPTED = 130
 
 
-def status(names: Names = None, *, config: Config = None, state_dir: StateDir = None, json: Json = False) -> int:
+def status(
+    names: Names = None, *, config: Config = None, state_dir: StateDir = None, json: Json = False
+) -> int:
     """Tell how programs stand.
 
     Exits with 0 if each is as it is wanted: up, or stopped on purpose, or done;
@@ -96,7 +119,9 @@ def restart(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Stop and start programs; --all leaves alone what was stopped."""
     options = {"ready": ready, "timeout": timeout}
-    _do("restart", _chosen(names, everything=everything), config, state_dir, as_json=json, **options)
+    _do(
+        "restart", _chosen(names, everything=everything), config, state_dir, as_json=json, **options
+    )
 
 
 def reset(
@@ -121,12 +146,21 @@ def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = Fa
     """
     with _refusals(as_json=json):
         told = _asked("reload", [], config, state_dir, patience=_patience())
-    parts = [f"{word}: {', '.join(told[word])}" for word in ("added", "changed", "updated", "removed") if told.get(word)]
+    parts = [
+        f"{word}: {', '.join(told[word])}"
+        for word in ("added", "changed", "updated", "removed")
+        if told.get(word)
+    ]
     answer.tell(parts or "nothing has changed", told, as_json=json)
 
 
 def logs(
-    names: Names = None, *, follow: Follow = False, lines: Lines = 10, config: Config = None, state_dir: StateDir = None
+    names: Names = None,
+    *,
+    follow: Follow = False,
+    lines: Lines = 10,
+    config: Config = None,
+    state_dir: StateDir = None,
 ) -> None:
     """Show what programs have written last, as they wrote it.
 
@@ -163,31 +197,62 @@ def events(  # noqa: PLR0913 - one argument an option
     """
     from longwatch.app.logfiles import KeptEvents  # noqa: PLC0415 - help must not wait for it
 
-    with closing(KeptEvents(_state(config, state_dir), names or [], debug=json)) as kept, _quiet_end():
+    with (
+        closing(KeptEvents(_state(config, state_dir), names or [], debug=json)) as kept,
+        _quiet_end(),
+    ):
         shown = _event_form(as_json=json)
         _pour(map(shown, kept.last(lines)))
         if follow:
             _follow(lambda: map(shown, kept.fresh()))
 
 
-COMMANDS: tuple[Callable[..., object], ...] = (status, start, stop, restart, reset, reload, logs, events)
+COMMANDS: tuple[Callable[..., object], ...] = (
+    status,
+    start,
+    stop,
+    restart,
+    reset,
+    reload,
+    logs,
+    events,
+)
 
 
 def _chosen(names: list[str] | None, *, everything: bool) -> list[str]:
     """The names; none if all are meant, which has to be said."""
     if bool(names) == everything:
-        raise UsageError("name programs or say --all, not both" if everything else "name programs, or say --all")
+        raise UsageError(
+            "name programs or say --all, not both" if everything else "name programs, or say --all"
+        )
     return names or []
 
 
-def _do(do: str, names: Sequence[str], config: Path | None, state_dir: str | None, *, as_json: bool, **options: Any) -> None:
+def _do(
+    do: str,
+    names: Sequence[str],
+    config: Path | None,
+    state_dir: str | None,
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Have something done, and tell how the programs stand then."""
     with _refusals(as_json=as_json):
-        told = _asked(do, names, config, state_dir, patience=_patience() + options.get("timeout", 0.0), **options)
+        told = _asked(
+            do,
+            names,
+            config,
+            state_dir,
+            patience=_patience() + options.get("timeout", 0.0),
+            **options,
+        )
     answer.tell(map(standing, told["programs"]), told, as_json=as_json)
 
 
-def _asked(do: str, names: Sequence[str], config: Path | None, state_dir: str | None, **options: Any) -> Answer:
+def _asked(
+    do: str, names: Sequence[str], config: Path | None, state_dir: str | None, **options: Any
+) -> Answer:
     from longwatch.app.control import request  # noqa: PLC0415 - help must not wait for it
 
     return request(_state(config, state_dir), do, names, **options)
@@ -224,7 +289,11 @@ def _event_form(*, as_json: bool) -> Callable[[dict[str, Any]], bytes]:
     colour = wants_colour(1, os.environ)
 
     def form(record: dict[str, Any]) -> bytes:
-        line = to_json(record) if as_json else f"{_local_day(record)}{to_pretty(record, colour=colour)}"
+        line = (
+            to_json(record)
+            if as_json
+            else f"{_local_day(record)}{to_pretty(record, colour=colour)}"
+        )
         return line.encode() + b"\n"
 
     return form
@@ -240,7 +309,9 @@ def _local_day(record: dict[str, Any]) -> str:
 
 
 def _pour(lines: Iterable[bytes]) -> None:
-    """Other people's bytes, as they are; lines that are not there yet are not waited for by those that are."""
+    """Other people's bytes, as they are; lines that are not there yet are not waited for by
+    those that are.
+    """
     if sys.stdout is not None:
         sys.stdout.buffer.writelines(lines)
         sys.stdout.buffer.flush()
@@ -264,7 +335,9 @@ def _unread() -> bool:
 
 @contextmanager
 def _quiet_end() -> Iterator[None]:
-    """Ctrl-C and a reader who has left are the ways to end this; the last flush must not stumble over the latter."""
+    """Ctrl-C and a reader who has left are the ways to end this; the last flush must not stumble
+    over the latter.
+    """
     try:
         yield
     except KeyboardInterrupt:

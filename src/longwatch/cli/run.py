@@ -11,32 +11,82 @@ import typer
 
 def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", show_default=False, help="The command and its arguments, after `--`.")
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND", show_default=False, help="The command and its arguments, after `--`."
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", readable=False, help="Settings to start from, the [run] table of a TOML file.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            readable=False,
+            help="Settings to start from, the [run] table of a TOML file.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The program's name in logs. [the command's]")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The program's name in logs. [the command's]")
+    ] = None,
     cwd: Annotated[str | None, typer.Option(metavar="DIR", help="Its working directory.")] = None,
-    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where logs are kept; `off`: nowhere. [.longwatch]")] = None,
-    restart: Annotated[str | None, typer.Option(metavar="POLICY", help="on-failure, always or never. [on-failure]")] = None,
-    stop_signal: Annotated[str | None, typer.Option(metavar="NAME", help="Sent to stop it. [the signal that we got]")] = None,
-    stop_grace: Annotated[str | None, typer.Option(metavar="SECONDS", help="From there to SIGKILL. [15]")] = None,
-    stable_after: Annotated[str | None, typer.Option(metavar="SECONDS", help="Up so long, its past is forgotten. [60]")] = None,
-    backoff_initial: Annotated[str | None, typer.Option(metavar="SECONDS", help="The first wait before a restart. [1]")] = None,
-    backoff_factor: Annotated[str | None, typer.Option(metavar="N", help="Each further wait is so many times longer. [2]")] = None,
-    backoff_cap: Annotated[str | None, typer.Option(metavar="SECONDS", help="The longest wait. [30]")] = None,
-    breaker_restarts: Annotated[str | None, typer.Option(metavar="N", help="Restarts allowed in the window. [5]")] = None,
-    breaker_window: Annotated[str | None, typer.Option(metavar="SECONDS", help="The window. [60]")] = None,
-    health: Annotated[bool | None, typer.Option(help="Ask its health over HTTP. [only if a port is set]")] = None,
-    health_port: Annotated[str | None, typer.Option(metavar="PORT", help="Where it listens. [PORT, else 8080]")] = None,
-    health_path: Annotated[str | None, typer.Option(metavar="PATH", help="What is asked for. [/health]")] = None,
-    health_interval: Annotated[str | None, typer.Option(metavar="SECONDS", help="How often. [30]")] = None,
-    health_timeout: Annotated[str | None, typer.Option(metavar="SECONDS", help="For the whole answer. [5]")] = None,
-    health_failures: Annotated[str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")] = None,
-    health_start_grace: Annotated[str | None, typer.Option(metavar="SECONDS", help="Before the first question. [10]")] = None,
-    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")] = None,
-    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")] = None,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where logs are kept; `off`: nowhere. [.longwatch]"),
+    ] = None,
+    restart: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="on-failure, always or never. [on-failure]")
+    ] = None,
+    stop_signal: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Sent to stop it. [the signal that we got]")
+    ] = None,
+    stop_grace: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="From there to SIGKILL. [15]")
+    ] = None,
+    stable_after: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Up so long, its past is forgotten. [60]")
+    ] = None,
+    backoff_initial: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="The first wait before a restart. [1]")
+    ] = None,
+    backoff_factor: Annotated[
+        str | None, typer.Option(metavar="N", help="Each further wait is so many times longer. [2]")
+    ] = None,
+    backoff_cap: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="The longest wait. [30]")
+    ] = None,
+    breaker_restarts: Annotated[
+        str | None, typer.Option(metavar="N", help="Restarts allowed in the window. [5]")
+    ] = None,
+    breaker_window: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="The window. [60]")
+    ] = None,
+    health: Annotated[
+        bool | None, typer.Option(help="Ask its health over HTTP. [only if a port is set]")
+    ] = None,
+    health_port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Where it listens. [PORT, else 8080]")
+    ] = None,
+    health_path: Annotated[
+        str | None, typer.Option(metavar="PATH", help="What is asked for. [/health]")
+    ] = None,
+    health_interval: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="How often. [30]")
+    ] = None,
+    health_timeout: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="For the whole answer. [5]")
+    ] = None,
+    health_failures: Annotated[
+        str | None, typer.Option(metavar="N", help="So many in a row and it is restarted. [3]")
+    ] = None,
+    health_start_grace: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Before the first question. [10]")
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]"),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")
+    ] = None,
 ) -> int:
     """Keep one command up, without restart storms.
 
@@ -49,9 +99,15 @@ def run(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes th
     from longwatch.config.settings import load_settings, setting_path  # noqa: PLC0415
     from longwatch.errors import UsageError  # noqa: PLC0415
 
-    flags = {setting_path(option): value for option, value in given.items() if option not in {"command", "config"}}
+    flags = {
+        setting_path(option): value
+        for option, value in given.items()
+        if option not in {"command", "config"}
+    }
     settings = load_settings(path=config, environ=os.environ, flags=flags)
     argv = command or settings.run.argv
     if not argv:
-        raise UsageError("no command to run; write it after `--`, as in: longwatch run -- python app.py")
+        raise UsageError(
+            "no command to run; write it after `--`, as in: longwatch run -- python app.py"
+        )
     return supervise(settings, argv, os.environ)

@@ -1,4 +1,6 @@
-"""How programs stand, in words: the table of `longwatch status`, and one line about each program after a command."""
+"""How programs stand, in words: the table of `longwatch status`, and one line about each program
+after a command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the commands about stores and mailboxes share: options, and ways in that import what they need only when used."""
+"""What the commands about stores and mailboxes share: options, and ways in that import what they
+need only when used.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ def readable(value: Any) -> Any:
 
 Store = Annotated[
     str,
-    typer.Option(metavar="URL", envvar="LONGWATCH_STORE", callback=readable, help="Where the mailboxes are."),
+    typer.Option(
+        metavar="URL", envvar="LONGWATCH_STORE", callback=readable, help="Where the mailboxes are."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", callback=readable, help="The mailbox.")]
 MessageId = Annotated[str, typer.Argument(metavar="ID", callback=readable, help="The message.")]
-MessageIds = Annotated[list[str] | None, typer.Argument(metavar="ID", callback=readable, help="The messages.")]
+MessageIds = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", callback=readable, help="The messages.")
+]
 
 
 def existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:

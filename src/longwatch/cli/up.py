@@ -11,10 +11,20 @@ from longwatch.cli.plain import keep_up
 
 
 def up(
-    config: Annotated[Path | None, typer.Option(metavar="FILE", readable=False, help="The programs. [longwatch.toml]")] = None,
-    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Where logs and state are kept. [.longwatch]")] = None,
-    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")] = None,
-    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", readable=False, help="The programs. [longwatch.toml]"),
+    ] = None,
+    state_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where logs and state are kept. [.longwatch]")
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]"),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")
+    ] = None,
 ) -> int:
     """Keep the programs of longwatch.toml up, without restart storms.
 

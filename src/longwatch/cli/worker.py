@@ -9,21 +9,51 @@ from typing import Annotated
 
 import typer
 
-Processes = Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes run them. [1]", show_default=False)]
-Name = Annotated[str, typer.Option(metavar="NAME", help="What the processes are called in logs. [worker]", show_default=False)]
+Processes = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, max=256, help="How many processes run them. [1]", show_default=False
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What the processes are called in logs. [worker]", show_default=False
+    ),
+]
 HealthPort = Annotated[
-    int | None, typer.Option(metavar="PORT", min=0, max=65535, help="Where health and metrics are. [the group's]")
+    int | None,
+    typer.Option(
+        metavar="PORT", min=0, max=65535, help="Where health and metrics are. [the group's]"
+    ),
 ]
-HealthHost = Annotated[str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")]
+HealthHost = Annotated[
+    str | None, typer.Option(metavar="HOST", help="On which address. [the group's]")
+]
 StateDir = Annotated[
-    str, typer.Option(metavar="DIR", help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]", show_default=False)
+    str,
+    typer.Option(
+        metavar="DIR",
+        help="Where logs and stacks are kept; `off`: nowhere. [.longwatch]",
+        show_default=False,
+    ),
 ]
-LogLevel = Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]")]
-LogFormat = Annotated[str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="debug, info, warning, error or critical. [info]"),
+]
+LogFormat = Annotated[
+    str | None, typer.Option(metavar="FORMAT", help="auto, json or pretty. [auto]")
+]
 
 
 def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
-    target: Annotated[str, typer.Argument(metavar="MODULE:GROUP", show_default=False, help="The loops, as shop.workers:group.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:GROUP", show_default=False, help="The loops, as shop.workers:group."
+        ),
+    ],
     processes: Processes = 1,
     name: Name = "worker",
     health_port: HealthPort = None,
@@ -65,7 +95,9 @@ def run_processes(  # noqa: PLR0913 - one argument an option
     log_format: str | None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Have worker processes run what the target names until they are told to stop; the exit code. `env`: for them alone."""
+    """Have worker processes run what the target names until they are told to stop; the exit
+    code. `env`: for them alone.
+    """
     from longwatch.app.worker import WorkerWishes  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.worker import worker as run  # noqa: PLC0415
     from longwatch.config.settings import load_settings  # noqa: PLC0415

@@ -18,8 +18,9 @@ FILE_NAME = "longwatch.toml"
 class Loaded:
     """The settings of a file, for every command that speaks of its programs.
 
-    `base` is where relative paths in the file begin: its directory, whatever directory we are in. `state` is the state directory,
-    None if there is to be none; one from a flag or the environment is relative to the present directory.
+    `base` is where relative paths in the file begin: its directory, whatever directory we are in.
+    `state` is the state directory, None if there is to be none; one from a flag or the environment
+    is relative to the present directory.
     """
 
     settings: Settings
@@ -34,25 +35,40 @@ class Loaded:
 
 
 def find_config(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """The file that was named with `--config`, else by LONGWATCH_CONFIG, else ./longwatch.toml; UsageError if there is none."""
+    """The file that was named with `--config`, else by LONGWATCH_CONFIG, else ./longwatch.toml;
+    UsageError if there is none.
+    """
     named = path or Path(environ.get("LONGWATCH_CONFIG") or FILE_NAME)
     if path is None and not environ.get("LONGWATCH_CONFIG") and not os.path.lexists(named):
-        raise UsageError(f"no {FILE_NAME} here; write one with `longwatch init`, or name it with --config")
+        raise UsageError(
+            f"no {FILE_NAME} here; write one with `longwatch init`, or name it with --config"
+        )
     return named
 
 
-def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> Loaded:
-    """Find the file and read it; UsageError if there is none, ConfigError with every fault there is."""
+def load_config(
+    path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> Loaded:
+    """Find the file and read it; UsageError if there is none, ConfigError with every fault there
+    is.
+    """
     found, here = find_config(path, environ), _present_directory()
     settings = load_settings(path=found, environ=environ, flags=flags or {})
     base = (here / found).parent
     from_outside = (flags or {}).get("state_dir") is not None or environ.get("LONGWATCH_STATE_DIR")
     state = settings.state_path
-    return Loaded(settings=settings, path=found, base=base, state=state and (here if from_outside else base) / state)
+    return Loaded(
+        settings=settings,
+        path=found,
+        base=base,
+        state=state and (here if from_outside else base) / state,
+    )
 
 
 def _present_directory() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current directory no longer exists; change to one that does") from None
+        raise UsageError(
+            "the current directory no longer exists; change to one that does"
+        ) from None

@@ -1,8 +1,8 @@
 """What a setting may hold: the check of one value, and the words for what it should have been.
 
-A type comes as msgspec describes it (`msgspec.inspect`), so that the settings' structs are the only place where types and
-bounds are written. A `Meta(description=…)` on a type is what people are told to write; `Meta(extra={"choices": …})` limits a
-text to a few that are only known at run time.
+A type comes as msgspec describes it (`msgspec.inspect`), so that the settings' structs are the only
+place where types and bounds are written. A `Meta(description=…)` on a type is what people are told
+to write; `Meta(extra={"choices": …})` limits a text to a few that are only known at run time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Kind = kinds.Type
 YES = frozenset({"true", "1", "yes", "on"})
 NO = frozenset({"false", "0", "no", "off"})
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,3})?")
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,3})?"
+)
 _LONGEST_SHOWN = 60
 
 
@@ -40,7 +42,11 @@ def bare(kind: Kind) -> Kind:
 def members(kind: Kind) -> list[Kind]:
     """The kinds a value may be of: those of a union and of unions in it, else the kind itself."""
     inner = bare(kind)
-    return [member for part in inner.types for member in members(part)] if isinstance(inner, kinds.UnionType) else [kind]
+    return (
+        [member for part in inner.types for member in members(part)]
+        if isinstance(inner, kinds.UnionType)
+        else [kind]
+    )
 
 
 def accept(kind: Kind, raw: object) -> object:
@@ -54,7 +60,9 @@ def accept(kind: Kind, raw: object) -> object:
 
 
 def from_text(kind: Kind, text: str) -> object:
-    """What a text from the environment or the command line says, as the kind has it; the text itself if it fits none."""
+    """What a text from the environment or the command line says, as the kind has it; the text
+    itself if it fits none.
+    """
     for member in map(bare, members(kind)):
         match member:
             case kinds.BoolType() if text.strip().lower() in YES | NO:
@@ -72,7 +80,9 @@ def describe(kind: Kind) -> str:
         return str((kind.extra_json_schema or {})["description"])
     inner = bare(kind)
     if isinstance(inner, kinds.UnionType):
-        return _either(describe(member) for member in inner.types if not isinstance(member, kinds.NoneType))
+        return _either(
+            describe(member) for member in inner.types if not isinstance(member, kinds.NoneType)
+        )
     return _WORDS[type(inner)](inner)
 
 
@@ -91,7 +101,9 @@ def choices(kind: Kind) -> list[str]:
 
 
 def shown(value: object, *, name: str) -> str:
-    """A value as a message may show it: short, printable, in TOML's spelling, and masked if its name or content is secret."""
+    """A value as a message may show it: short, printable, in TOML's spelling, and masked if its
+    name or content is secret.
+    """
     if looks_secret(name) and not isinstance(value, bool | dict | list):
         return MASK
     match value:
@@ -102,7 +114,10 @@ def shown(value: object, *, name: str) -> str:
         case int() | float():
             return _short(str(value))
         case _:
-            return next((noun for type_, noun in _NOUNS.items() if isinstance(value, type_)), f"a {type(value).__name__}")
+            return next(
+                (noun for type_, noun in _NOUNS.items() if isinstance(value, type_)),
+                f"a {type(value).__name__}",
+            )
 
 
 def _extra_choices(kind: Kind) -> tuple[str, ...]:
@@ -113,7 +128,13 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-_NOUNS: dict[type, str] = {dict: "a table", list: "a list", tuple: "a list", date: "a date", time: "a time"}
+_NOUNS: dict[type, str] = {
+    dict: "a table",
+    list: "a list",
+    tuple: "a list",
+    date: "a date",
+    time: "a time",
+}
 
 
 def _made(kind: Kind, raw: Any) -> object:
@@ -124,7 +145,11 @@ def _made(kind: Kind, raw: Any) -> object:
 
 
 def _is_text(kind: Any, raw: object) -> bool:
-    if not isinstance(raw, str) or len(raw) < (kind.min_length or 0) or len(raw) > (kind.max_length or math.inf):
+    if (
+        not isinstance(raw, str)
+        or len(raw) < (kind.min_length or 0)
+        or len(raw) > (kind.max_length or math.inf)
+    ):
         return False
     return kind.pattern is None or re.search(kind.pattern, raw) is not None
 
@@ -134,7 +159,12 @@ def _is_whole(kind: Any, raw: object) -> bool:
 
 
 def _is_number(kind: Any, raw: object) -> bool:
-    return isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= sys.float_info.max and _within(kind, raw)
+    return (
+        isinstance(raw, int | float)
+        and not isinstance(raw, bool)
+        and abs(raw) <= sys.float_info.max
+        and _within(kind, raw)
+    )
 
 
 def _within(kind: Any, raw: float) -> bool:
@@ -149,7 +179,9 @@ _CHECKS: dict[type, Callable[[Any, object], bool]] = {
     kinds.IntType: _is_whole,
     kinds.FloatType: _is_number,
     kinds.StrType: _is_text,
-    kinds.LiteralType: lambda kind, raw: any(raw == value and type(raw) is type(value) for value in kind.values),
+    kinds.LiteralType: lambda kind, raw: any(
+        raw == value and type(raw) is type(value) for value in kind.values
+    ),
     kinds.EnumType: lambda kind, raw: any(raw == item.value for item in kind.cls),
 }
 
@@ -158,8 +190,15 @@ def _number_words(noun: str) -> Callable[[Any], str]:
     def words(kind: Any) -> str:
         if kind.ge is not None and kind.le is not None:
             return f"{noun} from {kind.ge} to {kind.le}"
-        bounds = {"{} or more": kind.ge, "more than {}": kind.gt, "{} at most": kind.le, "less than {}": kind.lt}
-        return ", ".join([noun, *(phrase.format(bound) for phrase, bound in bounds.items() if bound is not None)])
+        bounds = {
+            "{} or more": kind.ge,
+            "more than {}": kind.gt,
+            "{} at most": kind.le,
+            "less than {}": kind.lt,
+        }
+        return ", ".join(
+            [noun, *(phrase.format(bound) for phrase, bound in bounds.items() if bound is not None)]
+        )
 
     return words
 

@@ -1,4 +1,6 @@
-"""What the fields of the settings may hold: types with their bounds, and the words for them. Durations are seconds."""
+"""What the fields of the settings may hold: types with their bounds, and the words for them.
+Durations are seconds.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,50 @@ from msgspec import Meta
 from longwatch.errors import Fault
 
 YEAR = 31_536_000
-SIGNALS = {spelled: number for name, number in signal.Signals.__members__.items() for spelled in (name.removeprefix("SIG"), name)}
+SIGNALS = {
+    spelled: number
+    for name, number in signal.Signals.__members__.items()
+    for spelled in (name.removeprefix("SIG"), name)
+}
 """Every signal under both spellings: `TERM` and `SIGTERM`."""
 
 Seconds = Annotated[float, Meta(ge=0, le=YEAR, description="a number of seconds (0 to a year)")]
-Period = Annotated[float, Meta(gt=0, le=YEAR, description="a number of seconds (more than 0, a year at most)")]
+Period = Annotated[
+    float, Meta(gt=0, le=YEAR, description="a number of seconds (more than 0, a year at most)")
+]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
-Text = Annotated[str, Meta(min_length=1, pattern=r"^[^\x00]*\Z", description="text that is not empty")]
+Text = Annotated[
+    str, Meta(min_length=1, pattern=r"^[^\x00]*\Z", description="text that is not empty")
+]
 Name = Annotated[
-    str, Meta(pattern=r"^(?!\.)[A-Za-z0-9._-]{1,64}\Z", description="letters, digits, '.', '_' and '-', 64 at most, no '.' first")
+    str,
+    Meta(
+        pattern=r"^(?!\.)[A-Za-z0-9._-]{1,64}\Z",
+        description="letters, digits, '.', '_' and '-', 64 at most, no '.' first",
+    ),
 ]
 Argument = Annotated[str, Meta(pattern=r"^[^\x00]*\Z", description="text")]
-Command = Annotated[list[Argument] | str, Meta(description='a list such as ["python3", "worker.py"], or a text that is split')]
-# Not `| Argument`: in msgspec 0.22 a union of a list or table and a text with a pattern corrupts memory (its issue 717).
-VariableName = Annotated[str, Meta(pattern=r"^[^=\x00]+\Z", description="named without '=', and not empty")]
-SignalName = Annotated[str, Meta(description='the name of a signal, such as "TERM"', extra={"choices": tuple(SIGNALS)})]
-UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z", description='a URL path that begins with "/" and has no spaces')]
-Umask = Annotated[str, Meta(pattern=r"^0?[0-7]{3}\Z", description='three octal digits in quotes, such as "022"')]
+Command = Annotated[
+    list[Argument] | str,
+    Meta(description='a list such as ["python3", "worker.py"], or a text that is split'),
+]
+# Not `| Argument`: in msgspec 0.22 a union of a list or table and a text with a pattern corrupts
+# memory (its issue 717).
+VariableName = Annotated[
+    str, Meta(pattern=r"^[^=\x00]+\Z", description="named without '=', and not empty")
+]
+SignalName = Annotated[
+    str, Meta(description='the name of a signal, such as "TERM"', extra={"choices": tuple(SIGNALS)})
+]
+UrlPath = Annotated[
+    str,
+    Meta(pattern=r"^/[!-~]*\Z", description='a URL path that begins with "/" and has no spaces'),
+]
+Umask = Annotated[
+    str, Meta(pattern=r"^0?[0-7]{3}\Z", description='three octal digits in quotes, such as "022"')
+]
 Size = Annotated[
     Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=r"(?i)^[0-9]{1,12} ?[kmgt]i?b\Z")],
     Meta(description='a number of bytes, or a size such as "512MB" or "2GiB"'),
@@ -47,29 +74,43 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def argv(command: list[str] | str | None) -> list[str]:
-    """A command as the words it is run with; a text is split as a shell would, quotes and backslashes included."""
+    """A command as the words it is run with; a text is split as a shell would, quotes and
+    backslashes included.
+    """
     return shlex.split(command) if isinstance(command, str) else list(command or ())
 
 
 def command_faults(command: list[str] | str | None, *, where: str = "command") -> Iterator[Fault]:
-    """What no type shows: a text that cannot be split, one that was meant for a shell, a command without a program."""
+    """What no type shows: a text that cannot be split, one that was meant for a shell, a command
+    without a program.
+    """
     try:
         words = argv(command)
     except ValueError as error:
-        yield Fault(where, f"cannot be split into words ({str(error).lower()})", "close the quotes, or write it as a list")
+        yield Fault(
+            where,
+            f"cannot be split into words ({str(error).lower()})",
+            "close the quotes, or write it as a list",
+        )
         return
     if any("\0" in word for word in words):
         yield Fault(where, "has a null byte, which no command can", "take it out")
     if command is not None and not any(words[:1]):
         yield Fault(where, "names no program", "write the program first, then its arguments")
-    meant = next((word for word in words if _FOR_A_SHELL.search(word)), None) if isinstance(command, str) else None
+    meant = (
+        next((word for word in words if _FOR_A_SHELL.search(word)), None)
+        if isinstance(command, str)
+        else None
+    )
     if meant is not None:
         problem = f"has {meant!r}, which only a shell understands"
         yield Fault(where, problem, 'write ["sh", "-c", "…"], or a list if it is meant as it is')
 
 
 def byte_count(size: int | str) -> int:
-    """A size as bytes: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` of 1024."""
+    """A size as bytes: `KB`, `MB`, `GB`, `TB` are powers of 1000, `KiB`, `MiB`, `GiB`, `TiB` of
+    1024.
+    """
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if found is None:
         return int(size)

@@ -1,4 +1,6 @@
-"""What is kept up: the keys that `[run]` and `[program.NAME]` share, and those that only programs of a file have."""
+"""What is kept up: the keys that `[run]` and `[program.NAME]` share, and those that only
+programs of a file have.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from longwatch.config.fields import (
     argv,
     command_faults,
 )
-from longwatch.config.tables import BackoffSettings, BreakerSettings, HealthSettings, LimitsSettings, OutputSettings
+from longwatch.config.tables import (
+    BackoffSettings,
+    BreakerSettings,
+    HealthSettings,
+    LimitsSettings,
+    OutputSettings,
+)
 from longwatch.core.endcause import EndCause
 from longwatch.errors import Fault
 from longwatch.observe.logfile import OWN_LOG
@@ -37,11 +45,16 @@ class KeptSettings(Table, frozen=True, kw_only=True):
     """What `[run]` and `[program.NAME]` share."""
 
     command: Command | None = None
-    """The command and its arguments, run without a shell; a text is split into words, quotes understood.
+    """The command and its arguments, run without a shell; a text is split into words, quotes
+    understood.
 
-    For what a shell does write `["sh", "-c", "…"]`. In `[run]`, not set: it stands on the command line after `--`."""
+    For what a shell does write `["sh", "-c", "…"]`. In `[run]`, not set: it stands on the command
+    line after `--`.
+    """
     cwd: Text | None = None
-    """Its working directory. A program's is relative to the file, and not set is where the file is; in `[run]` both are ours."""
+    """Its working directory. A program's is relative to the file, and not set is where the file
+    is; in `[run]` both are ours.
+    """
     env: dict[VariableName, Argument] = field(default_factory=dict)
     """Variables added to its environment."""
     user: Text | None = None
@@ -55,7 +68,9 @@ class KeptSettings(Table, frozen=True, kw_only=True):
     no_restart_codes: list[ExitCode] = field(default_factory=list)
     """Exit codes after which it is never started again."""
     stop_signal: SignalName | None = None
-    """The signal that asks it to stop, by name, with or without "SIG"; not set: TERM, in `[run]` the one that told us to stop."""
+    """The signal that asks it to stop, by name, with or without "SIG"; not set: TERM, in `[run]`
+    the one that told us to stop.
+    """
     stop_grace: Seconds = 15.0
     """How long it may take to stop before it is killed."""
     stable_after: Seconds = 60.0
@@ -85,19 +100,30 @@ class KeptSettings(Table, frozen=True, kw_only=True):
     def faults(self) -> Iterator[Fault]:
         yield from command_faults(self.command)
         for code in sorted({*self.restart_codes} & {*self.no_restart_codes}):
-            yield Fault("no_restart_codes", f"has {code}, which is in restart_codes too", "take it out of one of the two")
+            yield Fault(
+                "no_restart_codes",
+                f"has {code}, which is in restart_codes too",
+                "take it out of one of the two",
+            )
 
 
 class WorkerSettings(KeptSettings, frozen=True, kw_only=True):
-    """`[worker.NAME]`: worker processes that `longwatch up` keeps up, each of which runs the loops of one group."""
+    """`[worker.NAME]`: worker processes that `longwatch up` keeps up, each of which runs the
+    loops of one group.
+    """
 
     target: Text
-    """The group, as `module:name`: a LoopGroup, a loop, a list of loops, or a function that returns one. Modules are looked for
-    in `cwd` first."""
+    """The group, as `module:name`: a LoopGroup, a loop, a list of loops, or a function that returns
+    one. Modules are looked for in `cwd` first.
+    """
     processes: Annotated[int, Meta(ge=1, le=256)] = 1
-    """How many processes run it. One is called NAME, several NAME-1, NAME-2, …; NAME stands for all of them in commands."""
+    """How many processes run it. One is called NAME, several NAME-1, NAME-2, …; NAME stands for
+    all of them in commands.
+    """
     stop_grace: Seconds = 0.0
-    """How long one may take to stop before it is killed; 0: five seconds more than the group's own shutdown_timeout."""
+    """How long one may take to stop before it is killed; 0: five seconds more than the group's
+    own shutdown_timeout.
+    """
     critical: bool = False
     """As for a program."""
     autostart: bool = True
@@ -112,12 +138,18 @@ class WorkerSettings(KeptSettings, frozen=True, kw_only=True):
 
     def names(self, name: str) -> list[str]:
         """What its processes are called."""
-        return [name] if self.processes == 1 else [f"{name}-{number}" for number in range(1, self.processes + 1)]
+        return (
+            [name]
+            if self.processes == 1
+            else [f"{name}-{number}" for number in range(1, self.processes + 1)]
+        )
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if self.command is not None:
-            yield Fault("command", "is for programs", "name the group with target, or make it a [program.…]")
+            yield Fault(
+                "command", "is for programs", "name the group with target, or make it a [program.…]"
+            )
 
 
 class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
@@ -127,17 +159,23 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
     health: HealthSettings | None = None
     """How it is asked whether it is well; not set: it is not asked."""
     ready: Readiness | None = None
-    """What makes it ready: "up", "healthy", or "notify": it says `READY=1` on its notify socket. Not set: "healthy" if it is asked
-    for its health, else "up"."""
+    """What makes it ready: "up", "healthy", or "notify": it says `READY=1` on its notify socket.
+    Not set: "healthy" if it is asked for its health, else "up".
+    """
     ready_timeout: Period | Literal["off"] = "off"
-    """One that is not ready by then is restarted as one that failed its health checks; "off": it may take as long as it likes."""
+    """One that is not ready by then is restarted as one that failed its health checks; "off": it
+    may take as long as it likes.
+    """
     critical: bool = False
-    """Whether everything is stopped, and we exit with 100, when its breaker trips or it fails in a way nothing is done about."""
+    """Whether everything is stopped, and we exit with 100, when its breaker trips or it fails in
+    a way nothing is done about.
+    """
     autostart: bool = True
     """Whether it is started with the others; else it waits for `longwatch start`."""
     depends_on: list[Name] | dict[Name, Condition] = field(default_factory=list)
-    """The programs it waits for before it starts: a list of names, each of which has to be ready, or a table of names with
-    "started", "ready" or "completed" (it has ended well)."""
+    """The programs it waits for before it starts: a list of names, each of which has to be ready,
+    or a table of names with "started", "ready" or "completed" (it has ended well).
+    """
     log: OutputSettings = OutputSettings()
 
     @property
@@ -152,27 +190,53 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         if self.ready is Readiness.HEALTHY and self.health is None:
-            yield Fault("ready", 'is "healthy", and nothing says how to ask for its health', 'add a health table, or say "up"')
+            yield Fault(
+                "ready",
+                'is "healthy", and nothing says how to ask for its health',
+                'add a health table, or say "up"',
+            )
 
     @classmethod
-    def faults_among(cls, programs: Mapping[str, ProgramSettings | None]) -> Iterator[tuple[str, Fault]]:
-        """What shows only when programs stand side by side, with the program's name; None is one that has faults of its own."""
+    def faults_among(
+        cls, programs: Mapping[str, ProgramSettings | None]
+    ) -> Iterator[tuple[str, Fault]]:
+        """What shows only when programs stand side by side, with the program's name; None is one
+        that has faults of its own.
+        """
         if OWN_LOG in programs:
             yield OWN_LOG, Fault("", "is the name of our own log", "choose another")
-        wishes = {name: program.dependencies if program else {} for name, program in programs.items()}
+        wishes = {
+            name: program.dependencies if program else {} for name, program in programs.items()
+        }
         for name, problem, cure in problems(wishes):
             yield name, Fault("depends_on", problem, cure)
         for name, wanted in _never_completed(wishes, programs):
-            problem = f"waits until {wanted!r} is completed, which is started again even after it ended well"
-            yield name, Fault("depends_on", problem, f'wait for "ready", or let {wanted} have restart = "on-failure"')
+            problem = (
+                f"waits until {wanted!r} is completed, which is started again even after it ended "
+                f"well"
+            )
+            yield (
+                name,
+                Fault(
+                    "depends_on",
+                    problem,
+                    f'wait for "ready", or let {wanted} have restart = "on-failure"',
+                ),
+            )
 
 
 def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Condition]:
     """What is waited for, and until when; a bare name has to be ready."""
-    return dict(depends_on) if isinstance(depends_on, dict) else dict.fromkeys(depends_on, Condition.READY)
+    return (
+        dict(depends_on)
+        if isinstance(depends_on, dict)
+        else dict.fromkeys(depends_on, Condition.READY)
+    )
 
 
-def _never_completed(wishes: Wishes, programs: Mapping[str, ProgramSettings | None]) -> Iterator[tuple[str, str]]:
+def _never_completed(
+    wishes: Wishes, programs: Mapping[str, ProgramSettings | None]
+) -> Iterator[tuple[str, str]]:
     for name, conditions in wishes.items():
         for wanted, condition in conditions.items():
             program = programs.get(wanted)

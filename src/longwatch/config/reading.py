@@ -1,10 +1,13 @@
-"""The one reader of settings: a struct type and layers of raw values in, the settings or every fault at once out.
+"""The one reader of settings: a struct type and layers of raw values in, the settings or every
+fault at once out.
 
-The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags. The struct is walked field by
-field; at each field every layer that says something is checked, also the ones that a stronger layer overrides, and the strongest
-one counts (tables of plain values, such as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what
-no single field shows, `where` being the field's path inside it; it is called once each of its fields is in order. For tables of
-structs there may be a class method `faults_among(table)`, which yields a key and a Fault for what shows only between entries.
+The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags.
+The struct is walked field by field; at each field every layer that says something is checked, also
+the ones that a stronger layer overrides, and the strongest one counts (tables of plain values, such
+as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what no single
+field shows, `where` being the field's path inside it; it is called once each of its fields is in
+order. For tables of structs there may be a class method `faults_among(table)`, which yields a key
+and a Fault for what shows only between entries.
 """
 
 from __future__ import annotations
@@ -18,7 +21,17 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import inspect as kinds
 
-from longwatch.config.expect import Kind, RejectedError, accept, bare, choices, describe, from_text, members, shown
+from longwatch.config.expect import (
+    Kind,
+    RejectedError,
+    accept,
+    bare,
+    choices,
+    describe,
+    from_text,
+    members,
+    shown,
+)
 from longwatch.config.tomlfile import read_toml
 from longwatch.core.nearest import did_you_mean
 from longwatch.errors import ConfigError, Fault
@@ -37,8 +50,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 class Variable:
     """An environment variable that sets a setting.
 
-    Its text is read as the setting's type has it, after `parse` if there is one; `parse` returns SAYS_NOTHING for a text that
-    leaves the setting as it is, and a text it does not know unchanged.
+    Its text is read as the setting's type has it, after `parse` if there is one; `parse` returns
+    SAYS_NOTHING for a text that leaves the setting as it is, and a text it does not know unchanged.
     """
 
     name: str
@@ -64,20 +77,36 @@ def from_environment(variables: Iterable[Variable], environ: Mapping[str, str]) 
         value = variable.parse(text) if text and variable.parse else text
         if text and value is not SAYS_NOTHING:
             where = f"environment variable {variable.name}"
-            given.append(Override(path=variable.path, where=where, value=value, cure="correct it or unset it"))
+            given.append(
+                Override(
+                    path=variable.path, where=where, value=value, cure="correct it or unset it"
+                )
+            )
     return given
 
 
 def from_flags(flags: Mapping[str, object], *, called: Callable[[str], str]) -> list[Override]:
-    """What the command line says: dotted paths to values, None meaning "not given"; `called` names the flag of a path."""
-    return [Override(path=path, where=called(path), value=value) for path, value in flags.items() if value is not None]
+    """What the command line says: dotted paths to values, None meaning "not given"; `called`
+    names the flag of a path.
+    """
+    return [
+        Override(path=path, where=called(path), value=value)
+        for path, value in flags.items()
+        if value is not None
+    ]
 
 
-def read_settings(struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()) -> T:
-    """The settings from the defaults, the file and the overrides (weakest first), or ConfigError with every fault there is."""
+def read_settings(
+    struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()
+) -> T:
+    """The settings from the defaults, the file and the overrides (weakest first), or ConfigError
+    with every fault there is.
+    """
     table, faults = read_toml(path) if path is not None else ({}, [])
     walk = _Walk(overrides, source=printable(str(path)) if path is not None else "settings")
-    settings = walk.struct(cast("kinds.StructType", kinds.type_info(struct)), _Place("", walk.source), table)
+    settings = walk.struct(
+        cast("kinds.StructType", kinds.type_info(struct)), _Place("", walk.source), table
+    )
     if faults or walk.faults:
         raise ConfigError(*dict.fromkeys([*faults, *walk.faults]))
     walk.assert_all_used()
@@ -111,7 +140,9 @@ class _Place:
 
 
 class _Walk:
-    """One reading: walks the struct, collects faults, remembers which layer each value came from."""
+    """One reading: walks the struct, collects faults, remembers which layer each value came
+    from.
+    """
 
     def __init__(self, overrides: Iterable[Override], *, source: str) -> None:
         self.source = source
@@ -135,23 +166,38 @@ class _Walk:
         strangers = [key for key in raw if key not in known]
         for key in strangers:
             self._unknown(key, place, list(known), meant=_table_for(raw[key], known.values()))
-        values = {field.name: self._field(field, place, raw.get(name, _MISSING)) for name, field in known.items()}
+        values = {
+            field.name: self._field(field, place, raw.get(name, _MISSING))
+            for name, field in known.items()
+        }
         if _BAD in values.values():
             return _BAD
-        struct = kind.cls(**{name: value for name, value in values.items() if value is not _MISSING})
+        struct = kind.cls(
+            **{name: value for name, value in values.items() if value is not _MISSING}
+        )
         return self._judged(struct, place)
 
     def _field(self, field: kinds.Field, parent: _Place, raw: object) -> object:
         place = parent.key(field.encode_name)
-        value = self._nested(field.type, place, raw) if _holds_struct(field.type) else self._layered(field.type, place, raw)
+        value = (
+            self._nested(field.type, place, raw)
+            if _holds_struct(field.type)
+            else self._layered(field.type, place, raw)
+        )
         if value is _MISSING and field.required:
-            self.faults.append(Fault(place.where, "is missing", f"set it to {describe(field.type)}"))
+            self.faults.append(
+                Fault(place.where, "is missing", f"set it to {describe(field.type)}")
+            )
             return _BAD
         return value
 
     def _nested(self, kind: Kind, place: _Place, raw: object) -> object:
-        """A table below this one; read also when only the environment or a flag says something in it."""
-        wanted = raw is not _MISSING or any(path.startswith(f"{place.path}.") for path in self._overrides)
+        """A table below this one; read also when only the environment or a flag says something
+        in it.
+        """
+        wanted = raw is not _MISSING or any(
+            path.startswith(f"{place.path}.") for path in self._overrides
+        )
         if not wanted and not isinstance(bare(kind), kinds.StructType):
             return _MISSING
         if raw is _MISSING or isinstance(raw, dict):
@@ -164,15 +210,25 @@ class _Walk:
         said = [] if raw is _MISSING else [self._noted(kind, place, place.where, raw)]
         for override in self._overrides.get(place.path, ()):
             self._used.add(place.path)
-            value = from_text(kind, override.value) if isinstance(override.value, str) else override.value
+            value = (
+                from_text(kind, override.value)
+                if isinstance(override.value, str)
+                else override.value
+            )
             said.append(self._noted(kind, place, override.where, value, cure=override.cure))
         if _BAD in said:
             return _BAD
         if all(isinstance(value, dict) for value in said) and said:
-            return {key: value for layer in cast("list[dict[str, Any]]", said) for key, value in layer.items()}
+            return {
+                key: value
+                for layer in cast("list[dict[str, Any]]", said)
+                for key, value in layer.items()
+            }
         return said[-1] if said else _MISSING
 
-    def _noted(self, kind: Kind, place: _Place, where: str, raw: object, *, cure: str = "") -> object:
+    def _noted(
+        self, kind: Kind, place: _Place, where: str, raw: object, *, cure: str = ""
+    ) -> object:
         self._origins[place.path] = where
         return self._value(kind, _Place(place.path, where), raw, cure=cure)
 
@@ -191,15 +247,21 @@ class _Walk:
         except RejectedError:
             return self._reject(kind, place, raw, cure=cure)
 
-    def _list(self, kind: kinds.ListType | kinds.VarTupleType, place: _Place, raw: Sequence[object]) -> object:
-        items = [self._value(kind.item_type, place.item(index), item) for index, item in enumerate(raw)]
+    def _list(
+        self, kind: kinds.ListType | kinds.VarTupleType, place: _Place, raw: Sequence[object]
+    ) -> object:
+        items = [
+            self._value(kind.item_type, place.item(index), item) for index, item in enumerate(raw)
+        ]
         if _BAD in items:
             return _BAD
         return items if isinstance(kind, kinds.ListType) else tuple(items)
 
     def _table(self, kind: kinds.DictType, place: _Place, raw: dict[str, object]) -> object:
         """A table whose keys are free, as `env`."""
-        table = {key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()}
+        table = {
+            key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()
+        }
         keys = [self._value(kind.key_type, place.key(key), key) for key in raw]
         self._judge_among(kind, place, table)
         return _BAD if _BAD in keys or _BAD in table.values() else table
@@ -207,30 +269,42 @@ class _Walk:
     def _judge_among(self, kind: kinds.DictType, place: _Place, table: dict[str, object]) -> None:
         """Let the entries be judged side by side, the ones with faults of their own as None."""
         judge = getattr(getattr(bare(kind.value_type), "cls", None), "faults_among", lambda _: ())
-        for key, fault in judge({key: None if value is _BAD else value for key, value in table.items()}):
+        for key, fault in judge(
+            {key: None if value is _BAD else value for key, value in table.items()}
+        ):
             entry = place.key(key)
             where = self._origin(entry, fault.where) if fault.where else entry.where
             self.faults.append(Fault(where, fault.problem, fault.cure))
 
     def _reject(self, kind: Kind, place: _Place, raw: object, *, cure: str = "") -> object:
         problem = f"must be {describe(kind)}, not {shown(raw, name=place.name)}"
-        self.faults.append(Fault(place.where, problem, _meant(raw, kind) or cure or _quotes(kind, raw)))
+        self.faults.append(
+            Fault(place.where, problem, _meant(raw, kind) or cure or _quotes(kind, raw))
+        )
         return _BAD
 
     def _unknown(self, key: str, place: _Place, known: list[str], *, meant: str) -> None:
-        otherwise = f"did you mean [{meant}.{spelled(key)}]?" if meant else f"valid here: {', '.join(sorted(known))}"
+        otherwise = (
+            f"did you mean [{meant}.{spelled(key)}]?"
+            if meant
+            else f"valid here: {', '.join(sorted(known))}"
+        )
         cure = did_you_mean(key, known, otherwise=otherwise)
         self.faults.append(Fault(place.key(key).where, "unknown key", cure))
 
     def _judged(self, struct: msgspec.Struct, place: _Place) -> object:
         """The struct, once it has judged itself as a whole."""
         found = list(getattr(struct, "faults", tuple)())
-        self.faults += [Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found]
+        self.faults += [
+            Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found
+        ]
         return _BAD if found else struct
 
     def _origin(self, place: _Place, inside: str) -> str:
         path = f"{place.path}.{inside}" if place.path else inside
-        return self._origins.get(path) or (f"{place.where}.{inside}" if place.path else f"{place.where}: {inside}")
+        return self._origins.get(path) or (
+            f"{place.where}.{inside}" if place.path else f"{place.where}: {inside}"
+        )
 
 
 def _table_for(raw: object, fields: Iterable[kinds.Field]) -> str:
@@ -244,7 +318,11 @@ def _keys_of_entries(kind: Kind) -> set[str]:
     """What the entries of a table of structs may have; nothing for any other kind."""
     table = bare(kind)
     entry = bare(table.value_type) if isinstance(table, kinds.DictType) else None
-    return {field.encode_name for field in entry.fields} if isinstance(entry, kinds.StructType) else set()
+    return (
+        {field.encode_name for field in entry.fields}
+        if isinstance(entry, kinds.StructType)
+        else set()
+    )
 
 
 def _holds_struct(kind: Kind) -> bool:

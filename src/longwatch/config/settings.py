@@ -1,7 +1,9 @@
-"""Every setting of Longwatch: meaning, special values, default. What stands here is what `longwatch.toml` may hold.
+"""Every setting of Longwatch: meaning, special values, default. What stands here is what
+`longwatch.toml` may hold.
 
-Durations are seconds. Each struct is frozen and knows no other keys; an environment variable or a flag overrides the file.
-`config/programs.py` has what is kept up, `config/tables.py` the tables below it, `config/fields.py` the types of the fields.
+Durations are seconds. Each struct is frozen and knows no other keys; an environment variable or a
+flag overrides the file. `config/programs.py` has what is kept up, `config/tables.py` the tables
+below it, `config/fields.py` the types of the fields.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from msgspec import Meta, field
 from longwatch.config.expect import YES
 from longwatch.config.fields import Name, Period, Port, Table, Text, argv
 from longwatch.config.programs import KeptSettings, ProgramSettings, WorkerSettings
-from longwatch.config.reading import SAYS_NOTHING, Variable, from_environment, from_flags, read_settings, spelled
+from longwatch.config.reading import (
+    SAYS_NOTHING,
+    Variable,
+    from_environment,
+    from_flags,
+    read_settings,
+    spelled,
+)
 from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
 from longwatch.core.events import Level
 from longwatch.core.masking import mask_mapping
@@ -26,12 +35,18 @@ from longwatch.supervisor.dependencies import problems
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
-    """`[run.log]` and `[supervisor.log]`: what is logged, how it looks on the console, and how large files get."""
+    """`[run.log]` and `[supervisor.log]`: what is logged, how it looks on the console, and how
+    large files get.
+    """
 
     level: Level = Level.INFO
-    """The quietest level on the console (environment: DEBUG=1 for "debug"). Files have everything."""
+    """The quietest level on the console (environment: DEBUG=1 for "debug"). Files have
+    everything.
+    """
     format: Literal["auto", "json", "pretty"] = "auto"
-    """The form on the console; "auto" is pretty on a terminal and JSON elsewhere. Files are always JSON lines."""
+    """The form on the console; "auto" is pretty on a terminal and JSON elsewhere. Files are
+    always JSON lines.
+    """
 
 
 class RunSettings(KeptSettings, frozen=True, kw_only=True):
@@ -49,7 +64,9 @@ class SupervisorSettings(Table, frozen=True, kw_only=True):
     shutdown_timeout: Period | Literal["off"] = "off"
     """By then everything is killed that has not stopped; "off": each program has its own grace."""
     keep_days: Annotated[int, Meta(ge=1, le=36_500)] | Literal["off"] = 30
-    """How long the ledger remembers starts and ends, and how long logs of programs that are no more are kept; "off": for ever."""
+    """How long the ledger remembers starts and ends, and how long logs of programs that are no
+    more are kept; "off": for ever.
+    """
     health_checks: bool = True
     """False: no program is asked for its health (environment: HEALTH_CHECK_ENABLED=false)."""
     health_port: Port = DEFAULT_HEALTH_PORT
@@ -98,27 +115,43 @@ class Settings(Table, frozen=True, kw_only=True):
         yield from self._worker_dependency_faults()
 
     def _name_faults(self) -> Iterator[Fault]:
-        """Every process has its own name, and our log too; that of a worker stands for all of its processes."""
+        """Every process has its own name, and our log too; that of a worker stands for all of
+        its processes.
+        """
         taken = {**dict.fromkeys(self.program, "a program"), OWN_LOG: "our own log"}
         for name, worker in self.worker.items():
             for each in dict.fromkeys([name, *worker.names(name)]):
                 if each in taken:
                     problem = f"is called {each}" if each == name else f"has a process {each}"
-                    yield Fault(f"worker.{spelled(name)}", f"{problem}, which is the name of {taken[each]}", "choose another")
+                    yield Fault(
+                        f"worker.{spelled(name)}",
+                        f"{problem}, which is the name of {taken[each]}",
+                        "choose another",
+                    )
                 taken[each] = f"worker {name}" if each == name else f"a process of worker {name}"
 
     def _worker_dependency_faults(self) -> Iterator[Fault]:
-        """As `ProgramSettings.faults_among` has it for programs; of the processes of one worker the first speaks."""
+        """As `ProgramSettings.faults_among` has it for programs; of the processes of one worker
+        the first speaks.
+        """
         firsts = {worker.names(name)[0]: name for name, worker in self.worker.items()}
         wishes = {name: program.dependencies for name, program in self.program.items()}
-        wishes |= {each: worker.dependencies for name, worker in self.worker.items() for each in worker.names(name)}
+        wishes |= {
+            each: worker.dependencies
+            for name, worker in self.worker.items()
+            for each in worker.names(name)
+        }
         for name, problem, cure in problems(wishes):
             if name in firsts:
                 yield Fault(f"worker.{spelled(firsts[name])}.depends_on", problem, cure)
 
 
-def load_settings(*, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """The settings in effect; ConfigError with every fault there is. `flags` maps dotted paths to values, None is "not given"."""
+def load_settings(
+    *, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> Settings:
+    """The settings in effect; ConfigError with every fault there is. `flags` maps dotted paths
+    to values, None is "not given".
+    """
     overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, called=flag_name)]
     return read_settings(Settings, path=path, overrides=overrides)
 
@@ -128,18 +161,24 @@ def shown_settings(settings: Settings) -> dict[str, object]:
     plain = msgspec.to_builtins(settings)
     for table in (plain["run"], *plain["program"].values()):
         for asked in (table, table["health"] or {}):
-            asked["command"] = asked.get("command") and argv(asked["command"])  # in words, secrets are told apart more surely
+            asked["command"] = asked.get("command") and argv(
+                asked["command"]
+            )  # in words, secrets are told apart more surely
     return mask_mapping(plain)
 
 
 def flag_name(path: str) -> str:
-    """What the flag for a setting is called: `run.health.port` is `--health-port`, `run.health.enabled` is `--health`."""
+    """What the flag for a setting is called: `run.health.port` is `--health-port`,
+    `run.health.enabled` is `--health`.
+    """
     own = path.removeprefix("run.").removeprefix("supervisor.")
     return "--" + own.removesuffix(".enabled").replace(".", "-").replace("_", "-")
 
 
 def setting_path(option: str) -> str:
-    """The setting that an option of `longwatch run` is for, the reverse of `flag_name`: `health_port` is `run.health.port`."""
+    """The setting that an option of `longwatch run` is for, the reverse of `flag_name`:
+    `health_port` is `run.health.port`.
+    """
     table, _, key = option.partition("_")
     if option in Settings.__struct_fields__:
         return option

@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from longwatch.config.fields import Command, Count, Period, Port, Seconds, Size, Table, UrlPath, argv, byte_count, command_faults
+from longwatch.config.fields import (
+    Command,
+    Count,
+    Period,
+    Port,
+    Seconds,
+    Size,
+    Table,
+    UrlPath,
+    argv,
+    byte_count,
+    command_faults,
+)
 from longwatch.errors import Fault
 
 DEFAULT_HEALTH_PORT = 8080
@@ -26,18 +38,26 @@ class BackoffSettings(Table, frozen=True, kw_only=True):
     cap: Seconds = 30.0
     """No wait is longer."""
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Spreads each wait at random by up to this fraction of it, so that many programs do not start together; 0 for none."""
+    """Spreads each wait at random by up to this fraction of it, so that many programs do not
+    start together; 0 for none.
+    """
 
     def faults(self) -> Iterator[Fault]:
         if self.cap < self.initial:
-            yield Fault("cap", f"must not be less than initial ({self.initial:g}), not {self.cap:g}", "raise cap or lower initial")
+            yield Fault(
+                "cap",
+                f"must not be less than initial ({self.initial:g}), not {self.cap:g}",
+                "raise cap or lower initial",
+            )
 
 
 class BreakerSettings(Table, frozen=True, kw_only=True):
     """`breaker`: when to stop restarting."""
 
     restarts: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """So many restarts are allowed within the window; the failure that would need one more trips the breaker."""
+    """So many restarts are allowed within the window; the failure that would need one more trips
+    the breaker.
+    """
     window: Period = 60.0
     """The time in which restarts are counted."""
     cooldown: Period | Literal["off"] = 300.0
@@ -48,15 +68,20 @@ class HealthSettings(Table, frozen=True, kw_only=True):
     """`health`: asking the program whether it is well."""
 
     enabled: bool | None = None
-    """Whether to check at all; not set: a program whenever it has this table, `longwatch run` if port, kind or command is set.
-    HEALTH_CHECK_ENABLED=false turns all checks off."""
+    """Whether to check at all; not set: a program whenever it has this table, `longwatch run` if
+    port, kind or command is set. HEALTH_CHECK_ENABLED=false turns all checks off.
+    """
     kind: HealthKind | None = None
     """How it is asked; not set: "exec" if there is a command, else "http".
 
-    "http": healthy is an answer 200 with JSON that has `"status": "healthy"`. "tcp": a connection that is accepted. "exec": a
-    command that exits with 0. "heartbeat": the program says `WATCHDOG=1` on its notify socket at least once every interval."""
+    "http": healthy is an answer 200 with JSON that has `"status": "healthy"`. "tcp": a connection
+    that is accepted. "exec": a command that exits with 0. "heartbeat": the program says
+    `WATCHDOG=1` on its notify socket at least once every interval.
+    """
     port: Port | None = None
-    """Where the program listens on 127.0.0.1, for http and tcp; not set: PORT of the environment, else 8080."""
+    """Where the program listens on 127.0.0.1, for http and tcp; not set: PORT of the
+    environment, else 8080.
+    """
     path: UrlPath = "/health"
     """What is asked for over HTTP."""
     command: Command | None = None
@@ -70,7 +95,9 @@ class HealthSettings(Table, frozen=True, kw_only=True):
     start_grace: Seconds = 10.0
     """No check is made for so long after a start."""
     startup: Period | Literal["off"] = "off"
-    """Instead of a grace: from the start it is asked every `startup_interval`, and has so long to be healthy for the first time."""
+    """Instead of a grace: from the start it is asked every `startup_interval`, and has so long
+    to be healthy for the first time.
+    """
     startup_interval: Period = 1.0
     """How often it is asked until then."""
 
@@ -101,17 +128,27 @@ class HealthSettings(Table, frozen=True, kw_only=True):
     def faults(self) -> Iterator[Fault]:
         yield from command_faults(self.command)
         if self.kind == "exec" and self.command is None:
-            yield Fault("command", 'is missing, and kind is "exec"', "write the command that checks, or choose another kind")
+            yield Fault(
+                "command",
+                'is missing, and kind is "exec"',
+                "write the command that checks, or choose another kind",
+            )
         if self.kind not in {None, "exec"} and self.command is not None:
-            yield Fault("command", f'is for kind "exec", and kind is "{self.kind}"', "take one of the two out")
+            yield Fault(
+                "command",
+                f'is for kind "exec", and kind is "{self.kind}"',
+                "take one of the two out",
+            )
 
 
 class LimitsSettings(Table, frozen=True, kw_only=True):
     """`limits`: what it may use; not set: what we may use ourselves."""
 
     memory: Size | None = None
-    """Bytes, or a size such as "512MB" (10⁶) or "512MiB" (2²⁰). A program that needs more is ended, with the end cause `memory`.
-    It holds for the whole tree where the program can have a cgroup of its own, else for the data of each process."""
+    """Bytes, or a size such as "512MB" (10⁶) or "512MiB" (2²⁰). A program that needs more is ended,
+    with the end cause `memory`. It holds for the whole tree where the program can have a cgroup of
+    its own, else for the data of each process.
+    """
     open_files: Annotated[int, Meta(ge=16, le=1 << 30)] | None = None
     """The number of open files of each process."""
     nice: Annotated[int, Meta(ge=-20, le=19)] | None = None
@@ -123,14 +160,22 @@ class LimitsSettings(Table, frozen=True, kw_only=True):
 
     def faults(self) -> Iterator[Fault]:
         if self.memory_bytes is not None and self.memory_bytes < SMALLEST_MEMORY:
-            yield Fault("memory", f"is {self.memory_bytes} bytes, with which nothing can start", 'give it more, such as "512MB"')
+            yield Fault(
+                "memory",
+                f"is {self.memory_bytes} bytes, with which nothing can start",
+                'give it more, such as "512MB"',
+            )
 
 
 class LogFileSettings(Table, frozen=True, kw_only=True):
     """How large log files get."""
 
-    max_bytes: Annotated[int, Meta(ge=1024, description="a whole number of bytes, 1024 or more")] = 10 << 20
-    """A log file that has grown to this is rotated; one block of output, 64 KiB at the most, may lie above it."""
+    max_bytes: Annotated[
+        int, Meta(ge=1024, description="a whole number of bytes, 1024 or more")
+    ] = 10 << 20
+    """A log file that has grown to this is rotated; one block of output, 64 KiB at the most, may
+    lie above it.
+    """
     keep: Annotated[int, Meta(ge=0, le=1000)] = 5
     """So many former log files are kept beside the current one."""
 

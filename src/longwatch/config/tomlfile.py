@@ -38,7 +38,9 @@ class _FileFaultError(Exception):
 
 
 def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO without a writer would block
+    fd = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a FIFO without a writer would block
     try:
         return _content(fd, printable(str(path)))
     finally:
@@ -53,7 +55,9 @@ def _content(fd: int, shown: str) -> bytes:
     with open(fd, "rb", closefd=False) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise _FileFaultError(shown, "is larger than 1 MiB", "no settings need that much; is it the right file?")
+        raise _FileFaultError(
+            shown, "is larger than 1 MiB", "no settings need that much; is it the right file?"
+        )
     return data
 
 
@@ -65,7 +69,9 @@ def _parse(data: bytes, shown: str) -> Table:
         reason = str(error)
         raise _FileFaultError(f"{shown}:{_position(reason, text)}", *_spoken(reason)) from None
     except (ValueError, RecursionError):
-        raise _FileFaultError(shown, "is not valid TOML: a number too long or tables nested too deep to read") from None
+        raise _FileFaultError(
+            shown, "is not valid TOML: a number too long or tables nested too deep to read"
+        ) from None
 
 
 def _decode(data: bytes, shown: str) -> str:
@@ -73,7 +79,9 @@ def _decode(data: bytes, shown: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line, column = _line_and_column(data[: error.start])
-        raise _FileFaultError(f"{shown}:{line}:{column}", "is not UTF-8 text", "save the file as UTF-8") from None
+        raise _FileFaultError(
+            f"{shown}:{line}:{column}", "is not UTF-8 text", "save the file as UTF-8"
+        ) from None
 
 
 def _line_and_column(before: bytes) -> tuple[int, int]:
@@ -93,16 +101,23 @@ def _position(reason: str, text: str) -> str:
 def _spoken(reason: str) -> tuple[str, str]:
     """What is wrong in words, and the cure where there is one."""
     if twice := _TWICE.match(reason):
-        return _declared_twice([key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()])
+        return _declared_twice(
+            [key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()]
+        )
     bare = printable(_POSITION.sub("", reason))
     cure = "text needs quotes" if bare == "Invalid value" else ""
     return f"is not valid TOML: {bare[:1].lower()}{bare[1:]}", cure
 
 
 def _declared_twice(keys: list[str]) -> tuple[str, str]:
-    """The same table a second time; the commonest such slip is a program that was copied and kept its name."""
+    """The same table a second time; the commonest such slip is a program that was copied and
+    kept its name.
+    """
     match keys:
         case ["program", name]:
-            return f"there are two programs of the name {name}", "rename one, or put their keys into one table"
+            return (
+                f"there are two programs of the name {name}",
+                "rename one, or put their keys into one table",
+            )
         case _:
             return f"the table [{'.'.join(keys)}] is there twice", "put its keys into one"

@@ -1,1 +1,3 @@
-"""Pure decisions on the standard library alone: nothing here sleeps by itself, does I/O, logs or starts a thread."""
+"""Pure decisions on the standard library alone: nothing here sleeps by itself, does I/O, logs or
+starts a thread.
+"""

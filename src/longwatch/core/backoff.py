@@ -1,6 +1,7 @@
 """How long to wait before the next try.
 
-A Backoff decides; it never sleeps. Whoever tries tells it how each try ended, is told the delay, and waits by itself.
+A Backoff decides; it never sleeps. Whoever tries tells it how each try ended, is told the delay,
+and waits by itself.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def random_spread() -> float:
 class BackoffPolicy:
     """The shape of the waits: `initial` × `factor`ⁿ, never above `cap`.
 
-    `jitter` is a fraction: 0.25 spreads a wait over ±25 %. The cap holds after the spread; at the cap the spread still goes
-    downwards, so that a crowd of waiters does not meet there.
-    A try that lasted longer than `stable_after` seconds makes the next failure count as the first.
+    `jitter` is a fraction: 0.25 spreads a wait over ±25 %. The cap holds after the spread; at the
+    cap the spread still goes downwards, so that a crowd of waiters does not meet there. A try that
+    lasted longer than `stable_after` seconds makes the next failure count as the first.
     """
 
     initial: float = 1.0
@@ -33,14 +34,33 @@ class BackoffPolicy:
     stable_after: float = 60.0
 
     def __post_init__(self) -> None:
-        _require(isfinite(self.initial) and self.initial >= 0, "initial", "a number of seconds from 0 up", self.initial)
-        _require(isfinite(self.factor) and self.factor >= 1, "factor", "a number from 1 up", self.factor)
-        _require(isfinite(self.cap) and self.cap >= self.initial, "cap", f"at least initial ({self.initial})", self.cap)
+        _require(
+            isfinite(self.initial) and self.initial >= 0,
+            "initial",
+            "a number of seconds from 0 up",
+            self.initial,
+        )
+        _require(
+            isfinite(self.factor) and self.factor >= 1, "factor", "a number from 1 up", self.factor
+        )
+        _require(
+            isfinite(self.cap) and self.cap >= self.initial,
+            "cap",
+            f"at least initial ({self.initial})",
+            self.cap,
+        )
         _require(0 <= self.jitter <= 1, "jitter", "a fraction in 0…1", self.jitter)
-        _require(self.stable_after >= 0, "stable_after", "a number of seconds from 0 up", self.stable_after)
+        _require(
+            self.stable_after >= 0,
+            "stable_after",
+            "a number of seconds from 0 up",
+            self.stable_after,
+        )
 
     def delay(self, failures: int, *, spread: float = 0.0) -> float:
-        """The wait after `failures` failures in a row (none: no wait); `spread` in -1…1 places it inside the jitter."""
+        """The wait after `failures` failures in a row (none: no wait); `spread` in -1…1 places
+        it inside the jitter.
+        """
         _require(-1 <= spread <= 1, "spread", "a number in -1…1", spread)
         return min(self._steady(failures) * (1 + self.jitter * spread), self.cap)
 
@@ -48,7 +68,9 @@ class BackoffPolicy:
         if failures < 1 or not self.initial:
             return 0.0
         try:
-            return min(self.initial * float(self.factor) ** (failures - 1), self.cap)  # an int would grow without bound
+            return min(
+                self.initial * float(self.factor) ** (failures - 1), self.cap
+            )  # an int would grow without bound
         except OverflowError:
             return self.cap
 
@@ -57,7 +79,8 @@ class BackoffPolicy:
 class Backoff:
     """Counts the failures in a row of one thing that is tried again and again.
 
-    `spread` is where the jitter comes from; it is asked only if the policy has any. One owner; not thread-safe.
+    `spread` is where the jitter comes from; it is asked only if the policy has any. One owner; not
+    thread-safe.
     """
 
     policy: BackoffPolicy

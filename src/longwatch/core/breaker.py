@@ -1,8 +1,9 @@
 """When to stop trying, and when to try once more.
 
-    closed ──too many failures, or trip()──► open ──cool-down over──► half_open ──the trial succeeded──► closed
-                                               ▲                          │
-                                               └──────the trial failed────┘
+closed
+──too many failures, or trip()──► open ──cool-down over──► half_open ──the trial succeeded──► closed
+                                    ▲                          │
+                                    └──────the trial failed────┘
 
 Open without a cool-down (`cooldown=None`, or `trip(trial=False)`) only `reset()` leads out.
 """
@@ -26,8 +27,8 @@ class Phase(StrEnum):
 class BreakerPolicy:
     """How many failures are tolerated in any `window` seconds; one more trips the breaker.
 
-    A window of infinity counts failures in a row: the N-th trips with `tolerated=N - 1`. `cooldown` is how long it stays open
-    before one trial; None: until a person resets it.
+    A window of infinity counts failures in a row: the N-th trips with `tolerated=N - 1`. `cooldown`
+    is how long it stays open before one trial; None: until a person resets it.
     """
 
     tolerated: int = 5
@@ -40,15 +41,19 @@ class BreakerPolicy:
         if not self.window > 0:
             raise ValueError(f"window must be a number of seconds above 0, not {self.window}")
         if self.cooldown is not None and not 0 < self.cooldown < inf:
-            raise ValueError(f"cooldown must be a number of seconds above 0, or None for by hand only, not {self.cooldown}")
+            raise ValueError(
+                f"cooldown must be a number of seconds above 0, or None for by hand only, not "
+                f"{self.cooldown}"
+            )
 
 
 class Breaker:
     """Counts the failures of one thing and says whether it may be started.
 
-    `now` is whatever clock its owner keeps; wall time if the state outlives the process. A failure counts while it is younger
-    than the window: at exactly `window` seconds it is forgotten. If the clock was set back, moments that now lie in the future
-    become *now*: a cool-down may start anew, but never waits for the old time to return. One owner; not thread-safe.
+    `now` is whatever clock its owner keeps; wall time if the state outlives the process. A failure
+    counts while it is younger than the window: at exactly `window` seconds it is forgotten. If the
+    clock was set back, moments that now lie in the future become *now*: a cool-down may start anew,
+    but never waits for the old time to return. One owner; not thread-safe.
     """
 
     __slots__ = ("_events", "_opened_at", "_reason", "_trial_allowed", "_trial_running", "policy")
@@ -70,11 +75,15 @@ class Breaker:
 
     @property
     def events(self) -> tuple[float, ...]:
-        """The moments of the failures inside the window, as of the last call that was told the time; the newest `tolerated` + 1."""
+        """The moments of the failures inside the window, as of the last call that was told the
+        time; the newest `tolerated` + 1.
+        """
         return self._events
 
     def failed(self, now: float) -> bool:
-        """Record a failure; True if it trips the breaker, or opens it again after a trial. While it is open: False."""
+        """Record a failure; True if it trips the breaker, or opens it again after a trial. While
+        it is open: False.
+        """
         phase = self.phase(now)
         self._events = (*self._events, now)[-(self.policy.tolerated + 1) :]
         too_many = len(self._events) > self.policy.tolerated
@@ -84,16 +93,22 @@ class Breaker:
         return trips
 
     def succeeded(self) -> None:
-        """A stable run: forget the failures, and close if it was the trial. A run that merely outlived the trip changes nothing."""
+        """A stable run: forget the failures, and close if it was the trial. A run that merely
+        outlived the trip changes nothing.
+        """
         if self._opened_at is None or self._trial_running:
             self.reset()
 
     def undecided(self) -> None:
-        """The trial ended without a verdict (cancelled, shut down): the next `admits` may grant another."""
+        """The trial ended without a verdict (cancelled, shut down): the next `admits` may grant
+        another.
+        """
         self._trial_running = False
 
     def admits(self, now: float) -> bool:
-        """Ask for a start. Half-open, the first to ask gets the trial, and no one else until it has ended one way or another."""
+        """Ask for a start. Half-open, the first to ask gets the trial, and no one else until it
+        has ended one way or another.
+        """
         phase = self.phase(now)
         if phase is not Phase.HALF_OPEN:
             return phase is Phase.CLOSED
@@ -126,7 +141,9 @@ class Breaker:
         self._trial_allowed, self._trial_running = True, False
 
     def to_dict(self) -> dict[str, Any]:
-        """Its state in plain JSON types. A running trial is left out: whoever restores the state will not hear how it ended."""
+        """Its state in plain JSON types. A running trial is left out: whoever restores the state
+        will not hear how it ended.
+        """
         state = {"opened_at": self._opened_at, "reason": self._reason, "trial": self._trial_allowed}
         return {"events": list(self._events), **state}
 
@@ -139,8 +156,12 @@ class Breaker:
         return breaker
 
     def _look(self, now: float) -> None:
-        """Forget what left the window; pull what a clock set back has put into the future to now."""
-        self._events = tuple(min(event, now) for event in self._events if now - event < self.policy.window)
+        """Forget what left the window; pull what a clock set back has put into the future to
+        now.
+        """
+        self._events = tuple(
+            min(event, now) for event in self._events if now - event < self.policy.window
+        )
         if self._opened_at is not None:
             self._opened_at = min(self._opened_at, now)
 

@@ -12,8 +12,8 @@ from longwatch.errors import CancelledError
 class CancelToken:
     """A one-way switch: once cancelled it stays so, with the first reason.
 
-    Thread-safe. `wakeup` is what a waiter gives to its clock. A token made with a parent is cancelled with it; the parent
-    holds on to the child until `detach()`.
+    Thread-safe. `wakeup` is what a waiter gives to its clock. A token made with a parent is
+    cancelled with it; the parent holds on to the child until `detach()`.
     """
 
     __slots__ = ("_once", "_reason", "detach", "wakeup")
@@ -42,7 +42,9 @@ class CancelToken:
             self.wakeup.set()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called once on cancel, at once if it has happened; returns what takes it off again."""
+        """Have `callback` called once on cancel, at once if it has happened; returns what takes
+        it off again.
+        """
         return self.wakeup.listen(callback)
 
     def raise_if_cancelled(self) -> None:

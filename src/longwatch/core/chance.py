@@ -1,4 +1,6 @@
-"""Chance that leaves alone what a program may have seeded, and that a forked child does not share with its parent."""
+"""Chance that leaves alone what a program may have seeded, and that a forked child does not
+share with its parent.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Time and waiting, as one thing that is passed in.
 
-Durations are measured on `monotonic()`, people are shown `wall()`, and whoever waits does so through the clock: a thread with
-`wait(wakeup, timeout)`, a coroutine with `await sleep(seconds)`. A fake clock (`longwatch.testing.FakeClock`) can then drive every
-loop, keeper and watchdog of the product without real time passing.
+Durations are measured on `monotonic()`, people are shown `wall()`, and whoever waits does so
+through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with `await sleep(seconds)`. A
+fake clock (`longwatch.testing.FakeClock`) can then drive every loop, keeper and watchdog of the
+product without real time passing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class Wakeup:
         return self._event.is_set()
 
     def set(self) -> None:
-        """Raise the flag, wake every waiter, call every listener (in this thread, outside the lock).
+        """Raise the flag, wake every waiter, call every listener (in this thread, outside the
+        lock).
 
-        A listener that raises does not keep the others from being called; its error comes out at the end.
+        A listener that raises does not keep the others from being called; its error comes out at
+        the end.
         """
         with self._lock:
             self._event.set()
@@ -46,7 +49,9 @@ class Wakeup:
         self._event.clear()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have `listener` called on every `set()`, and at once if the flag is up; returns what takes it off again."""
+        """Have `listener` called on every `set()`, and at once if the flag is up; returns what
+        takes it off again.
+        """
         with self._lock:
             self._listeners.append(listener)
             already = self._event.is_set()
@@ -71,7 +76,9 @@ def _call_each(listeners: tuple[Callable[[], None], ...]) -> None:
 
 
 class Clock(Protocol):
-    """Where time comes from and how it is waited for. Every method may be called from any thread."""
+    """Where time comes from and how it is waited for. Every method may be called from any
+    thread.
+    """
 
     def monotonic(self) -> float:
         """Seconds that only ever grow; differences are durations."""
@@ -80,7 +87,9 @@ class Clock(Protocol):
         """Seconds since 1970 UTC, to show to people; it may jump."""
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
-        """Block this thread until the wakeup is set (True) or the timeout has passed (False); None waits for ever."""
+        """Block this thread until the wakeup is set (True) or the timeout has passed (False);
+        None waits for ever.
+        """
 
     async def sleep(self, seconds: float) -> None:
         """Suspend this coroutine for so long; cancelling the task ends it at once."""

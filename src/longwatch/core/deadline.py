@@ -14,8 +14,9 @@ from longwatch.errors import DeadlineExceededError
 class Deadline:
     """A moment `at` on `clock.monotonic()`; infinity is never.
 
-    Made once where a promise is given and handed down, so that every step under it counts from the same start. It has expired
-    from its moment on: at exactly `at` nothing remains. Two deadlines are compared on the same clock.
+    Made once where a promise is given and handed down, so that every step under it counts from the
+    same start. It has expired from its moment on: at exactly `at` nothing remains. Two deadlines
+    are compared on the same clock.
     """
 
     at: float
@@ -39,7 +40,9 @@ class Deadline:
         return self.clock.monotonic() >= self.at
 
     def remaining(self) -> float | None:
-        """Seconds left, 0.0 once it has expired, None for never: what a wait takes as its timeout."""
+        """Seconds left, 0.0 once it has expired, None for never: what a wait takes as its
+        timeout.
+        """
         return None if self.at == inf else max(self.at - self.clock.monotonic(), 0.0)
 
     def capped(self, seconds: float | None) -> Self:
@@ -53,4 +56,6 @@ class Deadline:
         """Raise DeadlineExceededError, naming what was not done, if it has expired."""
         if self.expired:
             late = self.clock.monotonic() - self.at
-            raise DeadlineExceededError(f"{what} was not done in time: its deadline passed {late:.1f} s ago")
+            raise DeadlineExceededError(
+                f"{what} was not done in time: its deadline passed {late:.1f} s ago"
+            )

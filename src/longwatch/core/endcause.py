@@ -1,4 +1,6 @@
-"""How something ended, as one small value with one spelling everywhere: logs, ledger, metrics, pages."""
+"""How something ended, as one small value with one spelling everywhere: logs, ledger, metrics,
+pages.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,19 @@ NUMBERED = frozenset({EndKind.EXIT, EndKind.SIGNAL})
 
 @dataclass(frozen=True, slots=True)
 class EndCause:
-    """An end: its kind, and for `exit` and `signal` the number. Written `exit 1`, `signal 9`, `timeout`, …"""
+    """An end: its kind, and for `exit` and `signal` the number. Written `exit 1`, `signal 9`,
+    `timeout`, …
+    """
 
     kind: EndKind
     number: int | None = None
 
     def __post_init__(self) -> None:
         if (self.kind in NUMBERED) != (self.number is not None):
-            raise ValueError(f"an end cause of kind {self.kind} {'needs' if self.kind in NUMBERED else 'has no'} number")
+            raise ValueError(
+                f"an end cause of kind {self.kind} "
+                f"{'needs' if self.kind in NUMBERED else 'has no'} number"
+            )
 
     def __str__(self) -> str:
         return self.kind.value if self.number is None else f"{self.kind} {self.number}"
@@ -63,7 +70,9 @@ class EndCause:
 
     @property
     def exit_code(self) -> int:
-        """The code a shell would report: the exit code, 128 + n after a signal, 1 for every other end."""
+        """The code a shell would report: the exit code, 128 + n after a signal, 1 for every
+        other end.
+        """
         match self.kind:
             case EndKind.EXIT:
                 return self.number or 0

@@ -1,7 +1,9 @@
-"""What happens in Longwatch, as typed values that parts emit and observers turn into logs, metrics and pages.
+"""What happens in Longwatch, as typed values that parts emit and observers turn into logs, metrics
+and pages.
 
-Every event of the product is in this file. Its class name in snake_case is its name in the logs (`ProgramStarted` →
-`program_started`) unless it says otherwise; names and fields are API. An event carries facts, never text for people.
+Every event of the product is in this file. Its class name in snake_case is its name in the logs
+(`ProgramStarted` → `program_started`) unless it says otherwise; names and fields are API. An event
+carries facts, never text for people.
 """
 
 from __future__ import annotations
@@ -53,8 +55,9 @@ def _snake(name: str) -> str:
 class Events:
     """Fans each event out to every observer, in the order they subscribed.
 
-    `emit` never raises: an observer that does, be it an exit, is counted in `failures` and the others still hear the event. Only an
-    interrupt of the main thread is not the observer's, and goes on. Thread-safe.
+    `emit` never raises: an observer that does, be it an exit, is counted in `failures` and the
+    others still hear the event. Only an interrupt of the main thread is not the observer's, and
+    goes on. Thread-safe.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -81,7 +84,10 @@ class Events:
             except BaseException as error:  # an observer must not harm what it observes
                 with self._lock:
                     self.failures += 1
-                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                if (
+                    isinstance(error, KeyboardInterrupt)
+                    and threading.current_thread() is threading.main_thread()
+                ):
                     raise
 
     def _unsubscribe(self, observer: Observer) -> None:
@@ -89,7 +95,7 @@ class Events:
             self._observers = tuple(known for known in self._observers if known is not observer)
 
 
-# --- the life of a program ---------------------------------------------------------------------------------------------------
+# --- the life of a program ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,9 @@ class ProgramStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnded(Event):
-    """A program's tree is gone. Its name in the logs is the verdict of the exit table: `clean_exit`, `unexpected_exit`, …"""
+    """A program's tree is gone. Its name in the logs is the verdict of the exit table:
+    `clean_exit`, `unexpected_exit`, …
+    """
 
     program: str
     pid: int | None
@@ -121,7 +129,11 @@ class ProgramEnded(Event):
     def level(self) -> Level:
         if self.verdict in {"configuration_error", "fatal_error_no_restart"}:
             return Level.ERROR
-        return Level.WARNING if self.restart or self.survivors or self.verdict == "unexpected_exit" else Level.INFO
+        return (
+            Level.WARNING
+            if self.restart or self.survivors or self.verdict == "unexpected_exit"
+            else Level.INFO
+        )
 
     @property
     def name(self) -> str:
@@ -201,7 +213,7 @@ class OutputDropped(Event):
     lines: int
 
 
-# --- the life of the process that watches ------------------------------------------------------------------------------------
+# --- the life of the process that watches ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +224,9 @@ class SupervisorStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSetAside(Event):
-    """What was remembered of programs could not be read: it is kept under another name, and a new ledger was begun."""
+    """What was remembered of programs could not be read: it is kept under another name, and a
+    new ledger was begun.
+    """
 
     loudness: ClassVar[Level] = Level.ERROR
 
@@ -223,7 +237,9 @@ class LedgerSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopsRemembered(Event):
-    """These programs are not started: somebody has stopped them, and nobody has started them since."""
+    """These programs are not started: somebody has stopped them, and nobody has started them
+    since.
+    """
 
     loudness: ClassVar[Level] = Level.WARNING
 
@@ -312,7 +328,9 @@ class CallbackFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFailed(Event):
-    """A command over the control socket raised what it should not have; who asked was told, and the socket lives on."""
+    """A command over the control socket raised what it should not have; who asked was told, and
+    the socket lives on.
+    """
 
     loudness: ClassVar[Level] = Level.ERROR
 
@@ -320,7 +338,7 @@ class ControlFailed(Event):
     error: str
 
 
-# --- the life of an engine ---------------------------------------------------------------------------------------------------
+# --- the life of an engine ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +364,8 @@ class LeaseLost(Event):
     engine: str
     rows: tuple[int, ...]
     reason: str
-    """`untrusted`: it could not be renewed in time, `stale`: no beat, so it was not renewed, `taken`: the store gave it away,
-    `called_off`: somebody wanted that.
+    """`untrusted`: it could not be renewed in time, `stale`: no beat, so it was not renewed,
+    `taken`: the store gave it away, `called_off`: somebody wanted that.
     """
 
     @property
@@ -370,7 +388,9 @@ class SettlementRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFailed(Event):
-    """A call to where the work comes from raised; it is made again. Told once, and if it lasts at the 16th failure, the 32nd, …"""
+    """A call to where the work comes from raised; it is made again. Told once, and if it lasts
+    at the 16th failure, the 32nd, …
+    """
 
     loudness: ClassVar[Level] = Level.ERROR
 
@@ -391,7 +411,9 @@ class SourceRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkGivenUp(Event):
-    """The deadline of a stop passed while rows still ran; nobody is blamed if the process ends now."""
+    """The deadline of a stop passed while rows still ran; nobody is blamed if the process ends
+    now.
+    """
 
     loudness: ClassVar[Level] = Level.ERROR
 
@@ -448,7 +470,7 @@ class AttemptAbandoned(Event):
     cause: str
 
 
-# --- the life of loops -------------------------------------------------------------------------------------------------------
+# --- the life of loops ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,7 +480,9 @@ class LoopStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnded(Event):
-    """Its run is over: it was told to stop, its mailbox was closed, or it has made its iterations."""
+    """Its run is over: it was told to stop, its mailbox was closed, or it has made its
+    iterations.
+    """
 
     loop: str
     lasted: float
@@ -476,7 +500,9 @@ class LoopCrashed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDegraded(Event):
-    """It has given no beat for so long that nothing more should be sent its way; the watchdog may end the process soon."""
+    """It has given no beat for so long that nothing more should be sent its way; the watchdog
+    may end the process soon.
+    """
 
     loudness: ClassVar[Level] = Level.WARNING
 
@@ -507,7 +533,9 @@ class LoopStalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSkipped(Event):
-    """The watchdog woke up so late that the process must have been stopped or the machine paused: it looks again next time."""
+    """The watchdog woke up so late that the process must have been stopped or the machine
+    paused: it looks again next time.
+    """
 
     loudness: ClassVar[Level] = Level.WARNING
 
@@ -516,7 +544,9 @@ class WatchSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyFailed(Event):
-    """The answer to a message could not be sent: the message comes back, and its work is done once more."""
+    """The answer to a message could not be sent: the message comes back, and its work is done
+    once more.
+    """
 
     loudness: ClassVar[Level] = Level.ERROR
 
@@ -538,7 +568,9 @@ class TimeoutsQuestioned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalsNotHeard(Event):
-    """A group was run off the main thread, where no signal handlers can be installed: nobody but code stops it."""
+    """A group was run off the main thread, where no signal handlers can be installed: nobody but
+    code stops it.
+    """
 
     loudness: ClassVar[Level] = Level.WARNING
 
@@ -563,7 +595,9 @@ class GroupResumed(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopping(Event):
     reason: str
-    """`asked`, `crashed`, `done` (every loop has ended by itself), `failed` (it could not be started), or the name of a signal."""
+    """`asked`, `crashed`, `done` (every loop has ended by itself), `failed` (it could not be
+    started), or the name of a signal.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -577,7 +611,7 @@ class GroupStopped(Event):
         return Level.ERROR if self.overdue else Level.INFO
 
 
-# --- worker processes and their parent ---------------------------------------------------------------------------------------
+# --- worker processes and their parent ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -591,7 +625,9 @@ class WorkerJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStalled(Event):
-    """A worker process gives no beat: its stacks are saved, it is killed, and what it held goes to others."""
+    """A worker process gives no beat: its stacks are saved, it is killed, and what it held goes
+    to others.
+    """
 
     loudness: ClassVar[Level] = Level.CRITICAL
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class _Parked:
-    """One waiter: when it is due, how it is woken, and how to see that it has done what it was woken for."""
+    """One waiter: when it is due, how it is woken, and how to see that it has done what it was
+    woken for.
+    """
 
     __slots__ = ("due", "settled", "thread", "wake")
 
@@ -30,10 +32,11 @@ class _Parked:
 class FakeClock:
     """Time stands still until `advance` moves it.
 
-    A waiter is *parked* while it is inside `wait` or `sleep`. `advance` walks from one due time to the next, and after each lets
-    the woken ones run until as many are parked as are expected; so a loop that ticks every 10 s ticks ten times in
-    `advance(100)`, and when `advance` returns it has done its work. It is not for the thread of an event loop whose coroutines it
-    should wake: they could not run.
+    A waiter is *parked* while it is inside `wait` or `sleep`. `advance` walks from one due time to
+    the next, and after each lets the woken ones run until as many are parked as are expected; so a
+    loop that ticks every 10 s ticks ten times in `advance(100)`, and when `advance` returns it has
+    done its work. It is not for the thread of an event loop whose coroutines it should wake: they
+    could not run.
     """
 
     def __init__(self, *, monotonic: float = 1000.0, wall: float = 1_800_000_000.0) -> None:
@@ -70,7 +73,10 @@ class FakeClock:
 
         loop = asyncio.get_running_loop()
         done, turned = asyncio.Event(), threading.Event()
-        waiter = _Parked(lambda: _wake_on(loop, done.set, turned.set), lambda: turned.is_set() or not loop.is_running())
+        waiter = _Parked(
+            lambda: _wake_on(loop, done.set, turned.set),
+            lambda: turned.is_set() or not loop.is_running(),
+        )
         self._park(waiter, seconds)
         try:
             await done.wait()
@@ -84,16 +90,21 @@ class FakeClock:
             return len(self._parked)
 
     def await_parked(self, count: int, *, patience: float = 10.0) -> None:
-        """Return when exactly `count` waiters are parked; AssertionError after `patience` real seconds."""
+        """Return when exactly `count` waiters are parked; AssertionError after `patience` real
+        seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._parked) == count, patience):
-                raise AssertionError(f"expected {count} parked waiters, there are {len(self._parked)}")
+                raise AssertionError(
+                    f"expected {count} parked waiters, there are {len(self._parked)}"
+                )
 
     def advance(self, seconds: float, *, parked: int | None = None) -> None:
         """Move time forward; returns when `parked` waiters are parked again.
 
-        By default that is as many as before, at every step of the way. With a number it holds at the end: on the way, waiters may
-        end or begin, and each step lets the woken ones run until they wait again or have ended.
+        By default that is as many as before, at every step of the way. With a number it holds at
+        the end: on the way, waiters may end or begin, and each step lets the woken ones run until
+        they wait again or have ended.
         """
         if seconds < 0:
             raise ValueError(f"time only moves forward, not by {seconds} s")
@@ -108,10 +119,14 @@ class FakeClock:
         self.await_parked(before if parked is None else parked)
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an operator or NTP would; durations are untouched."""
+        """Set the wall clock forward or back, as an operator or NTP would; durations are
+        untouched.
+        """
         self._wall += seconds
 
-    def _park(self, waiter: _Parked, timeout: float | None, *, unless: Callable[[], bool] = lambda: False) -> None:
+    def _park(
+        self, waiter: _Parked, timeout: float | None, *, unless: Callable[[], bool] = lambda: False
+    ) -> None:
         with self._changed:
             waiter.due = inf if timeout is None else self._monotonic + max(timeout, 0.0)
             if waiter.due <= self._monotonic or unless():
@@ -145,7 +160,9 @@ class FakeClock:
         return woken
 
     def _settle(self, woken: list[_Parked], *, patience: float = 1.0) -> None:
-        """Let the woken ones do their work; one that blocks elsewhere is left behind after `patience` real seconds."""
+        """Let the woken ones do their work; one that blocks elsewhere is left behind after
+        `patience` real seconds.
+        """
         until = time.monotonic() + patience
         with self._changed:
             while not all(map(self._settled, woken)) and time.monotonic() < until:
@@ -154,11 +171,21 @@ class FakeClock:
     def _settled(self, waiter: _Parked) -> bool:
         if waiter.settled is not None:
             return waiter.settled()
-        return not waiter.thread.is_alive() or any(waiter.thread is other.thread for other in self._parked)
+        return not waiter.thread.is_alive() or any(
+            waiter.thread is other.thread for other in self._parked
+        )
 
 
-def _wake_on(loop: AbstractEventLoop, wake: Callable[[], None], turned: Callable[[], None], *, turns: int = 20) -> None:
-    """On the loop: wake, and tell when it has turned so often that what followed has run; a closed loop has no waiters left."""
+def _wake_on(
+    loop: AbstractEventLoop,
+    wake: Callable[[], None],
+    turned: Callable[[], None],
+    *,
+    turns: int = 20,
+) -> None:
+    """On the loop: wake, and tell when it has turned so often that what followed has run; a
+    closed loop has no waiters left.
+    """
 
     def turn(left: int) -> None:
         if left:

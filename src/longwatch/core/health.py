@@ -45,9 +45,9 @@ Probe = Callable[[], bool | Reason | None]
 class Check:
     """A probe with a name, the aspects it speaks for, and the seconds it may take.
 
-    The probe says ok with True, None or `Reason.OK`, and no with False or any other reason. It is called in the thread of
-    whoever asks for a report, never twice at a time. A `quick` one only looks at what is in memory: it may be asked by a thread
-    that others wait for.
+    The probe says ok with True, None or `Reason.OK`, and no with False or any other reason. It is
+    called in the thread of whoever asks for a report, never twice at a time. A `quick` one only
+    looks at what is in memory: it may be asked by a thread that others wait for.
     """
 
     name: str
@@ -58,12 +58,16 @@ class Check:
 
     def __post_init__(self) -> None:
         if not (self.name and self.aspects and self.deadline > 0):
-            raise ValueError(f"check {self.name!r} needs a name, at least one aspect, and a deadline above 0")
+            raise ValueError(
+                f"check {self.name!r} needs a name, at least one aspect, and a deadline above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one check says; `detail` is the type of the error if it raised, never its text, which may hold secrets."""
+    """What one check says; `detail` is the type of the error if it raised, never its text, which
+    may hold secrets.
+    """
 
     name: str
     reason: Reason
@@ -92,23 +96,30 @@ class Report:
 class Health:
     """Asks the checks, in the thread of whoever wants a report; reports may run side by side.
 
-    A check that another report is asking at the moment is not asked again: past its deadline it `overran`, before that it says
-    what it said last, `pending` if nothing yet. So a probe that hangs holds only its first caller, and `known` is never held.
+    A check that another report is asking at the moment is not asked again: past its deadline it
+    `overran`, before that it says what it said last, `pending` if nothing yet. So a probe that
+    hangs holds only its first caller, and `known` is never held.
     """
 
     def __init__(self, checks: Iterable[Check], clock: Clock) -> None:
         self._asked = [_Asked(check, clock) for check in checks]
         names = Counter(asked.check.name for asked in self._asked)
         if twice := sorted(name for name, times in names.items() if times > 1):
-            raise ValueError(f"checks need different names; more than one is called {', '.join(twice)}")
+            raise ValueError(
+                f"checks need different names; more than one is called {', '.join(twice)}"
+            )
 
     def report(self, aspect: Aspect) -> Report:
         """Ask every check of this aspect, one after the other."""
         return Report(tuple(asked.ask() for asked in self._asked if aspect in asked.check.aspects))
 
     def known(self, aspect: Aspect) -> Report:
-        """What is known without asking anyone: the last answers, and who has overrun by now. Never blocks."""
-        return Report(tuple(asked.known() for asked in self._asked if aspect in asked.check.aspects))
+        """What is known without asking anyone: the last answers, and who has overrun by now.
+        Never blocks.
+        """
+        return Report(
+            tuple(asked.known() for asked in self._asked if aspect in asked.check.aspects)
+        )
 
 
 class _Asked:
@@ -155,7 +166,9 @@ class _Asked:
             return self._last
 
     def _overdue(self) -> bool:
-        return self._since is not None and self._clock.monotonic() - self._since > self.check.deadline
+        return (
+            self._since is not None and self._clock.monotonic() - self._since > self.check.deadline
+        )
 
 
 def _reason(said: bool | Reason | None) -> Reason:  # noqa: FBT001 - it is what probes return

@@ -1,6 +1,7 @@
 """State machines as tables: state × event → next state and the one thing to do about it.
 
-What is not in the table cannot happen; asking for it is a bug that raises. The table decides, its owner acts.
+What is not in the table cannot happen; asking for it is a bug that raises. The table decides, its
+owner acts.
 """
 
 from __future__ import annotations
@@ -17,25 +18,35 @@ Table = Mapping[tuple[StateT, EventT], tuple[StateT, ActionT | None]]
 
 
 class Machine(Generic[StateT, EventT, ActionT]):
-    """A table with a name: `step` looks one move up, `reachable` and `dead_ends` let a test judge the table itself."""
+    """A table with a name: `step` looks one move up, `reachable` and `dead_ends` let a test
+    judge the table itself.
+    """
 
     def __init__(self, name: str, table: Table[StateT, EventT, ActionT]) -> None:
         self.name = name
         self.table = dict(table)
 
     def step(self, state: StateT, event: EventT) -> tuple[StateT, ActionT | None]:
-        """Where this event leads from this state, and what to do; AssertionError for a move that is not in the table."""
+        """Where this event leads from this state, and what to do; AssertionError for a move that
+        is not in the table.
+        """
         try:
             return self.table[state, event]
         except KeyError:
-            raise AssertionError(f"a {self.name} that is {state.value} cannot be told {event.value}") from None
+            raise AssertionError(
+                f"a {self.name} that is {state.value} cannot be told {event.value}"
+            ) from None
 
     def allows(self, state: StateT, event: EventT) -> bool:
         return (state, event) in self.table
 
     def moves(self, state: StateT) -> Iterator[tuple[EventT, StateT]]:
         """The events this state takes, and where each leads."""
-        return ((event, target) for (source, event), (target, _) in self.table.items() if source is state)
+        return (
+            (event, target)
+            for (source, event), (target, _) in self.table.items()
+            if source is state
+        )
 
     def reachable(self, start: StateT) -> frozenset[StateT]:
         """Every state some sequence of events leads to."""

@@ -1,6 +1,7 @@
 """Keeping secrets out of logs: which names look like one, and what is shown instead of the value.
 
-In doubt a value is masked: a masked harmless value costs a look into the configuration, a shown secret costs its rotation.
+In doubt a value is masked: a masked harmless value costs a look into the configuration, a shown
+secret costs its rotation.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ _SECRET_WORD = re.compile(
 )
 _PLAIN_NAMES = frozenset({"PWD", "OLDPWD"})
 _PLAIN_KEYS = frozenset({"public", "primary", "foreign", "sort", "partition", "cache", "hot"})
-_COUNTED_TOKENS = frozenset({"max", "min", "num", "total", "input", "output", "prompt", "completion"})
+_COUNTED_TOKENS = frozenset(
+    {"max", "min", "num", "total", "input", "output", "prompt", "completion"}
+)
 
 _QUOTED_OR_WORD = r"""(?:"(?:\\.|[^"\\])*"?|'[^']*'?)?\S*"""
 _USERINFO = re.compile(r"(?<=://)(?:/?[^\s/?#:@]*:(?!\d{0,5}(?:[/?#\s]|$))\S{0,1024}|[^\s/?#]*)@")
 _BARE_USERINFO = re.compile(
     r"(?<![^\s\"'=(<])(?!mailto:)((?:[A-Za-z][\w+.-]{0,31}:(?!//))?)/{0,2}[\w.%+-]{0,128}:(?!//)[^\s\"']\S{0,1024}@(?!sha\d+:)"
 )
-"""Without the slashes: `redis:user:password@host`, `user:password@host`; not `image:tag@sha256:…`."""
+"""Without the slashes: `redis:user:password@host`, `user:password@host`; not
+`image:tag@sha256:…`.
+"""
 _NAMED = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,127})=")
 _VALUE = re.compile(_QUOTED_OR_WORD)
 _PARAMETER = re.compile(r"(?:[^\s&]|&(?![A-Za-z_][\w.-]{0,127}=))*")
@@ -36,25 +41,37 @@ _WHOLE = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,127})(=|:\s*)(?!//)(.+)", re.DOTA
 
 @lru_cache(maxsize=1024)
 def looks_secret(name: str) -> bool:
-    """Whether a variable, key or option of this name is likely to hold a secret; words count, not letters inside them."""
+    """Whether a variable, key or option of this name is likely to hold a secret; words count,
+    not letters inside them.
+    """
     if name in _PLAIN_NAMES:
         return False
     words = [word.lower() for word in _WORDS.findall(name)]
-    return any(_SECRET_WORD.fullmatch(word) for word in words) or _ends_in_key(words) or _names_tokens(words)
+    return (
+        any(_SECRET_WORD.fullmatch(word) for word in words)
+        or _ends_in_key(words)
+        or _names_tokens(words)
+    )
 
 
 def mask_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
-    """The same mapping with every secret masked: by the name of its key, in argument lists, and inside texts."""
+    """The same mapping with every secret masked: by the name of its key, in argument lists, and
+    inside texts.
+    """
     return {key: _mask_entry(key, value) for key, value in mapping.items()}
 
 
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """A command line to show: `--token=x`, `--password x`, `KEY=x`, `Authorization: x` and `scheme://user:pass@host` masked."""
+    """A command line to show: `--token=x`, `--password x`, `KEY=x`, `Authorization: x` and
+    `scheme://user:pass@host` masked.
+    """
     return list(_masked_arguments(argv))
 
 
 def mask_text(text: str) -> str:
-    """A text to show: the user part of a URL, `password=x`, `--token x` and `Bearer x` masked wherever they stand."""
+    """A text to show: the user part of a URL, `password=x`, `--token x` and `Bearer x` masked
+    wherever they stand.
+    """
     if "@" in text:
         text = _BARE_USERINFO.sub(rf"\1{MASK}@", _USERINFO.sub(MASK + "@", text))
     if "=" in text:
@@ -120,7 +137,9 @@ def _mask_argument(argument: str) -> str:
 
 
 def _mask_assignments(text: str) -> str:
-    """A value that is shown may have assignments inside it, as a URL has; that of a secret ends where the next parameter begins."""
+    """A value that is shown may have assignments inside it, as a URL has; that of a secret ends
+    where the next parameter begins.
+    """
     parts, shown_from = [], 0
     for match in _NAMED.finditer(text):
         if match.start() < shown_from or not looks_secret(match[1]):

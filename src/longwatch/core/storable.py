@@ -4,8 +4,12 @@ from __future__ import annotations
 
 
 def storable(text: str, *, longest: int) -> str:
-    """The beginning of a text, with lone surrogates and zero bytes written out: neither can be stored everywhere."""
-    return text[:longest].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")[:longest]
+    """The beginning of a text, with lone surrogates and zero bytes written out: neither can be
+    stored everywhere.
+    """
+    return (
+        text[:longest].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")[:longest]
+    )
 
 
 def is_storable(text: str) -> bool:

@@ -1,10 +1,14 @@
-"""Measuring a loop on a dataset: samples go in as messages, scores come out as messages, and a report is made of them.
+"""Measuring a loop on a dataset: samples go in as messages, scores come out as messages, and a
+report is made of them.
 
 The way of an evaluation
-    dataset (`dataset.py`) → submitted, all samples or none (`submitting.py`) → EvalLoop runs the loop under test on each, and has
-    its output scored (`evalloop.py`, `scoring.py`) → results, one a sample, settled in one transaction with the sample where the
-    store can → collected, de-duplicated by sample, the missing named (`collecting.py`) → report (`report.py`, `comparing.py`)
-A finished sample is a row of the results mailbox, and its message is gone: whatever is killed, it is never run again.
+    dataset (`dataset.py`) → submitted, all samples or none (`submitting.py`) → EvalLoop runs the
+    loop under test on each, and has its output scored (`evalloop.py`, `scoring.py`) → results, one
+    a sample, settled in one transaction with the sample where the store can → collected,
+    de-duplicated by sample, the missing named (`collecting.py`) → report (`report.py`,
+    `comparing.py`)
+A finished sample is a row of the results mailbox, and its message is gone: whatever is killed, it
+is never run again.
 """
 
 from __future__ import annotations

@@ -19,22 +19,32 @@ from longwatch.runtime.messages import MainLoopRequest
 _AT_ONCE = 500
 _LOOK = 1.0
 _GATHER = 0.1
-"""Seconds in which more results come together: taken one by one they cost the loops more than the samples do."""
+"""Seconds in which more results come together: taken one by one they cost the loops more than
+the samples do.
+"""
 
 
 class Collected(NamedTuple):
-    """The results in the order of the samples, one a sample, and the ids of those that have none."""
+    """The results in the order of the samples, one a sample, and the ids of those that have
+    none.
+    """
 
     results: list[EvalResult]
     missing: list[str]
 
 
 def collect_results(
-    results: Mailbox[Any], *, expected: Dataset | Iterable[str], timeout: float, clock: Clock | None = None
+    results: Mailbox[Any],
+    *,
+    expected: Dataset | Iterable[str],
+    timeout: float,
+    clock: Clock | None = None,
 ) -> Collected:
-    """Receive results until every expected sample has one, or the time is over; acknowledges what it takes.
+    """Receive results until every expected sample has one, or the time is over; acknowledges what
+    it takes.
 
-    Of several results of one sample the first counts. What belongs to no expected sample is acknowledged and passed over.
+    Of several results of one sample the first counts. What belongs to no expected sample is
+    acknowledged and passed over.
     """
     ids = expected.ids if isinstance(expected, Dataset) else list(dict.fromkeys(expected))
     if not timeout >= 0:
@@ -45,7 +55,9 @@ def collect_results(
     wanted = set(ids)
     while wanted - found.keys():
         left = deadline.remaining()
-        messages = results.receive(max_messages=_AT_ONCE, wait_time_seconds=_LOOK if left is None else min(_LOOK, left))
+        messages = results.receive(
+            max_messages=_AT_ONCE, wait_time_seconds=_LOOK if left is None else min(_LOOK, left)
+        )
         for message in messages:
             result = read_result(message.body)
             if result is not None and result.sample_id in wanted:
@@ -58,8 +70,12 @@ def collect_results(
     return _ordered(ids, found)
 
 
-def look_at_results(results: Mailbox[Any], requests: Mailbox[Any], *, expected: Iterable[str], most: int) -> Collected:
-    """The results there are, left where they are; a sample that was given up without one is told by its dead letter."""
+def look_at_results(
+    results: Mailbox[Any], requests: Mailbox[Any], *, expected: Iterable[str], most: int
+) -> Collected:
+    """The results there are, left where they are; a sample that was given up without one is told
+    by its dead letter.
+    """
     ids = list(expected)
     found: dict[str, EvalResult] = {}
     for delivery in results.backend.peek(limit=most):
@@ -84,7 +100,9 @@ def _given_up_result(sample: str, letter: DeadLetter) -> EvalResult:
     if letter.reason == "poison":
         error = f"its process died or hung {letter.crashes} times"
         return EvalResult(sample, Ended.CRASHED, error=error, attempt=letter.deliveries)
-    return EvalResult(sample, Ended.ERROR, error=letter.error or letter.reason, attempt=letter.deliveries)
+    return EvalResult(
+        sample, Ended.ERROR, error=letter.error or letter.reason, attempt=letter.deliveries
+    )
 
 
 def _request_in(requests: Mailbox[Any], letter: DeadLetter) -> MainLoopRequest[Any] | None:
@@ -96,4 +114,6 @@ def _request_in(requests: Mailbox[Any], letter: DeadLetter) -> MainLoopRequest[A
 
 
 def _ordered(ids: list[str], found: dict[str, EvalResult]) -> Collected:
-    return Collected([found[each] for each in ids if each in found], [each for each in ids if each not in found])
+    return Collected(
+        [found[each] for each in ids if each in found], [each for each in ids if each not in found]
+    )

@@ -24,7 +24,8 @@ class Comparison(NamedTuple):
         """UsageError for reports of different datasets."""
         if before.digest != after.digest:
             raise UsageError(
-                f"these are reports of different datasets ({before.dataset}, {before.samples} samples; {after.dataset},"
+                f"these are reports of different datasets ({before.dataset}, {before.samples} "
+                f"samples; {after.dataset},"
                 f" {after.samples} samples); run both on the same one"
             )
         once = {result.sample_id for result in before.results if result.passed}
@@ -35,7 +36,8 @@ class Comparison(NamedTuple):
         """Each figure: its name, before, after, and the difference."""
         before, after = self.before.summary(), self.after.summary()
         return [
-            (name, form(before[key]), form(after[key]), _difference(before[key], after[key], form)) for key, name, form in _SHOWN
+            (name, form(before[key]), form(after[key]), _difference(before[key], after[key], form))
+            for key, name, form in _SHOWN
         ]
 
     def to_markdown(self) -> str:
@@ -75,7 +77,9 @@ _SHOWN: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 )
 
 
-def _difference(before: float | None, after: float | None, form: Callable[[float | None], str]) -> str:
+def _difference(
+    before: float | None, after: float | None, form: Callable[[float | None], str]
+) -> str:
     if before is None or after is None:
         return "–"
     sign = "+" if after > before else "-" if after < before else "±"

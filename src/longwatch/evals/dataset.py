@@ -29,7 +29,9 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Dataset(Sequence[Sample]):
-    """Samples with different ids, in their order. ConfigError, with every fault, for what is no dataset."""
+    """Samples with different ids, in their order. ConfigError, with every fault, for what is no
+    dataset.
+    """
 
     def __init__(self, samples: Iterable[Sample], *, name: str = "dataset") -> None:
         self.name = name
@@ -39,17 +41,23 @@ class Dataset(Sequence[Sample]):
 
     @classmethod
     def load(cls, path: str | Path) -> Dataset:
-        """From a file with one JSON object a line: `{"id": …, "input": …, "expected": …}`. Empty lines are passed over."""
+        """From a file with one JSON object a line: `{"id": …, "input": …, "expected": …}`. Empty
+        lines are passed over.
+        """
         where = Path(path)
         try:
             text = where.read_bytes()
         except OSError as error:
-            raise UsageError(f"the dataset {where} cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise UsageError(
+                f"the dataset {where} cannot be read: {(error.strerror or str(error)).lower()}"
+            ) from None
         return cls(_read(text, str(where)), name=str(where))
 
     def save(self, path: str | Path) -> None:
         """To a file that `load` reads."""
-        Path(path).write_bytes(b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._samples))
+        Path(path).write_bytes(
+            b"".join(msgspec.json.encode(sample) + b"\n" for sample in self._samples)
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -58,7 +66,9 @@ class Dataset(Sequence[Sample]):
     @property
     def digest(self) -> str:
         """Equal for equal samples, in whatever order and file they stand."""
-        lines = sorted(msgspec.json.encode(sample, order="deterministic") for sample in self._samples)
+        lines = sorted(
+            msgspec.json.encode(sample, order="deterministic") for sample in self._samples
+        )
         return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -76,10 +86,19 @@ class Dataset(Sequence[Sample]):
 
 def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
     if not samples:
-        yield Fault(name, "has no samples", 'write at least one: {"id": "1", "input": "…", "expected": "…"}')
-    wrong = next((number for number, each in enumerate(samples, 1) if not _is_id(getattr(each, "id", None))), None)
+        yield Fault(
+            name, "has no samples", 'write at least one: {"id": "1", "input": "…", "expected": "…"}'
+        )
+    wrong = next(
+        (number for number, each in enumerate(samples, 1) if not _is_id(getattr(each, "id", None))),
+        None,
+    )
     if wrong is not None:
-        yield Fault(name, f"has as number {wrong} no Sample with an id: {repr(samples[wrong - 1])[:80]}", f"an id is {_ID}")
+        yield Fault(
+            name,
+            f"has as number {wrong} no Sample with an id: {repr(samples[wrong - 1])[:80]}",
+            f"an id is {_ID}",
+        )
         return
     for twice, times in Counter(sample.id for sample in samples).items():
         if times > 1:
@@ -101,11 +120,19 @@ def _read(data: bytes, where: str) -> list[Sample]:
             continue
         first = seen.setdefault(sample.id, number)
         if first != number:
-            faults.append(Fault(f"{where}:{number}", f"has the id {sample.id!r}, which line {first} has too", "give each its own"))
+            faults.append(
+                Fault(
+                    f"{where}:{number}",
+                    f"has the id {sample.id!r}, which line {first} has too",
+                    "give each its own",
+                )
+            )
         samples.append(sample)
     if faults:
         more = len(faults) - _MOST_FAULTS
-        raise ConfigError(*faults[:_MOST_FAULTS], *([Fault(where, f"and {more} more")] if more > 0 else []))
+        raise ConfigError(
+            *faults[:_MOST_FAULTS], *([Fault(where, f"and {more} more")] if more > 0 else [])
+        )
     return samples
 
 

@@ -16,7 +16,9 @@ from longwatch.evals.results import Ended, EvalResult
 
 
 class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one run over one dataset. A sample without a result counts as not passed, like any that failed."""
+    """The results of one run over one dataset. A sample without a result counts as not passed,
+    like any that failed.
+    """
 
     run: str
     dataset: str
@@ -30,7 +32,9 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured."""
 
     @classmethod
-    def of(cls, dataset: Dataset, collected: Collected, *, run: str = "", subject: str = "") -> EvalReport:
+    def of(
+        cls, dataset: Dataset, collected: Collected, *, run: str = "", subject: str = ""
+    ) -> EvalReport:
         return cls(
             run=run,
             dataset=dataset.name,
@@ -47,14 +51,18 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
-            raise UsageError(f"the report {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+            raise UsageError(
+                f"the report {path} cannot be read: {(error.strerror or str(error)).lower()}"
+            ) from None
         except msgspec.MsgspecError as error:
             raise UsageError(f"{path} is no report of an evaluation: {error}") from None
 
     def save(self, path: str | Path) -> None:
         """As JSON, or as Markdown if its name ends in .md."""
         where = Path(path)
-        where.write_text(self.to_markdown(), encoding="utf-8") if where.suffix == ".md" else where.write_bytes(self.to_json())
+        where.write_text(
+            self.to_markdown(), encoding="utf-8"
+        ) if where.suffix == ".md" else where.write_bytes(self.to_json())
 
     # --- numbers ---
 
@@ -70,12 +78,20 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_score(self) -> float:
         """Over all samples; one without a score counts as 0."""
-        return sum(result.score.value for result in self.results if result.score) / self.samples if self.samples else 0.0
+        return (
+            sum(result.score.value for result in self.results if result.score) / self.samples
+            if self.samples
+            else 0.0
+        )
 
     @property
     def failures(self) -> list[EvalResult]:
         """Scored, and not good enough."""
-        return [result for result in self.results if result.score is not None and not result.score.passed]
+        return [
+            result
+            for result in self.results
+            if result.score is not None and not result.score.passed
+        ]
 
     @property
     def errors(self) -> list[EvalResult]:
@@ -84,7 +100,9 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def latency(self, quantile: float) -> float | None:
         """Seconds of the loop, by nearest rank; None if nothing was measured."""
-        return percentile((result.seconds for result in self.results if result.seconds is not None), quantile)
+        return percentile(
+            (result.seconds for result in self.results if result.seconds is not None), quantile
+        )
 
     def summary(self) -> dict[str, Any]:
         """The numbers."""
@@ -108,10 +126,25 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(plain))
 
     def to_markdown(self) -> str:
-        lines = [f"# Evaluation {self.run}".rstrip(), "", f"{self.subject} on {self.dataset}".strip(), ""]
-        lines += ["| what | figure |", "|---|---:|", *(f"| {name} | {figure} |" for name, figure in self.figures())]
+        lines = [
+            f"# Evaluation {self.run}".rstrip(),
+            "",
+            f"{self.subject} on {self.dataset}".strip(),
+            "",
+        ]
+        lines += [
+            "| what | figure |",
+            "|---|---:|",
+            *(f"| {name} | {figure} |" for name, figure in self.figures()),
+        ]
         return "\n".join(
-            [*lines, *self._listed("Failures", self.failures), *self._listed("Errors", self.errors), *self._missing(), ""]
+            [
+                *lines,
+                *self._listed("Failures", self.failures),
+                *self._listed("Errors", self.errors),
+                *self._missing(),
+                "",
+            ]
         )
 
     def figures(self) -> list[tuple[str, str]]:
@@ -131,11 +164,26 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     def _listed(self, title: str, results: Sequence[EvalResult]) -> list[str]:
         if not results:
             return []
-        rows = [f"| {cell(result.sample_id)} | {result.ended} | {_score(result)} | {cell(why(result))} |" for result in results]
-        return ["", f"## {title}", "", "| sample | ended | score | why |", "|---|---|---:|---|", *rows]
+        rows = [
+            f"| {cell(result.sample_id)} | {result.ended} | {_score(result)} | "
+            f"{cell(why(result))} |"
+            for result in results
+        ]
+        return [
+            "",
+            f"## {title}",
+            "",
+            "| sample | ended | score | why |",
+            "|---|---|---:|---|",
+            *rows,
+        ]
 
     def _missing(self) -> list[str]:
-        return ["", "## Missing", "", *(f"- {cell(each)}" for each in self.missing)] if self.missing else []
+        return (
+            ["", "## Missing", "", *(f"- {cell(each)}" for each in self.missing)]
+            if self.missing
+            else []
+        )
 
 
 def why(result: EvalResult) -> str:

@@ -47,4 +47,6 @@ def read_result(body: Any) -> EvalResult | None:
         return None
     if answer.output is not None:
         return answer.output
-    return EvalResult(answer.request_id, Ended.ERROR, error=answer.error or "no output", attempt=answer.attempt)
+    return EvalResult(
+        answer.request_id, Ended.ERROR, error=answer.error or "no output", attempt=answer.attempt
+    )

@@ -25,8 +25,13 @@ class Score(msgspec.Struct, frozen=True):
         if not _is_share(self.value):
             raise ValueError(f"the value of a score is a number from 0 to 1, not {self.value!r}")
         if {type(self.passed), type(self.reason)} != {bool, str}:
-            raise ValueError(f"a score has passed, True or False, and its reason is text; not {self.passed!r} and {self.reason!r}")
-        msgspec.structs.force_setattr(self, "value", float(self.value))  # other libraries have floats that cannot be sent
+            raise ValueError(
+                f"a score has passed, True or False, and its reason is text; not "
+                f"{self.passed!r} and {self.reason!r}"
+            )
+        msgspec.structs.force_setattr(
+            self, "value", float(self.value)
+        )  # other libraries have floats that cannot be sent
 
 
 def _is_share(value: object) -> bool:
@@ -41,20 +46,32 @@ Evaluator = Callable[[Any, Any], Score]
 def exact_match(output: Any, expected: Any) -> Score:
     """1 if both are equal."""
     same = bool(output == expected)
-    return Score(float(same), same, "" if same else f"expected {_shown(expected)}, got {_shown(output)}")
+    return Score(
+        float(same), same, "" if same else f"expected {_shown(expected)}, got {_shown(output)}"
+    )
 
 
 def contains(output: Any, expected: Any) -> Score:
-    """1 if what is expected is in the output: a part of a text, an element of a list, a key of an object."""
+    """1 if what is expected is in the output: a part of a text, an element of a list, a key of
+    an object.
+    """
     try:
         found = expected in output
     except TypeError:
-        return Score(0.0, passed=False, reason=f"{_shown(expected)} cannot be in an output of type {type(output).__name__}")
-    return Score(float(found), found, "" if found else f"{_shown(expected)} is not in {_shown(output)}")
+        return Score(
+            0.0,
+            passed=False,
+            reason=f"{_shown(expected)} cannot be in an output of type {type(output).__name__}",
+        )
+    return Score(
+        float(found), found, "" if found else f"{_shown(expected)} is not in {_shown(output)}"
+    )
 
 
 def all_of(*evaluators: Evaluator) -> Evaluator:
-    """Passed when all of them are; the value is the mean of theirs, the reasons are those of the ones that are not."""
+    """Passed when all of them are; the value is the mean of theirs, the reasons are those of the
+    ones that are not.
+    """
     _require_some("all_of", evaluators)
 
     def judge(output: Any, expected: Any) -> Score:
@@ -65,7 +82,9 @@ def all_of(*evaluators: Evaluator) -> Evaluator:
 
 
 def any_of(*evaluators: Evaluator) -> Evaluator:
-    """Passed when one of them is; the value is the best of theirs, the reasons are those of all if none is."""
+    """Passed when one of them is; the value is the best of theirs, the reasons are those of all
+    if none is.
+    """
     _require_some("any_of", evaluators)
 
     def judge(output: Any, expected: Any) -> Score:
@@ -78,15 +97,24 @@ def any_of(*evaluators: Evaluator) -> Evaluator:
 
 
 def require_evaluator(evaluator: object) -> None:
-    """UsageError for what cannot be called with an output and what was expected, or returns no Score for sure."""
+    """UsageError for what cannot be called with an output and what was expected, or returns no
+    Score for sure.
+    """
     if not callable(evaluator):
-        raise UsageError(f"an evaluator is a function of (output, expected) that returns a Score, not {evaluator!r}")
+        raise UsageError(
+            f"an evaluator is a function of (output, expected) that returns a Score, not "
+            f"{evaluator!r}"
+        )
     if inspect.iscoroutinefunction(evaluator):
-        raise UsageError(f"evaluator {_named(evaluator)} is async, and nobody would await it; write it with def")
+        raise UsageError(
+            f"evaluator {_named(evaluator)} is async, and nobody would await it; write it with def"
+        )
     try:
         inspect.signature(evaluator).bind(None, None)
     except TypeError as error:
-        raise UsageError(f"evaluator {_named(evaluator)} cannot be called with (output, expected): {error}") from None
+        raise UsageError(
+            f"evaluator {_named(evaluator)} cannot be called with (output, expected): {error}"
+        ) from None
     except ValueError:
         pass  # written in C, and does not say what it takes
 
@@ -96,7 +124,10 @@ def scored(evaluator: Evaluator, output: Any, expected: Any) -> Score:
     score: object = evaluator(output, expected)
     if not isinstance(score, Score):
         kind = type(score).__name__
-        raise UsageError(f"evaluator {_named(evaluator)} returned {kind}, not a Score; write: return Score(value, passed, reason)")
+        raise UsageError(
+            f"evaluator {_named(evaluator)} returned {kind}, not a Score; write: return "
+            f"Score(value, passed, reason)"
+        )
     return score
 
 
@@ -108,7 +139,11 @@ def _require_some(name: str, evaluators: tuple[Evaluator, ...]) -> None:
 
 
 def _together(scores: list[Score], *, passed: bool) -> Score:
-    return Score(sum(score.value for score in scores) / len(scores), passed, "" if passed else _reasons(scores))
+    return Score(
+        sum(score.value for score in scores) / len(scores),
+        passed,
+        "" if passed else _reasons(scores),
+    )
 
 
 def _reasons(scores: list[Score]) -> str:

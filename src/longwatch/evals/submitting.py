@@ -14,9 +14,15 @@ _UNSENDABLE = (SerializationError, InvalidParameterError)
 
 
 def submit_dataset(
-    dataset: Dataset | Iterable[Sample], requests: Mailbox[Any], *, reply_to: Mailbox[Any] | str, tx: Any = None
+    dataset: Dataset | Iterable[Sample],
+    requests: Mailbox[Any],
+    *,
+    reply_to: Mailbox[Any] | str,
+    tx: Any = None,
 ) -> list[str]:
-    """Send every sample, or none, to be answered to `reply_to`; the ids of the messages, in the order of the samples."""
+    """Send every sample, or none, to be answered to `reply_to`; the ids of the messages, in the
+    order of the samples.
+    """
     samples = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     bodies = [MainLoopRequest(sample, sample.id) for sample in samples]
     try:

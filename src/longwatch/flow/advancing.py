@@ -1,14 +1,22 @@
-"""What follows in an execution from how its nodes stand: which are computed now, which are cleared, what is called off.
+"""What follows in an execution from how its nodes stand: which are computed now, which are cleared,
+what is called off.
 
-Nodes are looked at in an order in which each comes after those that it depends on, so one pass does. For each:
+Nodes are looked at in an order in which each comes after those that it depends on, so one pass
+does. For each:
 
-    its gate is not met      its value is cleared, its attempt called off; what comes after it sees that in the same pass
-    something before it is   that has a value and may get another: wait for that, or it would be computed from old and new at once,
-    unsettled                and again when the rest is new; it may turn out to be the same value, and all is well as it is
-    its value is fresh       it was computed with the present revisions of everything it depends on: nothing
-    its attempt is under     with the present inputs: nothing; with others: called off, and begun anew
+    its gate is not met      its value is cleared, its attempt called off; what comes after it sees
+                             that in the same pass
+    something before it is   that has a value and may get another: wait for that, or it would be
+                             computed from old and new at once,
+    unsettled                and again when the rest is new; it may turn out to be the same value,
+                             and all is well as it is
+    its value is fresh       it was computed with the present revisions of everything it depends on:
+                             nothing
+    its attempt is under     with the present inputs: nothing; with others: called off, and begun
+                             anew
     way
-    its attempts are spent   for the present inputs: nothing, until somebody says retry, or the inputs change
+    its attempts are spent   for the present inputs: nothing, until somebody says retry, or the
+                             inputs change
     else                     an attempt is opened
 
 A value that is not fresh stays until another replaces it, and counts as set meanwhile.
@@ -36,7 +44,9 @@ class Next(StrEnum):
 
 
 def advance(graph: Graph, standing: Standing, lanes: Mapping[str, int]) -> None:
-    """Bring an execution up to date with its values. `lanes`: where the attempts of each node wait in line."""
+    """Bring an execution up to date with its values. `lanes`: where the attempts of each node
+    wait in line.
+    """
     if standing.cancelled:
         for attempt in list(standing.open.values()):
             standing.call_off(attempt, Cause.EXECUTION)
@@ -47,7 +57,9 @@ def advance(graph: Graph, standing: Standing, lanes: Mapping[str, int]) -> None:
             unsettled.add(node.name)
 
 
-def _advance_node(node: Node, standing: Standing, unsettled: set[str], lanes: Mapping[str, int]) -> bool:
+def _advance_node(
+    node: Node, standing: Standing, unsettled: set[str], lanes: Mapping[str, int]
+) -> bool:
     """Whether its value may change yet."""
     inputs = inputs_of(node, standing)
     standing.forget_others(node.name, inputs)
@@ -73,7 +85,9 @@ def judged(node: Node, standing: Standing, unsettled: set[str], inputs: str) -> 
         return Next.WAITS
     if stored is not None and stored.is_set and stored.computed_with == inputs:
         return Next.FRESH
-    if (attempt is not None and attempt.computed_with == inputs) or (opening is not None and opening.computed_with == inputs):
+    if (attempt is not None and attempt.computed_with == inputs) or (
+        opening is not None and opening.computed_with == inputs
+    ):
         return Next.AT_WORK
     if stored is not None and stored.failed and stored.tried_with == inputs:
         return Next.SPENT
@@ -88,4 +102,9 @@ def inputs_of(node: Node, standing: Standing) -> str:
 
 def terms_of(node: Node, lanes: Mapping[str, int]) -> Terms:
     options = node.options
-    return Terms(lanes[node.name], options.heartbeat_timeout_seconds, options.abandon_after_seconds, options.max_attempts)
+    return Terms(
+        lanes[node.name],
+        options.heartbeat_timeout_seconds,
+        options.abandon_after_seconds,
+        options.max_attempts,
+    )

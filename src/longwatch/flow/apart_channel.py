@@ -1,5 +1,6 @@
-"""The child's side of what is said between a worker and the child that computes a node: its line, its ears, and the context that
-its function is given. As lean as `child.py`, and for the same reason.
+"""The child's side of what is said between a worker and the child that computes a node: its line,
+its ears, and the context that its function is given. As lean as `child.py`, and for the same
+reason.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Channel:
             self._write(framed(kind, payload))
 
     def send_if_free(self, kind: bytes, payload: bytes) -> None:
-        """Unless somebody is sending just now: be it the code that this was called in the middle of."""
+        """Unless somebody is sending just now: be it the code that this was called in the middle
+        of.
+        """
         if self._sending.acquire(blocking=False):
             try:
                 self._write(framed(kind, payload))
@@ -72,25 +75,33 @@ class Channel:
                 self._sending.release()
 
     def answer(self, kind: bytes, payload: bytes) -> None:
-        """The last word; not from a copy of this process that user code has forked and let return."""
+        """The last word; not from a copy of this process that user code has forked and let
+        return.
+        """
         if os.getpid() != self._pid:
             os._exit(0)
         self.send(kind, payload)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
-        with suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to hear it, and we are about to be killed
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # nobody is left to hear it, and we are about to be killed
             while left:
                 left = left[os.write(self.descriptor, left) :]
 
 
 class ChildContext:
-    """What a function in a child is told about the attempt it is: as `FlowContext`, whose worker hears its beats."""
+    """What a function in a child is told about the attempt it is: as `FlowContext`, whose worker
+    hears its beats.
+    """
 
     lease_lost = False
     """Only the worker knows; it has this process ended."""
 
-    def __init__(self, channel: Channel, facts: dict[str, Any], deadline: Deadline, cancel: CancelToken) -> None:
+    def __init__(
+        self, channel: Channel, facts: dict[str, Any], deadline: Deadline, cancel: CancelToken
+    ) -> None:
         self.execution: str = facts["execution"]
         self.node: str = facts["node"]
         self.attempt: int = facts["attempt"]
@@ -113,7 +124,9 @@ class ChildContext:
         return logging.LoggerAdapter(logging.getLogger("longwatch.flow"), extra)
 
     def beat(self, progress: object = None) -> None:
-        """Say that the work moves, and with `progress` how far it is; twenty times a second at the most, the rest is not sent."""
+        """Say that the work moves, and with `progress` how far it is; twenty times a second at
+        the most, the rest is not sent.
+        """
         now = self.deadline.clock.monotonic()
         if now - self._said_at >= _BEATS_APART:
             self._said_at = now
@@ -121,7 +134,9 @@ class ChildContext:
 
 
 class Listener:
-    """Hears the worker and SIGTERM, in a thread of its own: a handler of signals may take no lock, and cancelling takes some."""
+    """Hears the worker and SIGTERM, in a thread of its own: a handler of signals may take no
+    lock, and cancelling takes some.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.may_interrupt = True
@@ -132,17 +147,21 @@ class Listener:
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def tell(self, token: CancelToken) -> None:
-        """From here on that is cancelled, and nothing is interrupted. A function that cannot be told has no such thread: it may
-        want to fork.
+        """From here on that is cancelled, and nothing is interrupted. A function that cannot be
+        told has no such thread: it may want to fork.
         """
         if self.may_interrupt:
             self.may_interrupt = False
             before = threading.stack_size(_SMALL_STACK)
-            threading.Thread(target=self._listen, args=(token,), name="longwatch-listener", daemon=True).start()
+            threading.Thread(
+                target=self._listen, args=(token,), name="longwatch-listener", daemon=True
+            ).start()
             threading.stack_size(before)
 
     def _on_signal(self, *_: object) -> None:
-        if os.getpid() != self._pid:  # a copy that user code has forked: as if nobody had ever listened there
+        if (
+            os.getpid() != self._pid
+        ):  # a copy that user code has forked: as if nobody had ever listened there
             die_of_sigterm()
         with suppress(OSError):
             os.write(self._signalled, b"!")

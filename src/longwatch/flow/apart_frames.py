@@ -1,7 +1,8 @@
-"""What a worker and the child that computes a node say to each other: frames over one socket, a kind and a payload each.
+"""What a worker and the child that computes a node say to each other: frames over one socket, a
+kind and a payload each.
 
-The child has it in the place of its standard input, and takes it away from there before any code of a user runs. This is imported
-by the child at its very beginning, so it imports next to nothing.
+The child has it in the place of its standard input, and takes it away from there before any code of
+a user runs. This is imported by the child at its very beginning, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def framed(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Finds the frames in a stream of chunks; ValueError for one that is larger than `largest` bytes."""
+    """Finds the frames in a stream of chunks; ValueError for one that is larger than `largest`
+    bytes.
+    """
 
     def __init__(self, *, largest: int) -> None:
         self.largest = largest

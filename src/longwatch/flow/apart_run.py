@@ -1,4 +1,6 @@
-"""One child that computes one node, from its spawning until nothing of it is left. Everything here is on the loop."""
+"""One child that computes one node, from its spawning until nothing of it is left. Everything
+here is on the loop.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ TAIL = 8192
 """Bytes that are kept of what a child writes, of each of its two streams."""
 _CHUNK = 1 << 18
 _GLANCE = 0.02
-"""Seconds in which a dump of stacks goes on, unless it is over; real ones, as it is another process that writes it."""
+"""Seconds in which a dump of stacks goes on, unless it is over; real ones, as it is another
+process that writes it.
+"""
 
 
 class Order(NamedTuple):
@@ -59,7 +63,9 @@ class Tail:
 
 
 class Line:
-    """The worker's end of the channel to a child. What goes wrong with it is no news: the end of the child tells."""
+    """The worker's end of the channel to a child. What goes wrong with it is no news: the end of
+    the child tells.
+    """
 
     def __init__(self, end: socket.socket, hear: Callable[[Frame], None]) -> None:
         self._end = end
@@ -109,7 +115,10 @@ class Line:
         try:
             for frame in self._frames.feed(chunk):
                 self._hear(frame)
-        except (ValueError, msgspec.MsgspecError):  # somebody else has found the channel: what it says is worth nothing any more
+        except (
+            ValueError,
+            msgspec.MsgspecError,
+        ):  # somebody else has found the channel: what it says is worth nothing any more
             self._end.shutdown(socket.SHUT_RDWR)
         return True
 
@@ -117,10 +126,13 @@ class Line:
 class ChildRun:
     """A child at work. `grace` says how long it has to end once it was told to.
 
-    After `to_its_end`: `answer` is what it said, if it did; `out` and `err` are the last that it wrote.
+    After `to_its_end`: `answer` is what it said, if it did; `out` and `err` are the last that it
+    wrote.
     """
 
-    def __init__(self, order: Order, context: FlowContext, *, grace: Callable[[], float], clock: Clock) -> None:
+    def __init__(
+        self, order: Order, context: FlowContext, *, grace: Callable[[], float], clock: Clock
+    ) -> None:
         self.answer: Frame | None = None
         self.out = Tail()
         self.err = Tail()
@@ -158,7 +170,9 @@ class ChildRun:
     async def _over(self, child: Child, line: Line) -> Ending:
         over = asyncio.ensure_future(child.wait())
         try:
-            await asyncio.wait({over, self._called_off, self._answered}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {over, self._called_off, self._answered}, return_when=asyncio.FIRST_COMPLETED
+            )
             if self._answered.done() and not await settled_within(over, self._grace(), self._clock):
                 await child.stop(KILL_NOW)
             elif not over.done():
@@ -168,7 +182,9 @@ class ChildRun:
             over.cancel()
 
     async def say_where(self) -> None:
-        """Have the stacks of its threads written to its standard error; returns when they are there, as far as one can tell."""
+        """Have the stacks of its threads written to its standard error; returns when they are
+        there, as far as one can tell.
+        """
         if self._child is None or not self._hears_signals:
             return
         came = self.err.came

@@ -17,7 +17,9 @@ LARGEST_VALUE = 16 << 20
 """Bytes of one value as JSON."""
 VALUES: Codec[Any] = Codec(
     largest=LARGEST_VALUE,
-    wording=Wording("a value", "this node is of", "store it elsewhere and let the value say where", "kept"),
+    wording=Wording(
+        "a value", "this node is of", "store it elsewhere and let the value say where", "kept"
+    ),
 )
 
 
@@ -35,7 +37,9 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     parameters = inspect.signature(function).parameters
     hints = _hints(function)
     named = [
-        each for each in parameters.values() if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD} and each.name != CONTEXT
+        each
+        for each in parameters.values()
+        if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD} and each.name != CONTEXT
     ]
     return Signature(
         {each.name: hints.get(each.name, Any) for each in named},
@@ -46,14 +50,19 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 
 
 def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
-    """What the function of a node is called with: the nodes that it names, those that are not set as None or its own default.
+    """What the function of a node is called with: the nodes that it names, those that are not set
+    as None or its own default.
 
     PermanentError for a value that is not of the type that the function says: it never will be.
     """
     assert node.function is not None
     signature = signature_of(node.function)
     values: dict[str, str] = msgspec.json.decode(inputs)
-    wanted = values if signature.takes_all else {name: text for name, text in values.items() if name in signature.types}
+    wanted = (
+        values
+        if signature.takes_all
+        else {name: text for name, text in values.items() if name in signature.types}
+    )
     given = {name: _read(node, name, text, signature) for name, text in wanted.items()}
     given.update((name, None) for name in signature.required if name not in given)
     if signature.takes_context:
@@ -77,7 +86,9 @@ def _read(node: Node, name: str, text: str, signature: Signature) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, TypeError) as error:
-        raise PermanentError(f"the value of {name!r} is none that node {node.name!r} takes: {error}") from None
+        raise PermanentError(
+            f"the value of {name!r} is none that node {node.name!r} takes: {error}"
+        ) from None
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

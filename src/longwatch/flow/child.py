@@ -1,11 +1,12 @@
 """The program of a child that computes one node: `isolation="process"`.
 
-    take the channel from standard input → the worker's sys.path → hear SIGTERM and SIGUSR2 → say READY → import the function →
-    call it → say RESULT or RAISED → exit 0, whatever it was
+    take the channel from standard input → the worker's sys.path → hear SIGTERM and SIGUSR2 → say
+    READY → import the function → call it → say RESULT or RAISED → exit 0, whatever it was
 
-SIGTERM cancels the context of a function that takes one, and the task of one that is async; any other function cannot be told, so
-it is interrupted where it stands, and its `finally` blocks run. SIGUSR2 has the stacks of all threads written to standard error,
-also while the GIL is held. What can be imported later is: this is paid for by every attempt.
+SIGTERM cancels the context of a function that takes one, and the task of one that is async; any
+other function cannot be told, so it is interrupted where it stands, and its `finally` blocks run.
+SIGUSR2 has the stacks of all threads written to standard error, also while the GIL is held. What
+can be imported later is: this is paid for by every attempt.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def _answer(channel: Channel, listener: Listener) -> tuple[bytes, bytes]:
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too
         listener.may_interrupt = False
         if isinstance(error, MemoryError):
-            error.__traceback__ = error.__context__ = None  # what its frames hold may be all the memory there is
+            error.__traceback__ = error.__context__ = (
+                None  # what its frames hold may be all the memory there is
+            )
         return RAISED, _told(error)
 
 
@@ -93,7 +96,9 @@ def _context(channel: Channel, facts: dict[str, Any]) -> ChildContext:
     from longwatch.core.clock import SystemClock  # noqa: PLC0415
     from longwatch.core.deadline import Deadline  # noqa: PLC0415
 
-    return ChildContext(channel, facts, Deadline.after(facts["remaining"], SystemClock()), CancelToken())
+    return ChildContext(
+        channel, facts, Deadline.after(facts["remaining"], SystemClock()), CancelToken()
+    )
 
 
 def found(module: str, qualname: str, *, wrapped: int = 0) -> Callable[..., Any]:
@@ -110,7 +115,9 @@ def found(module: str, qualname: str, *, wrapped: int = 0) -> Callable[..., Any]
 
 
 def _awaited(work: Awaitable[Any], token: CancelToken) -> Any:
-    """Run it on a loop of its own; what it returns to be awaited in turn, too. Cancelled with the token."""
+    """Run it on a loop of its own; what it returns to be awaited in turn, too. Cancelled with
+    the token.
+    """
     import asyncio  # noqa: PLC0415 - for async functions only
     from inspect import isawaitable  # noqa: PLC0415
 

@@ -1,4 +1,6 @@
-"""Claiming attempts: those that wait in line, within the caps of their lines, and those that are leased as they are made."""
+"""Claiming attempts: those that wait in line, within the caps of their lines, and those that are
+leased as they are made.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,23 @@ _STALE_FOR = 1.0
 """Seconds for which a stale attempt that cannot be called off here is left to others."""
 _LARGEST_INPUTS = 64 << 20
 """Characters of all values together, as in `inputs_of_it`."""
-_COLUMNS = ("execution", "node", "lane", "attempt", "computed_with", "failures", "crashes", "abandon_after", "heartbeat_timeout")
+_COLUMNS = (
+    "execution",
+    "node",
+    "lane",
+    "attempt",
+    "computed_with",
+    "failures",
+    "crashes",
+    "abandon_after",
+    "heartbeat_timeout",
+)
 
 
 class Attempted(NamedTuple):
-    """An attempt that was claimed, and what it is computed from: the values, as JSON, in a JSON object."""
+    """An attempt that was claimed, and what it is computed from: the values, as JSON, in a JSON
+    object.
+    """
 
     execution: int
     node: str
@@ -56,12 +70,17 @@ class Claiming:
         self.claims = Claims(
             dialect=database.dialect,
             table=TABLE,
-            columns=(*_COLUMNS, *(records.sql[name] for name in ("inputs_of_it", "is_stale", "id_of_it"))),
+            columns=(
+                *_COLUMNS,
+                *(records.sql[name] for name in ("inputs_of_it", "is_stale", "id_of_it")),
+            ),
             owners=database.owners,
             lease=LEASE[database.dialect],
         )
 
-    def claim(self, tx: Transaction, lines: Sequence[Line], *, owner: int, want: int, asked: float) -> list[Leased]:
+    def claim(
+        self, tx: Transaction, lines: Sequence[Line], *, owner: int, want: int, asked: float
+    ) -> list[Leased]:
         """Some of what waits in these lines. What turns out to be stale is called off instead."""
         leased: list[Leased] = []
         self._lock_caps(tx, lines)
@@ -75,11 +94,20 @@ class Claiming:
             self._call_off(tx, stale)
         return [each for each in leased if not each.item.is_stale]
 
-    def from_birth(self, kinds: Sequence[Kind], *, owner: int, room: int, asked: float) -> FromBirth:
-        """The same worker for what is about to be made of these graphs; those whose lines have caps have to be counted in line."""
+    def from_birth(
+        self, kinds: Sequence[Kind], *, owner: int, room: int, asked: float
+    ) -> FromBirth:
+        """The same worker for what is about to be made of these graphs; those whose lines have
+        caps have to be counted in line.
+        """
         graphs = self.registry.registered()
         lines = {line.lane: line for kind in kinds for line in graphs[kind].lines if not line.caps}
-        return FromBirth(owner, room, lines, lambda standing, opening, claim: self._born(standing, opening, claim, lines, asked))
+        return FromBirth(
+            owner,
+            room,
+            lines,
+            lambda standing, opening, claim: self._born(standing, opening, claim, lines, asked),
+        )
 
     def _lock_caps(self, tx: Transaction, lines: Sequence[Line]) -> None:
         """All of them, in one order: two who lock one by one would wait for each other."""
@@ -87,23 +115,30 @@ class Claiming:
             self.records.lock_lane(tx, lane)
 
     def _room(self, tx: Transaction, line: Line, want: int) -> int:
-        """How many may be taken from a line: no more than its caps allow, counted while nobody else counts."""
+        """How many may be taken from a line: no more than its caps allow, counted while nobody
+        else counts.
+        """
         for lanes, most in line.caps:
             if want > 0:
-                running = sum(tx.rows(self.records.sql["running_in"], {"lane": lane})[0][0] for lane in lanes)
+                running = sum(
+                    tx.rows(self.records.sql["running_in"], {"lane": lane})[0][0] for lane in lanes
+                )
                 want = min(want, most - running)
         return want
 
     def _call_off(self, tx: Transaction, stale: Sequence[Leased]) -> None:
-        """Attempts that were just claimed, and whose inputs have changed: called off, and begun anew. Those of a node that is not
-        known here, or of an execution that somebody else is changing just now, go back.
+        """Attempts that were just claimed, and whose inputs have changed: called off, and begun
+        anew. Those of a node that is not known here, or of an execution that somebody else is
+        changing just now, go back.
         """
         graphs = self.registry.registered()
         loaded, _ = self.records.load_free(tx, (each.item.execution for each in stale))
         for standing, kind in loaded.values():
             advance(graphs[kind].graph, standing, graphs[kind].lanes)
         kinds = {number: kind for number, (_, kind) in loaded.items()}
-        announce_work(tx, self.records.save(tx, (standing for standing, _ in loaded.values()), kinds))
+        announce_work(
+            tx, self.records.save(tx, (standing for standing, _ in loaded.values()), kinds)
+        )
         over = {closing.seq for standing, _ in loaded.values() for closing in standing.closings}
         left = [each.claim for each in stale if each.claim.seq not in over]
         self.claims.release(tx, left, blame=Blame.RELEASE, delay=_STALE_FOR)
@@ -111,7 +146,14 @@ class Claiming:
     def _leased(self, row: Row, line: Line, asked: float) -> Leased:
         return self._told(Claim(*row[:3]), Attempted._make((*row[3:], asked)), line)
 
-    def _born(self, standing: Standing, opening: Opening, claim: Claim, lines: dict[int, Line], asked: float) -> Leased:
+    def _born(
+        self,
+        standing: Standing,
+        opening: Opening,
+        claim: Claim,
+        lines: dict[int, Line],
+        asked: float,
+    ) -> Leased:
         terms = opening.terms
         item = Attempted(
             standing.number,
@@ -133,7 +175,9 @@ class Claiming:
     def _told(self, claim: Claim, item: Attempted, line: Line) -> Leased:
         node = self.registry.graphs[line.kind].nodes.get(item.node)
         retry = None if node is None else node.options.retry
-        return Leased(claim, item, alone=item.crashes > 0, lasts=item.heartbeat_timeout, retry=retry)
+        return Leased(
+            claim, item, alone=item.crashes > 0, lasts=item.heartbeat_timeout, retry=retry
+        )
 
 
 def _inputs(standing: Standing, opening: Opening) -> str | None:

@@ -1,6 +1,7 @@
-"""How attempts are concluded, all in one transaction: the execution is locked and read, or known to be as it was left → the claim
-is looked at, and one that does not hold any more changes nothing → the result is kept, or the attempt is spent → what follows from
-that is opened. So a result is never there without what follows from it, and a late one never counts.
+"""How attempts are concluded, all in one transaction: the execution is locked and read, or known to
+be as it was left → the claim is looked at, and one that does not hold any more changes nothing →
+the result is kept, or the attempt is spent → what follows from that is opened. So a result is never
+there without what follows from it, and a late one never counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from longwatch.work.source import Leased, Outcome, Settlement
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
-    """For each settlement whether it was still the claimant's; what was written; of which graphs something is in line now."""
+    """For each settlement whether it was still the claimant's; what was written; of which graphs
+    something is in line now.
+    """
 
     settled: dict[Claim, bool]
     written: list[tuple[Standing, Kind]] = field(default_factory=list)
@@ -31,7 +34,9 @@ class Concluded:
 class Concluding:
     """Settles attempts."""
 
-    def __init__(self, records: Records, registry: Registry, claims: Claims, waiters: Waiters) -> None:
+    def __init__(
+        self, records: Records, registry: Registry, claims: Claims, waiters: Waiters
+    ) -> None:
         self.recall = Recall()
         self._records = records
         self._registry = registry
@@ -48,10 +53,16 @@ class Concluding:
             self._executions.pop(settlement.claim, None)
 
     def conclude(
-        self, tx: Transaction, settlements: Sequence[Settlement], lessee: FromBirth | None = None, *, recalls: bool = False
+        self,
+        tx: Transaction,
+        settlements: Sequence[Settlement],
+        lessee: FromBirth | None = None,
+        *,
+        recalls: bool = False,
     ) -> Concluded:
-        """All of them together: as many statements as for one. `recalls`: executions may be taken for what they were when they were
-        left; ChangedError comes out of the transaction if one is not.
+        """All of them together: as many statements as for one. `recalls`: executions may be taken
+        for what they were when they were left; ChangedError comes out of the transaction if one is
+        not.
         """
         ending = [each for each in settlements if each.outcome is not Outcome.BACK]
         back = [each for each in settlements if each.outcome is Outcome.BACK]
@@ -62,14 +73,30 @@ class Concluding:
         return concluded
 
     def _give_back(self, tx: Transaction, settlement: Settlement) -> bool:
-        return self._claims.release(tx, [settlement.claim], blame=Blame.RELEASE, delay=settlement.delay)[0]
+        return self._claims.release(
+            tx, [settlement.claim], blame=Blame.RELEASE, delay=settlement.delay
+        )[0]
 
-    def _end(self, tx: Transaction, settlements: Sequence[Settlement], lessee: FromBirth | None, *, recalls: bool) -> Concluded:
+    def _end(
+        self,
+        tx: Transaction,
+        settlements: Sequence[Settlement],
+        lessee: FromBirth | None,
+        *,
+        recalls: bool,
+    ) -> Concluded:
         claims = [settlement.claim for settlement in settlements]
         recalled = self._recalled(tx, claims) if recalls else None
-        loaded, mine = recalled or self._records.load_for(tx, self._executions_of(tx, claims), claims)
-        settled = {settlement.claim: _is_ended(settlement, mine, loaded) for settlement in settlements}
-        written = [loaded[number] for number in {mine[claim].execution for claim, counts in settled.items() if counts}]
+        loaded, mine = recalled or self._records.load_for(
+            tx, self._executions_of(tx, claims), claims
+        )
+        settled = {
+            settlement.claim: _is_ended(settlement, mine, loaded) for settlement in settlements
+        }
+        written = [
+            loaded[number]
+            for number in {mine[claim].execution for claim, counts in settled.items() if counts}
+        ]
         for standing, kind in written:
             self._go_on(tx, standing, kind)
         if recalled is not None:
@@ -86,17 +113,33 @@ class Concluding:
             if registered.is_capped:  # one that ended makes room for one that may wait elsewhere
                 announce_work(tx, [kind])
 
-    def _recalled(self, tx: Transaction, claims: Sequence[Claim]) -> tuple[Loaded, dict[Claim, Mine]] | None:
+    def _recalled(
+        self, tx: Transaction, claims: Sequence[Claim]
+    ) -> tuple[Loaded, dict[Claim, Mine]] | None:
         """What `Records.load_for` would find, if all of it is as it was left."""
-        numbers = [number for claim in claims if (number := self._executions.get(claim)) is not None]
+        numbers = [
+            number for claim in claims if (number := self._executions.get(claim)) is not None
+        ]
         known = self.recall.take(numbers)
         if known is None or len(numbers) < len(claims):
             return None
-        every = ((number, attempt) for number, (standing, _) in known.items() for attempt in standing.open.values())
-        attempts = {(attempt.seq, attempt.owner, attempt.term): (number, attempt.node) for number, attempt in every}
-        if any(claim not in attempts for claim in claims):  # given back meanwhile, and claimed again
+        every = (
+            (number, attempt)
+            for number, (standing, _) in known.items()
+            for attempt in standing.open.values()
+        )
+        attempts = {
+            (attempt.seq, attempt.owner, attempt.term): (number, attempt.node)
+            for number, attempt in every
+        }
+        if any(
+            claim not in attempts for claim in claims
+        ):  # given back meanwhile, and claimed again
             return None
-        mine = {claim: Mine(claim, *attempts[claim], is_late=False, has_lapsed=False) for claim in claims}
+        mine = {
+            claim: Mine(claim, *attempts[claim], is_late=False, has_lapsed=False)
+            for claim in claims
+        }
         self._records.require(tx, known, mine.values())
         return known, mine
 
@@ -124,7 +167,9 @@ def _is_ended(settlement: Settlement, mine: Mapping[Claim, Mine], loaded: Loaded
 
 
 def _require_no_others(written: Sequence[tuple[Standing, Kind]], claims: Sequence[Claim]) -> None:
-    """Who is at the other attempts, and with which term, is not recalled: to call one off it has to be read."""
+    """Who is at the other attempts, and with which term, is not recalled: to call one off it has
+    to be read.
+    """
     ours = {claim.seq for claim in claims}
     if any(closing.seq not in ours for standing, _ in written for closing in standing.closings):
         raise ChangedError

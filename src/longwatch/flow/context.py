@@ -16,9 +16,10 @@ _LOGGER = logging.getLogger("longwatch.flow")
 class FlowContext(UserContext):
     """One attempt. `execution` and `node` say what it computes, `deadline` until when it may.
 
-    Code that takes long looks at `cancelled` now and then: it says stop, because the deadline has passed, the inputs have changed,
-    or the worker shuts down. Once `lease_lost` is true, nothing it does counts any more. `beat` says that the work moves; only a
-    node with `progress_timeout_seconds` has to call it.
+    Code that takes long looks at `cancelled` now and then: it says stop, because the deadline has
+    passed, the inputs have changed, or the worker shuts down. Once `lease_lost` is true, nothing it
+    does counts any more. `beat` says that the work moves; only a node with
+    `progress_timeout_seconds` has to call it.
     """
 
     __slots__ = ("_clock", "deadline", "execution", "last_words", "node", "progressed_at")
@@ -42,4 +43,6 @@ class FlowContext(UserContext):
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry the ids."""
-        return IdentifiedLogger(_LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt})
+        return IdentifiedLogger(
+            _LOGGER, {"execution": self.execution, "node": self.node, "attempt": self.attempt}
+        )

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import msgspec
 
 from longwatch.core.deadline import Deadline
-from longwatch.errors import ComputationFailedError, DeadlineExceededError, NotSetError, UnknownExecutionError, UsageError
+from longwatch.errors import (
+    ComputationFailedError,
+    DeadlineExceededError,
+    NotSetError,
+    UnknownExecutionError,
+    UsageError,
+)
 from longwatch.flow.advancing import Next, advance
 from longwatch.flow.explaining import Explanation, explained, lost, survey
 from longwatch.flow.graph import Graph
@@ -22,11 +28,15 @@ if TYPE_CHECKING:
 
 
 _SOON = 0.9
-"""Seconds within which somebody who is woken was told; later it may be that stores wake everybody now and then."""
+"""Seconds within which somebody who is woken was told; later it may be that stores wake
+everybody now and then.
+"""
 
 
 class Value(NamedTuple):
-    """The value of a node. `fresh`: it is that of the present inputs, no other is being computed."""
+    """The value of a node. `fresh`: it is that of the present inputs, no other is being
+    computed.
+    """
 
     value: Any
     revision: int
@@ -34,8 +44,8 @@ class Value(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """One attempt. Times are wall time; `heartbeat_in` and `deadline_in` are seconds left, of one that runs; `ready_in` of one that
-    waits for its time.
+    """One attempt. Times are wall time; `heartbeat_in` and `deadline_in` are seconds left, of one
+    that runs; `ready_in` of one that waits for its time.
     """
 
     number: int
@@ -85,7 +95,9 @@ class Summary:
 
     @property
     def state(self) -> str:
-        """cancelled, running, waiting, failed (a node was given up and nothing is at work), or idle."""
+        """cancelled, running, waiting, failed (a node was given up and nothing is at work), or
+        idle.
+        """
         if self.cancelled:
             return "cancelled"
         if self.running or self.waiting:
@@ -94,7 +106,9 @@ class Summary:
 
 
 class Execution:
-    """Sets inputs, waits for values, says how it stands. Every method may be called from any thread; nothing is kept here."""
+    """Sets inputs, waits for values, says how it stands. Every method may be called from any
+    thread; nothing is kept here.
+    """
 
     def __init__(self, flow: Flow, name: str, number: int, kind: Kind) -> None:
         self.id = name
@@ -107,7 +121,8 @@ class Execution:
     # --- inputs ---
 
     def set(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> int:
-        """Set inputs, all in one revision, and have computed what follows; the revision it is at then.
+        """Set inputs, all in one revision, and have computed what follows; the revision it is at
+        then.
 
         Values that are the same as before change nothing.
         """
@@ -120,7 +135,9 @@ class Execution:
         return self._change(work)
 
     def unset(self, *nodes: str) -> int:
-        """Take their values from inputs, and with them whatever cannot be without; the revision it is at then."""
+        """Take their values from inputs, and with them whatever cannot be without; the revision
+        it is at then.
+        """
         for node in nodes:
             self._definition.require_input(node)
 
@@ -132,10 +149,19 @@ class Execution:
 
     # --- values ---
 
-    def get(self, node: str, *, wait: bool = True, newer_than: int | None = None, timeout: float | None = None) -> Any:
-        """The value of a node; with `wait`, once it is that of the present inputs, and newer than a revision if one is said.
+    def get(
+        self,
+        node: str,
+        *,
+        wait: bool = True,
+        newer_than: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The value of a node; with `wait`, once it is that of the present inputs, and newer than a
+        revision if one is said.
 
-        DeadlineExceededError after `timeout` seconds; ComputationFailedError once it will not come; NotSetError without `wait`.
+        DeadlineExceededError after `timeout` seconds; ComputationFailedError once it will not come;
+        NotSetError without `wait`.
         """
         self._definition.node(node)
         if not wait:
@@ -143,14 +169,18 @@ class Execution:
         return self._wait(node, newer_than, timeout)
 
     def value(self, node: str) -> Value | None:
-        """Its value with its revision, whether it is that of the present inputs or not; None if it is not set."""
+        """Its value with its revision, whether it is that of the present inputs or not; None if
+        it is not set.
+        """
         self._definition.node(node)
         return self._value(self._standing(), node)
 
     def values(self) -> dict[str, Any]:
         """Everything that is set, by node."""
         standing = self._standing()
-        return {node: standing.value(node) for node in self._definition.nodes if standing.is_set(node)}
+        return {
+            node: standing.value(node) for node in self._definition.nodes if standing.is_set(node)
+        }
 
     @property
     def revision(self) -> int:
@@ -171,7 +201,9 @@ class Execution:
     # --- by hand ---
 
     def retry(self, node: str) -> int:
-        """Have a node that was given up, or waits for its next attempt, tried again now, with all its attempts; the revision."""
+        """Have a node that was given up, or waits for its next attempt, tried again now, with
+        all its attempts; the revision.
+        """
         self._require_computed(node)
 
         def work(standing: Standing) -> None:
@@ -179,10 +211,13 @@ class Execution:
                 raise self._is_over()
             attempt, stored = standing.open.get(node), standing.nodes.get(node)
             if attempt is not None and attempt.held == LEASED:
-                raise UsageError(f"node {node!r} of {self.id} is being computed; abandon it first, or wait")
+                raise UsageError(
+                    f"node {node!r} of {self.id} is being computed; abandon it first, or wait"
+                )
             if attempt is None and not (stored is not None and stored.failed):
                 raise UsageError(
-                    f"node {node!r} of {self.id} was not given up, so there is nothing to retry; explain() says how it stands"
+                    f"node {node!r} of {self.id} was not given up, so there is nothing to "
+                    f"retry; explain() says how it stands"
                 )
             if attempt is not None:
                 standing.call_off(attempt, Cause.ASKED)
@@ -193,7 +228,9 @@ class Execution:
         return self._change(work)
 
     def abandon(self, node: str) -> int:
-        """Give up the attempt at a node that is under way, and have it tried again if it may be; the revision."""
+        """Give up the attempt at a node that is under way, and have it tried again if it may be;
+        the revision.
+        """
         self._require_computed(node)
 
         def work(standing: Standing) -> None:
@@ -201,9 +238,15 @@ class Execution:
                 raise self._is_over()
             attempt = standing.open.get(node)
             if attempt is None:
-                raise UsageError(f"node {node!r} of {self.id} has no open attempt to abandon; explain() says how it stands")
+                raise UsageError(
+                    f"node {node!r} of {self.id} has no open attempt to abandon; explain() "
+                    f"says how it stands"
+                )
             if attempt.held != LEASED:
-                raise UsageError(f"node {node!r} of {self.id} waits for a worker, nobody is at it; explain() says how it stands")
+                raise UsageError(
+                    f"node {node!r} of {self.id} waits for a worker, nobody is at it; "
+                    f"explain() says how it stands"
+                )
             standing.end(attempt, Cause.ASKED, error="abandoned by hand")
 
         return self._change(work)
@@ -234,9 +277,16 @@ class Execution:
 
     def _require_computed(self, node: str) -> None:
         if self._definition.node(node).is_input:
-            raise UsageError(f"node {node!r} of graph {self.graph!r} is an input, nobody computes it; set it")
+            raise UsageError(
+                f"node {node!r} of graph {self.graph!r} is an input, nobody computes it; set it"
+            )
 
-    def _change(self, work: Callable[[Standing], None], *, beside: Callable[[Transaction], None] = lambda _: None) -> int:
+    def _change(
+        self,
+        work: Callable[[Standing], None],
+        *,
+        beside: Callable[[Transaction], None] = lambda _: None,
+    ) -> int:
         """Change it and bring it up to date, in one transaction; the revision it is at then."""
         registered = self._flow.registry.registered()[self._kind]
         records = self._flow.records
@@ -255,12 +305,16 @@ class Execution:
         return self._flow.hands.write(self._flow.database, self._kind, transaction)
 
     def _standing(self) -> Standing:
-        loaded = self._flow.database.read(lambda tx: self._flow.records.load(tx, [self._number], to_change=False))
+        loaded = self._flow.database.read(
+            lambda tx: self._flow.records.load(tx, [self._number], to_change=False)
+        )
         return self._loaded(loaded)
 
     def _loaded(self, loaded: Mapping[int, tuple[Standing, Kind]]) -> Standing:
         if self._number not in loaded:
-            raise UnknownExecutionError(f"there is no execution {self.id!r} any more; its store was restored or emptied")
+            raise UnknownExecutionError(
+                f"there is no execution {self.id!r} any more; its store was restored or emptied"
+            )
         return loaded[self._number][0]
 
     def _value(self, standing: Standing, node: str) -> Value | None:
@@ -273,7 +327,10 @@ class Execution:
     def _present(self, node: str, newer_than: int | None) -> Any:
         found = self.value(node)
         if found is None or (newer_than is not None and found.revision <= newer_than):
-            raise NotSetError(f"node {node!r} of {self.id} has no value" + ("" if found is None else f" newer than {newer_than}"))
+            raise NotSetError(
+                f"node {node!r} of {self.id} has no value"
+                + ("" if found is None else f" newer than {newer_than}")
+            )
         return found.value
 
     def _awaited(self, node: str, newer_than: int | None, *, is_told: bool) -> Value | None:
@@ -282,43 +339,64 @@ class Execution:
         if standing is None:
             return None
         found = self._value(standing, node)
-        if found is not None and found.fresh and (newer_than is None or found.revision > newer_than):
+        if (
+            found is not None
+            and found.fresh
+            and (newer_than is None or found.revision > newer_than)
+        ):
             return found
         self._require_hope(standing, node)
         return None
 
     def _looked_at(self, tx: Transaction, node: str, *, is_told: bool) -> Standing | None:
-        """Unless somebody has told, with a glance first, which costs a fraction of a look: most end there, nothing to be seen."""
+        """Unless somebody has told, with a glance first, which costs a fraction of a look: most
+        end there, nothing to be seen.
+        """
         if not is_told:
-            rows = tx.rows(self._flow.records.sql["glance"], {"execution": self._number, "node": node})
+            rows = tx.rows(
+                self._flow.records.sql["glance"], {"execution": self._number, "node": node}
+            )
             if rows and not rows[0][0]:
                 return None
         return self._loaded(self._flow.records.load(tx, [self._number], to_change=False))
 
     def _require_hope(self, standing: Standing, node: str) -> None:
         if standing.cancelled:
-            raise ComputationFailedError(f"node {node!r} of {self.id} will get no value: the execution was cancelled")
+            raise ComputationFailedError(
+                f"node {node!r} of {self.id} will get no value: the execution was cancelled"
+            )
         culprit = lost(self._definition, standing).get(node)
         if culprit is not None:
             stored = standing.nodes[culprit]
             who = "it" if culprit == node else f"{culprit!r}, which it waits for,"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: {who} failed {stored.spent} times: {stored.error};"
+                f"node {node!r} of {self.id} will get no value: {who} failed {stored.spent} "
+                f"times: {stored.error};"
                 f" `retry` has it tried again"
             )
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:
-        clock, deadline, is_told = self._flow.clock, Deadline.after(timeout, self._flow.clock), False
+        clock, deadline, is_told = (
+            self._flow.clock,
+            Deadline.after(timeout, self._flow.clock),
+            False,
+        )
         with self._flow.waiting(self.id, node) as news:
             while True:
                 news.clear()
-                if (told := news.take()) is not None and (newer_than is None or told.revision > newer_than):
+                if (told := news.take()) is not None and (
+                    newer_than is None or told.revision > newer_than
+                ):
                     return msgspec.json.decode(told.text)
                 found = self._awaited(node, newer_than, is_told=is_told)
                 if found is not None:
                     return found.value
                 if deadline.expired:
                     waits = self.explain().line(node)
-                    raise DeadlineExceededError(f"node {node!r} of {self.id} has no value after {timeout:g} s; {waits}")
+                    raise DeadlineExceededError(
+                        f"node {node!r} of {self.id} has no value after {timeout:g} s; {waits}"
+                    )
                 began = clock.monotonic()
-                is_told = clock.wait(news, deadline.remaining()) and clock.monotonic() - began < _SOON
+                is_told = (
+                    clock.wait(news, deadline.remaining()) and clock.monotonic() - began < _SOON
+                )

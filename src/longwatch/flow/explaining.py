@@ -1,4 +1,6 @@
-"""Why is nothing happening? For every node of an execution: how it stands, and what it waits for, as a tree."""
+"""Why is nothing happening? For every node of an execution: how it stands, and what it waits
+for, as a tree.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from longwatch.flow.standing import LEASED, Standing
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """How one node stands. `up` is one word: set, unset, fresh, stale, waiting, running, failed, blocked or cancelled."""
+    """How one node stands. `up` is one word: set, unset, fresh, stale, waiting, running, failed,
+    blocked or cancelled.
+    """
 
     node: str
     up: str
@@ -49,7 +53,9 @@ def survey(graph: Graph, standing: Standing) -> dict[str, Next]:
 
 
 def lost(graph: Graph, standing: Standing) -> dict[str, str]:
-    """The nodes that will get no value of the present inputs, each with the node that was given up and is to blame for it."""
+    """The nodes that will get no value of the present inputs, each with the node that was given
+    up and is to blame for it.
+    """
     found: dict[str, str] = {}
     for name, up in survey(graph, standing).items():
         node = graph.nodes[name]
@@ -66,7 +72,9 @@ def lost(graph: Graph, standing: Standing) -> dict[str, str]:
 def explained(graph: Graph, standing: Standing) -> Explanation:
     up = survey(graph, standing)
     inputs = [_input(node, standing) for node in graph.nodes.values() if node.is_input]
-    return Explanation(standing.id, (*inputs, *(_computed(node, standing, up) for node in graph.order)))
+    return Explanation(
+        standing.id, (*inputs, *(_computed(node, standing, up) for node in graph.order))
+    )
 
 
 def _input(node: Node, standing: Standing) -> NodeFacts:
@@ -83,7 +91,10 @@ def _computed(node: Node, standing: Standing, up: dict[str, Next]) -> NodeFacts:
 
 
 def _closed(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001 - as its neighbours
-    return "blocked", f"waits for its gate: {', '.join(dict.fromkeys(_unmet(node.gate.find(standing))))}"
+    return (
+        "blocked",
+        f"waits for its gate: {', '.join(dict.fromkeys(_unmet(node.gate.find(standing))))}",
+    )
 
 
 def _unmet(finding: Finding, *, wanted: bool = True) -> Iterator[str]:
@@ -101,7 +112,9 @@ def _fresh(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, st
 
 
 def _waits(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001
-    changing = [name for name in node.upstream if up.get(name, Next.FRESH) not in {Next.CLOSED, Next.FRESH}]
+    changing = [
+        name for name in node.upstream if up.get(name, Next.FRESH) not in {Next.CLOSED, Next.FRESH}
+    ]
     return "stale", f"waits for {', '.join(changing)} to be computed anew"
 
 
@@ -117,11 +130,20 @@ def _at_work(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, 
 
 def _spent(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001
     stored = standing.node(node.name)
-    return "failed", f"was given up after {stored.spent} attempts: {stored.error}; retry it, or change what it comes after"
+    return (
+        "failed",
+        (
+            f"was given up after {stored.spent} attempts: {stored.error}; retry it, or change "
+            f"what it comes after"
+        ),
+    )
 
 
 def _due(node: Node, standing: Standing, up: dict[str, Next]) -> tuple[str, str]:  # noqa: ARG001
-    return "waiting", "could be computed, and is not in line yet: the next change or sweep puts it there"
+    return (
+        "waiting",
+        "could be computed, and is not in line yet: the next change or sweep puts it there",
+    )
 
 
 _WORDS = {

@@ -33,12 +33,18 @@ LONGEST_KEY = 1000
 class Flow:
     """Starts executions of its graphs, finds them again, and makes workers that compute them.
 
-    `store` is a URL (`sqlite:///flow.db`, `postgresql://…`) or an open store. Making one opens nothing: the store is opened, and
-    told of the graphs, when it is first used. A store that this Flow has opened is closed with it.
+    `store` is a URL (`sqlite:///flow.db`, `postgresql://…`) or an open store. Making one opens
+    nothing: the store is opened, and told of the graphs, when it is first used. A store that this
+    Flow has opened is closed with it.
     """
 
     def __init__(
-        self, store: str | Database, graphs: Iterable[Graph] = (), *, auto_migrate: bool = False, clock: Clock | None = None
+        self,
+        store: str | Database,
+        graphs: Iterable[Graph] = (),
+        *,
+        auto_migrate: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self.database = _found(store, auto_migrate=auto_migrate)
         self.clock = clock or SystemClock()
@@ -62,21 +68,27 @@ class Flow:
         idempotency_key: str | None = None,
         **named: Any,
     ) -> Execution:
-        """A new execution with these inputs set. With a key that an execution of this graph bears: that one, as it is."""
+        """A new execution with these inputs set. With a key that an execution of this graph
+        bears: that one, as it is.
+        """
         kind = self.registry.find(graph, version)
         texts = self.texts(kind, {**(inputs or {}), **named})
         key = _checked_key(idempotency_key)
         registered = self.registry.registered()[kind]
         name = secrets.token_hex(8)
 
-        def work(tx: Transaction, lessee: Lessee | None) -> tuple[tuple[Standing, Kind], Standing | None]:
+        def work(
+            tx: Transaction, lessee: Lessee | None
+        ) -> tuple[tuple[Standing, Kind], Standing | None]:
             standing = Standing(0, name)
             for node, text in texts.items():
                 standing.put(node, text)
             advance(registered.graph, standing, registered.lanes)
             if self.records.start(tx, standing, kind, key, lessee):
                 return (standing, kind), standing
-            [(number, first, its_version)] = tx.rows(self.records.sql["with_key"], {"graph": graph, "key": key})
+            [(number, first, its_version)] = tx.rows(
+                self.records.sql["with_key"], {"graph": graph, "key": key}
+            )
             return (Standing(number, first), Kind(graph, its_version)), None
 
         found, its = self.hands.write(self.database, kind, work)
@@ -85,17 +97,30 @@ class Flow:
         return Execution(self, found.id, found.number, self.registry.find(*its))
 
     def execution(self, name: str) -> Execution:
-        """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if its graph is not known here."""
+        """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if
+        its graph is not known here.
+        """
         rows = self.database.read(lambda tx: tx.rows(self.records.sql["find"], {"id": name}))
         if not rows:
-            raise UnknownExecutionError(f"there is no execution {name!r} in {mask_text(self.database.url)}")
+            raise UnknownExecutionError(
+                f"there is no execution {name!r} in {mask_text(self.database.url)}"
+            )
         number, graph, version = rows[0][:3]
         return Execution(self, name, number, self.registry.find(graph, version))
 
-    def executions(self, *, graph: str | None = None, limit: int = 100, before: int | None = None) -> list[Summary]:
+    def executions(
+        self, *, graph: str | None = None, limit: int = 100, before: int | None = None
+    ) -> list[Summary]:
         """The newest first; `before` is the `number` of the last of the page before."""
-        page = {"graph": graph or "", "before": _NEWEST if before is None else before, "limit": limit}
-        return [Summary.read(row) for row in self.database.read(lambda tx: tx.rows(self.records.sql["newest"], page))]
+        page = {
+            "graph": graph or "",
+            "before": _NEWEST if before is None else before,
+            "limit": limit,
+        }
+        return [
+            Summary.read(row)
+            for row in self.database.read(lambda tx: tx.rows(self.records.sql["newest"], page))
+        ]
 
     # --- work ---
 
@@ -104,7 +129,9 @@ class Flow:
         return FlowWorker(self, **settings)
 
     def sweep(self) -> int:
-        """Bring back what dead workers held, and go on with what nobody goes on with, now; how many rows that was."""
+        """Bring back what dead workers held, and go on with what nobody goes on with, now; how
+        many rows that was.
+        """
         return FlowSource(self.database, self.registry, clock=self.clock).sweeping.make_all()
 
     def sweeps(self, *, limit: int = 100) -> list[Run]:
@@ -122,16 +149,26 @@ class Flow:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Flow {mask_text(self.database.url)}: {', '.join(kind.graph for kind in self.registry.graphs) or 'no graphs'}>"
+        return (
+            f"<Flow {mask_text(self.database.url)}: "
+            f"{', '.join(kind.graph for kind in self.registry.graphs) or 'no graphs'}>"
+        )
 
     # --- for executions ---
 
     def texts(self, kind: Kind, values: Mapping[str, Any]) -> dict[str, str]:
-        """Values of inputs as JSON; UsageError for a node that is none, SerializationError for what cannot be kept."""
+        """Values of inputs as JSON; UsageError for a node that is none, SerializationError for
+        what cannot be kept.
+        """
         graph = self.registry.graphs[kind]
         for name in values:
             graph.require_input(name)
@@ -139,9 +176,13 @@ class Flow:
 
     @contextmanager
     def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
-        """Who is woken when this node changes, or nothing more is to be hoped for, and now and then without that."""
+        """Who is woken when this node changes, or nothing more is to be hoped for, and now and
+        then without that.
+        """
         with self.waiters.waiting(execution, node) as waiter:
-            leave = self.database.listen((changes_of(execution, node), changes_of(execution)), waiter)
+            leave = self.database.listen(
+                (changes_of(execution, node), changes_of(execution)), waiter
+            )
             try:
                 yield waiter
             finally:
@@ -154,12 +195,17 @@ def _found(store: Any, *, auto_migrate: bool) -> Database:
     database = open_database(store, auto_migrate=auto_migrate)
     if database is None:
         raise UsageError(
-            f"graphs are computed in a SQL store, which {mask_text(store)!r} does not name; {url_hint(store, SQL_SCHEMES)}"
+            f"graphs are computed in a SQL store, which {mask_text(store)!r} does not name; "
+            f"{url_hint(store, SQL_SCHEMES)}"
         )
     return database
 
 
 def _checked_key(key: Any) -> str | None:
-    if key is not None and (not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or not key.isprintable()):
-        raise UsageError(f"idempotency_key must be printable text of 1 to {LONGEST_KEY} characters, not {key!r}")
+    if key is not None and (
+        not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or not key.isprintable()
+    ):
+        raise UsageError(
+            f"idempotency_key must be printable text of 1 to {LONGEST_KEY} characters, not {key!r}"
+        )
     return key

@@ -1,7 +1,8 @@
 """What a node waits for: conditions on the nodes before it.
 
-A name stands for "that node is set". Gates are told of the nodes through a `View` and keep nothing; predicates are the user's, run
-inside a transaction, and have to be quick and without side effects. One that raises is not met, and says so.
+A name stands for "that node is set". Gates are told of the nodes through a `View` and keep nothing;
+predicates are the user's, run inside a transaction, and have to be quick and without side effects.
+One that raises is not met, and says so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Gate(ABC):
         return self.find(view).met
 
     def may_be_met(self, view: View, lost: Collection[str]) -> bool:
-        """Whether it is, or may yet be although those of its nodes that are lost stay as they are."""
+        """Whether it is, or may yet be although those of its nodes that are lost stay as they
+        are.
+        """
         return self.met(view) or any(node not in lost for node in self.nodes)
 
 
@@ -92,7 +95,9 @@ class When(Gate):
         except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
             from longwatch.work.judging import described  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
 
-            return Finding(f"{self.text} of {self.node} raised {described(error)}", met=False, broken=True)
+            return Finding(
+                f"{self.text} of {self.node} raised {described(error)}", met=False, broken=True
+            )
         return Finding(f"{self.text} of {self.node} is {'true' if met else 'false'}", met)
 
 
@@ -114,7 +119,9 @@ class All(Gate):
 
     def find(self, view: View) -> Finding:
         found = tuple(part.find(view) for part in self.parts)
-        return Finding("all of", all(each.met for each in found), found, any(each.broken for each in found))
+        return Finding(
+            "all of", all(each.met for each in found), found, any(each.broken for each in found)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,9 @@ class AnyOf(Gate):
 
     def find(self, view: View) -> Finding:
         found = tuple(part.find(view) for part in self.parts)
-        return Finding("any of", any(each.met for each in found), found, any(each.broken for each in found))
+        return Finding(
+            "any of", any(each.met for each in found), found, any(each.broken for each in found)
+        )
 
     def may_be_met(self, view: View, lost: Collection[str]) -> bool:
         return any(part.may_be_met(view, lost) for part in self.parts)
@@ -169,10 +178,17 @@ def not_(part: Condition) -> Gate:
 
 
 def when(node: Any, test: Any, *, text: str | None = None) -> Gate:
-    """A node is set and `test(value)` is true. `text` is what `explain` calls the test; if not said, its name."""
+    """A node is set and `test(value)` is true. `text` is what `explain` calls the test; if not
+    said, its name.
+    """
     if not isinstance(node, str) or not callable(test):
-        raise GraphError(f"when() takes the name of a node and a function of its value, not {node!r} and {test!r}")
-    return When(node, test, text or getattr(test, "__name__", "the test").replace("<lambda>", "the test"))
+        raise GraphError(
+            f"when() takes the name of a node and a function of its value, not {node!r} and "
+            f"{test!r}"
+        )
+    return When(
+        node, test, text or getattr(test, "__name__", "the test").replace("<lambda>", "the test")
+    )
 
 
 def gate_of(after: Condition | Iterable[Condition]) -> Gate:
@@ -189,7 +205,9 @@ def _gate(part: Condition) -> Gate:
         return part
     if isinstance(part, str):
         return Needs(part)
-    raise GraphError(f"a gate is made of names of nodes and of and_, or_, not_, when; {part!r} is neither")
+    raise GraphError(
+        f"a gate is made of names of nodes and of and_, or_, not_, when; {part!r} is neither"
+    )
 
 
 def _parts(word: str, parts: Sequence[Condition]) -> tuple[Gate, ...]:

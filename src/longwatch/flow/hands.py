@@ -1,7 +1,8 @@
-"""The workers of this process that have room: who makes an attempt ready leases it to one of them in the same transaction.
+"""The workers of this process that have room: who makes an attempt ready leases it to one of them
+in the same transaction.
 
-That saves the worker's own claim, one commit of two between a `set` and the first line of the node's code. Any other worker finds
-what was not handed over as always.
+That saves the worker's own claim, one commit of two between a `set` and the first line of the
+node's code. Any other worker finds what was not handed over as always.
 """
 
 from __future__ import annotations
@@ -60,13 +61,19 @@ class Hands:
 
     def _offered(self, kind: Kind) -> tuple[Hand | None, Offer | None]:
         for hand in self._hands:
-            if hand.pid == os.getpid() and kind in hand.source.registry.graphs and (offer := hand.engine.offer(_MOST)):
+            if (
+                hand.pid == os.getpid()
+                and kind in hand.source.registry.graphs
+                and (offer := hand.engine.offer(_MOST))
+            ):
                 return hand, offer
         return None, None
 
 
 _MOST = 4
-"""Attempts handed over at once: a change makes few ready, and a worker that is handed much leaves nothing to others."""
+"""Attempts handed over at once: a change makes few ready, and a worker that is handed much
+leaves nothing to others.
+"""
 
 
 def _told(tx: Transaction, made: tuple[T, Standing | None], kind: Kind) -> T:

@@ -1,7 +1,8 @@
 """Attempts that a worker has from the first moment on: leased in the statement that makes them.
 
-Whoever makes an attempt ready, and has or knows a worker with room, leases it to that at once, where nobody waits in line before
-it. That saves the claim: a statement, a change of the row, and where the store is a server, a round trip.
+Whoever makes an attempt ready, and has or knows a worker with room, leases it to that at once,
+where nobody waits in line before it. That saves the claim: a statement, a change of the row, and
+where the store is a server, a round trip.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from longwatch.store.database import Row
 from longwatch.work.source import Leased
 
 _BELIEVED_FOR = 0.05
-"""Seconds for which it is believed that nobody waits in line: as long somebody may be overtaken whose coming was not heard of."""
+"""Seconds for which it is believed that nobody waits in line: as long somebody may be overtaken
+whose coming was not heard of.
+"""
 _DUE_FOR = 1.0
 """The same for when a delayed attempt is due."""
 _MOST_RECALLED = 1000
@@ -27,7 +30,8 @@ Made = Callable[[Standing, Opening, Claim], Leased]
 
 
 class FromBirth:
-    """A worker with room for some attempts, for one transaction: those that were born its own. A `records.Lessee`.
+    """A worker with room for some attempts, for one transaction: those that were born its own. A
+    `records.Lessee`.
 
     `lanes` are the lines from which as many may be taken as there are.
     """
@@ -49,21 +53,29 @@ class FromBirth:
 
     def takes(self, opening: Opening) -> bool:
         """One that has crashed before waits in line: it has to run alone."""
-        if self.promised >= self._room or opening.delay or opening.crashes or opening.terms.lane not in self._lanes:
+        if (
+            self.promised >= self._room
+            or opening.delay
+            or opening.crashes
+            or opening.terms.lane not in self._lanes
+        ):
             return False
         self.promised += 1
         return True
 
     def bear(self, standing: Standing, opening: Opening, rows: Sequence[Row]) -> None:
         [(seq, owner, term, execution, node, is_entered)] = rows
-        attempt = Attempt(seq, node, LEASED, opening.computed_with, opening.number, opening.terms, term, owner)
+        attempt = Attempt(
+            seq, node, LEASED, opening.computed_with, opening.number, opening.terms, term, owner
+        )
         self.attempts.setdefault(execution, {})[node] = attempt
         self.leased.append(self._made(standing, opening, Claim(seq, owner, term)))
         self.is_entered = self.is_entered and bool(is_entered)
 
 
 class Lookout:
-    """What is known of the lines without asking: from the last look, until somebody tells of more, and for a while only.
+    """What is known of the lines without asking: from the last look, until somebody tells of more,
+    and for a while only.
 
     As long as nobody listens, nothing is.
     """
@@ -116,10 +128,11 @@ class Lookout:
 
 
 class Recall:
-    """Executions as this worker has left them, those that nobody else is at: what it does next to one need not read it again.
+    """Executions as this worker has left them, those that nobody else is at: what it does next to
+    one need not read it again.
 
-    They are taken out to be used, once; `Records.require` makes sure that nobody has changed them. Every method may be called from
-    any thread.
+    They are taken out to be used, once; `Records.require` makes sure that nobody has changed them.
+    Every method may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -145,6 +158,10 @@ class Recall:
 
 def _is_for(standing: Standing, owner: int) -> bool:
     """Whether all that is open is this worker's, and it is small enough to be kept."""
-    if standing.cancelled or not standing.open or any(attempt.owner != owner for attempt in standing.open.values()):
+    if (
+        standing.cancelled
+        or not standing.open
+        or any(attempt.owner != owner for attempt in standing.open.values())
+    ):
         return False
     return sum(len(stored.value or "") for stored in standing.nodes.values()) <= _LARGEST_RECALLED

@@ -21,7 +21,9 @@ _OPEN = All(())
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: an input that is set from outside, or one that is computed by its function once its gate is met."""
+    """One node: an input that is set from outside, or one that is computed by its function once
+    its gate is met.
+    """
 
     name: str
     gate: Gate = _OPEN
@@ -43,12 +45,19 @@ def input(name: str) -> Node:  # noqa: A001 - the contract's word, and nobody im
     return Node(checked_name(name))
 
 
-def compute(name: str, after: Condition | Iterable[Condition], function: Callable[..., Any], **options: Any) -> Node:
-    """A node whose value is what `function` returns, called with the values of the nodes that it names as parameters."""
+def compute(
+    name: str, after: Condition | Iterable[Condition], function: Callable[..., Any], **options: Any
+) -> Node:
+    """A node whose value is what `function` returns, called with the values of the nodes that it
+    names as parameters.
+    """
     gate = gate_of(after)
     checked = checked_options(checked_name(name), options)
     if not gate.nodes:
-        raise GraphError(f"node {name!r} waits for nothing; name what it is computed from in after=, or make it an input")
+        raise GraphError(
+            f"node {name!r} waits for nothing; name what it is computed from in after=, or "
+            f"make it an input"
+        )
     _check_function(name, function, gate)
     if checked.isolation is Isolation.PROCESS:
         _check_importable(name, function)
@@ -57,10 +66,16 @@ def compute(name: str, after: Condition | Iterable[Condition], function: Callabl
 
 def checked_name(name: Any) -> str:
     """A node is a parameter of functions, so its name is one that Python takes."""
-    is_name = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name != CONTEXT
+    is_name = (
+        isinstance(name, str)
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and name != CONTEXT
+    )
     if not is_name or len(name) > LONGEST_NAME:
         raise GraphError(
-            f"{name!r} cannot be the name of a node; say name=, a Python name of up to {LONGEST_NAME} characters, not {CONTEXT!r}"
+            f"{name!r} cannot be the name of a node; say name=, a Python name of up to "
+            f"{LONGEST_NAME} characters, not {CONTEXT!r}"
         )
     return str(name)
 
@@ -69,7 +84,10 @@ def _check_function(name: str, function: Any, gate: Gate) -> None:
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise GraphError(f"the function of node {name!r} is a generator, which nobody would run through; use return, not yield")
+        raise GraphError(
+            f"the function of node {name!r} is a generator, which nobody would run through; "
+            f"use return, not yield"
+        )
     for parameter in _signature(name, function).parameters.values():
         _check_parameter(name, parameter, gate)
 
@@ -78,19 +96,33 @@ def _signature(name: str, function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
-        raise GraphError(f"node {name!r} needs a function that says its parameters, not {function!r}; wrap it in one") from None
+        raise GraphError(
+            f"node {name!r} needs a function that says its parameters, not {function!r}; wrap "
+            f"it in one"
+        ) from None
 
 
 def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise GraphError(
-            f"the function of node {name!r} takes {parameter.name!r} by position; values are given by name, remove the /"
+            f"the function of node {name!r} takes {parameter.name!r} by position; values are "
+            f"given by name, remove the /"
         )
-    if parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} or parameter.name == CONTEXT:
+    if (
+        parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        or parameter.name == CONTEXT
+    ):
         return
     if parameter.name not in gate.nodes and parameter.default is inspect.Parameter.empty:
-        hint = did_you_mean(parameter.name, gate.nodes, otherwise=f"add it to after=, which has {', '.join(gate.nodes)}")
-        raise GraphError(f"the function of node {name!r} takes {parameter.name!r}, which it does not come after; {hint}")
+        hint = did_you_mean(
+            parameter.name,
+            gate.nodes,
+            otherwise=f"add it to after=, which has {', '.join(gate.nodes)}",
+        )
+        raise GraphError(
+            f"the function of node {name!r} takes {parameter.name!r}, which it does not come "
+            f"after; {hint}"
+        )
 
 
 def _check_importable(name: str, function: Any) -> None:
@@ -98,6 +130,7 @@ def _check_importable(name: str, function: Any) -> None:
     of_an_object = inspect.ismethod(function) and not inspect.isclass(function.__self__)
     if of_an_object or "None" in where.split(":") or "<" in where or where.startswith("__main__:"):
         raise GraphError(
-            f"the function of node {name!r} ({where}) cannot be imported by a child process, which isolation='process' needs;"
+            f"the function of node {name!r} ({where}) cannot be imported by a child process, "
+            f"which isolation='process' needs;"
             " define it at the top of a module"
         )

@@ -29,12 +29,17 @@ class NodeOptions:
     `abandon_after_seconds`       the longest that one attempt may take
     `heartbeat_interval_seconds`  how often a running attempt is renewed
     `heartbeat_timeout_seconds`   silence after which it is dead
-    `progress_timeout_seconds`    silence of `context.beat()` after which it is stalled; None: it need not call that
-    `max_attempts`                failed and abandoned attempts from the same inputs before it is given up
-    `retry`                       the waits after attempts that raised; one that was abandoned is tried again at once
-    `isolation`                   "thread", or "process": in a child process, which can be ended whatever it does
+    `progress_timeout_seconds`    silence of `context.beat()` after which it is stalled; None: it
+                                  need not call that
+    `max_attempts`                failed and abandoned attempts from the same inputs before it is
+                                  given up
+    `retry`                       the waits after attempts that raised; one that was abandoned is
+                                  tried again at once
+    `isolation`                   "thread", or "process": in a child process, which can be ended
+                                  whatever it does
     `max_memory`                  bytes that such a child may use; None: as much as the worker
-    `max_running`                 how many attempts of this node run at the same time, over all workers; None: no cap
+    `max_running`                 how many attempts of this node run at the same time, over all
+                                  workers; None: no cap
     """
 
     abandon_after_seconds: float = 3600.0
@@ -55,7 +60,9 @@ MOST = 2**31 - 1
 
 
 def checked_options(node: str, given: dict[str, Any]) -> NodeOptions:
-    """The options of a node; GraphError for one that is not known, out of bounds, or does not go with another."""
+    """The options of a node; GraphError for one that is not known, out of bounds, or does not go
+    with another.
+    """
     known = [each.name for each in fields(NodeOptions)]
     for name in given:
         if name not in known:
@@ -68,7 +75,10 @@ def checked_options(node: str, given: dict[str, Any]) -> NodeOptions:
     options = NodeOptions(**given)
     _check_heartbeat(node, options)
     if options.max_memory is not None and options.isolation is not Isolation.PROCESS:
-        raise GraphError(f"node {node!r}: max_memory needs isolation='process'; memory of a thread cannot be told apart")
+        raise GraphError(
+            f"node {node!r}: max_memory needs isolation='process'; memory of a thread cannot "
+            f"be told apart"
+        )
     return options
 
 
@@ -78,18 +88,31 @@ def _check_one(node: str, name: str, value: Any) -> None:
     elif name in _WHOLE:
         optional = value is None and name != "max_attempts"
         _require(optional or is_whole(value), node, name, "a whole number of 1 or more", value)
-        _require(optional or name == "max_memory" or value <= MOST, node, name, f"no more than {MOST}", value)
+        _require(
+            optional or name == "max_memory" or value <= MOST,
+            node,
+            name,
+            f"no more than {MOST}",
+            value,
+        )
     elif name == "retry":
         _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
     elif name == "isolation":
-        _require(isinstance(value, str) and value in set(Isolation), node, name, "'thread' or 'process'", value)
+        _require(
+            isinstance(value, str) and value in set(Isolation),
+            node,
+            name,
+            "'thread' or 'process'",
+            value,
+        )
 
 
 def _check_heartbeat(node: str, options: NodeOptions) -> None:
     interval, timeout = options.heartbeat_interval_seconds, options.heartbeat_timeout_seconds
     if interval > timeout / 2:
         raise GraphError(
-            f"Node :{node} has unsafe heartbeat config. Interval ({interval:g}s) must be <= half of timeout ({timeout:g}s)"
+            f"Node :{node} has unsafe heartbeat config. Interval ({interval:g}s) must be <= "
+            f"half of timeout ({timeout:g}s)"
             " to prevent false positives."
         )
 
@@ -101,7 +124,11 @@ def is_whole(value: Any, *, most: float = inf) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is one that can be counted with; a whole number may be too large for that."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= float_info.max
+    )
 
 
 def _require(holds: bool, node: str, name: str, rule: str, value: Any) -> None:  # noqa: FBT001 - the condition is the point of the call

@@ -1,12 +1,13 @@
 """The pulse of a worker's attempts: which of them may go on, and which have had their time.
 
-One thread. While something runs it wakes every second, and at every deadline. An attempt within its limits gets a beat, so that its
-slot counts as alive for as long as this thread turns, whatever its code does. One that is past its deadline, or has not said for
-too long that it moves, is ruled on: how it is settled is decided from here on; the store is told at once, which has it tried
-again, and the code is told to stop. Code that does not gets no more beats: its slot is out of service, and the watchdog's rule
-applies.
-Its waits end at moments that it computes anew each time (`host.periodic` keeps one interval), so it turns a loop of its own.
-Heartbeats in the store are not made here: the engine's keeper renews all of a worker's attempts in one statement.
+One thread. While something runs it wakes every second, and at every deadline. An attempt within its
+limits gets a beat, so that its slot counts as alive for as long as this thread turns, whatever its
+code does. One that is past its deadline, or has not said for too long that it moves, is ruled on:
+how it is settled is decided from here on; the store is told at once, which has it tried again, and
+the code is told to stop. Code that does not gets no more beats: its slot is out of service, and the
+watchdog's rule applies. Its waits end at moments that it computes anew each time (`host.periodic`
+keeps one interval), so it turns a loop of its own. Heartbeats in the store are not made here: the
+engine's keeper renews all of a worker's attempts in one statement.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Running:
 
 
 class Overtime:
-    """Watches what runs. `settle` has the store conclude an attempt; whether it was still its claimant's."""
+    """Watches what runs. `settle` has the store conclude an attempt; whether it was still its
+    claimant's.
+    """
 
-    def __init__(self, settle: Callable[[list[Settlement]], list[bool]], around: Surroundings) -> None:
+    def __init__(
+        self, settle: Callable[[list[Settlement]], list[bool]], around: Surroundings
+    ) -> None:
         self._settle = settle
         self._clock: Clock = around.clock
         self._events: Events = around.events
@@ -96,7 +101,9 @@ class Overtime:
             self._look()
 
     def _patience(self) -> float | None:
-        """Until the next thing to do; after a round in which nothing ran, for ever: who begins something rarely has to wake it."""
+        """Until the next thing to do; after a round in which nothing ran, for ever: who begins
+        something rarely has to wake it.
+        """
         now = self._clock.monotonic()
         with self._lock:
             dues = [each.due()[0] for each in self._running.values() if each.work.ruling is None]
@@ -121,20 +128,25 @@ class Overtime:
             self._tell_soon()
 
     def _rule(self, running: Running, cause: Cause) -> None:
-        """It has had its time: what it says does not count from here on. It is told to stop once the store knows, or does not
-        answer in a moment: one that obeys at once would otherwise be settled twice.
+        """It has had its time: what it says does not count from here on. It is told to stop once
+        the store knows, or does not answer in a moment: one that obeys at once would otherwise be
+        settled twice.
         """
         item = running.work.leased.item
         limit = running.progress_timeout if cause is Cause.STALLED else item.abandon_after
         error = f"{_WORDS[cause]} {limit:g} seconds"
-        ruling = running.work.ruling = Settlement(running.work.leased.claim, Outcome.FAILED, reason=str(cause), error=error)
+        ruling = running.work.ruling = Settlement(
+            running.work.leased.claim, Outcome.FAILED, reason=str(cause), error=error
+        )
         running.work.ruling = ruling._replace(error=error + running.context.last_words())
         self._untold.append(running)
         self._tell_soon()
         running.work.cancel.cancel(str(cause))
 
     def _tell_soon(self) -> None:
-        """In a thread of its own, because a store that does not answer must not keep others from their beats and their ends."""
+        """In a thread of its own, because a store that does not answer must not keep others from
+        their beats and their ends.
+        """
         if self._teller is None or self._teller.over.is_set():
             self._teller = Errand(self._tell, name="longwatch-overtime-telling", loud=True)
             self._teller.start(here_if_no_thread=True)
@@ -154,7 +166,11 @@ class Overtime:
             running.work.lease_lost = True
             if counted[0]:
                 item = running.work.leased.item
-                self._events.emit(AttemptAbandoned(execution=item.id, node=item.node, attempt=item.number, cause=ruling.reason))
+                self._events.emit(
+                    AttemptAbandoned(
+                        execution=item.id, node=item.node, attempt=item.number, cause=ruling.reason
+                    )
+                )
 
 
 _WORDS = {Cause.DEADLINE: "it took longer than", Cause.STALLED: "it has not said that it moves for"}

@@ -1,6 +1,8 @@
-"""Pictures of a graph, and of how an execution of it stands: as text for a terminal, as Mermaid for a page.
+"""Pictures of a graph, and of how an execution of it stands: as text for a terminal, as Mermaid for
+a page.
 
-Pure: a graph, and the standing of an execution if there is one, in; text out. States are those of `explain`.
+Pure: a graph, and the standing of an execution if there is one, in; text out. States are those of
+`explain`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _COLOURS = {
 
 
 def text(graph: Graph, standing: Standing | None = None) -> str:
-    """A line for every node, each below those that it depends on: its name, its kind, its state, and its gate in words."""
+    """A line for every node, each below those that it depends on: its name, its kind, its state,
+    and its gate in words.
+    """
     rows = [_row(node, state) for node, state in _stood(graph, standing)]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     lines = (_line(row, widths) for row in rows)
@@ -37,7 +41,9 @@ def text(graph: Graph, standing: Standing | None = None) -> str:
 
 
 def mermaid(graph: Graph, standing: Standing | None = None) -> str:
-    """The source of a flowchart. Arrows say what they ask of a value; one with dots is met by what is not so."""
+    """The source of a flowchart. Arrows say what they ask of a value; one with dots is met by
+    what is not so.
+    """
     nodes = _stood(graph, standing)
     drawing = _Drawing({node.name: f"n{number}" for number, (node, _) in enumerate(nodes, 1)})
     for node, state in nodes:
@@ -45,7 +51,9 @@ def mermaid(graph: Graph, standing: Standing | None = None) -> str:
     for node, _ in nodes:
         drawing.gate(node)
     drawing.colours([state for _, state in nodes if state])
-    return "\n".join(["---", f"title: {_yaml(_title(graph, standing))}", "---", "flowchart LR", *drawing.lines])
+    return "\n".join(
+        ["---", f"title: {_yaml(_title(graph, standing))}", "---", "flowchart LR", *drawing.lines]
+    )
 
 
 def gate_text(gate: Gate) -> str:
@@ -58,9 +66,13 @@ def gate_text(gate: Gate) -> str:
         case Not(part):
             return f"not {_inner(part)}"
         case All(parts):
-            return " and ".join(_inner(part) if len(parts) > 1 else gate_text(part) for part in parts)
+            return " and ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
         case AnyOf(parts):
-            return " or ".join(_inner(part) if len(parts) > 1 else gate_text(part) for part in parts)
+            return " or ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
     return ", ".join(gate.nodes)
 
 
@@ -73,9 +85,15 @@ def kind_of(node: Node) -> str:
 
 
 def _stood(graph: Graph, standing: Standing | None) -> list[tuple[Node, str]]:
-    """The nodes, those that are set from outside first, each with its state, which is empty without an execution."""
+    """The nodes, those that are set from outside first, each with its state, which is empty
+    without an execution.
+    """
     nodes = [*(node for node in graph.nodes.values() if node.is_input), *graph.order]
-    states = {} if standing is None else {facts.node: facts.up for facts in explained(graph, standing).nodes}
+    states = (
+        {}
+        if standing is None
+        else {facts.node: facts.up for facts in explained(graph, standing).nodes}
+    )
     return [(node, states.get(node.name, "")) for node in nodes]
 
 
@@ -130,7 +148,9 @@ class _Junctions:
 
 
 class _Drawing:
-    """Lines of a flowchart. `ids`: what each node is called there, for a name may be one of Mermaid's own words."""
+    """Lines of a flowchart. `ids`: what each node is called there, for a name may be one of
+    Mermaid's own words.
+    """
 
     def __init__(self, ids: dict[str, str]) -> None:
         self.lines: list[str] = []
@@ -149,7 +169,9 @@ class _Drawing:
 
     def colours(self, states: Sequence[str]) -> None:
         for state in dict.fromkeys(states):
-            self._say(f"classDef {state} fill:{_COLOURS.get(state, '#ffffff')},stroke:#555,color:#111")
+            self._say(
+                f"classDef {state} fill:{_COLOURS.get(state, '#ffffff')},stroke:#555,color:#111"
+            )
 
     def _arrow(self, gate: Gate, junctions: _Junctions) -> _Arrow:
         """What leads on from a gate; the junctions before it are drawn."""
@@ -160,7 +182,9 @@ class _Drawing:
                 return _Arrow(self._ids[gate.node], gate.text)
             case Not(part):
                 inside = self._arrow(part, junctions)
-                asks = inside.asks.removeprefix("not") if inside.is_negative else f"not {inside.asks}"
+                asks = (
+                    inside.asks.removeprefix("not") if inside.is_negative else f"not {inside.asks}"
+                )
                 return _Arrow(inside.start, asks.strip(), is_negative=not inside.is_negative)
         return _Arrow(self._junction(gate, junctions))
 
@@ -186,7 +210,14 @@ def _quoted(label: str) -> str:
 
 
 def _escaped(plain: str) -> str:
-    for sign, written in (("#", "#35;"), ("&", "#amp;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("|", "#124;")):
+    for sign, written in (
+        ("#", "#35;"),
+        ("&", "#amp;"),
+        ('"', "#quot;"),
+        ("<", "#lt;"),
+        (">", "#gt;"),
+        ("|", "#124;"),
+    ):
         plain = plain.replace(sign, written)
     return plain
 

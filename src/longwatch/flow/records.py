@@ -1,8 +1,10 @@
-"""Executions in a SQL store: read whole, changed by `standing` and `advancing`, written back, in one transaction.
+"""Executions in a SQL store: read whole, changed by `standing` and `advancing`, written back, in
+one transaction.
 
-Whoever changes an execution has it to itself until the end of the transaction, so nothing is decided on what was true a moment
-ago: the one writer of SQLite sees to that, a lock on the execution's row on PostgreSQL. Several executions are loaded and saved
-together, with as many statements as one.
+Whoever changes an execution has it to itself until the end of the transaction, so nothing is
+decided on what was true a moment ago: the one writer of SQLite sees to that, a lock on the
+execution's row on PostgreSQL. Several executions are loaded and saved together, with as many
+statements as one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from longwatch.store.named_sql import load_queries
 TABLE = "longwatch_computations"
 _FEW = 3
 
-_FREED = "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, state = 'not_set'"
+_FREED = (
+    "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, "
+    "state = 'not_set'"
+)
 _LAPSED = "(heartbeat_deadline < :lease_now OR deadline < :lease_now)"
 LEASE = {
     dialect: LeaseSql(
@@ -32,15 +37,16 @@ LEASE = {
         },
         renewed=(
             f"heartbeat_deadline = CASE WHEN heartbeat_deadline IS NOT NULL THEN"
-            f" {greatest}(heartbeat_deadline, :lease_now + heartbeat_timeout) END, last_heartbeat_at = :wall_now"
+            f" {greatest}(heartbeat_deadline, :lease_now + heartbeat_timeout) END, "
+            f"last_heartbeat_at = :wall_now"
         ),
         freed=_FREED,
         lapsed=_LAPSED,
     )
     for dialect, greatest in (("sqlite", "max"), ("postgresql", "greatest"))
 }
-"""An attempt's lease is its heartbeat: it ends at `heartbeat_deadline`, by its own timeout, and at its hard deadline. A row without
-the former, from before there were heartbeats, has only the latter.
+"""An attempt's lease is its heartbeat: it ends at `heartbeat_deadline`, by its own timeout, and at
+its hard deadline. A row without the former, from before there were heartbeats, has only the latter.
 """
 
 
@@ -90,19 +96,34 @@ class Records:
     """The statements. Everything here runs inside a transaction that the caller opened."""
 
     def __init__(self, dialect: str) -> None:
-        self.sql = load_queries("longwatch.flow", "queries", dialect, **_PLACES[dialect], **LEASE[dialect].places(dialect))
+        self.sql = load_queries(
+            "longwatch.flow",
+            "queries",
+            dialect,
+            **_PLACES[dialect],
+            **LEASE[dialect].places(dialect),
+        )
         self._takes_arrays = dialect == "postgresql"
 
     # --- whole executions ---
 
     def load(self, tx: Transaction, executions: Iterable[int], *, to_change: bool = True) -> Loaded:
-        """Those that there are; `to_change`: and nobody else changes them until the end of the transaction."""
+        """Those that there are; `to_change`: and nobody else changes them until the end of the
+        transaction.
+        """
         return self.load_for(tx, executions, (), to_change=to_change)[0]
 
     def load_for(
-        self, tx: Transaction, executions: Iterable[int], claims: Sequence[Claim], *, to_change: bool = True
+        self,
+        tx: Transaction,
+        executions: Iterable[int],
+        claims: Sequence[Claim],
+        *,
+        to_change: bool = True,
     ) -> tuple[Loaded, dict[Claim, Mine]]:
-        """The same, and those of these claims that still hold, and hold until the end of the transaction."""
+        """The same, and those of these claims that still hold, and hold until the end of the
+        transaction.
+        """
         listed = {"executions": self.listed(sorted(set(executions)))}
         asked = self._all_of(self.sql["executions"] if to_change else self._seen, listed)
         if claims:
@@ -111,7 +132,9 @@ class Records:
         return _loaded(found, values, attempts), _mine(mine[0] if mine else [])
 
     def load_free(self, tx: Transaction, executions: Iterable[int]) -> tuple[Loaded, set[int]]:
-        """Those that nobody else has locked, and nobody changes until the end of the transaction; and which ones are gone."""
+        """Those that nobody else has locked, and nobody changes until the end of the
+        transaction; and which ones are gone.
+        """
         numbers = set(executions)
         listed = {"executions": self.listed(sorted(numbers))}
         asked = [*self._all_of(self._passing(self.sql["executions"]), listed), (self._seen, listed)]
@@ -121,10 +144,18 @@ class Records:
     def free_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, Mine]:
         """Those of these claims that still hold, and that nobody else has locked.
 
-        Asked for only by whoever has their executions: of two that come at once, one locking the executions and the other the
-        attempts, neither could do anything.
+        Asked for only by whoever has their executions: of two that come at once, one locking the
+        executions and the other the attempts, neither could do anything.
         """
-        return _mine(tx.rows(self._passing(self.sql["mine"]), shown_claims(claims, arrays=self._takes_arrays))) if claims else {}
+        return (
+            _mine(
+                tx.rows(
+                    self._passing(self.sql["mine"]), shown_claims(claims, arrays=self._takes_arrays)
+                )
+            )
+            if claims
+            else {}
+        )
 
     def _all_of(self, executions: str, listed: Parameters) -> list[tuple[str, Parameters]]:
         return [(executions, listed), (self.sql["values"], listed), (self.sql["open"], listed)]
@@ -138,20 +169,37 @@ class Records:
         return f"{locking} SKIP LOCKED" if self._takes_arrays else locking
 
     def require(self, tx: Transaction, loaded: Loaded, mine: Iterable[Mine]) -> None:
-        """Go on only if these executions are as they were, and these claims still hold; nobody else changes that until the end of
-        the transaction. ChangedError comes out of the whole if not.
+        """Go on only if these executions are as they were, and these claims still hold; nobody else
+        changes that until the end of the transaction. ChangedError comes out of the whole if not.
         """
         for each in sorted(mine, key=lambda each: each.execution):
-            known = {"execution": each.execution, "changes": loaded[each.execution][0].changes, **each.claim._asdict()}
+            known = {
+                "execution": each.execution,
+                "changes": loaded[each.execution][0].changes,
+                **each.claim._asdict(),
+            }
             tx.require(self.sql["unchanged"], known)
 
-    def start(self, tx: Transaction, standing: Standing, kind: Kind, key: str | None, lessee: Lessee | None) -> bool:
-        """Write one that is new; False if there is one with its key. It has its number when that is committed.
+    def start(
+        self,
+        tx: Transaction,
+        standing: Standing,
+        kind: Kind,
+        key: str | None,
+        lessee: Lessee | None,
+    ) -> bool:
+        """Write one that is new; False if there is one with its key. It has its number when that is
+        committed.
 
-        Where a server numbers it, what is written of it need not wait for the number: it is that of the last one made.
+        Where a server numbers it, what is written of it need not wait for the number: it is that of
+        the last one made.
         """
         facts = {**kind._asdict(), "id": standing.id, "key": key, "revision": standing.revision}
-        if key is None and self._takes_arrays and max(len(standing.changed), len(standing.openings)) <= _FEW:
+        if (
+            key is None
+            and self._takes_arrays
+            and max(len(standing.changed), len(standing.openings)) <= _FEW
+        ):
             tx.ask(self.sql["start"], facts, partial(_number, standing))
         else:
             made = tx.rows(self.sql["start"], facts)
@@ -162,11 +210,17 @@ class Records:
         return True
 
     def save(
-        self, tx: Transaction, standings: Iterable[Standing], kinds: Mapping[int, Kind], lessee: Lessee | None = None
+        self,
+        tx: Transaction,
+        standings: Iterable[Standing],
+        kinds: Mapping[int, Kind],
+        lessee: Lessee | None = None,
     ) -> set[Kind]:
-        """Write what has changed, and tell who waits for it; of which graphs there is something in line to be computed now.
+        """Write what has changed, and tell who waits for it; of which graphs there is something in
+        line to be computed now.
 
-        What the `lessee` takes is its own at once, and not in line. Whoever saves takes the rest, or tells the workers (`work_of`).
+        What the `lessee` takes is its own at once, and not in line. Whoever saves takes the rest,
+        or tells the workers (`work_of`).
         """
         touched = [standing for standing in standings if standing.is_touched]
         if not touched:
@@ -174,15 +228,29 @@ class Records:
         born, free = list[tuple[Standing, Opening]](), list[tuple[Standing, Opening]]()
         for standing in touched:
             for opening in standing.openings.values():
-                (born if lessee is not None and lessee.takes(opening) else free).append((standing, opening))
-        self._post(tx, "close", [_closing(closing) for standing in touched for closing in standing.closings])
-        self._post(tx, "keep", [_kept(standing, node) for standing in touched for node in sorted(standing.changed)])
+                (born if lessee is not None and lessee.takes(opening) else free).append(
+                    (standing, opening)
+                )
+        self._post(
+            tx,
+            "close",
+            [_closing(closing) for standing in touched for closing in standing.closings],
+        )
+        self._post(
+            tx,
+            "keep",
+            [_kept(standing, node) for standing in touched for node in sorted(standing.changed)],
+        )
         self._post(tx, "begin", [_opening(*each) for each in free])
         if lessee is not None:
             for standing, opening in born:
                 row = {**_opening(standing, opening), "owner": lessee.owner}
                 tx.ask(self.sql["begin_leased"], row, partial(lessee.bear, standing, opening))
-        self._post(tx, "touch", [_touched(standing) for standing in touched if standing.changes is not None])
+        self._post(
+            tx,
+            "touch",
+            [_touched(standing) for standing in touched if standing.changes is not None],
+        )
         for standing in touched:
             for node in standing.changed:
                 tx.announce(changes_of(standing.id, node))
@@ -194,7 +262,11 @@ class Records:
 
     def close_orphans(self, tx: Transaction, found: Sequence[Mine]) -> None:
         """End these attempts, whose execution is gone: nobody will miss them."""
-        self._post(tx, "close", [_closing(Closing(each.claim.seq, State.CANCELLED, Cause.EXECUTION)) for each in found])
+        self._post(
+            tx,
+            "close",
+            [_closing(Closing(each.claim.seq, State.CANCELLED, Cause.EXECUTION)) for each in found],
+        )
 
     # --- claims ---
 
@@ -205,10 +277,14 @@ class Records:
 
     def listed(self, numbers: list[int]) -> Any:
         """Numbers as a parameter."""
-        return numbers if self._takes_arrays else str(numbers)  # which is JSON, and takes a tenth of the time
+        return (
+            numbers if self._takes_arrays else str(numbers)
+        )  # which is JSON, and takes a tenth of the time
 
     def lock_lane(self, tx: Transaction, lane: int) -> None:
-        """Where several write at the same time, those who have to count come one after the other."""
+        """Where several write at the same time, those who have to count come one after the
+        other.
+        """
         if (lock := self.sql.get("lock_lane")) is not None:
             tx.rows(lock, {"lane": lane})
 
@@ -228,7 +304,9 @@ def announce_work(tx: Transaction, kinds: Iterable[Kind]) -> None:
 
 
 def changes_of(execution: str, node: str = "") -> str:
-    """The channel that tells of changes of a node; without one: of whatever may concern all nodes."""
+    """The channel that tells of changes of a node; without one: of whatever may concern all
+    nodes.
+    """
     return f"execution/{execution}/{node}"
 
 
@@ -244,7 +322,10 @@ def endings_of(kind: Kind) -> str:
 
 def _loaded(found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]) -> Loaded:
     loaded = {
-        number: (Standing(number, name, revision=revision, cancelled=bool(cancelled), changes=changes), Kind(graph, version))
+        number: (
+            Standing(number, name, revision=revision, cancelled=bool(cancelled), changes=changes),
+            Kind(graph, version),
+        )
         for number, name, revision, changes, cancelled, graph, version in found
     }
     for number, node, *stored in values:
@@ -264,7 +345,18 @@ def _mine(rows: Iterable[Row]) -> dict[Claim, Mine]:
 
 def _stored(row: Sequence[Any]) -> Stored:
     is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term = row
-    return Stored(bool(is_set), value, revision, computed_with, tried_with, spent, crashes, bool(failed), error, term)
+    return Stored(
+        bool(is_set),
+        value,
+        revision,
+        computed_with,
+        tried_with,
+        spent,
+        crashes,
+        bool(failed),
+        error,
+        term,
+    )
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:
@@ -316,4 +408,9 @@ def _touched(standing: Standing) -> dict[str, object]:
 
 
 def _closing(closing: Closing) -> dict[str, object]:
-    return {"seq": closing.seq, "state": str(closing.state), "cause": str(closing.cause), "error": closing.error}
+    return {
+        "seq": closing.seq,
+        "state": str(closing.state),
+        "cause": str(closing.cause),
+        "error": closing.error,
+    }

@@ -1,4 +1,6 @@
-"""Graphs as a store knows them: by number, one line of attempts each, and one more for every node that has a cap of its own."""
+"""Graphs as a store knows them: by number, one line of attempts each, and one more for every
+node that has a cap of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ WHOLE = ""
 
 
 class Line(NamedTuple):
-    """Attempts that wait for their turn. `caps`: of these lines together, no more than so many run at the same time."""
+    """Attempts that wait for their turn. `caps`: of these lines together, no more than so many
+    run at the same time.
+    """
 
     lane: int
     kind: Kind
@@ -41,7 +45,9 @@ class Registered:
 
 
 class Registry:
-    """The graphs of one Flow, and how a store knows them. Thread-safe: who comes twice learns the same twice."""
+    """The graphs of one Flow, and how a store knows them. Thread-safe: who comes twice learns
+    the same twice.
+    """
 
     def __init__(self, database: Database, records: Records, graphs: Iterable[Graph] = ()) -> None:
         self.graphs: dict[Kind, Graph] = {}
@@ -57,12 +63,17 @@ class Registry:
         """Looked up once a process, and again when the store was found anew."""
         here = os.getpid(), self._database.generation
         if self._known is None or self._known[0] != here:
-            found = {kind: register(self._database, self._records, graph) for kind, graph in self.graphs.items()}
+            found = {
+                kind: register(self._database, self._records, graph)
+                for kind, graph in self.graphs.items()
+            }
             self._known = (os.getpid(), self._database.generation), found
         return self._known[1]
 
     def refresh(self) -> None:
-        """Look again: another process may have given a node a line of its own, or the store may have been emptied."""
+        """Look again: another process may have given a node a line of its own, or the store may
+        have been emptied.
+        """
         self._known = (
             (os.getpid(), self._database.generation),
             {kind: self._looked_up(kind, graph) for kind, graph in self.graphs.items()},
@@ -70,26 +81,42 @@ class Registry:
 
     def _looked_up(self, kind: Kind, graph: Graph) -> Registered:
         known = self._database.read(lambda tx: _known(tx, self._records, kind))
-        return _registered(graph, kind, known) if WHOLE in known else register(self._database, self._records, graph)
+        return (
+            _registered(graph, kind, known)
+            if WHOLE in known
+            else register(self._database, self._records, graph)
+        )
 
     def find(self, name: str, version: str | None = None) -> Kind:
-        """The graph of that name; without a version the one that was given last. UnknownGraphError, with the nearest name."""
-        versions = [kind for kind in self.graphs if kind.graph == name and version in {None, kind.version}]
+        """The graph of that name; without a version the one that was given last.
+        UnknownGraphError, with the nearest name.
+        """
+        versions = [
+            kind for kind in self.graphs if kind.graph == name and version in {None, kind.version}
+        ]
         if versions:
             return versions[-1]
         known = sorted({kind.graph for kind in self.graphs})
         if name in known:
             others = ", ".join(kind.version for kind in self.graphs if kind.graph == name)
-            raise UnknownGraphError(f"graph {name!r} of version {version!r} was not given to this Flow, which has {others}")
+            raise UnknownGraphError(
+                f"graph {name!r} of version {version!r} was not given to this Flow, which has "
+                f"{others}"
+            )
         hint = did_you_mean(str(name), known, otherwise=f"it has {', '.join(known) or 'none'}")
-        raise UnknownGraphError(f"graph {name!r} was not given to this Flow: Flow(store, graphs=[...]); {hint}")
+        raise UnknownGraphError(
+            f"graph {name!r} was not given to this Flow: Flow(store, graphs=[...]); {hint}"
+        )
 
     def _add(self, graph: Graph) -> None:
         if not isinstance(graph, Graph):
             raise UsageError(f"graphs= takes Graph objects, not {graph!r}")
         kind = Kind(graph.name, graph.version)
         if kind in self.graphs:
-            raise UsageError(f"graph {graph.name!r} is given twice in version {graph.version!r}; give one of them another version")
+            raise UsageError(
+                f"graph {graph.name!r} is given twice in version {graph.version!r}; give one "
+                f"of them another version"
+            )
         graph.sealed = True
         self.graphs[kind] = graph
 
@@ -108,12 +135,18 @@ _Known = Mapping[str, tuple[int, int | None]]
 
 
 def _known(tx: Transaction, records: Records, kind: Kind) -> _Known:
-    return {node: (lane, most) for lane, node, most in tx.rows(records.sql["lanes_of"], kind._asdict())}
+    return {
+        node: (lane, most) for lane, node, most in tx.rows(records.sql["lanes_of"], kind._asdict())
+    }
 
 
 def _wanted(graph: Graph, known: _Known) -> dict[str, int | None]:
     """A node that had a line of its own once keeps it."""
-    own = {node.name: node.options.max_running for node in graph.order if node.options.max_running or node.name in known}
+    own = {
+        node.name: node.options.max_running
+        for node in graph.order
+        if node.options.max_running or node.name in known
+    }
     return {WHOLE: graph.max_running, **own}
 
 
@@ -125,9 +158,14 @@ def _is_up_to_date(graph: Graph, known: _Known) -> bool:
 def _written(tx: Transaction, records: Records, graph: Graph, kind: Kind) -> _Known:
     before = _known(tx, records, kind)
     for node, most in _wanted(graph, before).items():
-        [(lane,)] = tx.rows(records.sql["make_lane"], {**kind._asdict(), "node": node, "most": most})
+        [(lane,)] = tx.rows(
+            records.sql["make_lane"], {**kind._asdict(), "node": node, "most": most}
+        )
         if node not in before and WHOLE in before:
-            tx.execute(records.sql["move_attempts"], {"lane": before[WHOLE][0], "node": node, "target": lane})
+            tx.execute(
+                records.sql["move_attempts"],
+                {"lane": before[WHOLE][0], "node": node, "target": lane},
+            )
     return _known(tx, records, kind)
 
 

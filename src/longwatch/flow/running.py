@@ -28,12 +28,15 @@ Apart = Callable[[Node, str, FlowContext], bytes]
 
 
 class AttemptRunner:
-    """Computes one node: values in, function called, result out. What is raised is the engine's to judge.
+    """Computes one node: values in, function called, result out. What is raised is the engine's to
+    judge.
 
     `graph_of(lane)` says whose attempt it is; `apart` runs what is not to run in this process.
     """
 
-    def __init__(self, graph_of: Callable[[int], Graph], overtime: Overtime, apart: Apart, *, clock: Clock) -> None:
+    def __init__(
+        self, graph_of: Callable[[int], Graph], overtime: Overtime, apart: Apart, *, clock: Clock
+    ) -> None:
         self._graph_of = graph_of
         self._overtime = overtime
         self._apart = apart
@@ -41,7 +44,9 @@ class AttemptRunner:
 
     def __call__(self, leased: Leased, context: WorkContext) -> Pending | Settlement:
         node = self._graph_of(leased.item.lane).nodes.get(leased.item.node)
-        if node is None or node.function is None:  # of a newer release of this graph: another worker has it
+        if (
+            node is None or node.function is None
+        ):  # of a newer release of this graph: another worker has it
             return Settlement(leased.claim, Outcome.BACK, delay=_UNKNOWN_FOR)
         running = self._begun(node, context)
         try:
@@ -53,7 +58,11 @@ class AttemptRunner:
             self._overtime.end(running)
             raise
         if inspect.isawaitable(result):
-            return Pending(result, lambda awaited: self._done(node, running, awaited), failed=lambda _: self._overtime.end(running))
+            return Pending(
+                result,
+                lambda awaited: self._done(node, running, awaited),
+                failed=lambda _: self._overtime.end(running),
+            )
         return self._done(node, running, result)
 
     def _begun(self, node: Node, work: WorkContext) -> Running:
@@ -66,7 +75,10 @@ class AttemptRunner:
 
     def _computed(self, node: Node, leased: Leased, context: FlowContext) -> Any:
         if leased.item.inputs is None:
-            raise PermanentError(f"the inputs of node {node.name!r} are too large together; store them elsewhere and pass where")
+            raise PermanentError(
+                f"the inputs of node {node.name!r} are too large together; store them "
+                f"elsewhere and pass where"
+            )
         if node.options.isolation is Isolation.PROCESS:
             return _Written(self._apart(node, leased.item.inputs, context))
         assert node.function is not None

@@ -1,8 +1,9 @@
 """The attempts of some graphs as a source of work: claimed, renewed, concluded, swept.
 
-An exchange concludes attempts and claims the next ones in one transaction. As a rule nobody waits in line, and the next ones are
-those that the conclusion makes: they are leased as they are made (`leasing.py`). Where somebody may wait, they come to the end of
-the line, and the line is served from its beginning.
+An exchange concludes attempts and claims the next ones in one transaction. As a rule nobody waits
+in line, and the next ones are those that the conclusion makes: they are leased as they are made
+(`leasing.py`). Where somebody may wait, they come to the end of the line, and the line is served
+from its beginning.
 """
 
 from __future__ import annotations
@@ -35,11 +36,15 @@ _REFRESH_EVERY = 10.0
 
 T = TypeVar("T")
 Making = Callable[[Transaction, FromBirth | None], tuple[T, Standing | None]]
-"""Work that may make attempts, for a worker that takes some: what it returns, and the execution that it has changed."""
+"""Work that may make attempts, for a worker that takes some: what it returns, and the execution
+that it has changed.
+"""
 
 
 class FlowSource:
-    """A `work.Source` over the attempts of registered graphs. Without any it can still renew, and bring back what others lost."""
+    """A `work.Source` over the attempts of registered graphs. Without any it can still renew,
+    and bring back what others lost.
+    """
 
     def __init__(  # noqa: PLR0913 - a store, what knows it, and who is told
         self,
@@ -57,9 +62,17 @@ class FlowSource:
         self._clock = clock or SystemClock()
         self._claiming = Claiming(database, self.records, self.registry)
         self._claims = self._claiming.claims
-        self._concluding = Concluding(self.records, self.registry, self._claims, waiters or Waiters())
+        self._concluding = Concluding(
+            self.records, self.registry, self._claims, waiters or Waiters()
+        )
         self.sweeping = Sweeping(
-            database, self.records, self._claims, self.registry, every=sweep_every, clock=self._clock, events=events
+            database,
+            self.records,
+            self._claims,
+            self.registry,
+            every=sweep_every,
+            clock=self._clock,
+            events=events,
         )
         self._lookout = Lookout(self._clock)
         self._struck_off: set[int] = set()
@@ -72,21 +85,36 @@ class FlowSource:
         self.registry.registered()
         return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:  # noqa: ARG002 - every attempt has its own
+    def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        want: int,
+        duration: float,  # noqa: ARG002 - every attempt has its own
+    ) -> Exchange:
         lines = self._lines()
         looks = not (settlements and self._sees_nobody(lines))
         if looks and want:
             self._lookout.looks()
-        if not settlements and self.database.looks_first and not self.database.read(lambda tx: self._ready(tx, lines)):
+        if (
+            not settlements
+            and self.database.looks_first
+            and not self.database.read(lambda tx: self._ready(tx, lines))
+        ):
             self._lookout.saw(anybody=False)
             return Exchange([], [])
         try:
             return self._exchanged(settlements, lines if looks else [], owner=owner, want=want)
         except ChangedError:
-            return self._exchanged(settlements, lines if looks else [], owner=owner, want=want, recalls=False)
+            return self._exchanged(
+                settlements, lines if looks else [], owner=owner, want=want, recalls=False
+            )
 
     def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
-        return self.database.write(lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip))
+        return self.database.write(
+            lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip)
+        )
 
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
@@ -104,7 +132,11 @@ class FlowSource:
         """Nobody else renews attempts whose heartbeats have to come more often than a parent's."""
         if self._shortest_timeout() < LEASE_UNDER_A_PARENT:
             return None
-        return {"kind": KIND, "url": self.database.address, "name": ", ".join(kind.graph for kind in self.registry.graphs)}
+        return {
+            "kind": KIND,
+            "url": self.database.address,
+            "name": ", ".join(kind.graph for kind in self.registry.graphs),
+        }
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         told, leave = self._lookout.listen(wakeup)
@@ -114,7 +146,9 @@ class FlowSource:
     # --- hand over hand ---
 
     def hand_over(self, tx: Transaction, offer: Offer, kind: Kind, making: Making[T]) -> T:
-        """Do this, lease some of what it makes to a worker that has room, and give it that once it is committed."""
+        """Do this, lease some of what it makes to a worker that has room, and give it that once
+        it is committed.
+        """
         asked, lines = self._clock.monotonic(), self.registry.registered()[kind].lines
         looks = not self._sees_nobody(lines)
         room = 0 if looks or offer.closed else offer.want
@@ -123,11 +157,17 @@ class FlowSource:
         self._enter_again(tx, lessee)
         if standing is None or not standing.openings:
             return result
-        if offer.closed:  # whoever began this has given up waiting for it, and the worker may have ended since
+        if (
+            offer.closed
+        ):  # whoever began this has given up waiting for it, and the worker may have ended since
             self._claims.release(tx, [each.claim for each in lessee.leased], blame=Blame.RELEASE)
             announce_work(tx, [kind])
             return result
-        leased = self._claiming.claim(tx, lines, owner=offer.owner, want=offer.want, asked=asked) if looks else lessee.leased
+        leased = (
+            self._claiming.claim(tx, lines, owner=offer.owner, want=offer.want, asked=asked)
+            if looks
+            else lessee.leased
+        )
         if is_more_left(leased, offer.want) if looks else lessee.promised < len(standing.openings):
             announce_work(tx, [kind])
 
@@ -156,17 +196,31 @@ class FlowSource:
     # --- exchanging ---
 
     def _exchanged(
-        self, settlements: Sequence[Settlement], lines: Sequence[Line], *, owner: int, want: int, recalls: bool = True
+        self,
+        settlements: Sequence[Settlement],
+        lines: Sequence[Line],
+        *,
+        owner: int,
+        want: int,
+        recalls: bool = True,
     ) -> Exchange:
-        """With `lines` to look in, claim from them; without, nobody is in line: take what the settlements make."""
+        """With `lines` to look in, claim from them; without, nobody is in line: take what the
+        settlements make.
+        """
         asked = self._clock.monotonic()
         room = 0 if lines else want
 
         def work(tx: Transaction) -> tuple[Concluded, FromBirth, list[Leased]]:
-            lessee = self._claiming.from_birth(list(self.registry.graphs), owner=owner, room=room, asked=asked)
+            lessee = self._claiming.from_birth(
+                list(self.registry.graphs), owner=owner, room=room, asked=asked
+            )
             concluded = self._concluding.conclude(tx, settlements, lessee, recalls=recalls)
             self._enter_again(tx, lessee)
-            leased = self._claiming.claim(tx, lines, owner=owner, want=want, asked=asked) if lines and want else lessee.leased
+            leased = (
+                self._claiming.claim(tx, lines, owner=owner, want=want, asked=asked)
+                if lines and want
+                else lessee.leased
+            )
             if not lines or is_more_left(leased, want):
                 announce_work(tx, concluded.ready)
             return concluded, lessee, leased
@@ -179,10 +233,18 @@ class FlowSource:
         elif concluded.ready:
             self._lookout.saw(anybody=True)
         if not lessee.is_whole:
-            raise StoreError("it was written, but which attempts were leased by it was lost with the connection")
-        return Exchange([concluded.settled[each.claim] for each in settlements], leased, is_all=not (lines or concluded.ready))
+            raise StoreError(
+                "it was written, but which attempts were leased by it was lost with the connection"
+            )
+        return Exchange(
+            [concluded.settled[each.claim] for each in settlements],
+            leased,
+            is_all=not (lines or concluded.ready),
+        )
 
-    def _take(self, leased: Sequence[Leased], written: Sequence[tuple[Standing, Kind]], lessee: FromBirth) -> None:
+    def _take(
+        self, leased: Sequence[Leased], written: Sequence[tuple[Standing, Kind]], lessee: FromBirth
+    ) -> None:
         """After the commit: remember what was left, and whether somebody has struck us off."""
         self._concluding.note(leased)
         self._concluding.recall.keep(written, lessee)
@@ -190,8 +252,8 @@ class FlowSource:
             (self._struck_off.discard if lessee.is_entered else self._struck_off.add)(lessee.owner)
 
     def _enter_again(self, tx: Transaction, lessee: FromBirth) -> None:
-        """One that held nothing for long may have been struck off. Where that is told with the commit, it is entered by the next
-        one: a server's leases end without their owner, too.
+        """One that held nothing for long may have been struck off. Where that is told with the
+        commit, it is entered by the next one: a server's leases end without their owner, too.
         """
         if not lessee.is_entered or lessee.owner in self._struck_off:
             self._claims.enter(tx, lessee.owner)
@@ -201,13 +263,19 @@ class FlowSource:
 
     def _lines(self) -> list[Line]:
         """In which lines to look, another one first each time."""
-        lines = list(chain.from_iterable(registered.lines for registered in self.registry.registered().values()))
+        lines = list(
+            chain.from_iterable(
+                registered.lines for registered in self.registry.registered().values()
+            )
+        )
         self._turn += 1
         start = self._turn % max(len(lines), 1)
         return lines[start:] + lines[:start]
 
     def _sees_nobody(self, lines: Iterable[Line]) -> bool:
-        """Whether nobody is in line. Where there are caps, somebody may be who could not come in."""
+        """Whether nobody is in line. Where there are caps, somebody may be who could not come
+        in.
+        """
         return self._lookout.sees_nobody and not any(line.caps for line in lines)
 
     def _shortest_timeout(self) -> float:
@@ -215,16 +283,25 @@ class FlowSource:
         return min((node.options.heartbeat_timeout_seconds for node in nodes), default=inf)
 
     def _ready(self, tx: Transaction, lines: Sequence[Line]) -> bool:
-        return bool(tx.rows(self.records.sql["ready_lanes"], {"lanes": self.records.listed([line.lane for line in lines])}))
+        return bool(
+            tx.rows(
+                self.records.sql["ready_lanes"],
+                {"lanes": self.records.listed([line.lane for line in lines])},
+            )
+        )
 
     def _ask_next_due(self) -> float | None:
         lanes = self.records.listed([line.lane for line in self._lines()])
-        [(wait,)] = self.database.read(lambda tx: tx.rows(self.records.sql["next_due"], {"lanes": lanes}))
+        [(wait,)] = self.database.read(
+            lambda tx: tx.rows(self.records.sql["next_due"], {"lanes": lanes})
+        )
         return None if wait is None else max(float(wait), 0.0)
 
 
 def is_more_left(leased: Sequence[Leased], want: int) -> bool:
-    """Whether something may be ready after a claim: it took as many as it wanted, or one that comes alone."""
+    """Whether something may be ready after a claim: it took as many as it wanted, or one that
+    comes alone.
+    """
     return len(leased) >= want or any(each.alone for each in leased)
 
 

@@ -1,13 +1,17 @@
-"""How an execution stands, and what becomes of it: pure decisions over what one transaction has read, and what it will write.
+"""How an execution stands, and what becomes of it: pure decisions over what one transaction has
+read, and what it will write.
 
     put, unset      an input changes: one revision for all that change together
-    succeed         an attempt has a result: the same as before stops the wave, another is a new revision
-    end             an attempt came to nothing: it is spent, and there is another unless there were enough of them; the one way
-                    for what raised, and for what was abandoned by a sweep, at its deadline or by hand
+    succeed         an attempt has a result: the same as before stops the wave, another is a new
+                    revision
+    end             an attempt came to nothing: it is spent, and there is another unless there were
+                    enough of them; the one way for what raised, and for what was abandoned by a
+                    sweep, at its deadline or by hand
     `advancing.advance` then opens, clears and calls off what follows from it.
 
-Attempts are compared by what they are computed with: the revisions of everything that their node depends on, as a text. So one that
-was begun with other inputs is known as such, and so are the attempts that were spent on other inputs.
+Attempts are compared by what they are computed with: the revisions of everything that their node
+depends on, as a text. So one that was begun with other inputs is known as such, and so are the
+attempts that were spent on other inputs.
 """
 
 from __future__ import annotations
@@ -57,13 +61,25 @@ class Cause(StrEnum):
     EXECUTION = "execution"
 
 
-ABANDONING = frozenset({Cause.DEADLINE, Cause.HEARTBEAT, Cause.CRASH, Cause.STALLED, Cause.MEMORY, Cause.KILLED, Cause.ASKED})
+ABANDONING = frozenset(
+    {
+        Cause.DEADLINE,
+        Cause.HEARTBEAT,
+        Cause.CRASH,
+        Cause.STALLED,
+        Cause.MEMORY,
+        Cause.KILLED,
+        Cause.ASKED,
+    }
+)
 """Causes that make an attempt abandoned rather than failed: nobody knows how far it came."""
 
 
 @dataclass(slots=True)
 class Stored:
-    """What is kept of a node: its value, as JSON, and the attempts that were spent on its present inputs."""
+    """What is kept of a node: its value, as JSON, and the attempts that were spent on its
+    present inputs.
+    """
 
     is_set: bool = False
     value: str | None = None
@@ -79,7 +95,13 @@ class Stored:
 
     def start_over(self, inputs: str | None) -> None:
         """Attempts are counted anew."""
-        self.tried_with, self.spent, self.crashes, self.failed, self.error = inputs, 0, 0, False, None
+        self.tried_with, self.spent, self.crashes, self.failed, self.error = (
+            inputs,
+            0,
+            0,
+            False,
+            None,
+        )
 
 
 class Terms(NamedTuple):
@@ -127,11 +149,19 @@ class Closing(NamedTuple):
 class Standing:
     """One execution, for the length of a transaction that has it to itself. It is a `gates.View`.
 
-    `changes`: how often it was written; None for one that is new. Two with the same number of changes are the same, but for who is
-    at the open attempts.
+    `changes`: how often it was written; None for one that is new. Two with the same number of
+    changes are the same, but for who is at the open attempts.
     """
 
-    def __init__(self, number: int, name: str, *, revision: int = 0, cancelled: bool = False, changes: int | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        *,
+        revision: int = 0,
+        cancelled: bool = False,
+        changes: int | None = None,
+    ) -> None:
         self.number = number
         self.id = name
         self.revision = revision
@@ -169,13 +199,23 @@ class Standing:
 
     @property
     def concerns_all(self) -> bool:
-        """Whether it changes something for nodes that have not changed: one was given up, or turned out to be as it was."""
-        return self.cancelled or self._confirmed or any(self.nodes[node].failed for node in self.changed)
+        """Whether it changes something for nodes that have not changed: one was given up, or
+        turned out to be as it was.
+        """
+        return (
+            self.cancelled
+            or self._confirmed
+            or any(self.nodes[node].failed for node in self.changed)
+        )
 
     @property
     def calls_off_running(self) -> bool:
         """Whether a worker somewhere is at something that is over now."""
-        over = {closing.seq for closing in self.closings if closing.state is State.CANCELLED or closing.cause is Cause.ASKED}
+        over = {
+            closing.seq
+            for closing in self.closings
+            if closing.state is State.CANCELLED or closing.cause is Cause.ASKED
+        }
         return any(attempt.held == LEASED and attempt.seq in over for attempt in self._closed)
 
     # --- told ---
@@ -192,7 +232,12 @@ class Standing:
         """Take its value from a node; nothing if it has none."""
         stored = self.node(node)
         if stored.is_set:
-            stored.is_set, stored.value, stored.computed_with, stored.revision = False, None, None, self._next_revision()
+            stored.is_set, stored.value, stored.computed_with, stored.revision = (
+                False,
+                None,
+                None,
+                self._next_revision(),
+            )
             self.changed.add(node)
 
     def succeed(self, attempt: Attempt, value: str) -> None:
@@ -206,8 +251,12 @@ class Standing:
         stored.start_over(None)
         self.changed.add(attempt.node)
 
-    def end(self, attempt: Attempt, cause: Cause, *, error: str | None = None, delay: float = 0.0) -> None:
-        """It came to nothing: counted, and tried again after the delay, unless that was the last time."""
+    def end(
+        self, attempt: Attempt, cause: Cause, *, error: str | None = None, delay: float = 0.0
+    ) -> None:
+        """It came to nothing: counted, and tried again after the delay, unless that was the last
+        time.
+        """
         error = None if error is None else storable(error, longest=LONGEST_ERROR)
         self._close(attempt, State.ABANDONED if cause in ABANDONING else State.FAILED, cause, error)
         stored = self.node(attempt.node)
@@ -228,7 +277,11 @@ class Standing:
     def begin(self, node: str, inputs: str, terms: Terms, *, delay: float = 0.0) -> None:
         """Have a node computed from these inputs."""
         stored = self.nodes.get(node)
-        spent, crashes = (stored.spent, stored.crashes) if stored is not None and stored.tried_with == inputs else (0, 0)
+        spent, crashes = (
+            (stored.spent, stored.crashes)
+            if stored is not None and stored.tried_with == inputs
+            else (0, 0)
+        )
         self.openings[node] = Opening(node, inputs, spent + 1, crashes, delay, terms)
 
     def forget_others(self, node: str, inputs: str) -> None:
@@ -241,14 +294,18 @@ class Standing:
             self.changed.add(node)
 
     def written(self, begun: Mapping[str, Attempt]) -> None:
-        """What was decided stands in the store: it is as if it had been read from there. `begun`: what became of the openings."""
+        """What was decided stands in the store: it is as if it had been read from there.
+        `begun`: what became of the openings.
+        """
         self.open.update(begun)
         self.changes = 0 if self.changes is None else self.changes + 1
         self._seen, self._confirmed = self.revision, False
         for decided in (self.changed, self.openings, self.closings, self._closed):
             decided.clear()
 
-    def _close(self, attempt: Attempt, state: State, cause: Cause, error: str | None = None) -> None:
+    def _close(
+        self, attempt: Attempt, state: State, cause: Cause, error: str | None = None
+    ) -> None:
         if self.open.get(attempt.node) == attempt:
             del self.open[attempt.node]
         stored = self.node(attempt.node)

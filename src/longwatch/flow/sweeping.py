@@ -1,13 +1,17 @@
-"""What brings an execution on when nobody else does: sweeps, made by every worker, each apart from the others' errors.
+"""What brings an execution on when nobody else does: sweeps, made by every worker, each apart from
+the others' errors.
 
-    dead        at every look: owners that have certainly ended; what they had begun is abandoned and tried again, at once
+    dead        at every look: owners that have certainly ended; what they had begun is abandoned
+                and tried again, at once
     abandoned   every 10 s: attempts whose heartbeat has lapsed, or whose deadline has passed
-    stalled     every 60 s: executions of a graph of which nothing waits or runs, though something could; a page at a time
+    stalled     every 60 s: executions of a graph of which nothing waits or runs, though something
+                could; a page at a time
 
-A sweep with an interval is made by whoever comes first when it is due; the others pass. What it came to is on record. Rows are
-found by a read, and changed only if they are still so once their execution is locked; what somebody else has locked is passed over:
-sweepers that meet do not fight, and one that froze in the middle holds up nobody.
-An attempt that its worker had not begun goes back unspent. Where nobody can tell (another machine's page), it counts as begun.
+A sweep with an interval is made by whoever comes first when it is due; the others pass. What it
+came to is on record. Rows are found by a read, and changed only if they are still so once their
+execution is locked; what somebody else has locked is passed over: sweepers that meet do not fight,
+and one that froze in the middle holds up nobody. An attempt that its worker had not begun goes back
+unspent. Where nobody can tell (another machine's page), it counts as begun.
 """
 
 from __future__ import annotations
@@ -80,7 +84,9 @@ class Sweeping:
         self._not_before: dict[str, float] = {}
 
     def look(self) -> int:
-        """Make the sweeps that are due; how many rows they have moved. One that fails does not keep the others."""
+        """Make the sweeps that are due; how many rows they have moved. One that fails does not
+        keep the others.
+        """
         return self._all([self.bury_the_dead, *self._timed_ones(self.every, STALLED_EVERY)])
 
     def make_all(self) -> int:
@@ -89,7 +95,9 @@ class Sweeping:
 
     def runs(self, *, limit: int) -> list[Run]:
         """The newest first."""
-        rows = self._database.read(lambda tx: tx.rows(self._records.sql["sweep_runs"], {"limit": limit}))
+        rows = self._database.read(
+            lambda tx: tx.rows(self._records.sql["sweep_runs"], {"limit": limit})
+        )
         return [Run(*row) for row in rows]
 
     # --- owners that have ended ---
@@ -99,23 +107,31 @@ class Sweeping:
         return sum(map(self._bury, self._database.read(self._sweep.dead_holders)))
 
     def _bury(self, holder: Holder) -> int:
-        held = self._database.read(lambda tx: tx.rows(self._records.sql["held_by"], {"owner": holder.owner, "limit": PAGE}))
+        held = self._database.read(
+            lambda tx: tx.rows(self._records.sql["held_by"], {"owner": holder.owner, "limit": PAGE})
+        )
         if not held:
             self._database.write(lambda tx: self._sweep.forget(tx, holder))
             return 0
         if not self._sweep.has_ended(holder.incarnation):
             return 0
         blame = judge(holder, unread=Blame.CRASH)
-        return self._bring_back([_Lost(Claim(*row[:3]), row[3], blame(row[0])) for row in held], recheck=False)
+        return self._bring_back(
+            [_Lost(Claim(*row[:3]), row[3], blame(row[0])) for row in held], recheck=False
+        )
 
     # --- leases that have ended ---
 
     def _abandoned(self) -> int:
-        """All of them, a page at a time; a row that cannot be brought back is passed over, and told of in the end."""
+        """All of them, a page at a time; a row that cannot be brought back is passed over, and
+        told of in the end.
+        """
         found, seen, errors = 0, list[int](), []
         while True:
             lapsed = {"boot": boot_id(), "seen": self._records.listed(seen), "limit": PAGE}
-            rows = self._database.read(lambda tx, lapsed=lapsed: tx.rows(self._records.sql["lapsed"], lapsed))  # type: ignore[misc]
+            rows = self._database.read(
+                lambda tx, lapsed=lapsed: tx.rows(self._records.sql["lapsed"], lapsed)  # type: ignore[misc]
+            )
             try:
                 found += self._bring_back(_judged(rows), recheck=self._database.is_shared)
             except Exception as error:  # noqa: BLE001 - the next page has nothing to do with it
@@ -128,26 +144,36 @@ class Sweeping:
         return found
 
     def _bring_back(self, lost: Sequence[_Lost], *, recheck: bool) -> int:
-        """In one transaction; if that cannot be, one row at a time, so that a bad one keeps nobody else."""
+        """In one transaction; if that cannot be, one row at a time, so that a bad one keeps
+        nobody else.
+        """
         return self._apart(lost, lambda some: self._give_back(some, recheck=recheck))
 
     def _give_back(self, lost: Sequence[_Lost], *, recheck: bool) -> int:
         def work(tx: Transaction) -> tuple[int, list[AttemptAbandoned]]:
             loaded, gone = self._records.load_free(tx, (each.execution for each in lost))
             mine = self._records.free_claims(
-                tx, [each.claim for each in lost if each.execution in loaded or each.execution in gone]
+                tx,
+                [each.claim for each in lost if each.execution in loaded or each.execution in gone],
             )
-            due = [(each, found) for each in lost if (found := mine.get(each.claim)) and (found.has_lapsed or not recheck)]
+            due = [
+                (each, found)
+                for each in lost
+                if (found := mine.get(each.claim)) and (found.has_lapsed or not recheck)
+            ]
             self._records.close_orphans(tx, [found for _, found in due if found.execution in gone])
             due = [(each, found) for each, found in due if found.execution in loaded]
             unbegun = [each.claim for each, _ in due if each.blame is Blame.RELEASE]
             self._claims.release(tx, unbegun, blame=Blame.RELEASE)
-            for kind in {loaded[found.execution][1] for each, found in due if each.claim in set(unbegun)}:
+            for kind in {
+                loaded[found.execution][1] for each, found in due if each.claim in set(unbegun)
+            }:
                 tx.announce(work_of(kind))
             told = [
                 said
                 for each, found in due
-                if each.claim not in set(unbegun) and (said := _abandoned(each, found, loaded[found.execution][0]))
+                if each.claim not in set(unbegun)
+                and (said := _abandoned(each, found, loaded[found.execution][0]))
             ]
             self._save(tx, loaded)
             return len(unbegun) + len(told), told
@@ -162,13 +188,22 @@ class Sweeping:
     def _stalled(self, kind: Kind) -> int:
         """Go through those of a graph, a page at a time, from where the last run has come to."""
         name = {"sweep": _turn_of(kind)}
-        [(position,)] = self._database.read(lambda tx: tx.rows(self._records.sql["sweep_position"], name)) or [(0,)]
+        [(position,)] = self._database.read(
+            lambda tx: tx.rows(self._records.sql["sweep_position"], name)
+        ) or [(0,)]
         asked = {**kind._asdict(), "after": position, "limit": PAGE}
-        page = [row[0] for row in self._database.read(lambda tx: tx.rows(self._records.sql["quiet"], asked))]
+        page = [
+            row[0]
+            for row in self._database.read(lambda tx: tx.rows(self._records.sql["quiet"], asked))
+        ]
         found = self._apart(page, self._go_on)
         following = page[-1] if len(page) == PAGE else 0
         if following != position:
-            self._database.write(lambda tx: tx.execute(self._records.sql["move_sweep"], {**name, "position": following}))
+            self._database.write(
+                lambda tx: tx.execute(
+                    self._records.sql["move_sweep"], {**name, "position": following}
+                )
+            )
         return found
 
     def _go_on(self, executions: Sequence[int]) -> int:
@@ -203,13 +238,19 @@ class Sweeping:
         return found
 
     def _timed_ones(self, abandoned: float, stalled: float) -> Iterator[Callable[[], int]]:
-        """Those over executions are made graph by graph: whoever makes one has to know the graph."""
+        """Those over executions are made graph by graph: whoever makes one has to know the
+        graph.
+        """
         yield lambda: self._timed("abandoned", "abandoned", abandoned, self._abandoned)
         for kind in self._registry.graphs:
-            yield lambda kind=kind: self._timed("stalled", _turn_of(kind), stalled, lambda: self._stalled(kind))  # type: ignore[misc]
+            yield lambda kind=kind: self._timed(  # type: ignore[misc]
+                "stalled", _turn_of(kind), stalled, lambda: self._stalled(kind)
+            )
 
     def _timed(self, name: str, turn: str, every: float, sweep: Callable[[], int]) -> int:
-        """Make one if it is its turn and nobody else is at it, and put on record what came of it."""
+        """Make one if it is its turn and nobody else is at it, and put on record what came of
+        it.
+        """
         now = self._clock.monotonic()
         if every and now < self._not_before.get(turn, 0.0):
             return 0
@@ -231,7 +272,12 @@ class Sweeping:
         return bool(tx.rows(self._records.sql["begin_sweep"], spaced))
 
     def _log(self, name: str, began: float, found: int, error: str | None) -> None:
-        run = {"sweep": name, "lasted": self._clock.monotonic() - began, "found": found, "error": error}
+        run = {
+            "sweep": name,
+            "lasted": self._clock.monotonic() - began,
+            "found": found,
+            "error": error,
+        }
 
         def work(tx: Transaction) -> None:
             tx.execute(self._records.sql["log_sweep"], run)
@@ -257,7 +303,9 @@ def _abandoned(lost: _Lost, found: Mine, standing: Standing) -> AttemptAbandoned
         return None
     cause = _cause(found)
     standing.end(attempt, cause, error=_WORDS[cause])
-    return AttemptAbandoned(execution=standing.id, node=attempt.node, attempt=attempt.number, cause=str(cause))
+    return AttemptAbandoned(
+        execution=standing.id, node=attempt.node, attempt=attempt.number, cause=str(cause)
+    )
 
 
 def _cause(found: Mine) -> Cause:
@@ -274,7 +322,9 @@ _WORDS = {
 
 
 def _judged(rows: Sequence[Row]) -> list[_Lost]:
-    judges = {holder: judge(holder, unread=Blame.CRASH) for holder in {_holder(row) for row in rows}}
+    judges = {
+        holder: judge(holder, unread=Blame.CRASH) for holder in {_holder(row) for row in rows}
+    }
     return [_Lost(Claim(*row[:3]), row[3], judges[_holder(row)](row[0])) for row in rows]
 
 

@@ -1,8 +1,9 @@
-"""Those of this process who wait for a value. Whoever computes it in the same process tells it to them with the commit, and they
-need not read it.
+"""Those of this process who wait for a value. Whoever computes it in the same process tells it to
+them with the commit, and they need not read it.
 
-It is told only to who waits at that moment, and was then that of the present inputs, as if it had been read. What other processes
-compute they are not told: so whoever waits listens to the store as well, and looks for himself.
+It is told only to who waits at that moment, and was then that of the present inputs, as if it had
+been read. What other processes compute they are not told: so whoever waits listens to the store as
+well, and looks for himself.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class Waiters:
 
     def tell(self, tx: Transaction, graph: Graph, standing: Standing) -> None:
         """Once this is committed, tell them what it has computed of what they wait for."""
-        waiting = [each for each in self._waiting.get(standing.id, ()) if each[0] in standing.changed]
+        waiting = [
+            each for each in self._waiting.get(standing.id, ()) if each[0] in standing.changed
+        ]
         if not waiting:
             return
         up = survey(graph, standing)

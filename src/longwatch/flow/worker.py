@@ -41,8 +41,9 @@ _CHILDREN_END_WITHIN = 10.0
 class FlowWorker(EngineLoop):
     """Computes nodes, `concurrency` at a time, until it is shut down; made by `Flow.worker`.
 
-    `with worker:` has it run in a thread of its own for the length of the block; `run` blocks; in a LoopGroup it is a loop like any
-    other. It renews the heartbeats of all it has in one statement, and sweeps every `sweep_interval_seconds`.
+    `with worker:` has it run in a thread of its own for the length of the block; `run` blocks; in a
+    LoopGroup it is a loop like any other. It renews the heartbeats of all it has in one statement,
+    and sweeps every `sweep_interval_seconds`.
     """
 
     def __init__(  # noqa: PLR0913 - what a worker can be told
@@ -55,17 +56,30 @@ class FlowWorker(EngineLoop):
         shutdown_timeout: float | None = None,
         events: Events | None = None,
     ) -> None:
-        super().__init__(name=name, shutdown_timeout=shutdown_timeout, clock=flow.clock, events=events)
+        super().__init__(
+            name=name, shutdown_timeout=shutdown_timeout, clock=flow.clock, events=events
+        )
         if not is_whole(concurrency, most=MOST_SLOTS):
-            raise UsageError(f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}")
+            raise UsageError(
+                f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}"
+            )
         if not (is_number(sweep_interval_seconds) and sweep_interval_seconds > 0):
-            raise UsageError(f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}")
+            raise UsageError(
+                f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}"
+            )
         if not flow.registry.graphs:
-            raise UsageError("this Flow was given no graphs, so a worker would have nothing to do; write Flow(store, graphs=[...])")
+            raise UsageError(
+                "this Flow was given no graphs, so a worker would have nothing to do; write "
+                "Flow(store, graphs=[...])"
+            )
         self.flow = flow
         self.concurrency = concurrency
         self._flow_source = FlowSource(
-            flow.database, flow.registry, waiters=flow.waiters, sweep_every=sweep_interval_seconds, clock=self.clock
+            flow.database,
+            flow.registry,
+            waiters=flow.waiters,
+            sweep_every=sweep_interval_seconds,
+            clock=self.clock,
         )
         self._overtime: Overtime | None = None
         self._apart: ProcessRunner | None = None
@@ -76,7 +90,12 @@ class FlowWorker(EngineLoop):
         self._errand.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         errand, self._errand = self._errand, None
         self.shutdown(timeout=_PATIENCE if self.shutdown_timeout is None else self.shutdown_timeout)
         if errand is not None:
@@ -106,12 +125,21 @@ class FlowWorker(EngineLoop):
     def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
         """Little is claimed ahead: the deadline of an attempt counts from its claim."""
         return EnginePolicy(
-            slots=self.concurrency, lease=self._lease(), polls=polls, poll_wait=wait, most_ahead=_AHEAD * self.concurrency
+            slots=self.concurrency,
+            lease=self._lease(),
+            polls=polls,
+            poll_wait=wait,
+            most_ahead=_AHEAD * self.concurrency,
         )
 
     def _lease(self) -> LeasePolicy:
         """By the node that has to be renewed most often, and the one that dies soonest."""
-        options = [node.options for node in chain.from_iterable(graph.order for graph in self.flow.registry.graphs.values())]
+        options = [
+            node.options
+            for node in chain.from_iterable(
+                graph.order for graph in self.flow.registry.graphs.values()
+            )
+        ]
         if not options:
             return LeasePolicy(240.0)
         shortest = min(each.heartbeat_timeout_seconds for each in options)
@@ -120,14 +148,18 @@ class FlowWorker(EngineLoop):
 
     @contextmanager
     def _alongside(self, engine: Engine, place: Place) -> Iterator[None]:  # noqa: ARG002 - the contract
-        """Deadlines are watched, attempts that are called off elsewhere are noticed, and children end after all else."""
+        """Deadlines are watched, attempts that are called off elsewhere are noticed, and
+        children end after all else.
+        """
         assert self._overtime is not None
         assert self._apart is not None
         over = Wakeup()
         over.listen(engine.doubt)
         with ExitStack() as undo:
             undo.callback(self._apart.stop, timeout=_CHILDREN_END_WITHIN)
-            undo.callback(self.flow.database.listen(map(endings_of, self.flow.registry.graphs), over))
+            undo.callback(
+                self.flow.database.listen(map(endings_of, self.flow.registry.graphs), over)
+            )
             undo.enter_context(self._overtime.watching())
             undo.enter_context(self.flow.hands.lent(engine, self._flow_source))
             yield

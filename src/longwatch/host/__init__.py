@@ -1,1 +1,3 @@
-"""Life inside one process: the loop thread, services, the periodic loop, shutdown, and children under the guardian."""
+"""Life inside one process: the loop thread, services, the periodic loop, shutdown, and children
+under the guardian.
+"""

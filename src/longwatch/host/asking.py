@@ -1,8 +1,9 @@
 """Checks and other questions that may take their time, asked from a loop that may not.
 
-A question has a thread of its own, started when it is first asked. Whoever asks while it is being answered waits for that answer;
-once it has taken longer than it may, everybody is told so at once, until it comes back. A thread that never comes back is left
-behind: it is a daemon, and nobody waits for it.
+A question has a thread of its own, started when it is first asked. Whoever asks while it is being
+answered waits for that answer; once it has taken longer than it may, everybody is told so at once,
+until it comes back. A thread that never comes back is left behind: it is a daemon, and nobody waits
+for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 
 class Question(Generic[T]):
-    """`ask` gives the answer, or raises what it raised; TimeoutError when that takes longer than `within`. Used on one loop."""
+    """`ask` gives the answer, or raises what it raised; TimeoutError when that takes longer than
+    `within`. Used on one loop.
+    """
 
     def __init__(self, call: Callable[[], T], *, name: str, within: float) -> None:
         self._call = call
@@ -49,7 +52,8 @@ class Question(Generic[T]):
     def _begin(self) -> None:
         if self._errand is None:
             errand = Errand(self._turn, name=self._name, loud=True)
-            errand.start()  # where there is no thread left this raises, and whoever asks next tries again
+            # where there is no thread left this raises, and whoever asks next tries again
+            errand.start()
             self._errand = errand
         pending = self._pending = asyncio.get_running_loop().create_future()
         pending.add_done_callback(self._answered)
@@ -75,7 +79,9 @@ def _is_fit(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, StopIteration)
 
 
-def _settle(pending: asyncio.Future[T], answer: T | None = None, error: BaseException | None = None) -> None:
+def _settle(
+    pending: asyncio.Future[T], answer: T | None = None, error: BaseException | None = None
+) -> None:
     def settle() -> None:
         if pending.done():
             return

@@ -1,9 +1,12 @@
-"""The beat page: what a worker process is doing, readable from outside even while it holds the GIL, hangs or is dead.
+"""The beat page: what a worker process is doing, readable from outside even while it holds the GIL,
+hangs or is dead.
 
-One small file an engine, mapped into memory. A header says until when its leases are trusted, whether it is draining, and when the
-engine itself last beat; then one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot,
-with the row number last when it begins and first when it ends, so a reader never sees a row that is not started. A parent that
-renews the leases writes until when they are trusted, and, of a child that it has killed, which rows are to blame.
+One small file an engine, mapped into memory. A header says until when its leases are trusted,
+whether it is draining, and when the engine itself last beat; then one entry a slot: last beat, the
+row it works on, since when. Each entry is written by its one slot, with the row number last when it
+begins and first when it ends, so a reader never sees a row that is not started. A parent that
+renews the leases writes until when they are trusted, and, of a child that it has killed, which rows
+are to blame.
 
     offset  0  magic (8)   8  slots   16  trusted until   24  draining   32  beat of the engine
            40 …  per slot: beat, row, started (8 bytes each)
@@ -25,12 +28,16 @@ _HEADER = 40
 _TRUSTED, _DRAINING, _ENGINE = 16, 24, 32
 _LARGEST = 1 << 20
 _SLOT = 24
-_NUMBER = struct.Struct("@q")  # native, so that each is one store: a process killed in the middle leaves no half number
+_NUMBER = struct.Struct(
+    "@q"
+)  # native, so that each is one store: a process killed in the middle leaves no half number
 _TIME = struct.Struct("@d")
 
 
 class SlotState(NamedTuple):
-    """What one slot does: `row` is 0 when it does nothing. Times are on CLOCK_MONOTONIC of the machine."""
+    """What one slot does: `row` is 0 when it does nothing. Times are on CLOCK_MONOTONIC of the
+    machine.
+    """
 
     beat: float
     row: int
@@ -89,7 +96,9 @@ class BeatPage:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """A new file in memory. Written once, because a hole that a full disk cannot fill would end the process with SIGBUS."""
+    """A new file in memory. Written once, because a hole that a full disk cannot fill would end
+    the process with SIGBUS.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -117,8 +126,12 @@ class BeatReading(NamedTuple):
         return frozenset(slot.row for slot in self.slots if slot.row)
 
     def silent(self, now: float, *, after: float) -> dict[int, float]:
-        """The rows whose slot has given no beat for so long, and for how long; 0 stands for the engine itself."""
-        ages = {slot.row: now - slot.beat for slot in self.slots if slot.row} | ({0: now - self.beat} if self.beat else {})
+        """The rows whose slot has given no beat for so long, and for how long; 0 stands for the
+        engine itself.
+        """
+        ages = {slot.row: now - slot.beat for slot in self.slots if slot.row} | (
+            {0: now - self.beat} if self.beat else {}
+        )
         return {row: age for row, age in ages.items() if age > after}
 
 
@@ -134,8 +147,9 @@ def read_page(path: str) -> BeatReading | None:
 
 
 class ForeignPage:
-    """The page of another process, for a parent that keeps its leases. By its descriptor, not mapped: whoever cuts the file short
-    must not end us. After `close` nothing is read or written any more.
+    """The page of another process, for a parent that keeps its leases. By its descriptor, not
+    mapped: whoever cuts the file short must not end us. After `close` nothing is read or written
+    any more.
     """
 
     def __init__(self, path: str) -> None:
@@ -157,7 +171,9 @@ class ForeignPage:
             self._write(_TIME.pack(moment), _TRUSTED)
 
     def blame_only(self, rows: Collection[int]) -> None:
-        """Of a process that is about to be gone: no other row is to blame for that. A drain excuses everybody, but not these."""
+        """Of a process that is about to be gone: no other row is to blame for that. A drain
+        excuses everybody, but not these.
+        """
         reading = self.read()
         if rows and reading.draining:
             self._write(_NUMBER.pack(0), _DRAINING)
@@ -201,5 +217,7 @@ def remove_page(path: str) -> None:
 
 def _slot(data: bytes, place: int) -> SlotState:
     return SlotState(
-        _TIME.unpack_from(data, place)[0], _NUMBER.unpack_from(data, place + 8)[0], _TIME.unpack_from(data, place + 16)[0]
+        _TIME.unpack_from(data, place)[0],
+        _NUMBER.unpack_from(data, place + 8)[0],
+        _TIME.unpack_from(data, place + 16)[0],
     )

@@ -1,4 +1,6 @@
-"""The output of a child: whole lines, bounded, never waiting for the end of a pipe that a stray process may hold open."""
+"""The output of a child: whole lines, bounded, never waiting for the end of a pipe that a stray
+process may hold open.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Sink(Protocol):
 
 
 class WholeLines:
-    """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked, and its rest skipped."""
+    """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked,
+    and its rest skipped.
+    """
 
     def __init__(self, max_line: int = MAX_LINE) -> None:
         self.max_line = max_line
@@ -55,7 +59,10 @@ class WholeLines:
         if len(block) <= self.max_line:
             return block
         lines = block.split(b"\n")[:-1]
-        return b"".join(line + b"\n" if len(line) <= self.max_line else line[: self.max_line] + CUT for line in lines)
+        return b"".join(
+            line + b"\n" if len(line) <= self.max_line else line[: self.max_line] + CUT
+            for line in lines
+        )
 
     def rest(self) -> bytes:
         """What came after the last line end, made a line; empty if nothing did."""
@@ -66,11 +73,14 @@ class WholeLines:
 class Capture:
     """Reads one pipe on the loop and hands whole lines to a sink.
 
-    A congested sink is given time: reading pauses, so that the child feels the pressure as with any pipe. After `patience` seconds
-    reading goes on and the sink drops what it cannot take: a stuck reader of ours never blocks a child for good.
+    A congested sink is given time: reading pauses, so that the child feels the pressure as with any
+    pipe. After `patience` seconds reading goes on and the sink drops what it cannot take: a stuck
+    reader of ours never blocks a child for good.
     """
 
-    def __init__(self, descriptor: int, sink: Sink, *, patience: float = 5.0, max_line: int = MAX_LINE) -> None:
+    def __init__(
+        self, descriptor: int, sink: Sink, *, patience: float = 5.0, max_line: int = MAX_LINE
+    ) -> None:
         self._descriptor = descriptor
         self._sink = sink
         self._patience = patience
@@ -121,7 +131,9 @@ class Capture:
             self._loop.call_soon_threadsafe(self._resume, timer)
 
     def _lose_patience(self) -> None:
-        """Read on whatever the sink says, until it is drained once: else each chunk would cost the child the patience anew."""
+        """Read on whatever the sink says, until it is drained once: else each chunk would cost
+        the child the patience anew.
+        """
         self._patient = False
         self._resume()
 

@@ -32,9 +32,10 @@ _START_PATIENCE = 10.0
 class Guardian(Service):
     """The guardian process and the children it holds, as a service.
 
-    `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and with it every child at once. If it dies,
-    everything it held is killed, `GuardianLost` is emitted, and whoever waits for a child gets GuardianLostError. With `adopt`
-    the calling process becomes a subreaper, so that even then nothing escapes; for processes of our own, not for a user's.
+    `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and with it every child at
+    once. If it dies, everything it held is killed, `GuardianLost` is emitted, and whoever waits for
+    a child gets GuardianLostError. With `adopt` the calling process becomes a subreaper, so that
+    even then nothing escapes; for processes of our own, not for a user's.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -68,7 +69,9 @@ class Guardian(Service):
         return self._process.pid if self._process else None
 
     async def spawn(self, spec: ProcessSpec) -> Child:
-        """Start a child; returns when its program runs. SpawnError says what could not be done and why."""
+        """Start a child; returns when its program runs. SpawnError says what could not be done
+        and why.
+        """
         child = Child(next(self._numbers), os.urandom(16).hex(), self, self.clock)
         self._children[child.number] = child
         try:
@@ -90,13 +93,19 @@ class Guardian(Service):
         try:
             self.send(message, stdio)
         except ValueError:
-            raise SpawnError(f"cannot execute it: {os.strerror(errno.E2BIG)}", errno=errno.E2BIG) from None
+            raise SpawnError(
+                f"cannot execute it: {os.strerror(errno.E2BIG)}", errno=errno.E2BIG
+            ) from None
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Queue a message to the guardian; the descriptors are closed once sent, and also when it cannot be."""
+        """Queue a message to the guardian; the descriptors are closed once sent, and also when
+        it cannot be.
+        """
         if self._control is None:
             _close(descriptors)
-            raise GuardianLostError("the guardian is not running; start it, or if it has died, start it again")
+            raise GuardianLostError(
+                "the guardian is not running; start it, or if it has died, start it again"
+            )
         try:
             self._outbox.put(message, descriptors)
         except ValueError:
@@ -105,7 +114,9 @@ class Guardian(Service):
         self._flush()
 
     def give_up(self) -> None:
-        """It does not do what it is there for: kill it, and do the rest as when it died by itself."""
+        """It does not do what it is there for: kill it, and do the rest as when it died by
+        itself.
+        """
         if self._process is not None:
             self._process.kill()
 
@@ -215,7 +226,8 @@ class Guardian(Service):
         self._outbox.discard()
 
     def _lost(self) -> None:
-        """The guardian died under us: the kernel has killed the leaders, the rest is found by its cgroups and marks.
+        """The guardian died under us: the kernel has killed the leaders, the rest is found by its
+        cgroups and marks.
 
         This blocks the loop until they are gone, which is what matters most now.
         """
@@ -244,10 +256,14 @@ class Guardian(Service):
         try:
             taken.append(_duplicate(spec.stdin, os.O_RDONLY))
             taken.append(self._output(spec, spec.stdout, child))
-            taken.append(os.dup(taken[1]) if spec.one_sink else self._output(spec, spec.stderr, child))
+            taken.append(
+                os.dup(taken[1]) if spec.one_sink else self._output(spec, spec.stderr, child)
+            )
         except OSError as error:
             _close(taken)
-            raise SpawnError(f"cannot open its streams: {error.strerror}", errno=error.errno or 0) from None
+            raise SpawnError(
+                f"cannot open its streams: {error.strerror}", errno=error.errno or 0
+            ) from None
         return tuple(taken)
 
     def _output(self, spec: ProcessSpec, target: Sink | int | None, child: Child) -> int:
@@ -256,7 +272,9 @@ class Guardian(Service):
         ours, theirs = os.pipe()
         child.capture(ours, target)
         if spec.identity is not None and os.geteuid() == 0:
-            os.fchown(theirs, spec.identity.uid, spec.identity.gid)  # else that user cannot open /dev/stdout
+            os.fchown(
+                theirs, spec.identity.uid, spec.identity.gid
+            )  # else that user cannot open /dev/stdout
         return theirs
 
 
@@ -286,7 +304,9 @@ def _working_directory() -> str:
     try:
         return os.getcwd()  # noqa: PTH109 - plain text for the wire
     except FileNotFoundError:
-        raise SpawnError("the working directory was removed; start from another one", errno=errno.ENOENT) from None
+        raise SpawnError(
+            "the working directory was removed; start from another one", errno=errno.ENOENT
+        ) from None
 
 
 def _close(descriptors: Iterable[int]) -> None:

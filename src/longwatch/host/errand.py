@@ -10,11 +10,13 @@ from longwatch.core.deadline import Deadline
 
 
 class Errand:
-    """A call that is made once, in a daemon thread of its own, and whose end can be waited for through a clock.
+    """A call that is made once, in a daemon thread of its own, and whose end can be waited for
+    through a clock.
 
-    Daemon, because a stuck thread must not be joined when the interpreter exits; no executor, for the same reason. `error` is what
-    the call raised; that of an errand that is `loud`, because nobody will ask, goes to `threading.excepthook` too. Takes no lock
-    that a signal handler could find taken.
+    Daemon, because a stuck thread must not be joined when the interpreter exits; no executor, for
+    the same reason. `error` is what the call raised; that of an errand that is `loud`, because
+    nobody will ask, goes to `threading.excepthook` too. Takes no lock that a signal handler could
+    find taken.
     """
 
     def __init__(self, work: Callable[[], object], *, name: str, loud: bool = False) -> None:
@@ -34,7 +36,8 @@ class Errand:
     def start(self, *, here_if_no_thread: bool = False) -> None:
         """Make the call; returns when it is about to be made, a second start changes nothing.
 
-        RuntimeError when the system has no thread left, or with `here_if_no_thread` the call is made by the caller.
+        RuntimeError when the system has no thread left, or with `here_if_no_thread` the call is
+        made by the caller.
         """
         if not self._once.acquire(blocking=False):
             return
@@ -45,7 +48,9 @@ class Errand:
         self._begun.wait()
 
     def wait(self, clock: Clock, deadline: Deadline) -> bool:
-        """Wait until the call has returned; False when the deadline comes first, and to the errand itself."""
+        """Wait until the call has returned; False when the deadline comes first, and to the
+        errand itself.
+        """
         if self.inside or not clock.wait(self.over, deadline.remaining()):
             return False
         if self._thread.ident is not None:

@@ -31,16 +31,27 @@ def answer_for(path: str, report: Report, *, verbose: bool) -> Answer:
         return _plain(_PLAIN[path], report, verbose=verbose)
     if not verbose:
         return _HEALTHY if report.ok else _UNHEALTHY
-    told = {"status": "healthy" if report.ok else "unhealthy", "checks": [_fact(result) for result in report.results]}
+    told = {
+        "status": "healthy" if report.ok else "unhealthy",
+        "checks": [_fact(result) for result in report.results],
+    }
     return Answer(_status(report), json.dumps(told).encode(), JSON)
 
 
 def _plain(word: str, report: Report, *, verbose: bool) -> Answer:
     """The word alone; else the checks that fail, by name only unless more was asked for."""
     if verbose:
-        lines = [f"{'[+]' if result.ok else '[-]'} {result.name}: {result.reason.value}" for result in report.results]
+        lines = [
+            f"{'[+]' if result.ok else '[-]'} {result.name}: {result.reason.value}"
+            for result in report.results
+        ]
         return _text(report, [*lines, word if report.ok else "failed"])
-    return _text(report, [word] if report.ok else [f"{result.name}: {result.reason.value}" for result in report.failing])
+    return _text(
+        report,
+        [word]
+        if report.ok
+        else [f"{result.name}: {result.reason.value}" for result in report.failing],
+    )
 
 
 def _text(report: Report, lines: Sequence[str]) -> Answer:

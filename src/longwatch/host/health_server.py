@@ -1,9 +1,10 @@
 """The health endpoint: answers HTTP on one port, whatever its clients and its checks do.
 
-One thread with an event loop serves every client, so an idle or slow one delays nobody and costs a few kilobytes; a client has a
-few seconds to say what it wants, and when there are too many, the one that has been silent longest has to go. Checks that only look
-at memory are asked on the spot; all others in threads of their own, each with its deadline (`asking.py`). `http.server` is not
-used: it needs a thread a client, and three system calls for what is one write here.
+One thread with an event loop serves every client, so an idle or slow one delays nobody and costs a
+few kilobytes; a client has a few seconds to say what it wants, and when there are too many, the one
+that has been silent longest has to go. Checks that only look at memory are asked on the spot; all
+others in threads of their own, each with its deadline (`asking.py`). `http.server` is not used: it
+needs a thread a client, and three system calls for what is one write here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from longwatch.host.service import Service
 
 Exposition = Callable[[], str | bytes]
 Later = Callable[[], Coroutine[Any, Any, Answer]]
-"""An answer that takes its time; not begun, because it may never be: a task that is cancelled first would leave it so."""
+"""An answer that takes its time; not begun, because it may never be: a task that is cancelled
+first would leave it so.
+"""
 
 BACKLOG = 256
 MOST_CLIENTS = 512
@@ -60,10 +63,12 @@ _FOR_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class HealthServer(Service):
-    """Serves `/health/live`, `/health/ready`, their plain-text cousins, and `/metrics`; `start` and `stop` are idempotent.
+    """Serves `/health/live`, `/health/ready`, their plain-text cousins, and `/metrics`; `start` and
+    `stop` are idempotent.
 
-    `readiness_check` and `liveness_check` are one probe each; `checks` are more of them, by name. A probe that raises, hangs or
-    says no is a 503 with a reason from a closed list, shown to `?verbose` clients on this machine. `metrics` gives the exposition.
+    `readiness_check` and `liveness_check` are one probe each; `checks` are more of them, by name. A
+    probe that raises, hangs or says no is a 503 with a reason from a closed list, shown to
+    `?verbose` clients on this machine. `metrics` gives the exposition.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
@@ -83,7 +88,9 @@ class HealthServer(Service):
         _require_port(port)
         self.host = host
         self.port = port
-        self.most_clients = min(most_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _FEWEST_CLIENTS))
+        self.most_clients = min(
+            most_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _FEWEST_CLIENTS)
+        )
         self.silence = silence
         self._checks = (*_named(readiness_check, liveness_check), *checks)
         self._quick = Health((check for check in self._checks if check.quick), self._clock)
@@ -104,7 +111,13 @@ class HealthServer(Service):
         return self._loop.inside
 
     def _start(self) -> None:
-        served = _Served(self, self._quick, [check for check in self._checks if not check.quick], self._metrics, self._clock)
+        served = _Served(
+            self,
+            self._quick,
+            [check for check in self._checks if not check.quick],
+            self._metrics,
+            self._clock,
+        )
         try:
             self._loop.call(served.open(), timeout=None)
         except BaseException as error:
@@ -127,7 +140,12 @@ class _Served:
     """One start of the server, on its loop."""
 
     def __init__(
-        self, server: HealthServer, quick: Health, slow: Iterable[Check], metrics: Exposition | None, clock: Clock
+        self,
+        server: HealthServer,
+        quick: Health,
+        slow: Iterable[Check],
+        metrics: Exposition | None,
+        clock: Clock,
     ) -> None:
         self.address = ("", 0)
         self.clients: dict[Client, None] = {}
@@ -135,7 +153,11 @@ class _Served:
         self._settings = server
         self._quick = quick
         self._slow = [_SlowCheck(check, clock) for check in slow]
-        self._metrics = Question(metrics, name="longwatch-metrics", within=METRICS_WITHIN) if metrics is not None else None
+        self._metrics = (
+            Question(metrics, name="longwatch-metrics", within=METRICS_WITHIN)
+            if metrics is not None
+            else None
+        )
         self._listening: asyncio.Server | None = None
         self._reaping: asyncio.TimerHandle | None = None
         self._closed = False
@@ -144,7 +166,9 @@ class _Served:
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        self._listening = await loop.create_server(partial(Client, self), settings.host, settings.port, backlog=BACKLOG)
+        self._listening = await loop.create_server(
+            partial(Client, self), settings.host, settings.port, backlog=BACKLOG
+        )
         host, port, *_ = self._listening.sockets[0].getsockname()
         self.address = (host, port)
 
@@ -190,7 +214,9 @@ class _Served:
         return next((client for client in self.clients if not client.busy), first)
 
     def _reap(self) -> None:
-        """Hang up on those that have been silent for too long; look again as long as there is anybody."""
+        """Hang up on those that have been silent for too long; look again as long as there is
+        anybody.
+        """
         loop = asyncio.get_running_loop()
         for client in tuple(self.clients):
             if loop.time() - client.since <= self._settings.silence:
@@ -204,7 +230,11 @@ class _Served:
     def answer(self, request: Request, *, local: bool) -> Answer | Later:
         """At once where that is possible."""
         if request.path == METRICS_PATH and self._metrics is not None:
-            return NOT_ALLOWED if request.method not in _METHODS else partial(self._exposed, self._metrics)
+            return (
+                NOT_ALLOWED
+                if request.method not in _METHODS
+                else partial(self._exposed, self._metrics)
+            )
         aspect = ASPECTS.get(request.path)
         if aspect is None:
             return NOT_FOUND
@@ -222,14 +252,18 @@ class _Served:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _slowly(self, path: str, report: Report, slow: list[_SlowCheck], *, verbose: bool) -> Answer:
+    async def _slowly(
+        self, path: str, report: Report, slow: list[_SlowCheck], *, verbose: bool
+    ) -> Answer:
         results = await asyncio.gather(*(check.result() for check in slow))
         return answer_for(path, Report((*report.results, *results)), verbose=verbose)
 
     async def _exposed(self, question: Question[str | bytes]) -> Answer:
         try:
             text = await question.ask()
-            return Answer(HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS)
+            return Answer(
+                HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS
+            )
         except Exception:  # noqa: BLE001 - anybody's code; who scrapes sees that it failed
             return _LATE
 
@@ -245,7 +279,11 @@ class _SlowCheck:
         self._name = check.name
         alone = Health([check], clock)
         aspect = next(iter(check.aspects))
-        self.question = Question(lambda: alone.report(aspect).results[0], name=f"check-{check.name}", within=check.deadline)
+        self.question = Question(
+            lambda: alone.report(aspect).results[0],
+            name=f"check-{check.name}",
+            within=check.deadline,
+        )
 
     async def result(self) -> Result:
         try:
@@ -297,7 +335,9 @@ class Client(asyncio.Protocol):
             self._respond(parse(head))
 
     def _respond(self, request: Request | None) -> None:
-        """At once where that is possible; who has said more than one thing gets one answer a turn, and others theirs in between."""
+        """At once where that is possible; who has said more than one thing gets one answer a
+        turn, and others theirs in between.
+        """
         if request is None:
             self._say(BAD_REQUEST, closes=True)
             return
@@ -319,7 +359,9 @@ class Client(asyncio.Protocol):
             self._next()
 
     def _say(self, answer: Answer, *, closes: bool, head_only: bool = False) -> None:
-        """A client that is told to go is a client until it has taken its answer, or has been silent for too long."""
+        """A client that is told to go is a client until it has taken its answer, or has been
+        silent for too long.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -348,9 +390,11 @@ def _named(readiness: Probe | None, liveness: Probe | None) -> Iterable[Check]:
 
 
 async def _let_go(listening: asyncio.Server) -> None:
-    """Take nobody more, see in those who were taken just now, whom nobody would close otherwise, and free the port.
+    """Take nobody more, see in those who were taken just now, whom nobody would close otherwise,
+    and free the port.
 
-    Also for children that were forked meanwhile: what they hold of it would keep the port, and let clients wait.
+    Also for children that were forked meanwhile: what they hold of it would keep the port, and let
+    clients wait.
     """
     for one in listening.sockets:
         asyncio.get_running_loop().remove_reader(one.fileno())
@@ -369,11 +413,22 @@ def _require_port(port: int) -> None:
 
 def _refusal(error: OSError | UnicodeError, host: str, port: int) -> Exception:
     if isinstance(error, UnicodeError):
-        return UsageError(f"{host} is no name of a host; the health port {port} needs one, or an address")
+        return UsageError(
+            f"{host} is no name of a host; the health port {port} needs one, or an address"
+        )
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"the health port {port} on {host} is in use; choose another, or end what listens there")
+        return UsageError(
+            f"the health port {port} on {host} is in use; choose another, or end what listens there"
+        )
     if error.errno == errno.EACCES:
-        return UsageError(f"the health port {port} on {host} needs privileges; choose one above 1023")
+        return UsageError(
+            f"the health port {port} on {host} needs privileges; choose one above 1023"
+        )
     if error.errno in _FOR_NOW:
-        return TryAgainError(f"the health port {port} cannot be opened: {error.strerror}; try again")
-    return UsageError(f"the health port {port} on {host} cannot be opened: {error.strerror or error}; choose another host or port")
+        return TryAgainError(
+            f"the health port {port} cannot be opened: {error.strerror}; try again"
+        )
+    return UsageError(
+        f"the health port {port} on {host} cannot be opened: {error.strerror or error}; "
+        f"choose another host or port"
+    )

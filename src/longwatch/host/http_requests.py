@@ -1,4 +1,6 @@
-"""HTTP/1.1 as far as a health endpoint needs it: the head of a request, and an answer. Pure: bytes in, bytes out."""
+"""HTTP/1.1 as far as a health endpoint needs it: the head of a request, and an answer. Pure:
+bytes in, bytes out.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head of a request. `closes`: nothing more is read from this client, because it says so or has sent a body."""
+    """The head of a request. `closes`: nothing more is read from this client, because it says so
+    or has sent a body.
+    """
 
     method: str
     path: str
@@ -35,9 +39,13 @@ class Answer:
 
 
 BAD_REQUEST = Answer(HTTPStatus.BAD_REQUEST, b'{"error": "bad request"}')
-TOO_LARGE = Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b'{"error": "request header too large"}')
+TOO_LARGE = Answer(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b'{"error": "request header too large"}'
+)
 NOT_FOUND = Answer(HTTPStatus.NOT_FOUND, b'{"error": "not found"}')
-NOT_ALLOWED = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "method not allowed"}', more=b"Allow: GET, HEAD\r\n")
+NOT_ALLOWED = Answer(
+    HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "method not allowed"}', more=b"Allow: GET, HEAD\r\n"
+)
 
 
 def parse(head: bytes) -> Request | None:
@@ -52,9 +60,15 @@ def parse(head: bytes) -> Request | None:
 
 
 def _closes(lines: list[bytes], *, is_old: bool) -> bool:
-    fields = [(name.lower(), value.strip().lower()) for name, _, value in (line.partition(b":") for line in lines)]
+    fields = [
+        (name.lower(), value.strip().lower())
+        for name, _, value in (line.partition(b":") for line in lines)
+    ]
     said = b",".join(value for name, value in fields if name == b"connection")
-    has_body = any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in fields)
+    has_body = any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in fields
+    )
     return has_body or b"close" in said or (is_old and b"keep-alive" not in said)
 
 

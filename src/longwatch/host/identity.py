@@ -22,10 +22,14 @@ class Identity:
 
 
 def identity_of(user: str) -> Identity:
-    """Who that is, by name or number; UsageError for one nobody knows, and for somebody else when we are not root."""
+    """Who that is, by name or number; UsageError for one nobody knows, and for somebody else
+    when we are not root.
+    """
     entry = _entry(user)
     if os.geteuid() not in (0, entry.pw_uid):
-        raise UsageError(f"only root can run programs as another user: start as root, or as {entry.pw_name!r}")
+        raise UsageError(
+            f"only root can run programs as another user: start as root, or as {entry.pw_name!r}"
+        )
     return Identity(
         name=entry.pw_name,
         uid=entry.pw_uid,
@@ -42,7 +46,9 @@ def identity_environment(identity: Identity) -> dict[str, str]:
 
 def _entry(user: str) -> pwd.struct_passwd:
     try:
-        return pwd.getpwuid(int(user)) if user.isascii() and user.isdecimal() else pwd.getpwnam(user)
+        return (
+            pwd.getpwuid(int(user)) if user.isascii() and user.isdecimal() else pwd.getpwnam(user)
+        )
     except (KeyError, ValueError, OverflowError):
         known = (entry.pw_name for entry in pwd.getpwall())
         hint = did_you_mean(user, known, otherwise="name one of this machine, or make it")

@@ -1,8 +1,10 @@
-"""Who holds a lease: one start of one worker process, named so that others can tell whether it still lives.
+"""Who holds a lease: one start of one worker process, named so that others can tell whether it
+still lives.
 
-`ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and within that the pid with its start time.
-Whoever shares boot and namespace can look: a pid that is gone, is a zombie or has another start time is a dead owner. From anywhere
-else, or where /proc does not tell, an owner counts as alive: a live process's lease is never taken this way.
+`ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and within that
+the pid with its start time. Whoever shares boot and namespace can look: a pid that is gone, is a
+zombie or has another start time is a dead owner. From anywhere else, or where /proc does not tell,
+an owner counts as alive: a live process's lease is never taken this way.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 _THREADS, _START_TIME = 17, 19
-"""Where they stand in /proc/PID/stat, counted from the state, which comes after the name in parentheses."""
+"""Where they stand in /proc/PID/stat, counted from the state, which comes after the name in
+parentheses.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,13 @@ class Incarnation:
     def mine(cls) -> Self:
         """A new incarnation of this process; a forked child needs its own."""
         now = _look(os.getpid())
-        return cls(os.urandom(8).hex(), boot_id(), _namespace(), os.getpid(), now.start if now is not None else 0)
+        return cls(
+            os.urandom(8).hex(),
+            boot_id(),
+            _namespace(),
+            os.getpid(),
+            now.start if now is not None else 0,
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -58,7 +68,9 @@ class Incarnation:
     @property
     def is_visible(self) -> bool:
         """Whether this process could see it: same boot, same PID namespace."""
-        return bool(self.namespace) and not self.is_of_another_boot and self.namespace == _namespace()
+        return (
+            bool(self.namespace) and not self.is_of_another_boot and self.namespace == _namespace()
+        )
 
     @property
     def is_of_another_boot(self) -> bool:
@@ -70,13 +82,20 @@ class Incarnation:
 def boot_id() -> str:
     """This boot of this machine, without dots; empty where the system does not tell."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+        return (
+            Path("/proc/sys/kernel/random/boot_id")
+            .read_text(encoding="ascii")
+            .strip()
+            .replace("-", "")
+        )
     except OSError:
         return ""
 
 
 def _namespace() -> int:
-    """The PID namespace we live in; 0 where the system does not tell, or where /proc shows another one's pids."""
+    """The PID namespace we live in; 0 where the system does not tell, or where /proc shows
+    another one's pids.
+    """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115 - the text of the link is what counts
             return 0
@@ -93,7 +112,9 @@ class _Look(NamedTuple):
 
 
 def _look(pid: int) -> _Look | None:
-    """None where /proc does not tell. A zombie with other threads is one whose main thread alone has ended."""
+    """None where /proc does not tell. A zombie with other threads is one whose main thread alone
+    has ended.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):

@@ -1,4 +1,6 @@
-"""The one event-loop thread of a process: children, sockets and timers live here, everyone else calls in with a deadline."""
+"""The one event-loop thread of a process: children, sockets and timers live here, everyone else
+calls in with a deadline.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ T = TypeVar("T")
 class LoopThread(Service):
     """Runs one asyncio event loop in a daemon thread.
 
-    The thread starts with the first use and belongs to the process that started it: after a fork the child gets its own. Everything
-    may be called from any thread. `call` from the loop's own thread would wait for itself and is refused. `stop` cancels what runs
-    on the loop, lets it clean up and ends the thread.
+    The thread starts with the first use and belongs to the process that started it: after a fork
+    the child gets its own. Everything may be called from any thread. `call` from the loop's own
+    thread would wait for itself and is refused. `stop` cancels what runs on the loop, lets it clean
+    up and ends the thread.
     """
 
     def __init__(self, *, name: str = "longwatch-loop", clock: Clock | None = None) -> None:
         super().__init__(name=name, clock=clock)
-        # By pid: a child must not let go of the loop it inherited, whose end would unregister the parent's descriptors.
+        # By pid: a child must not let go of the loop it inherited, whose end would unregister the
+        # parent's descriptors.
         self._turnings: dict[int, _Turning] = {}
 
     @property
@@ -46,7 +50,9 @@ class LoopThread(Service):
         return self._turning().loop
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a loop that is stopping refuses it."""
+        """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a
+        loop that is stopping refuses it.
+        """
         try:
             return self._turning().submit(work)
         except BaseException:
@@ -54,10 +60,14 @@ class LoopThread(Service):
             raise
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None) -> T:
-        """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled: DeadlineExceededError."""
+        """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled:
+        DeadlineExceededError.
+        """
         if self.inside:
             work.close()
-            raise ServiceStateError(f"call() from {self.name} itself would wait for ever; await the coroutine instead")
+            raise ServiceStateError(
+                f"call() from {self.name} itself would wait for ever; await the coroutine instead"
+            )
         future = self.spawn(work)
         try:
             return future.result(timeout)
@@ -76,7 +86,9 @@ class LoopThread(Service):
         return self._turnings[os.getpid()].end(self._clock, deadline)
 
     def _turning(self) -> _Turning:
-        if not self.inside:  # on the loop itself there is one, and waiting for a stop to end would be waiting for oneself
+        # on the loop itself there is one, and waiting for a stop to end would be waiting for
+        # oneself
+        if not self.inside:
             self.start()
         return self._turnings[os.getpid()]
 
@@ -92,7 +104,9 @@ class _Turning:
         self._ending = False
         self._ended = False
         self._held: set[concurrent.futures.Future[Any]] = set()
-        """What runs: a loop knows its tasks only weakly, and one that nobody else knows would be collected in the middle of it."""
+        """What runs: a loop knows its tasks only weakly, and one that nobody else knows would be
+        collected in the middle of it.
+        """
 
     @property
     def inside(self) -> bool:
@@ -106,10 +120,14 @@ class _Turning:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine, unless the end has begun: what is taken here is on the loop before the end is."""
+        """Start a coroutine, unless the end has begun: what is taken here is on the loop before
+        the end is.
+        """
         with self._lock:
             if self._ending or self.loop.is_closed():
-                raise ServiceStateError(f"{self._name} is stopping and takes no more work; start() it again first")
+                raise ServiceStateError(
+                    f"{self._name} is stopping and takes no more work; start() it again first"
+                )
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
             self._held.add(future)
         future.add_done_callback(self._held.discard)
@@ -138,12 +156,16 @@ class _Turning:
         self.loop.stop()
 
     def _run_until(self, over: Callable[[], bool]) -> None:
-        """A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends its loop; this one, everybody's, goes on."""
+        """A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends its loop;
+        this one, everybody's, goes on.
+        """
         while not over():
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                threading.excepthook(
+                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                )
 
     def _cancel_all(self) -> None:
         """Cancel every task and let it clean up, also those that the cleaning up began."""

@@ -1,6 +1,8 @@
-"""The line from a worker process to the parent that keeps its leases: datagrams of JSON to a socket of the parent's.
+"""The line from a worker process to the parent that keeps its leases: datagrams of JSON to a socket
+of the parent's.
 
-Nothing comes back on it. What the parent has to tell a child, it writes on the child's beat page or sends as a signal.
+Nothing comes back on it. What the parent has to tell a child, it writes on the child's beat page or
+sends as a signal.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class ParentLine:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Self | None:
-        """The line that the environment names, which is taken out of it: it is this process's alone, not its children's."""
+        """The line that the environment names, which is taken out of it: it is this process's
+        alone, not its children's.
+        """
         address = environ.pop(PARENT_SOCKET, "")
         return cls(address) if address else None
 
@@ -38,7 +42,10 @@ class ParentLine:
         try:
             self._send(about, facts, within=_WITHIN)
         except OSError as error:
-            raise TryAgainError(f"the parent of this worker cannot be told of its {about}: {error.strerror or error}") from None
+            raise TryAgainError(
+                f"the parent of this worker cannot be told of its {about}: "
+                f"{error.strerror or error}"
+            ) from None
 
     def mention(self, about: str, **facts: object) -> None:
         """Say what may as well be lost, without waiting: the next such word replaces it."""

@@ -1,4 +1,6 @@
-"""The only timer loop of the product: something done every so often, in a thread or on the event loop."""
+"""The only timer loop of the product: something done every so often, in a thread or on the event
+loop.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ Spread = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """When: every `interval` seconds, the first time at once or (`immediately=False`) after one delay.
+    """When: every `interval` seconds, the first time at once or (`immediately=False`) after one
+    delay.
 
-    Jitter is a fraction and only ever shortens: 0.2 gives delays of 0.8 to 1.0 intervals, so that a promise of "every 5 s" holds.
+    Jitter is a fraction and only ever shortens: 0.2 gives delays of 0.8 to 1.0 intervals, so that a
+    promise of "every 5 s" holds.
     """
 
     interval: float
@@ -36,7 +40,9 @@ class Cadence:
             raise ValueError(f"jitter must be a fraction in 0…1, not {self.jitter}")
 
     def delay(self, *, spread: float) -> float:
-        """From the beginning of one round to the beginning of the next; a spread of 0 is the whole interval, 1 the shortest."""
+        """From the beginning of one round to the beginning of the next; a spread of 0 is the
+        whole interval, 1 the shortest.
+        """
         return self.interval * (1 - self.jitter * spread)
 
     def first(self, *, spread: float) -> float:
@@ -44,14 +50,20 @@ class Cadence:
         return 0.0 if self.immediately else self.delay(spread=spread)
 
     def pause(self, *, spread: float, spent: float) -> float:
-        """What is left to wait after a round that took `spent`: nothing if it overran; rounds that were missed are not made up."""
+        """What is left to wait after a round that took `spent`: nothing if it overran; rounds
+        that were missed are not made up.
+        """
         return max(self.delay(spread=spread) - spent, 0.0)
 
 
 class _Rounds:
-    """One round after another: how long to wait before each, and what to do about one that raises."""
+    """One round after another: how long to wait before each, and what to do about one that
+    raises.
+    """
 
-    def __init__(self, cadence: Cadence, *, name: str, clock: Clock, events: Events | None, spread: Spread) -> None:
+    def __init__(
+        self, cadence: Cadence, *, name: str, clock: Clock, events: Events | None, spread: Spread
+    ) -> None:
         self._cadence = cadence
         self._name = name
         self._clock = clock
@@ -62,22 +74,33 @@ class _Rounds:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Around the work of one round: contains what it raises, and sets the pause that follows."""
+        """Around the work of one round: contains what it raises, and sets the pause that
+        follows.
+        """
         began = self._clock.monotonic()
         try:
             yield
             self._failures = 0
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a round that fails must not end the rounds; the event tells
             self._failures += 1
-            self._events.emit(PeriodicFailed(task=self._name, error=f"{type(error).__name__}: {error}", failures=self._failures))
-        self.pause = self._cadence.pause(spread=self._spread(), spent=self._clock.monotonic() - began)
+            self._events.emit(
+                PeriodicFailed(
+                    task=self._name,
+                    error=f"{type(error).__name__}: {error}",
+                    failures=self._failures,
+                )
+            )
+        self.pause = self._cadence.pause(
+            spread=self._spread(), spent=self._clock.monotonic() - began
+        )
 
 
 class Periodic(Service):
     """Does `work` every interval in a daemon thread.
 
-    A round never overlaps itself. One that raises is told as PeriodicFailed (`failures`: how many in a row) and the next comes as
-    usual. `stop` ends the wait at once; for a round that is running it waits as long as it has time.
+    A round never overlaps itself. One that raises is told as PeriodicFailed (`failures`: how many
+    in a row) and the next comes as usual. `stop` ends the wait at once; for a round that is running
+    it waits as long as it has time.
     """
 
     def __init__(  # noqa: PLR0913 - one task and its surroundings, each optional
@@ -104,7 +127,9 @@ class Periodic(Service):
         return self._errand is not None and self._errand.inside
 
     def wake(self) -> None:
-        """Have a round now instead of at its time; during a round: one more right after it. Nothing when it is not started."""
+        """Have a round now instead of at its time; during a round: one more right after it.
+        Nothing when it is not started.
+        """
         self._nudge.set()
 
     def _start(self) -> None:
@@ -146,7 +171,9 @@ async def every(  # noqa: PLR0913 - as for Periodic
     events: Events | None = None,
     spread: Spread = fraction,
 ) -> None:
-    """The same on the event loop: awaits `work()` every interval until it returns False, or its task is cancelled at any time."""
+    """The same on the event loop: awaits `work()` every interval until it returns False, or its
+    task is cancelled at any time.
+    """
     clock = clock or SystemClock()
     rounds = _Rounds(cadence, name=name, clock=clock, events=events, spread=spread)
     while True:

@@ -1,6 +1,7 @@
 """Child processes as the rest of Longwatch sees them: what to start, how to stop it, how it ended.
 
-`Guardian` (in `longwatch.host.children`) starts them; everything here but the plain values is used on the loop's thread.
+`Guardian` (in `longwatch.host.children`) starts them; everything here but the plain values is used
+on the loop's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from longwatch.host.patience import settled_within
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
-    """How a child is stopped: `signal` to its process group, `grace` seconds for the whole tree to end, then SIGKILL to all."""
+    """How a child is stopped: `signal` to its process group, `grace` seconds for the whole tree
+    to end, then SIGKILL to all.
+    """
 
     signal: int = signal.SIGTERM
     grace: float = 15.0
@@ -38,7 +41,9 @@ class Limits:
     """What a child may use; None: as much as we may."""
 
     memory: int | None = None
-    """Bytes: of the whole tree together where it has a cgroup with a memory controller, else of data for each of its processes."""
+    """Bytes: of the whole tree together where it has a cgroup with a memory controller, else of
+    data for each of its processes.
+    """
     open_files: int | None = None
     nice: int | None = None
     """From -20 (favoured; for root) to 19."""
@@ -48,9 +53,10 @@ class Limits:
 class ProcessSpec:
     """What to start. Nothing goes through a shell.
 
-    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is /dev/null; one Sink for both gets
-    their lines in order. `stdin`: a descriptor or None. `cwd`: None is the host's working directory, `identity` None the host's
-    user, `umask` None the host's. Directory and command are looked for as that user; their variables (`identity_environment`)
+    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is
+    /dev/null; one Sink for both gets their lines in order. `stdin`: a descriptor or None. `cwd`:
+    None is the host's working directory, `identity` None the host's user, `umask` None the host's.
+    Directory and command are looked for as that user; their variables (`identity_environment`)
     belong into `env`.
     """
 
@@ -111,7 +117,9 @@ class Child:
         self.mark = mark
         self.pid = 0
         self.start = 0
-        """When its leader began, in clock ticks since boot: with the pid it names a process for good. 0: nobody can tell."""
+        """When its leader began, in clock ticks since boot: with the pid it names a process for
+        good. 0: nobody can tell.
+        """
         self.started_at = self._ended_at = clock.monotonic()
         self._guardian = guardian
         self._clock = clock
@@ -134,17 +142,24 @@ class Child:
         return self.spawned.done() and not self._ended.done()
 
     def signal(self, signum: int, *, group: bool = True) -> None:
-        """Pass a signal on to its process group, or to the leader alone; one that has ended hears nothing."""
-        self._guardian.send({"op": "signal", "id": self.number, "signal": int(signum), "group": group})
+        """Pass a signal on to its process group, or to the leader alone; one that has ended
+        hears nothing.
+        """
+        self._guardian.send(
+            {"op": "signal", "id": self.number, "signal": int(signum), "group": group}
+        )
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree, again and again until nothing of it is left; `wait` tells when."""
+        """SIGKILL to the whole tree, again and again until nothing of it is left; `wait` tells
+        when.
+        """
         self._guardian.send({"op": "kill", "id": self.number})
 
     async def wait(self) -> Ending:
         """How it ended, once its leader has ended and nothing of its tree is left.
 
-        When the leader ends by itself the rest of its tree is killed; while it is being stopped the rest has its grace too.
+        When the leader ends by itself the rest of its tree is killed; while it is being stopped the
+        rest has its grace too.
         """
         end = await asyncio.shield(self._ended)
         if not self._stopping and not self._cleared.done():
@@ -152,7 +167,9 @@ class Child:
         clear = await asyncio.shield(self._cleared)
         self.finish_output()
         return Ending(
-            cause=EndCause(EndKind.MEMORY) if self._out_of_memory else EndCause.from_wait_status(end["status"]),
+            cause=EndCause(EndKind.MEMORY)
+            if self._out_of_memory
+            else EndCause.from_wait_status(end["status"]),
             lasted=self._ended_at - self.started_at,
             pid=self.pid,
             killed=clear["killed"],
@@ -162,7 +179,9 @@ class Child:
         )
 
     async def stop(self, policy: StopPolicy) -> Ending:
-        """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the first."""
+        """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the
+        first.
+        """
         self._stopping = True
         if self._cleared.done():
             return await self.wait()
@@ -178,13 +197,17 @@ class Child:
         return await self.wait()
 
     def extend_stop(self, seconds: float) -> None:
-        """While it is being stopped: its grace lasts at least so long from now. Nothing while it is not."""
+        """While it is being stopped: its grace lasts at least so long from now. Nothing while it
+        is not.
+        """
         until = self._clock.monotonic() + seconds
         for grace in self._graces:
             grace.until = max(grace.until, until)
 
     def _signal_rest(self) -> None:
-        """Once its leader has ended, what it has left in other sessions is asked to stop as well, before it has to be killed."""
+        """Once its leader has ended, what it has left in other sessions is asked to stop as
+        well, before it has to be killed.
+        """
         if self._ended.done() and not self._cleared.done() and self._stop_signal:
             for signum in (self._stop_signal, signal.SIGCONT):
                 self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
@@ -197,12 +220,15 @@ class Child:
         try:
             while not self._cleared.done() and waited_until != grace.until:
                 waited_until = grace.until
-                await settled_within(self._cleared, waited_until - self._clock.monotonic(), self._clock)
+                await settled_within(
+                    self._cleared, waited_until - self._clock.monotonic(), self._clock
+                )
         finally:
             self._graces.remove(grace)
 
     async def _trust_guardian(self) -> None:
-        """For as long as killing may take; one that does not answer (stopped, stuck) is given up, and all it holds dies with it.
+        """For as long as killing may take; one that does not answer (stopped, stuck) is given up,
+        and all it holds dies with it.
 
         Counted in real time: it is another process that is waited for, not something of ours.
         """

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def reap_strangers(known: Collection[int]) -> int:
-    """Reap every ended child of this process but those in `known`, whose owners wait for them; how many there were."""
+    """Reap every ended child of this process but those in `known`, whose owners wait for them;
+    how many there were.
+    """
     reaped = 0
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
@@ -20,7 +22,9 @@ def reap_strangers(known: Collection[int]) -> int:
 
 
 def _reap_behind(known: Collection[int]) -> int:
-    """The kernel names only the first that has ended; when that one is not for us, ask for each of the others."""
+    """The kernel names only the first that has ended; when that one is not for us, ask for each
+    of the others.
+    """
     return sum(_reap(pid) for pid in set(_children()) - set(known))
 
 
@@ -32,7 +36,9 @@ def _reap(pid: int) -> bool:
 
 
 def _children() -> Iterator[int]:
-    """Our children, thread by thread; in a PID namespace that sees an outer /proc, numbers that are nobody's."""
+    """Our children, thread by thread; in a PID namespace that sees an outer /proc, numbers that
+    are nobody's.
+    """
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
             yield from map(int, (task / "children").read_text().split())

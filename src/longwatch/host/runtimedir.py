@@ -15,7 +15,8 @@ _LONGEST = 67
 
 
 def runtime_directory() -> Path:
-    """Below XDG_RUNTIME_DIR if that is set and can be used, else below the temporary directory, or below /tmp if that is too long.
+    """Below XDG_RUNTIME_DIR if that is set and can be used, else below the temporary directory, or
+    below /tmp if that is too long.
 
     Made 0700, and refused if it is anybody else's.
     """
@@ -25,9 +26,14 @@ def runtime_directory() -> Path:
             directory.mkdir(mode=0o700)
         found = directory.lstat()
     except OSError as error:
-        raise UsageError(f"{directory} cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a directory of your own") from None
+        raise UsageError(
+            f"{directory} cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a "
+            f"directory of your own"
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageError(f"{directory} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR")
+        raise UsageError(
+            f"{directory} is not a directory of this user alone; remove it, or set XDG_RUNTIME_DIR"
+        )
     return directory
 
 

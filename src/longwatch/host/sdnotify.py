@@ -15,7 +15,8 @@ _MICROSECONDS = re.compile(r"0*[1-9][0-9]{0,19}")
 
 
 class Notifier:
-    """Says `NAME=value` lines to the socket that the environment names; nothing where it names none.
+    """Says `NAME=value` lines to the socket that the environment names; nothing where it names
+    none.
 
     Nothing here waits or raises: what cannot be said now is not said. Thread-safe.
     """
@@ -27,7 +28,9 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """As systemd has it: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if beats are somebody else's business."""
+        """As systemd has it: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if beats are
+        somebody else's business.
+        """
         return cls(environ.get("NOTIFY_SOCKET", ""), beat_within=_beat_within(environ))
 
     @property
@@ -52,7 +55,10 @@ class Notifier:
         if not self._address:
             return False
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in facts.items())
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as speaking:
+        with (
+            suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as speaking,
+        ):
             speaking.sendto(_cut(text.encode(errors="replace")), self._address)
             return True
         return False

@@ -5,9 +5,10 @@
        └─────failed───────┘                                stop │    │ overran
                                                                 └─ stuck ◄┘
 
-*Stuck* is a service that was told to stop and is not gone: `_stop` raised or its time ran out. It is neither started nor stopped,
-refuses to start, and another `stop()` tries again. Each process has its own state: a forked child finds every service stopped.
-`longwatch.testing.check_service` certifies that a service keeps the contract.
+*Stuck* is a service that was told to stop and is not gone: `_stop` raised or its time ran out. It
+is neither started nor stopped, refuses to start, and another `stop()` tries again. Each process has
+its own state: a forked child finds every service stopped. `longwatch.testing.check_service`
+certifies that a service keeps the contract.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ LIFE = Machine(
 
 
 class _Change:
-    """A start or stop under way: those who did not begin it wait for `over` and share its outcome."""
+    """A start or stop under way: those who did not begin it wait for `over` and share its
+    outcome.
+    """
 
     __slots__ = ("error", "outcome", "over")
 
@@ -106,7 +109,8 @@ class _Life:
 class Service(ABC):
     """A long-lived object that is started and stopped; safe from any thread, and again and again.
 
-    Subclasses write `_start()` and `_stop(deadline)`. Neither is ever called while the other runs, nor out of turn.
+    Subclasses write `_start()` and `_stop(deadline)`. Neither is ever called while the other runs,
+    nor out of turn.
     """
 
     def __init__(self, *, name: str, clock: Clock | None = None) -> None:
@@ -120,7 +124,9 @@ class Service(ABC):
 
     @abstractmethod
     def _stop(self, deadline: Deadline) -> bool:
-        """Take it down and say whether it is gone; called again if it was not, so it starts by looking at what is left."""
+        """Take it down and say whether it is gone; called again if it was not, so it starts by
+        looking at what is left.
+        """
 
     @property
     def started(self) -> bool:
@@ -134,14 +140,17 @@ class Service(ABC):
 
     @property
     def inside(self) -> bool:
-        """Whether this is asked from one of the service's own threads, which cannot wait for its end."""
+        """Whether this is asked from one of the service's own threads, which cannot wait for its
+        end.
+        """
         return False
 
     def start(self) -> None:
         """Return when it is up.
 
-        Whoever comes while it is being started waits for that attempt; if it fails, its error goes to the one who began it and
-        the others get ServiceStateError. A failed start leaves it stopped, to be tried again. A start during a stop waits for it.
+        Whoever comes while it is being started waits for that attempt; if it fails, its error goes
+        to the one who began it and the others get ServiceStateError. A failed start leaves it
+        stopped, to be tried again. A start during a stop waits for it.
         """
         while True:
             act, change = self._tell(Told.START)
@@ -151,23 +160,35 @@ class Service(ABC):
                 self._bring_up(change)
                 return
             if act is Act.REFUSE:
-                raise ServiceStateError(f"{self.name} was told to stop and is still there; stop() it again before start()")
+                raise ServiceStateError(
+                    f"{self.name} was told to stop and is still there; stop() it again before "
+                    f"start()"
+                )
             if self.inside:
-                raise ServiceStateError(f"{self.name} is being started or stopped, and its own thread cannot wait for that")
+                raise ServiceStateError(
+                    f"{self.name} is being started or stopped, and its own thread cannot wait "
+                    f"for that"
+                )
             self._clock.wait(change.over)
             if self._is_up_after(change):
                 return
 
-    def stop(self, *, timeout: float | None = STOP_TIMEOUT, deadline: Deadline | None = None) -> bool:
-        """Return True when it is down, False when its time ran out first; a deadline counts instead of the timeout.
+    def stop(
+        self, *, timeout: float | None = STOP_TIMEOUT, deadline: Deadline | None = None
+    ) -> bool:
+        """Return True when it is down, False when its time ran out first; a deadline counts instead
+        of the timeout.
 
-        Stopping what is stopped, or never started, is True at once. Everyone who calls while it is being stopped waits, each
-        within their own time. What `_stop` raises goes to the one whose call it was. One of its own threads cannot wait for it:
-        there the stop goes on in another thread and the answer is False.
+        Stopping what is stopped, or never started, is True at once. Everyone who calls while it is
+        being stopped waits, each within their own time. What `_stop` raises goes to the one whose
+        call it was. One of its own threads cannot wait for it: there the stop goes on in another
+        thread and the answer is False.
         """
         within = Deadline.after(timeout, self._clock) if deadline is None else deadline
         if self.inside:
-            Errand(partial(self.stop, deadline=within), name=f"{self.name}-stops", loud=True).start()
+            Errand(
+                partial(self.stop, deadline=within), name=f"{self.name}-stops", loud=True
+            ).start()
             return False
         while True:
             act, change = self._tell(Told.STOP)
@@ -181,14 +202,21 @@ class Service(ABC):
                 return True
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until somebody has stopped it; False when the timeout passes first. It is not told to stop by this."""
+        """Wait until somebody has stopped it; False when the timeout passes first. It is not
+        told to stop by this.
+        """
         return self._clock.wait(self._life.down, timeout)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self.stop() and error is None:
             raise DeadlineExceededError(f"{self.name} did not stop within {STOP_TIMEOUT} s")
 
@@ -237,16 +265,19 @@ class Service(ABC):
 
     def _is_up_after(self, change: _Change) -> bool:
         if change.outcome is Told.FAILED:
-            raise ServiceStateError(f"{self.name} could not be started: {change.error}") from change.error
+            raise ServiceStateError(
+                f"{self.name} could not be started: {change.error}"
+            ) from change.error
         return change.outcome is Told.CAME_UP
 
 
 class ServiceGroup(Service):
     """Services that come up one after another and go down in reverse, under one deadline.
 
-    If one cannot be started, those before it are stopped again (within `rollback_timeout`) and its error is raised. Stopping tells
-    every one of them, whatever the others do: each `stop` has a thread of its own, so neither one that raises nor one that ignores
-    its deadline stands in the way. The errors come at the end, as one ExceptionGroup.
+    If one cannot be started, those before it are stopped again (within `rollback_timeout`) and its
+    error is raised. Stopping tells every one of them, whatever the others do: each `stop` has a
+    thread of its own, so neither one that raises nor one that ignores its deadline stands in the
+    way. The errors come at the end, as one ExceptionGroup.
     """
 
     def __init__(
@@ -279,8 +310,12 @@ class ServiceGroup(Service):
     def _roll_back(self, services: Sequence[Service], cause: BaseException) -> None:
         """Stop what was started; what goes wrong here is noted on the error that led here."""
         try:
-            if not self._stop_in_reverse(services, Deadline.after(self._rollback_timeout, self._clock)):
-                cause.add_note(f"{self.name}: not all services stopped again within {self._rollback_timeout} s")
+            if not self._stop_in_reverse(
+                services, Deadline.after(self._rollback_timeout, self._clock)
+            ):
+                cause.add_note(
+                    f"{self.name}: not all services stopped again within {self._rollback_timeout} s"
+                )
         except BaseExceptionGroup as group:
             cause.add_note(f"{self.name}: {group.exceptions!r} while stopping again")
 
@@ -288,11 +323,15 @@ class ServiceGroup(Service):
         errands = [self._stop_one(service, deadline) for service in reversed(services)]
         errors = [errand.error for errand in errands if errand.error is not None]
         if errors:
-            raise BaseExceptionGroup(f"{self.name}: {len(errors)} of {len(services)} services failed to stop", errors)
+            raise BaseExceptionGroup(
+                f"{self.name}: {len(errors)} of {len(services)} services failed to stop", errors
+            )
         return all(service.stopped for service in services)
 
     def _stop_one(self, service: Service, deadline: Deadline) -> Errand:
-        errand = Errand(partial(service.stop, deadline=deadline), name=f"{self.name}-stops-{service.name}")
+        errand = Errand(
+            partial(service.stop, deadline=deadline), name=f"{self.name}-stops-{service.name}"
+        )
         errand.start(here_if_no_thread=True)
         errand.wait(self._clock, deadline)
         return errand

@@ -1,8 +1,9 @@
 """One place per process that hears "stop" and passes it on.
 
-A signal's way: the handler leaves a note (`host.signals`) → a daemon thread reads it → every callback starts, in the order of
-registration, each in a daemon thread of its own → the reader goes on reading, because the second signal escalates. Nothing on this
-way takes a lock that the main thread could hold, and nothing waits for the frame that the handler interrupted.
+A signal's way: the handler leaves a note (`host.signals`) → a daemon thread reads it → every
+callback starts, in the order of registration, each in a daemon thread of its own → the reader goes
+on reading, because the second signal escalates. Nothing on this way takes a lock that the main
+thread could hold, and nothing waits for the frame that the handler interrupted.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ INSISTING = 2
 class ShutdownCoordinator:
     """Runs what was registered, once, when the process is told to stop.
 
-    `install()` makes the one that listens to signals. One made directly listens to nothing and is triggered by code alone.
-    Everything but `install` and `reset` may be called from any thread.
+    `install()` makes the one that listens to signals. One made directly listens to nothing and is
+    triggered by code alone. Everything but `install` and `reset` may be called from any thread.
     """
 
     _installed: ClassVar[tuple[int, ShutdownCoordinator] | None] = None
@@ -59,15 +60,20 @@ class ShutdownCoordinator:
 
     @classmethod
     def install(
-        cls, *, signals: Iterable[int] = SIGNALS, events: Events | None = None, insist_after: float = 0.0
+        cls,
+        *,
+        signals: Iterable[int] = SIGNALS,
+        events: Events | None = None,
+        insist_after: float = 0.0,
     ) -> ShutdownCoordinator:
-        """The coordinator of this process, listening to these signals; the one there is if it has been installed.
+        """The coordinator of this process, listening to these signals; the one there is if it has
+        been installed.
 
-        A signal within `insist_after` seconds of the last does not count as insisting: some senders say one thing twice (to a
-        process and to its group, from the kernel and from a shell).
+        A signal within `insist_after` seconds of the last does not count as insisting: some senders
+        say one thing twice (to a process and to its group, from the kernel and from a shell).
 
-        The first time from the main thread only: ServiceStateError elsewhere, and nothing is changed. A forked child has none until
-        it installs its own.
+        The first time from the main thread only: ServiceStateError elsewhere, and nothing is
+        changed. A forked child has none until it installs its own.
         """
         wanted = frozenset(signals)
         present = cls.get()
@@ -77,19 +83,24 @@ class ShutdownCoordinator:
             ShutdownCoordinator._installed = (os.getpid(), present)
         elif not wanted <= present.signals:
             raise UsageError(
-                "the installed ShutdownCoordinator listens to other signals; reset() it first, or install it once with all"
+                "the installed ShutdownCoordinator listens to other signals; reset() it "
+                "first, or install it once with all"
             )
         return present
 
     @classmethod
     def get(cls) -> ShutdownCoordinator | None:
-        """The installed coordinator of this process, or None: whether there is one is a fair question, not an error."""
+        """The installed coordinator of this process, or None: whether there is one is a fair
+        question, not an error.
+        """
         pid, present = ShutdownCoordinator._installed or (0, None)
         return present if pid == os.getpid() else None
 
     @classmethod
     def reset(cls) -> None:
-        """Restore the former handlers and forget the installed coordinator, from the main thread; running callbacks go on."""
+        """Restore the former handlers and forget the installed coordinator, from the main
+        thread; running callbacks go on.
+        """
         present = cls.get()
         if present is not None:
             present.close()
@@ -106,7 +117,9 @@ class ShutdownCoordinator:
         return frozenset(self._stream.signals)
 
     def open(self, signals: Iterable[int]) -> None:
-        """Listen to these signals, from the main thread; all of it or nothing. `install` does this."""
+        """Listen to these signals, from the main thread; all of it or nothing. `install` does
+        this.
+        """
         stream = SignalStream(signals)
         stream.open()
         reader = Errand(partial(self._listen, stream), name="longwatch-signals")
@@ -118,7 +131,9 @@ class ShutdownCoordinator:
         self._stream, self._reader = stream, reader
 
     def close(self) -> None:
-        """Listen no more and restore the former handlers, from the main thread. `reset` does this."""
+        """Listen no more and restore the former handlers, from the main thread. `reset` does
+        this.
+        """
         self._stream.close()
         if self._reader is not None:
             self._reader.wait(SystemClock(), Deadline.after(JOIN_PATIENCE, SystemClock()))
@@ -126,13 +141,15 @@ class ShutdownCoordinator:
     def register(self, callback: Callback) -> None:
         """Have `callback` run on shutdown; what is registered already stays registered once.
 
-        After the trigger it starts at once, in a thread of its own, and `register` does not wait for it.
+        After the trigger it starts at once, in a thread of its own, and `register` does not wait
+        for it.
         """
         if any(call.callback == callback for call in tuple(self._calls)):
             return
         call = _Call(callback, self._events)
-        # The call is listed before the flag is read, `_begin` sets the flag before it reads the list, and a call starts once:
-        # so none is missed and none runs twice, without a lock that a signal handler could find taken.
+        # The call is listed before the flag is read, `_begin` sets the flag before it reads the
+        # list, and a call starts once: so none is missed and none runs twice, without a lock that a
+        # signal handler could find taken.
         self._calls.append(call)
         if self._triggered:
             call.start(here_if_no_thread=True)
@@ -144,7 +161,8 @@ class ShutdownCoordinator:
                 self._calls.remove(call)
 
     def on_escalation(self, callback: Callback | None) -> None:
-        """What the second signal does (in a thread of its own) instead of ending the process with 128 + n at once.
+        """What the second signal does (in a thread of its own) instead of ending the process with
+        128 + n at once.
 
         The process still ends so if the callback raises, and with the third signal.
         """
@@ -153,10 +171,14 @@ class ShutdownCoordinator:
     def trigger(self, signum: int | None = None) -> None:
         """Start every callback and return when all have returned; a later call only waits.
 
-        From inside a callback it returns at once, because a callback cannot wait for itself. Not for signal handlers: it waits.
+        From inside a callback it returns at once, because a callback cannot wait for itself. Not
+        for signal handlers: it waits.
         """
         self._begin(signum)
-        calls = (*self._begun, *self._calls)  # a callback that takes itself off while it runs is waited for all the same
+        calls = (
+            *self._begun,
+            *self._calls,
+        )  # a callback that takes itself off while it runs is waited for all the same
         if not any(call.inside for call in calls):
             for call in calls:
                 call.wait(SystemClock(), Deadline.after(None, SystemClock()))
@@ -184,7 +206,9 @@ class ShutdownCoordinator:
             self._begin(signum)
         elif self._heard == INSISTING and self._escalation is not None:
             self.second_signal = signum
-            Errand(partial(self._escalate, signum), name="longwatch-escalation").start(here_if_no_thread=True)
+            Errand(partial(self._escalate, signum), name="longwatch-escalation").start(
+                here_if_no_thread=True
+            )
         else:
             os._exit(128 + signum)
 
@@ -210,7 +234,11 @@ class _Call(Errand):
             self.callback()
         except BaseException as error:  # noqa: BLE001 - one that raises, even SystemExit, must not hinder the others
             self.failed = True
-            self._events.emit(CallbackFailed(callback=_spoken(self.callback), error=f"{type(error).__name__}: {error}"))
+            self._events.emit(
+                CallbackFailed(
+                    callback=_spoken(self.callback), error=f"{type(error).__name__}: {error}"
+                )
+            )
 
 
 def _spoken(callback: Callback) -> str:

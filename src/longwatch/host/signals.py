@@ -1,11 +1,14 @@
-"""Signals enter here: a handler that only leaves a note, and an ordinary thread that reads the notes.
+"""Signals enter here: a handler that only leaves a note, and an ordinary thread that reads the
+notes.
 
-A Python signal handler runs on the main thread between any two instructions of whatever that is doing; a handler that takes a lock,
-logs or waits can meet the very frame it interrupted. This one appends to a deque and writes one byte, and takes no lock.
-It runs when the main thread next executes Python, which may be never: the kernel may hand the signal to another thread while the
-main one waits for a lock. So the first stream of a process also takes Python's wake-up descriptor, to which the number of each
-signal is written at once, in whichever thread it came; a reader of that needs no handler. Where somebody else has it (an event loop
-on the main thread), the handler has to do.
+A Python signal handler runs on the main thread between any two instructions of whatever that is
+doing; a handler that takes a lock, logs or waits can meet the very frame it interrupted. This one
+appends to a deque and writes one byte, and takes no lock. It runs when the main thread next
+executes Python, which may be never: the kernel may hand the signal to another thread while the main
+one waits for a lock. So the first stream of a process also takes Python's wake-up descriptor, to
+which the number of each signal is written at once, in whichever thread it came; a reader of that
+needs no handler. Where somebody else has it (an event loop on the main thread), the handler has to
+do.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 KEPT_PER_SIGNAL = 2
-"""Unread notes of one signal: the first asks, the second insists, more would say nothing new and could fill the memory."""
+"""Unread notes of one signal: the first asks, the second insists, more would say nothing new and
+could fill the memory.
+"""
 
 SIGACTION_ROOM = 256
 """Bytes; more than the C library's `struct sigaction` has on any platform."""
@@ -37,7 +42,9 @@ SIGACTION_ROOM = 256
 
 @contextmanager
 def catching(signals: Iterable[int]) -> Iterator[SignalStream]:
-    """Catch these signals within the block, from the main thread; afterwards they do what they did before."""
+    """Catch these signals within the block, from the main thread; afterwards they do what they
+    did before.
+    """
     stream = SignalStream(signals)
     stream.open()
     try:
@@ -49,8 +56,9 @@ def catching(signals: Iterable[int]) -> Iterator[SignalStream]:
 class SignalStream:
     """The signals that came, in their order, for one reader at a time.
 
-    `open` and `close` belong to the main thread (ServiceStateError elsewhere, and nothing is changed), `read` to any thread but a
-    handler. In a forked child nobody reads any more: there a caught signal takes its default action.
+    `open` and `close` belong to the main thread (ServiceStateError elsewhere, and nothing is
+    changed), `read` to any thread but a handler. In a forked child nobody reads any more: there a
+    caught signal takes its default action.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
@@ -78,7 +86,9 @@ class SignalStream:
             raise UsageError(f"signal {signum} cannot be caught: {error}") from error
 
     def close(self) -> None:
-        """Restore what was found, end the reader, drop what it has not read; closing again, or in a forked child, does nothing."""
+        """Restore what was found, end the reader, drop what it has not read; closing again, or
+        in a forked child, does nothing.
+        """
         if not self._is_open():
             return
         _require_main_thread()
@@ -117,7 +127,9 @@ class SignalStream:
         """The handler."""
         if not self._is_open():
             _take_default_action(signum)
-        elif not (self._is_woken() and self._ring()):  # a pipe that is full for us was full for the number, too
+        elif not (
+            self._is_woken() and self._ring()
+        ):  # a pipe that is full for us was full for the number, too
             self._keep(signum)
             self._ring()
 
@@ -126,7 +138,9 @@ class SignalStream:
             self._notes.append(signum)
 
     def _take_wakeup(self) -> bool:
-        """Have the numbers of signals written to our pipe, unless somebody else has them written to theirs."""
+        """Have the numbers of signals written to our pipe, unless somebody else has them written
+        to theirs.
+        """
         former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if former == -1:
             _forget_wakeup_in_children()
@@ -135,7 +149,9 @@ class SignalStream:
         return False
 
     def _is_woken(self) -> bool:
-        """On the main thread: whether the wake-up descriptor is still ours, so that the reader knows already."""
+        """On the main thread: whether the wake-up descriptor is still ours, so that the reader
+        knows already.
+        """
         if not self._woken:
             return False
         present = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -164,12 +180,16 @@ class SignalStream:
 
 @cache
 def _forget_wakeup_in_children() -> None:
-    """A forked child shares our pipe: what it is sent must not be taken for ours. Asked for once a process."""
+    """A forked child shares our pipe: what it is sent must not be taken for ours. Asked for once
+    a process.
+    """
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class _Disposition:
-    """What a signal does: Python's idea of it, and the kernel's, which differ where C code has installed a handler."""
+    """What a signal does: Python's idea of it, and the kernel's, which differ where C code has
+    installed a handler.
+    """
 
     def __init__(self, signum: int) -> None:
         self._signum = signum
@@ -199,7 +219,9 @@ def _sigaction(signum: int, action: Array[c_char] | None) -> Array[c_char]:
 
 def _require_main_thread() -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise ServiceStateError("signal handlers can be installed and restored only from the main thread")
+        raise ServiceStateError(
+            "signal handlers can be installed and restored only from the main thread"
+        )
 
 
 def _take_default_action(signum: int) -> None:

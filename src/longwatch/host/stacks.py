@@ -1,7 +1,9 @@
-"""The crash file: where the stacks of every thread go when this process is about to be ended, or is asked for them by SIGUSR2.
+"""The crash file: where the stacks of every thread go when this process is about to be ended, or is
+asked for them by SIGUSR2.
 
-It is a regular file that stays open, because last words must not wait: a full stderr pipe would block the dump while it holds the
-GIL. The dump is made by C code, which works while some other thread holds the GIL, or never lets go of it.
+It is a regular file that stays open, because last words must not wait: a full stderr pipe would
+block the dump while it holds the GIL. The dump is made by C code, which works while some other
+thread holds the GIL, or never lets go of it.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ _JUST_MADE = 60.0
 
 
 class CrashFile:
-    """The crash file of this process, open from `open` to `close`; nothing was written: then it is removed."""
+    """The crash file of this process, open from `open` to `close`; nothing was written: then it
+    is removed.
+    """
 
-    def __init__(self, name: str, *, directory: Path | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, name: str, *, directory: Path | None = None, clock: Clock | None = None
+    ) -> None:
         self.path = Path()
         self._name = re.sub(r"[^\w.-]+", "_", name, flags=re.ASCII)[:64]
         self._directory = directory
@@ -83,7 +89,9 @@ class CrashFile:
             faulthandler.dump_traceback(file=self._descriptor, all_threads=True)
 
     def show(self) -> None:
-        """The beginning of the last dump on stderr, if that takes it without waiting; a terminal may say it does, and wait."""
+        """The beginning of the last dump on stderr, if that takes it without waiting; a terminal
+        may say it does, and wait.
+        """
         with suppress(OSError, ValueError, AttributeError):  # it may be closed, replaced, or None
             descriptor = sys.stderr.fileno()
             poller = select.poll()
@@ -121,13 +129,17 @@ def crash_directory() -> Path:
 
 
 def _refusal(directory: Path, error: OSError) -> UsageError:
-    return UsageError(f"crash files cannot go to {directory} ({error.strerror}); set {CRASH_DIRECTORY}")
+    return UsageError(
+        f"crash files cannot go to {directory} ({error.strerror}); set {CRASH_DIRECTORY}"
+    )
 
 
 def forget_old(directory: Path, *, now: float) -> None:
-    """Remove crash files that are older than a month, those beyond the hundred newest, and empty ones.
+    """Remove crash files that are older than a month, those beyond the hundred newest, and empty
+    ones.
 
-    None that a living process has open, in whichever container: a number in its name would mean another process here, or none.
+    None that a living process has open, in whichever container: a number in its name would mean
+    another process here, or none.
     """
     written: list[tuple[float, Path]] = []
     for path, found in _found(directory):

@@ -4,12 +4,15 @@ What happens on a stall, in this order, because each step may be the last that w
     1. stacks of all threads to the crash file, which is a regular file and open already
     2. as much of that to stderr as stderr takes at once
     3. `before_kill`: the rows that are to blame are marked, whoever supervises us is told
-    4. the log lines, in a thread of their own that is waited for a second: a logger can be blocked for ever
-    5. SIGKILL; PID 1 of a container does not get that from itself, so `os._exit(137)` stands behind it
+    4. the log lines, in a thread of their own that is waited for a second: a logger can be blocked
+       for ever
+    5. SIGKILL; PID 1 of a container does not get that from itself, so `os._exit(137)` stands behind
+       it
 
-Behind this thread stands a timer in C, which ends the process (with 1, stacks in the crash file) when no round has come for the
-threshold and two intervals: code that holds the GIL holds this thread, too. There is one such timer in a process, and the watchdog
-that was started first has it; when that one is stopped, the next.
+Behind this thread stands a timer in C, which ends the process (with 1, stacks in the crash file)
+when no round has come for the threshold and two intervals: code that holds the GIL holds this
+thread, too. There is one such timer in a process, and the watchdog that was started first has it;
+when that one is stopped, the next.
 """
 
 from __future__ import annotations
@@ -53,10 +56,11 @@ Look = Callable[[], Sequence[Stall]]
 
 
 class Watchdog(Service):
-    """Looks at heartbeats every interval, and ends the process when one is older than the threshold. Watches from `start` on.
+    """Looks at heartbeats every interval, and ends the process when one is older than the
+    threshold. Watches from `start` on.
 
-    The first parameters are the contract; what follows them is what a group adds. Those who need to watch what comes and goes make
-    one with `over`.
+    The first parameters are the contract; what follows them is what a group adds. Those who need to
+    watch what comes and goes make one with `over`.
     """
 
     def __init__(  # noqa: PLR0913 - heartbeats and their surroundings, each optional
@@ -74,9 +78,16 @@ class Watchdog(Service):
         super().__init__(name="watchdog", clock=clock)
         _require_positive("stall_threshold", stall_threshold)
         _require_positive("check_interval", check_interval)
-        names = [f"loop-{number}" for number in range(len(heartbeats))] if loop_names is None else list(loop_names)
+        names = (
+            [f"loop-{number}" for number in range(len(heartbeats))]
+            if loop_names is None
+            else list(loop_names)
+        )
         if len(names) != len(heartbeats):
-            raise UsageError(f"{len(heartbeats)} heartbeats and {len(names)} loop_names; give one name for each, or none at all")
+            raise UsageError(
+                f"{len(heartbeats)} heartbeats and {len(names)} loop_names; give one name for "
+                f"each, or none at all"
+            )
         self.stall_threshold = stall_threshold
         self.check_interval = check_interval
         watched = tuple(zip(names, heartbeats, strict=True))
@@ -152,14 +163,18 @@ class Watchdog(Service):
                 self._bite(stalled)
         except Exception as error:  # noqa: BLE001 - whatever it is, the watch goes on
             why = error
-            _briefly(lambda: _log(logging.ERROR, "Watchdog: a check failed; the watch goes on", why))
+            _briefly(
+                lambda: _log(logging.ERROR, "Watchdog: a check failed; the watch goes on", why)
+            )
 
     def _check_heartbeats(self) -> list[tuple[str, float]]:
         """Those whose last beat is older than the threshold; looks, and does nothing."""
         return [stall for stall in self._look() if stall.elapsed > self.stall_threshold]
 
     def _is_late(self) -> bool:
-        """Whether this round comes so late that the whole process was held up: then loops get one more interval to beat."""
+        """Whether this round comes so late that the whole process was held up: then loops get
+        one more interval to beat.
+        """
         now = self._clock.monotonic()
         late = now - self._looked_at - self.check_interval
         self._looked_at = now
@@ -179,20 +194,30 @@ class Watchdog(Service):
         words = [f"Watchdog: {name} stalled for {elapsed:.1f}s {limit}" for name, elapsed in stalls]
         self._crash_file.dump("; ".join(words))
         last = [*words, "Watchdog: terminating process due to stalled workers"]
-        acts = (self._crash_file.show, lambda: self._before_kill(stalls), lambda: _log_all(last), lambda: self._emit(stalls))
+        acts = (
+            self._crash_file.show,
+            lambda: self._before_kill(stalls),
+            lambda: _log_all(last),
+            lambda: self._emit(stalls),
+        )
         for act in acts:
             _briefly(act)
 
     def _emit(self, stalls: Sequence[Stall]) -> None:
         for name, elapsed in stalls:
             stacks = str(self._crash_file.path)
-            self._events.emit(LoopStalled(loop=name, elapsed=elapsed, threshold=self.stall_threshold, stacks=stacks))
+            self._events.emit(
+                LoopStalled(
+                    loop=name, elapsed=elapsed, threshold=self.stall_threshold, stacks=stacks
+                )
+            )
 
 
 class _Backstop:
     """The timer in C, if this watchdog has it.
 
-    Around a fork it is off: the child would wait for ever for the end of the timer's thread, which it does not have.
+    Around a fork it is off: the child would wait for ever for the end of the timer's thread, which
+    it does not have.
     """
 
     _holder: ClassVar[_Backstop | None] = None
@@ -236,7 +261,11 @@ class _Backstop:
     @classmethod
     def _learn_of_forks(cls) -> None:
         if not cls._knows_of_forks:
-            os.register_at_fork(before=cls._before_fork, after_in_parent=cls._in_parent, after_in_child=cls._in_child)
+            os.register_at_fork(
+                before=cls._before_fork,
+                after_in_parent=cls._in_parent,
+                after_in_child=cls._in_child,
+            )
             cls._knows_of_forks = True
 
     @classmethod

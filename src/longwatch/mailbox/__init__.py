@@ -1,4 +1,6 @@
-"""Messages that cannot be lost: named queues with leases, on memory, SQLite, PostgreSQL and Redis."""
+"""Messages that cannot be lost: named queues with leases, on memory, SQLite, PostgreSQL and
+Redis.
+"""
 
 from __future__ import annotations
 

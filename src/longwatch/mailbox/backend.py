@@ -1,6 +1,8 @@
-"""The seam below a mailbox: one lane of one store. Memory, SQL and Redis implement it; `Mailbox` does everything else.
+"""The seam below a mailbox: one lane of one store. Memory, SQL and Redis implement it; `Mailbox`
+does everything else.
 
-It is a `work.Source` (enter, exchange, renew, sweep, next_due, listen) whose items are `Delivery` values, and what is below.
+It is a `work.Source` (enter, exchange, renew, sweep, next_due, listen) whose items are `Delivery`
+values, and what is below.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ KIND = "mailbox"
 class Limits:
     """When a mailbox gives a message up, and how many it takes.
 
-    `max_failures` failures or `max_crashes` crashes and it is dead, checked when it would be handed out. `max_size` counts what is
-    ready, delayed and leased; None: no limit. Dead letters older than `dead_retention` seconds are removed; None: never.
+    `max_failures` failures or `max_crashes` crashes and it is dead, checked when it would be handed
+    out. `max_size` counts what is ready, delayed and leased; None: no limit. Dead letters older
+    than `dead_retention` seconds are removed; None: never.
     """
 
     max_failures: int = 5
@@ -51,19 +54,25 @@ class Backend(Source, Protocol):
         """What stands for the store: lanes whose homes are equal reach each other by name."""
 
     def guest(self) -> int:
-        """The owner that bare receives of this process share in this store; entered when first asked for, anew after a fork."""
+        """The owner that bare receives of this process share in this store; entered when first
+        asked for, anew after a fork.
+        """
 
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        """Store all or none, durably; the ids. A letter whose `dedupe_key` is still queued or leased yields the first one's id.
+        """Store all or none, durably; the ids. A letter whose `dedupe_key` is still queued or
+        leased yields the first one's id.
 
-        MailboxFullError when they do not all fit. With `tx` they are stored when that transaction commits.
+        MailboxFullError when they do not all fit. With `tx` they are stored when that transaction
+        commits.
         """
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         """Settle without claiming; for each whether the row was still the claimant's."""
 
     def extend(self, claim: Claim, *, duration: float) -> bool:
-        """Prolong one lease to `duration` from now, never shortening it; False if it is not the claimant's any more."""
+        """Prolong one lease to `duration` from now, never shortening it; False if it is not the
+        claimant's any more.
+        """
 
     def stats(self) -> Stats: ...
 
@@ -80,12 +89,16 @@ class Backend(Source, Protocol):
         """Remove every message that is not leased; how many."""
 
     def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """The dead, oldest first, those whose position is above `after`, be there one with that or not."""
+        """The dead, oldest first, those whose position is above `after`, be there one with that
+        or not.
+        """
 
     def find_dead(self, message_id: str) -> DeadLetter | None: ...
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
-        """Put dead letters back at the end of the line with clean counters; for each whether it was there."""
+        """Put dead letters back at the end of the line with clean counters; for each whether it
+        was there.
+        """
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         """Remove dead letters for good; for each whether it was there."""

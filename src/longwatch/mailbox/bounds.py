@@ -1,4 +1,6 @@
-"""The bounds of every parameter, in one place; outside them InvalidParameterError names the bound."""
+"""The bounds of every parameter, in one place; outside them InvalidParameterError names the
+bound.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def check_expiry(seconds: float | None) -> float | None:
     if seconds is None:
         return None
     if not (checked := check_delay(seconds, name="expires_in")):
-        raise InvalidParameterError(f"expires_in must be more than 0 seconds, not {_shown(seconds)}")
+        raise InvalidParameterError(
+            f"expires_in must be more than 0 seconds, not {_shown(seconds)}"
+        )
     return checked
 
 
@@ -59,10 +63,13 @@ def check_retention(seconds: float) -> float:
 
 
 def check_name(name: Any) -> str:
-    """A mailbox's name: letters, digits and `. _ - : /`, so that it can stand in a URL, a key and a log line."""
+    """A mailbox's name: letters, digits and `. _ - : /`, so that it can stand in a URL, a key
+    and a log line.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(".dead"):
         raise InvalidParameterError(
-            f"a mailbox name has 1 to {LONGEST_NAME} letters, digits or . _ - : / and does not end in .dead, unlike {_shown(name)}"
+            f"a mailbox name has 1 to {LONGEST_NAME} letters, digits or . _ - : / and does "
+            f"not end in .dead, unlike {_shown(name)}"
         )
     return name
 
@@ -70,10 +77,14 @@ def check_name(name: Any) -> str:
 def check_dedupe_keys(keys: Any, *, count: int) -> list[str | None]:
     """One for each body; None: that body has none."""
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
-        raise InvalidParameterError(f"dedupe_keys must be one for each of the {count} bodies, not {_shown(keys)}")
+        raise InvalidParameterError(
+            f"dedupe_keys must be one for each of the {count} bodies, not {_shown(keys)}"
+        )
     checked = [None if key is None else _key("dedupe_key", key) for key in keys]
     if len(checked) != count:
-        raise InvalidParameterError(f"dedupe_keys must be one for each of the {count} bodies, not {len(checked)}")
+        raise InvalidParameterError(
+            f"dedupe_keys must be one for each of the {count} bodies, not {len(checked)}"
+        )
     return checked
 
 
@@ -84,14 +95,18 @@ def check_id(message_id: Any) -> str:
 def check_reason(reason: Any) -> str:
     """Why a message failed, in a form that every store takes; a long one is cut."""
     if not isinstance(reason, str):
-        raise InvalidParameterError(f"reason must be text, of which {LONGEST_REASON} characters are kept, not {_shown(reason)}")
+        raise InvalidParameterError(
+            f"reason must be text, of which {LONGEST_REASON} characters are kept, not "
+            f"{_shown(reason)}"
+        )
     return storable(reason, longest=LONGEST_REASON)
 
 
 def _key(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_KEY or not is_storable(value):
         raise InvalidParameterError(
-            f"{name} must be text of 1 to {LONGEST_KEY} characters, without zero bytes or lone surrogates, not {_shown(value)}"
+            f"{name} must be text of 1 to {LONGEST_KEY} characters, without zero bytes or "
+            f"lone surrogates, not {_shown(value)}"
         )
     return value
 
@@ -105,7 +120,9 @@ def _between(name: str, value: Any, least: float, most: float, unit: str) -> flo
 
 
 def _shown(value: Any) -> str:
-    """What was given, as far as it can be shown: a number of many thousand digits and an object of somebody else may refuse."""
+    """What was given, as far as it can be shown: a number of many thousand digits and an object
+    of somebody else may refuse.
+    """
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - anybody's code may run here, and the parameter is wrong anyhow

@@ -12,7 +12,9 @@ _PAGE = 100
 
 
 class DeadLetters:
-    """Messages that were given up, each with its history. Iterating goes through all of them, oldest first, page by page."""
+    """Messages that were given up, each with its history. Iterating goes through all of them,
+    oldest first, page by page.
+    """
 
     def __init__(self, mailbox: str, backend: Backend) -> None:
         self.name = f"{mailbox}.dead"

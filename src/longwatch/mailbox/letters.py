@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """One message on its way into a backend. The id is the client's, so that a send that is retried cannot double."""
+    """One message on its way into a backend. The id is the client's, so that a send that is
+    retried cannot double.
+    """
 
     id: str
     body: bytes
@@ -67,5 +69,7 @@ class DeadLetter(NamedTuple):
 
 
 def new_id() -> str:
-    """32 hex digits: the time first, so that ids sort by age and indexes grow at one end, then chance."""
+    """32 hex digits: the time first, so that ids sort by age and indexes grow at one end, then
+    chance.
+    """
     return f"{time.time_ns() // 1000:016x}{os.urandom(8).hex()}"

@@ -1,4 +1,6 @@
-"""A named queue with leases: at-least-once delivery, a fresh receipt for every delivery, late writers that change nothing."""
+"""A named queue with leases: at-least-once delivery, a fresh receipt for every delivery, late
+writers that change nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import Any, Generic, Self, TypeVar
 from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.errors import InvalidParameterError, MailboxClosedError, SerializationError, UnsupportedError
+from longwatch.errors import (
+    InvalidParameterError,
+    MailboxClosedError,
+    SerializationError,
+    UnsupportedError,
+)
 from longwatch.mailbox import bounds
 from longwatch.mailbox.backend import Backend, connecting
 from longwatch.mailbox.dead import DeadLetters
@@ -27,10 +34,11 @@ _POLL = 1.0
 
 
 class Mailbox(Generic[BodyT]):
-    """One mailbox. Thread-safe; making it opens nothing, and after a fork the child opens its own connections.
+    """One mailbox. Thread-safe; making it opens nothing, and after a fork the child opens its own
+    connections.
 
-    `max_failures`, `max_crashes` and `max_size` belong to the backend it was opened with. `router` opens another mailbox by name,
-    for replies to a name.
+    `max_failures`, `max_crashes` and `max_size` belong to the backend it was opened with. `router`
+    opens another mailbox by name, for replies to a name.
     """
 
     def __init__(
@@ -64,9 +72,11 @@ class Mailbox(Generic[BodyT]):
         dedupe_key: str | None = None,
         tx: Any = None,
     ) -> str:
-        """Store a message durably; its id. A repeated `dedupe_key` that is still queued or leased returns the first id.
+        """Store a message durably; its id. A repeated `dedupe_key` that is still queued or leased
+        returns the first id.
 
-        A message that nobody took within `expires_in` is counted and removed, with `keep_expired` it goes to the dead letters.
+        A message that nobody took within `expires_in` is counted and removed, with `keep_expired`
+        it goes to the dead letters.
         """
         [stored] = self.send_many(
             [body],
@@ -96,10 +106,20 @@ class Mailbox(Generic[BodyT]):
         expiry = bounds.check_expiry(expires_in)
         route = self._route_of(reply_to)
         encoded = [self.codec.encode(body) for body in bodies]
-        keys = [None] * len(encoded) if dedupe_keys is None else bounds.check_dedupe_keys(dedupe_keys, count=len(encoded))
+        keys = (
+            [None] * len(encoded)
+            if dedupe_keys is None
+            else bounds.check_dedupe_keys(dedupe_keys, count=len(encoded))
+        )
         letters = [
             Letter(
-                id=new_id(), body=data, delay=delay, expires_in=expiry, keep_expired=keep_expired, dedupe_key=key, reply_to=route
+                id=new_id(),
+                body=data,
+                delay=delay,
+                expires_in=expiry,
+                keep_expired=keep_expired,
+                dedupe_key=key,
+                reply_to=route,
             )
             for data, key in zip(encoded, keys, strict=True)
         ]
@@ -116,7 +136,9 @@ class Mailbox(Generic[BodyT]):
         wait_time_seconds: float = 0,
         cancel: CancelToken | None = None,
     ) -> list[Message[BodyT]]:
-        """Up to `max_messages` messages as soon as there is at least one; `[]` after the wait, or when closed or cancelled."""
+        """Up to `max_messages` messages as soon as there is at least one; `[]` after the wait,
+        or when closed or cancelled.
+        """
         want = bounds.check_count(max_messages)
         duration = bounds.check_visibility(visibility_timeout)
         deadline = Deadline.after(bounds.check_wait(wait_time_seconds), self.clock)
@@ -133,10 +155,13 @@ class Mailbox(Generic[BodyT]):
     def acknowledge_many(self, messages: Iterable[Message[Any]], tx: Any = None) -> list[Verdict]:
         """Settle several deliveries in one statement; for each `settled` or `expired`.
 
-        With `tx` that is so once the transaction commits; until then, and if it never does, the messages are not finalized.
+        With `tx` that is so once the transaction commits; until then, and if it never does, the
+        messages are not finalized.
         """
         messages = list(messages)
-        settlements = [Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages]
+        settlements = [
+            Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages
+        ]
         with connecting():
             settled = self.backend.settle(settlements, tx=tx)
         _finalize(messages, tx)
@@ -177,13 +202,16 @@ class Mailbox(Generic[BodyT]):
         return self._closed.is_set()
 
     def on_close(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have something called when it is closed, at once if it is; returns what takes that off again."""
+        """Have something called when it is closed, at once if it is; returns what takes that off
+        again.
+        """
         return self._closed.listen(listener)
 
     def close(self) -> None:
         """Wake those who wait here and take no more; the messages stay. Idempotent.
 
-        What was received can still be settled. The store is let go when nothing that came of it is left, or by its own `close`.
+        What was received can still be settled. The store is let go when nothing that came of it is
+        left, or by its own `close`.
         """
         self._closed.set()
 
@@ -210,12 +238,16 @@ class Mailbox(Generic[BodyT]):
         return None if self._router is None else self._router(name)
 
     def _is_over(self, wakeup: Wakeup, cancel: CancelToken | None) -> bool:
-        """Whether to receive no more; lowers the flag first, so that whatever comes from here on raises it again."""
+        """Whether to receive no more; lowers the flag first, so that whatever comes from here on
+        raises it again.
+        """
         wakeup.clear()
         return self._closed.is_set() or (cancel is not None and cancel.cancelled)
 
     def _look(self, want: int, duration: float) -> list[Message[BodyT]]:
-        """Claim. Sweep before it now and then, so that a busy line hides no ended lease, and whenever there is nothing."""
+        """Claim. Sweep before it now and then, so that a busy line hides no ended lease, and
+        whenever there is nothing.
+        """
         if self.clock.monotonic() - self._swept_at >= _SWEEP_EVERY:
             self._sweep()
         return self._take(want, duration) or (self._take(want, duration) if self._sweep() else [])
@@ -229,7 +261,9 @@ class Mailbox(Generic[BodyT]):
         """Claim, and bury at once what cannot be read; only if all of it was, claim again."""
         while True:
             with connecting():
-                leased = self.backend.exchange((), owner=self.backend.guest(), want=want, duration=duration).leased
+                leased = self.backend.exchange(
+                    (), owner=self.backend.guest(), want=want, duration=duration
+                ).leased
             messages = [message for each in leased if (message := self._opened(each)) is not None]
             if messages or not leased:
                 return messages
@@ -238,14 +272,22 @@ class Mailbox(Generic[BodyT]):
         try:
             return Message(self, leased.claim, leased.item, self.decode(leased.item))
         except SerializationError as error:
-            self.settle_one(Settlement(claim=leased.claim, outcome=Outcome.DEAD, reason="undecodable", error=str(error)))
+            self.settle_one(
+                Settlement(
+                    claim=leased.claim, outcome=Outcome.DEAD, reason="undecodable", error=str(error)
+                )
+            )
             return None
 
     def _patience(self, deadline: Deadline) -> float:
         """Until the next look: a due message, a sweep, or the deadline, whichever comes first."""
         with connecting():
             due = self.backend.next_due()
-        waits = [_SWEEP_EVERY, _POLL, *(wait for wait in (due, deadline.remaining()) if wait is not None)]
+        waits = [
+            _SWEEP_EVERY,
+            _POLL,
+            *(wait for wait in (due, deadline.remaining()) if wait is not None),
+        ]
         return max(min(waits), 0.001)
 
     @contextmanager
@@ -260,16 +302,22 @@ class Mailbox(Generic[BodyT]):
             yield wakeup
 
     def _route_of(self, reply_to: Mailbox[Any] | str | None) -> str | None:
-        """A message carries the name of a mailbox in the same store, whichever way that was given."""
+        """A message carries the name of a mailbox in the same store, whichever way that was
+        given.
+        """
         if reply_to is None:
             return None
         if isinstance(reply_to, str):
             return bounds.check_name(reply_to)
         if not isinstance(reply_to, Mailbox):
-            raise InvalidParameterError(f"reply_to must be a mailbox, or the name of one, not of type {type(reply_to).__name__}")
+            raise InvalidParameterError(
+                f"reply_to must be a mailbox, or the name of one, not of type "
+                f"{type(reply_to).__name__}"
+            )
         if reply_to.backend.home != self.backend.home:
             raise UnsupportedError(
-                f"a reply to {reply_to.name!r} would not arrive: it is in another store than {self.name!r}; open both in one"
+                f"a reply to {reply_to.name!r} would not arrive: it is in another store than "
+                f"{self.name!r}; open both in one"
             )
         return reply_to.name
 
@@ -279,7 +327,9 @@ class Mailbox(Generic[BodyT]):
 
 
 def _finalize(messages: Sequence[Message[Any]], tx: Any) -> None:
-    """Now, or once the transaction commits; that of a connection of the user's own tells nobody here that it did."""
+    """Now, or once the transaction commits; that of a connection of the user's own tells nobody
+    here that it did.
+    """
 
     def finalize() -> None:
         for message in messages:

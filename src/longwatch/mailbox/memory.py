@@ -1,7 +1,9 @@
-"""Mailboxes in the memory of one process: for tests, and for work that may be forgotten when the process ends.
+"""Mailboxes in the memory of one process: for tests, and for work that may be forgotten when the
+process ends.
 
-The same rules as in a SQL store, kept by one lock. What is in memory belongs to one process: another that opens the same URL has a
-store of its own, and so has a forked child, which starts empty, because two processes with a copy each would both do the work.
+The same rules as in a SQL store, kept by one lock. What is in memory belongs to one process:
+another that opens the same URL has a store of its own, and so has a forked child, which starts
+empty, because two processes with a copy each would both do the work.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from longwatch.store.sweep import Holder, judge
 from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 
 _SHARED: dict[str, MemoryStore] = {}
-_NO_TRANSACTION = "messages in memory take part in no transaction; leave tx= out, or open a sqlite:/// store"
+_NO_TRANSACTION = (
+    "messages in memory take part in no transaction; leave tx= out, or open a sqlite:/// store"
+)
 
 
 def shared_memory(key: str) -> MemoryStore:
-    """The store that everybody in this process finds under `memory://KEY`. It lives as long as the process."""
+    """The store that everybody in this process finds under `memory://KEY`. It lives as long as
+    the process.
+    """
     return _SHARED.setdefault(key, MemoryStore(f"memory://{key}"))
 
 
@@ -86,7 +92,9 @@ class Contents:
         return found if found is not None else self._lanes.setdefault(name, Lane(name))
 
     def enter(self, incarnation: Incarnation, page: str | None) -> int:
-        owner = secrets.randbits(62)  # by chance: a receipt of another store, or of before a fork, fits nothing here
+        owner = secrets.randbits(
+            62
+        )  # by chance: a receipt of another store, or of before a fork, fits nothing here
         self.owners[owner] = Holder(owner, str(incarnation), page)
         return owner
 
@@ -107,7 +115,9 @@ class Contents:
         del self.leases[row.owner][row.seq]
 
     def lapsed(self, now: float) -> list[Row]:
-        return [row for rows in self.leases.values() for row in rows.values() if row.lease_until < now]
+        return [
+            row for rows in self.leases.values() for row in rows.values() if row.lease_until < now
+        ]
 
 
 class MemoryBackend:
@@ -132,7 +142,9 @@ class MemoryBackend:
     def guest(self) -> int:
         return self.store.owners.guest("memory", lambda: self.enter(Incarnation.mine()))
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
         contents = self.store.contents()
         with contents.lock:
             settled, changed = self._settle(contents, settlements)
@@ -159,7 +171,9 @@ class MemoryBackend:
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
             lane, lapsed = contents.lane(self.name), contents.lapsed(self.store.lease_now())
-            blame = {owner: judge(contents.owners[owner]) for owner in {row.owner for row in lapsed}}
+            blame = {
+                owner: judge(contents.owners[owner]) for owner in {row.owner for row in lapsed}
+            }
             for row in lapsed:
                 self._release(contents, row, blame[row.owner](row.seq))
             freed = lane.free_the_due(wall)
@@ -219,7 +233,9 @@ class MemoryBackend:
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
             lane = contents.lane(self.name)
-            ready, delayed, leased = (lane.counts[held] for held in (Held.FREE, Held.DELAYED, Held.LEASED))
+            ready, delayed, leased = (
+                lane.counts[held] for held in (Held.FREE, Held.DELAYED, Held.LEASED)
+            )
             oldest = lane.first()
             age = None if oldest is None else max(wall - oldest.enqueued_at, 0.0)
             return Stats(ready, delayed, leased, len(lane.dead), age, lane.paused, lane.expired)
@@ -227,7 +243,10 @@ class MemoryBackend:
     def peek(self, *, limit: int) -> list[Delivery]:
         contents = self.store.contents()
         with contents.lock:
-            return [row.delivery() for row in contents.lane(self.name).waiting(self.store.wall_now(), limit=limit)]
+            return [
+                row.delivery()
+                for row in contents.lane(self.name).waiting(self.store.wall_now(), limit=limit)
+            ]
 
     def cancel(self, message_id: str) -> bool:
         contents = self.store.contents()
@@ -283,7 +302,9 @@ class MemoryBackend:
     # --- under the lock ---
 
     def _claim(self, contents: Contents, owner: int, want: int, duration: float) -> list[Leased]:
-        """Lease rows, oldest first; those that are spent go to the dead at once, one that has crashed before comes alone."""
+        """Lease rows, oldest first; those that are spent go to the dead at once, one that has
+        crashed before comes alone.
+        """
         lane = contents.lane(self.name)
         if lane.paused or not want:
             return []
@@ -296,7 +317,13 @@ class MemoryBackend:
                 continue
             if row.crashes and leased:
                 break
-            leased.append(Leased(contents.lease(row, owner=owner, until=until), row.delivery(), alone=row.crashes > 0))
+            leased.append(
+                Leased(
+                    contents.lease(row, owner=owner, until=until),
+                    row.delivery(),
+                    alone=row.crashes > 0,
+                )
+            )
             if row.crashes:
                 break
         return leased
@@ -308,8 +335,12 @@ class MemoryBackend:
             return "failed"
         return "expired" if row.is_overdue(wall) else None
 
-    def _settle(self, contents: Contents, settlements: Sequence[Settlement]) -> tuple[list[bool], set[Lane]]:
-        """For each whether it was still the claimant's; and the lanes in which something became free."""
+    def _settle(
+        self, contents: Contents, settlements: Sequence[Settlement]
+    ) -> tuple[list[bool], set[Lane]]:
+        """For each whether it was still the claimant's; and the lanes in which something became
+        free.
+        """
         changed: set[Lane] = set()
         settled = []
         for settlement in settlements:
@@ -328,14 +359,24 @@ class MemoryBackend:
                 return False
             case Outcome.DEAD:
                 contents.unlease(row)
-                row.lane.give_up(row, settlement.reason, wall=self.store.wall_now(), error=settlement.error)
+                row.lane.give_up(
+                    row, settlement.reason, wall=self.store.wall_now(), error=settlement.error
+                )
                 return False
             case outcome:
                 blame = Blame.FAILURE if outcome is Outcome.FAILED else Blame.RELEASE
                 self._release(contents, row, blame, delay=settlement.delay, error=settlement.error)
                 return not settlement.delay
 
-    def _release(self, contents: Contents, row: Row, blame: Blame, *, delay: float = 0.0, error: str | None = None) -> None:
+    def _release(
+        self,
+        contents: Contents,
+        row: Row,
+        blame: Blame,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+    ) -> None:
         contents.unlease(row)
         row.failures += blame is Blame.FAILURE
         row.crashes += blame is Blame.CRASH
@@ -347,15 +388,23 @@ class MemoryBackend:
         most = self.limits.max_size
         if most is None:
             return
-        coming = {letter.dedupe_key or letter.id for letter in letters if letter.dedupe_key not in lane.keys}
+        coming = {
+            letter.dedupe_key or letter.id
+            for letter in letters
+            if letter.dedupe_key not in lane.keys
+        }
         if len(lane) + len(coming) > most:
             raise MailboxFullError(
-                f"mailbox {self.name!r} holds {len(lane)} of {most} messages; let its workers catch up, or raise max_size"
+                f"mailbox {self.name!r} holds {len(lane)} of {most} messages; let its workers "
+                f"catch up, or raise max_size"
             )
 
     def _put(self, contents: Contents, lane: Lane, letter: Letter, wall: float) -> str:
         """Store a message; one that is there already, by id or by key, is left as it is."""
-        if letter.dedupe_key is not None and (first := lane.keys.get(letter.dedupe_key)) is not None:
+        if (
+            letter.dedupe_key is not None
+            and (first := lane.keys.get(letter.dedupe_key)) is not None
+        ):
             return first.id
         if letter.id not in lane.rows:
             row = Row(

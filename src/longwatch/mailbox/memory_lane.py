@@ -1,12 +1,16 @@
-"""The messages of one mailbox in memory: rows in one of four states, and what finds them without looking at all of them.
+"""The messages of one mailbox in memory: rows in one of four states, and what finds them without
+looking at all of them.
 
     line       rows in the order they were sent, none of which was ever taken          a deque
     returned   rows that are free again and go back to their place by number           a heap
-    delayed    rows that are not due yet                                               a heap by time
-    expiring   rows that will be given up if nobody takes them in time                 a heap by time
+    delayed    rows that are not due yet                                               a heap by
+               time
+    expiring   rows that will be given up if nobody takes them in time                 a heap by
+               time
 
-A row that is removed while it stands in one of them stays there, marked gone and without its body, and is passed over when it comes
-up; when most of what stands there is gone, it is cleared out. Nothing here takes a lock or reads a clock: `memory.py` does.
+A row that is removed while it stands in one of them stays there, marked gone and without its body,
+and is passed over when it comes up; when most of what stands there is gone, it is cleared out.
+Nothing here takes a lock or reads a clock: `memory.py` does.
 """
 
 from __future__ import annotations
@@ -59,9 +63,19 @@ class Row:
     """Whether it stands among the expiring."""
 
     def delivery(self) -> Delivery:
-        return Delivery(self.id, self.body, self.deliveries, self.failures, self.crashes, self.enqueued_at, self.reply_to)
+        return Delivery(
+            self.id,
+            self.body,
+            self.deliveries,
+            self.failures,
+            self.crashes,
+            self.enqueued_at,
+            self.reply_to,
+        )
 
-    def dead_letter(self, reason: str, error: str | None, died_at: float, position: int) -> DeadLetter:
+    def dead_letter(
+        self, reason: str, error: str | None, died_at: float, position: int
+    ) -> DeadLetter:
         return DeadLetter(
             id=self.id,
             mailbox=self.lane.name,
@@ -80,7 +94,9 @@ class Row:
 
     def is_overdue(self, wall: float) -> bool:
         """Whether its time has passed while nobody holds it."""
-        return self.held is not Held.LEASED and self.expires_at is not None and self.expires_at <= wall
+        return (
+            self.held is not Held.LEASED and self.expires_at is not None and self.expires_at <= wall
+        )
 
 
 class Lane:
@@ -155,14 +171,20 @@ class Lane:
             self._clear_out()
 
     def give_up(self, row: Row, reason: str, *, wall: float, error: str | None = None) -> None:
-        """Remove it; to the dead with its history, one that has expired only if that was asked for."""
+        """Remove it; to the dead with its history, one that has expired only if that was asked
+        for.
+        """
         self.expired += reason == "expired"
         if reason != "expired" or row.keep_expired:
-            self.dead[row.id] = row.dead_letter(reason, row.error if error is None else error, wall, next(self._deaths))
+            self.dead[row.id] = row.dead_letter(
+                reason, row.error if error is None else error, wall, next(self._deaths)
+            )
         self.remove(row)
 
     def expire(self, wall: float) -> int:
-        """Give up what nobody took in its time; how many rows. A leased one is looked at again when it comes back."""
+        """Give up what nobody took in its time; how many rows. A leased one is looked at again
+        when it comes back.
+        """
         expired = 0
         while self._expiring and self._expiring[0][0] <= wall:
             row = heappop(self._expiring)[2]
@@ -194,8 +216,14 @@ class Lane:
     def waiting(self, wall: float, *, limit: int) -> list[Row]:
         """What would be taken next, oldest first; it all stays."""
         due = (row for ready_at, _, row in self._delayed if ready_at <= wall)
-        there = (row for row in chain(self._line, (row for _, row in self._returned), due) if row.held is not Held.GONE)
-        return nsmallest(limit, (row for row in there if not row.is_overdue(wall)), key=lambda row: row.seq)
+        there = (
+            row
+            for row in chain(self._line, (row for _, row in self._returned), due)
+            if row.held is not Held.GONE
+        )
+        return nsmallest(
+            limit, (row for row in there if not row.is_overdue(wall)), key=lambda row: row.seq
+        )
 
     def announce(self) -> None:
         for wakeup in tuple(self.listeners):
@@ -207,7 +235,9 @@ class Lane:
         row.held = held
 
     def _clear_out(self) -> None:
-        """Let go of the rows that are gone. It takes as many removals to come here again as this looks at rows."""
+        """Let go of the rows that are gone. It takes as many removals to come here again as this
+        looks at rows.
+        """
         self._gone = 0
         self._line = deque(row for row in self._line if row.held is not Held.GONE)
         self._returned = [entry for entry in self._returned if entry[1].held is not Held.GONE]

@@ -6,7 +6,11 @@ from datetime import UTC, datetime
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from longwatch.errors import MessageFinalizedError, ReceiptHandleExpiredError, ReplyNotAvailableError
+from longwatch.errors import (
+    MessageFinalizedError,
+    ReceiptHandleExpiredError,
+    ReplyNotAvailableError,
+)
 from longwatch.mailbox import bounds
 from longwatch.mailbox.backend import connecting
 from longwatch.mailbox.letters import Delivery
@@ -27,11 +31,15 @@ class Verdict(StrEnum):
 
 
 class Message(Generic[BodyT]):
-    """A delivery: it is yours until its lease ends. Settling it with a receipt that is stale raises and changes nothing."""
+    """A delivery: it is yours until its lease ends. Settling it with a receipt that is stale
+    raises and changes nothing.
+    """
 
     __slots__ = ("_delivery", "_finalized", "_mailbox", "body", "receipt")
 
-    def __init__(self, mailbox: Mailbox[BodyT], receipt: Claim, delivery: Delivery, body: BodyT) -> None:
+    def __init__(
+        self, mailbox: Mailbox[BodyT], receipt: Claim, delivery: Delivery, body: BodyT
+    ) -> None:
         self.body = body
         self.receipt = receipt
         self._mailbox = mailbox
@@ -70,7 +78,9 @@ class Message(Generic[BodyT]):
         self._settle(Settlement(claim=self.receipt, outcome=Outcome.DONE))
 
     def nack(self, *, visibility_timeout: float = 0, reason: str | None = None) -> None:
-        """Give it back, to be delivered again after the timeout. With a reason that is a failure, without one nobody's fault."""
+        """Give it back, to be delivered again after the timeout. With a reason that is a
+        failure, without one nobody's fault.
+        """
         delay = bounds.check_visibility(visibility_timeout)
         error = None if reason is None else bounds.check_reason(reason)
         outcome = Outcome.BACK if error is None else Outcome.FAILED
@@ -79,10 +89,14 @@ class Message(Generic[BodyT]):
     def reject(self, reason: str) -> None:
         """It will never succeed: to the dead letters with it, as `permanent`, with its history."""
         error = bounds.check_reason(reason)
-        self._settle(Settlement(claim=self.receipt, outcome=Outcome.DEAD, reason="permanent", error=error))
+        self._settle(
+            Settlement(claim=self.receipt, outcome=Outcome.DEAD, reason="permanent", error=error)
+        )
 
     def extend_visibility(self, seconds: float) -> None:
-        """Keep it for at least so long from now; a lease that lasts longer already stays as it is."""
+        """Keep it for at least so long from now; a lease that lasts longer already stays as it
+        is.
+        """
         self._require_open()
         duration = bounds.check_visibility(seconds)
         with connecting():
@@ -95,7 +109,9 @@ class Message(Generic[BodyT]):
         self._require_open()
         target = None if self.reply_to is None else self._mailbox.route(self.reply_to)
         if target is None or target.closed:
-            raise ReplyNotAvailableError(f"message {self.id} has nowhere to reply to; send it with reply_to=")
+            raise ReplyNotAvailableError(
+                f"message {self.id} has nowhere to reply to; send it with reply_to="
+            )
         return target.send(body)
 
     def finalize(self) -> None:
@@ -113,9 +129,12 @@ class Message(Generic[BodyT]):
 
     def _require_open(self) -> None:
         if self._finalized:
-            raise MessageFinalizedError(f"message {self.id} was settled already; receive it again to do more")
+            raise MessageFinalizedError(
+                f"message {self.id} was settled already; receive it again to do more"
+            )
 
     def _expired(self) -> ReceiptHandleExpiredError:
         return ReceiptHandleExpiredError(
-            f"the lease of message {self.id} was lost, nothing was changed; use a longer visibility_timeout, or extend it in time"
+            f"the lease of message {self.id} was lost, nothing was changed; use a longer "
+            f"visibility_timeout, or extend it in time"
         )

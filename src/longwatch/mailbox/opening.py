@@ -40,7 +40,12 @@ def open_mailbox(
 
 @overload
 def open_mailbox(
-    url: str | Database | MemoryStore, name: str, *, limits: Limits | None = ..., largest_body: int = ..., clock: Clock | None = ...
+    url: str | Database | MemoryStore,
+    name: str,
+    *,
+    limits: Limits | None = ...,
+    largest_body: int = ...,
+    clock: Clock | None = ...,
 ) -> Mailbox[Any]: ...
 
 
@@ -55,15 +60,24 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 ) -> Mailbox[Any]:
     """A mailbox by the URL of its store. Opens nothing yet.
 
-    `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://host/database`, `redis://host/0`.
+    `memory://`, `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://host/database`,
+    `redis://host/0`.
     """
     store = _found(url)
     check_whole("largest_body", largest_body)
 
     @lru_cache(maxsize=_ROUTES)
     def routed(called: str) -> Mailbox[Any]:
-        """Where a reply goes: a mailbox of which only the name is known, so none of this one's limits hold there."""
-        return Mailbox(called, _backend(store, called, None), codec=Codec(largest=largest_body), clock=clock, router=routed)
+        """Where a reply goes: a mailbox of which only the name is known, so none of this one's
+        limits hold there.
+        """
+        return Mailbox(
+            called,
+            _backend(store, called, None),
+            codec=Codec(largest=largest_body),
+            clock=clock,
+            router=routed,
+        )
 
     codec: Codec[Any] = Codec(body_type, largest=largest_body)
     return Mailbox(name, _backend(store, name, limits), codec=codec, clock=clock, router=routed)
@@ -72,7 +86,8 @@ def open_mailbox(  # noqa: PLR0913 - a place, a name, a type, and options
 def open_store(url: str, *, auto_migrate: bool = False) -> Any:
     """The store a URL names; UsageError with the cure for one that cannot be.
 
-    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else `longwatch db migrate` does it.
+    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else
+    `longwatch db migrate` does it.
     """
     database = open_database(url, auto_migrate=auto_migrate)
     if database is not None:
@@ -100,9 +115,13 @@ def _found(given: Any) -> Any:
 
 
 def found_source(whereabouts: Mapping[str, str], stores: MutableMapping[str, Any]) -> Backend:
-    """The lane that `Source.whereabouts` of another process speaks of; `stores` are those that are open, by URL."""
+    """The lane that `Source.whereabouts` of another process speaks of; `stores` are those that
+    are open, by URL.
+    """
     if whereabouts.get("kind") != KIND:
-        raise UsageError(f"leases of kind {whereabouts.get('kind')!r} are not known here; update this process")
+        raise UsageError(
+            f"leases of kind {whereabouts.get('kind')!r} are not known here; update this process"
+        )
     url = whereabouts["url"]
     if url not in stores:
         stores[url] = open_store(url)

@@ -1,10 +1,13 @@
-"""Mailboxes on a Redis server: the same rules as in a SQL store, kept by Lua scripts that each run as one step.
+"""Mailboxes on a Redis server: the same rules as in a SQL store, kept by Lua scripts that each run
+as one step.
 
-The server's clock judges leases, delays and expiry. All keys of a mailbox share one hash tag, so that a script finds them on one
-node of a Cluster; only the list of mailboxes stands alone. A server without `appendonly yes` and `maxmemory-policy noeviction` may
-lose messages, and is warned of. Redis 6.2 or later.
+The server's clock judges leases, delays and expiry. All keys of a mailbox share one hash tag, so
+that a script finds them on one node of a Cluster; only the list of mailboxes stands alone. A server
+without `appendonly yes` and `maxmemory-policy noeviction` may lose messages, and is warned of.
+Redis 6.2 or later.
 
-    redis.py             the store: what one process has open, the numbers of mailboxes, the owners it has entered
+    redis.py             the store: what one process has open, the numbers of mailboxes, the owners
+                         it has entered
     redis_lane.py        one mailbox: the backend
     redis_sweep.py       what dead owners and ended leases held
     redis_wakeups.py     hints to those who wait
@@ -66,7 +69,9 @@ class Opened:
 
 
 class RedisStore:
-    """Mailboxes by name, on one server. Lazy: making it opens nothing, and a forked child opens connections of its own."""
+    """Mailboxes by name, on one server. Lazy: making it opens nothing, and a forked child opens
+    connections of its own.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -94,13 +99,17 @@ class RedisStore:
         number = self._numbers.get(name)
         if number is None:
             arguments = (name, first_number(name), MOST_MAILBOXES)
-            number = int(self.opened().calls.script("register", MAILBOXES, arguments, again=Again.ONCE))
+            number = int(
+                self.opened().calls.script("register", MAILBOXES, arguments, again=Again.ONCE)
+            )
             self._names[number] = name
             self._numbers[name] = number
         return number
 
     def mailbox_of(self, claim: Claim) -> str | None:
-        """The mailbox whose row a claim is about; None if it is none that this store has given rows of."""
+        """The mailbox whose row a claim is about; None if it is none that this store has given
+        rows of.
+        """
         return self._names.get(claim.seq >> NUMBER_BITS)
 
     def mailbox_names(self) -> list[str]:
@@ -142,7 +151,9 @@ class RedisStore:
                 each.abandon()
 
     def _open(self) -> Opened:
-        """No lock, which a fork could find taken: of two that open at once one wins, and none has connected yet."""
+        """No lock, which a fork could find taken: of two that open at once one wins, and none
+        has connected yet.
+        """
         mine = Opened(self.url)
         opened = self._opened.setdefault(os.getpid(), mine)
         if opened is mine:
@@ -151,8 +162,13 @@ class RedisStore:
 
 
 def first_number(name: str) -> int:
-    """Where a name leads; it gets this number, or the next that is not taken. So a mailbox has the same one after a restore."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % MOST_MAILBOXES
+    """Where a name leads; it gets this number, or the next that is not taken. So a mailbox has
+    the same one after a restore.
+    """
+    return (
+        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+        % MOST_MAILBOXES
+    )
 
 
 def _identity(url: str) -> object:
@@ -161,4 +177,10 @@ def _identity(url: str) -> object:
         place = Server(url).check().options
     except (ValueError, TypeError):
         raise wrong_url(url) from None
-    return "redis", place.get("path"), place.get("host", "localhost"), place.get("port", 6379), place.get("db", 0)
+    return (
+        "redis",
+        place.get("path"),
+        place.get("host", "localhost"),
+        place.get("port", 6379),
+        place.get("db", 0),
+    )

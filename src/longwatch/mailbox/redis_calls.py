@@ -1,4 +1,6 @@
-"""Calls about mailboxes: to the server that has them, under a deadline, and again where that is safe."""
+"""Calls about mailboxes: to the server that has them, under a deadline, and again where that is
+safe.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,21 @@ _MOST_MOVES = 5
 class Again(Enum):
     """What to do when an answer was lost."""
 
-    NEVER = auto()  # whether it was done is unknown, and doing it twice is not the same: the caller has to know
+    NEVER = (
+        auto()
+    )  # whether it was done is unknown, and doing it twice is not the same: the caller has to know
     ONCE = auto()  # doing it twice is the same: a connection that had died is no reason to fail
-    UNTIL_KNOWN = auto()  # the server knows it again, so it is asked until it answers, or the deadline comes
+    UNTIL_KNOWN = (
+        auto()
+    )  # the server knows it again, so it is asked until it answers, or the deadline comes
 
 
 class Calls:
-    """Calls of one process to one server, or to the nodes of one Cluster. Every method may be called from any thread.
+    """Calls of one process to one server, or to the nodes of one Cluster. Every method may be
+    called from any thread.
 
-    All keys of a mailbox are on one node, so a node that says that a mailbox has moved is believed, and asked no more.
+    All keys of a mailbox are on one node, so a node that says that a mailbox has moved is believed,
+    and asked no more.
     """
 
     def __init__(self, url: str) -> None:
@@ -87,7 +95,9 @@ class Calls:
             until = began + CALL_TIMEOUT - self._first.answer_within
             return self._ask_again(lambda: self._at(key, ask, words), again, lost, until=until)
 
-    def _ask_again(self, ask: Callable[[], Any], again: Again, lost: AnswerLostError, *, until: float) -> Any:
+    def _ask_again(
+        self, ask: Callable[[], Any], again: Again, lost: AnswerLostError, *, until: float
+    ) -> Any:
         backoff = Backoff(RETRY)
         while True:
             wait = backoff.failed(lasted=0.0)

@@ -1,7 +1,9 @@
-"""The connections of one process to one Redis server: one question, one answer, and what is known when none comes.
+"""The connections of one process to one Redis server: one question, one answer, and what is known
+when none comes.
 
-A question fails in one of three ways. It could not be sent, or the server refused it: nothing was done. Or it was sent and no
-answer came: then nobody knows. redis-py's own retries are off, because they would repeat what must not be repeated.
+A question fails in one of three ways. It could not be sent, or the server refused it: nothing was
+done. Or it was sent and no answer came: then nobody knows. redis-py's own retries are off, because
+they would repeat what must not be repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from redis.retry import Retry
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnsafeSettingsWarning
-from longwatch.mailbox.redis_errors import AnswerLostError, answer_lost, is_demoted, refusal, unreachable
+from longwatch.mailbox.redis_errors import (
+    AnswerLostError,
+    answer_lost,
+    is_demoted,
+    refusal,
+    unreachable,
+)
 from longwatch.mailbox.redis_line import Line
 from longwatch.mailbox.redis_scripts import load_script
 from longwatch.mailbox.redis_url import connection_options
@@ -29,7 +37,9 @@ ANSWER_WITHIN = 10.0
 """How long one answer is waited for, in seconds; `?socket_timeout=` in the URL says otherwise."""
 CONNECT_WITHIN = 5.0
 PROVE_AFTER = 15.0
-"""A connection that was idle for so many seconds has to answer a PING before it is used: the other end may be gone."""
+"""A connection that was idle for so many seconds has to answer a PING before it is used: the
+other end may be gone.
+"""
 _USUAL: dict[str, Any] = {
     "socket_timeout": ANSWER_WITHIN,
     "socket_connect_timeout": CONNECT_WITHIN,
@@ -41,7 +51,9 @@ _USUAL: dict[str, Any] = {
 
 
 def _greet(connection: Any) -> None:
-    """Log in and choose the database. One that is interrupted in it is closed: answers may be still to come."""
+    """Log in and choose the database. One that is interrupted in it is closed: answers may be
+    still to come.
+    """
     try:
         connection.on_connect()
     except BaseException:
@@ -58,7 +70,8 @@ _ALWAYS: dict[str, Any] = {
 
 
 class Server:
-    """One server, as one process sees it. Opened by the first question; every method may be called from any thread.
+    """One server, as one process sees it. Opened by the first question; every method may be called
+    from any thread.
 
     `place` is what differs from the URL: host and port of another node of the same Cluster.
     """
@@ -79,12 +92,16 @@ class Server:
         return float(self.options["socket_timeout"])
 
     def check(self) -> Self:
-        """ValueError or TypeError if the URL says something that no connection could be made with; opens nothing."""
+        """ValueError or TypeError if the URL says something that no connection could be made
+        with; opens nothing.
+        """
         self._kind(**self.options)
         return self
 
     def run(self, name: str, key: str, arguments: Sequence[Any]) -> Any:
-        """Run a script on a key; one that the server does not know any more, because it was restarted, is sent again."""
+        """Run a script on a key; one that the server does not know any more, because it was
+        restarted, is sent again.
+        """
         script = load_script(name)
         try:
             return self.ask(b"EVALSHA", script.digest, b"1", key, *arguments)
@@ -94,8 +111,8 @@ class Server:
     def ask(self, *words: Any) -> Any:
         """Send and wait for the answer. What the server refuses comes out as redis-py's error.
 
-        The connection is closed unless an answer was read to its end, be it a refusal: what is still to come would be taken for
-        the answer to the next question.
+        The connection is closed unless an answer was read to its end, be it a refusal: what is
+        still to come would be taken for the answer to the next question.
         """
         line = self._take()
         try:
@@ -130,12 +147,16 @@ class Server:
             line.close()
 
     def abandon(self) -> None:
-        """In a forked child: close its copies of the parent's sockets, without a word to the server and without a lock."""
+        """In a forked child: close its copies of the parent's sockets, without a word to the
+        server and without a lock.
+        """
         for line in list(self._lines):
             line.abandon()
 
     def _close_idle(self) -> None:
-        """What took one answer may have silenced the others too, and each of them would be waited for."""
+        """What took one answer may have silenced the others too, and each of them would be
+        waited for.
+        """
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()
@@ -171,14 +192,18 @@ class Server:
             raise answer_lost(self.url, error) from error
 
     def _look_at_settings(self, line: Line) -> None:
-        """Warn once of settings that may lose messages. A server that does not tell is taken at its word."""
+        """Warn once of settings that may lose messages. A server that does not tell is taken at
+        its word.
+        """
         self._looked = True
         try:
             line.send(("INFO",))
             told = line.answer()
         except redis.ResponseError:
             return
-        facts = dict(line.split(":", 1) for line in told.decode(errors="replace").splitlines() if ":" in line)
+        facts = dict(
+            line.split(":", 1) for line in told.decode(errors="replace").splitlines() if ":" in line
+        )
         for fault in unsafe_settings(facts):
             warnings.warn(f"{mask_text(self.url)}: {fault}", UnsafeSettingsWarning, stacklevel=2)
 
@@ -188,7 +213,11 @@ def unsafe_settings(facts: dict[str, str]) -> list[str]:
     faults = []
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        faults.append(f"maxmemory-policy is {policy}, so messages may be evicted; set it to noeviction")
+        faults.append(
+            f"maxmemory-policy is {policy}, so messages may be evicted; set it to noeviction"
+        )
     if facts.get("aof_enabled") == "0":
-        faults.append("appendonly is off, so a restart loses what came after the last snapshot; set it to yes")
+        faults.append(
+            "appendonly is off, so a restart loses what came after the last snapshot; set it to yes"
+        )
     return faults

@@ -20,13 +20,22 @@ Meaning = tuple[type[StoreError], str]
 
 _PASSWORD: Meaning = (
     LoginRefusedError,
-    "refuses the user or the password; correct them in the URL, redis://USER:PASSWORD@HOST, both percent-encoded",
+    (
+        "refuses the user or the password; correct them in the URL, redis://USER:PASSWORD@HOST, "
+        "both percent-encoded"
+    ),
 )
 _DATABASE: Meaning = (
     StoreMisplacedError,
-    "has no database of this number; write redis://HOST:PORT/0, or raise `databases` in its redis.conf (a Cluster has only 0)",
+    (
+        "has no database of this number; write redis://HOST:PORT/0, or raise `databases` in its "
+        "redis.conf (a Cluster has only 0)"
+    ),
 )
-_FULL: Meaning = (StoreFullError, "is out of memory; nothing was written, let its workers catch up, or raise maxmemory")
+_FULL: Meaning = (
+    StoreFullError,
+    "is out of memory; nothing was written, let its workers catch up, or raise maxmemory",
+)
 _PERMISSION: Meaning = (
     StoreReadOnlyError,
     "does not permit this user to do that; grant it ~longwatch:* &longwatch:* +@all -@dangerous",
@@ -37,13 +46,19 @@ _MEANINGS: dict[str, Meaning] = {
     "CLUSTERDOWN": (StoreBusyError, "is in a Cluster that is down; nothing was written, try again"),
     "LOADING": (StoreBusyError, "is still loading its data; nothing was written, try again"),
     "MASTERDOWN": (StoreBusyError, "has lost its master; nothing was written, try again"),
-    "MISCONF": (StoreReadOnlyError, "cannot save to its disk and takes no writes; check its log and its disk"),
+    "MISCONF": (
+        StoreReadOnlyError,
+        "cannot save to its disk and takes no writes; check its log and its disk",
+    ),
     "NOAUTH": _PASSWORD,
     "NOPERM": _PERMISSION,
     "NOREPLICAS": (StoreBusyError, "has too few replicas to write; nothing was written, try again"),
     "OOM": _FULL,
     "READONLY": (StoreReadOnlyError, "is a read-only replica; give the URL of its master"),
-    "TRYAGAIN": (StoreBusyError, "is moving this mailbox to another node; nothing was written, try again"),
+    "TRYAGAIN": (
+        StoreBusyError,
+        "is moving this mailbox to another node; nothing was written, try again",
+    ),
     "WRONGPASS": _PASSWORD,
 }
 _KINDS: dict[type[Exception], str] = {
@@ -78,26 +93,37 @@ def unreachable(url: str, error: Exception) -> StoreError:
     """It could not be sent: nothing was written."""
     if isinstance(error, redis.AuthenticationError | redis.BusyLoadingError | redis.ResponseError):
         return refusal(url, error)
-    return StoreUnreachableError(f"{mask_text(url)} cannot be reached ({error}); nothing was written, check that it runs")
+    return StoreUnreachableError(
+        f"{mask_text(url)} cannot be reached ({error}); nothing was written, check that it runs"
+    )
 
 
 def answer_lost(url: str, error: Exception) -> AnswerLostError:
-    return AnswerLostError(f"no answer from {mask_text(url)} ({error}); whether it was written is unknown")
+    return AnswerLostError(
+        f"no answer from {mask_text(url)} ({error}); whether it was written is unknown"
+    )
 
 
 def is_demoted(error: Exception) -> bool:
-    """Whether the server has become a replica: its address may lead to another one now, but only for a new connection."""
+    """Whether the server has become a replica: its address may lead to another one now, but only
+    for a new connection.
+    """
     return _code(error) == "READONLY"
 
 
 def read_failed(error: AnswerLostError) -> StoreError:
-    """The same about something that writes nothing, or nothing that matters when it is done twice."""
-    kind = StoreBusyError if isinstance(error.__cause__, redis.TimeoutError) else StoreUnreachableError
+    """The same about something that writes nothing, or nothing that matters when it is done
+    twice.
+    """
+    kind = (
+        StoreBusyError if isinstance(error.__cause__, redis.TimeoutError) else StoreUnreachableError
+    )
     return kind(f"{str(error).rpartition(';')[0]}; try again")
 
 
 def _code(error: Exception) -> str:
-    """The first word of what the server said; redis-py takes it off for those that have a class of their own.
+    """The first word of what the server said; redis-py takes it off for those that have a class of
+    their own.
 
     An error inside a script may come wrapped in the script's own words.
     """

@@ -1,4 +1,6 @@
-"""One mailbox in Redis. Everything that is decided about messages is decided by the scripts in `lua/`."""
+"""One mailbox in Redis. Everything that is decided about messages is decided by the scripts in
+`lua/`.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,14 @@ from longwatch.work.source import Exchange, Settlement
 if TYPE_CHECKING:
     from longwatch.mailbox.redis import RedisStore
 
-NO_TRANSACTION = "messages in Redis take part in no transaction; leave tx= out, or open a sqlite:/// or postgresql:// store"
+NO_TRANSACTION = (
+    "messages in Redis take part in no transaction; leave tx= out, or open a sqlite:/// or "
+    "postgresql:// store"
+)
 REMEMBER = 600
-"""Seconds for which the answer to a put is remembered, should it be asked again. The next put has it forgotten."""
+"""Seconds for which the answer to a put is remembered, should it be asked again. The next put
+has it forgotten.
+"""
 MOST_BYTES = 16 << 20
 """Of rows in one answer; one message is given however large it is."""
 _LARGEST_BATCH = 256 << 20
@@ -70,14 +77,20 @@ class RedisBackend:
     def guest(self) -> int:
         return self.store.guests.guest(self.name, lambda: self.enter(Incarnation.mine()))
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
         lane = self.store.number(self.name)
         if any(each.claim.seq >> rows.NUMBER_BITS != lane for each in settlements):
-            return Exchange(self.settle(settlements), self.exchange_here((), owner, want, duration).leased)
+            return Exchange(
+                self.settle(settlements), self.exchange_here((), owner, want, duration).leased
+            )
         return self.exchange_here(settlements, owner, want, duration)
 
     def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
-        """One call for each mailbox in which the owner has claimed: they may be on different nodes."""
+        """One call for each mailbox in which the owner has claimed: they may be on different
+        nodes.
+        """
         return sum(lane.renew_here(owner, duration, skip) for lane in self._lanes_of(owner))
 
     def held(self, *, owner: int) -> list[Claim]:
@@ -99,29 +112,47 @@ class RedisBackend:
     # --- the rest of a backend ---
 
     def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        """A put whose answer was lost is asked again by its number, and stores nothing twice, even if all was consumed by then."""
+        """A put whose answer was lost is asked again by its number, and stores nothing twice,
+        even if all was consumed by then.
+        """
         _require_no_transaction(tx)
         self.store.number(self.name)
         request = secrets.token_hex(8)
-        asked = {"request": request, "answered": self._take_answered(), "remember": REMEMBER, "most": self.limits.max_size}
-        answer = self._run("put", packed(asked), _bounded(rows.packed_letters(letters)), again=Again.UNTIL_KNOWN)
+        asked = {
+            "request": request,
+            "answered": self._take_answered(),
+            "remember": REMEMBER,
+            "most": self.limits.max_size,
+        }
+        answer = self._run(
+            "put", packed(asked), _bounded(rows.packed_letters(letters)), again=Again.UNTIL_KNOWN
+        )
         if answer[:1] == b"!":
             raise MailboxFullError(
-                f"mailbox {self.name!r} holds {int(answer[1:])} of {self.limits.max_size} messages; "
+                f"mailbox {self.name!r} holds {int(answer[1:])} of {self.limits.max_size} "
+                f"messages; "
                 "let its workers catch up, or raise max_size"
             )
         self._answered.append(request)
-        return [letter.id for letter in letters] if answer == b"=" else msgspec.msgpack.decode(answer[1:], type=list[str])
+        return (
+            [letter.id for letter in letters]
+            if answer == b"="
+            else msgspec.msgpack.decode(answer[1:], type=list[str])
+        )
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         """In one step for each mailbox that they are about."""
         _require_no_transaction(tx)
         self.store.number(self.name)
         settled = [False] * len(settlements)
-        for name, places in _grouped(self.store.mailbox_of(each.claim) for each in settlements).items():
+        for name, places in _grouped(
+            self.store.mailbox_of(each.claim) for each in settlements
+        ).items():
             if name is not None:
                 batch = [settlements[place] for place in places]
-                verdicts = self._lane(name).exchange_here(batch, batch[0].claim.owner, 0, 0.0).settled
+                verdicts = (
+                    self._lane(name).exchange_here(batch, batch[0].claim.owner, 0, 0.0).settled
+                )
                 for place, verdict in zip(places, verdicts, strict=True):
                     settled[place] = verdict
         return settled
@@ -132,11 +163,17 @@ class RedisBackend:
         if name is None:
             return False
         number = rows.number_of(claim.seq)
-        return bool(self._lane(name).run("extend", owner=str(claim.owner), number=number, term=claim.term, duration=duration))
+        return bool(
+            self._lane(name).run(
+                "extend", owner=str(claim.owner), number=number, term=claim.term, duration=duration
+            )
+        )
 
     def stats(self) -> Stats:
         ready, delayed, leased, dead, age, paused, expired = self.run("stats")
-        return Stats(ready, delayed, leased, dead, float(age) if age else None, bool(paused), expired)
+        return Stats(
+            ready, delayed, leased, dead, float(age) if age else None, bool(paused), expired
+        )
 
     def peek(self, *, limit: int) -> list[Delivery]:
         return rows.deliveries_in_order(self.run("peek", limit=limit))[:limit]
@@ -162,7 +199,10 @@ class RedisBackend:
     def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         letters, positions = self.run("dead", after=after, limit=limit)
         pairs = zip(letters, positions, strict=True)
-        return [rows.dead_letter(self.name, letter)._replace(position=int(position)) for letter, position in pairs]
+        return [
+            rows.dead_letter(self.name, letter)._replace(position=int(position))
+            for letter, position in pairs
+        ]
 
     def find_dead(self, message_id: str) -> DeadLetter | None:
         letter = self.store.opened().calls.read("HGET", self.key, ":dead", message_id)
@@ -182,14 +222,23 @@ class RedisBackend:
 
     def _run(self, script: str, *asked: bytes, again: Again) -> Any:
         jump = self.store.jump
-        return self.store.opened().calls.script(script, self.key, (jump.lease, jump.wall, *asked), again=again)
+        return self.store.opened().calls.script(
+            script, self.key, (jump.lease, jump.wall, *asked), again=again
+        )
 
     def numbers_held(self, owner: int) -> list[int]:
         """The numbers of the rows that an owner holds here."""
-        return [int(number) for number in self.store.opened().calls.read("HKEYS", self.key, f":held:{owner}")]
+        return [
+            int(number)
+            for number in self.store.opened().calls.read("HKEYS", self.key, f":held:{owner}")
+        ]
 
-    def exchange_here(self, settlements: Sequence[Settlement], owner: int, want: int, duration: float) -> Exchange:
-        """Ask until something was leased, or nothing is there: a script passes over so many spent rows at the most."""
+    def exchange_here(
+        self, settlements: Sequence[Settlement], owner: int, want: int, duration: float
+    ) -> Exchange:
+        """Ask until something was leased, or nothing is there: a script passes over so many
+        spent rows at the most.
+        """
         entered = self.store.owners.get(owner)
         asked = {
             "owner": str(owner),
@@ -206,12 +255,18 @@ class RedisBackend:
             entered.mailboxes.add(self.name)
         verdicts, again, answer = self._run("exchange", packed(asked), again=Again.NEVER)
         while again:
-            _, again, answer = self._run("exchange", packed({**asked, "settlements": ()}), again=Again.NEVER)
+            _, again, answer = self._run(
+                "exchange", packed({**asked, "settlements": ()}), again=Again.NEVER
+            )
         settled = [verdict == ord("1") for verdict in verdicts]
-        return Exchange(settled, rows.leased_rows(answer, owner=owner, lane=self.store.number(self.name)))
+        return Exchange(
+            settled, rows.leased_rows(answer, owner=owner, lane=self.store.number(self.name))
+        )
 
     def renew_here(self, owner: int, duration: float, skip: Collection[Claim]) -> int:
-        numbers = [rows.number_of(claim.seq) for claim in skip if self.store.mailbox_of(claim) == self.name]
+        numbers = [
+            rows.number_of(claim.seq) for claim in skip if self.store.mailbox_of(claim) == self.name
+        ]
         return int(self.run("renew", owner=str(owner), duration=duration, skip=numbers))
 
     def held_here(self, owner: int) -> Iterable[Claim]:
@@ -224,9 +279,14 @@ class RedisBackend:
         return self if name == self.name else self.store.lane(name)
 
     def _lanes_of(self, owner: int) -> list[RedisBackend]:
-        """The mailboxes in which an owner may hold something; this one if nothing is known about it."""
+        """The mailboxes in which an owner may hold something; this one if nothing is known about
+        it.
+        """
         entered = self.store.owners.get(owner)
-        return [self._lane(name) for name in (sorted(entered.mailboxes) if entered is not None else [self.name])]
+        return [
+            self._lane(name)
+            for name in (sorted(entered.mailboxes) if entered is not None else [self.name])
+        ]
 
     def _take_answered(self) -> list[str]:
         """The puts that nobody will ask about again."""
@@ -241,7 +301,9 @@ class RedisBackend:
 
 def _bounded(asked: bytes) -> bytes:
     if len(asked) > _LARGEST_BATCH:
-        raise InvalidParameterError(f"a batch has at the most {_LARGEST_BATCH} bytes, not {len(asked)}; send it in parts")
+        raise InvalidParameterError(
+            f"a batch has at the most {_LARGEST_BATCH} bytes, not {len(asked)}; send it in parts"
+        )
     return asked
 
 

@@ -1,8 +1,9 @@
 """One connection to a Redis server, for one question at a time.
 
-redis-py makes it: address, encryption, login, database. The questions and answers after that are written and read here, and the
-idle lines are kept by who uses them: what redis-py does about each question costs more time than the server takes to answer it,
-and an interrupt inside its pool leaves a connection that nobody will use or close. A line that nobody has any more closes itself.
+redis-py makes it: address, encryption, login, database. The questions and answers after that are
+written and read here, and the idle lines are kept by who uses them: what redis-py does about each
+question costs more time than the server takes to answer it, and an interrupt inside its pool leaves
+a connection that nobody will use or close. A line that nobody has any more closes itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Line:
         self._sock: Any = None
 
     def prove(self) -> None:
-        """Have it connected, silent and alive. One that was closed, or was idle for long and does not answer, is made anew."""
+        """Have it connected, silent and alive. One that was closed, or was idle for long and
+        does not answer, is made anew.
+        """
         connection = self.connection
         if self._sock is None or self._sock is not connection._sock:  # noqa: SLF001 - redis-py has no word for what it talks over
             self._connect()
@@ -66,8 +69,9 @@ class Line:
         self._sock = connection._sock  # noqa: SLF001
 
     def _is_spoilt(self) -> bool:
-        """Whether something came that nobody asked for, as a rule the end, or it was idle for long and does not answer. An
-        encrypted line may have something to read that is no answer, so redis-py has the last word.
+        """Whether something came that nobody asked for, as a rule the end, or it was idle for long
+        and does not answer. An encrypted line may have something to read that is no answer, so
+        redis-py has the last word.
         """
         try:
             if self._poll.poll(0) and self.connection.can_read(timeout=0):

@@ -1,4 +1,6 @@
-"""What a Redis server says, read from its socket: the second version of its protocol, as far as anything asked here is answered."""
+"""What a Redis server says, read from its socket: the second version of its protocol, as far as
+anything asked here is answered.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _MOST = 1 << 20
 
 
 class Reader:
-    """The answers on one connection, one after the other. What it raises is redis-py's; after that the connection is of no use."""
+    """The answers on one connection, one after the other. What it raises is redis-py's; after
+    that the connection is of no use.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._sock = connection._sock  # noqa: SLF001 - redis-py has no word for what it talks over
@@ -26,7 +30,9 @@ class Reader:
         return self._place < len(self._data)
 
     def read(self) -> Any:
-        """The next answer, waited for. A refusal is returned as the error that it is, so that one inside an answer is read past."""
+        """The next answer, waited for. A refusal is returned as the error that it is, so that
+        one inside an answer is read past.
+        """
         line = self._line()
         kind, text = line[:1], line[1:]
         if kind == b"$":

@@ -1,4 +1,6 @@
-"""What crosses the wire between the backend and its scripts, in bytes. The layouts are told in `lua/rows.lua`."""
+"""What crosses the wire between the backend and its scripts, in bytes. The layouts are told in
+`lua/rows.lua`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,17 @@ _DEATH = Struct(">dIIIIBI")
 _KEEP, _KEYED = 1, 2
 
 NUMBER_BITS = 44
-"""A row's number within its mailbox; the bits above are the mailbox's own number, up to 63 bits in all."""
+"""A row's number within its mailbox; the bits above are the mailbox's own number, up to 63 bits
+in all.
+"""
 _NUMBER = (1 << NUMBER_BITS) - 1
 COUNTERS = {Blame.CRASH: "crashes", Blame.RELEASE: "releases", Blame.FAILURE: "failures"}
-_OUTCOMES = {Outcome.DONE: None, Outcome.DEAD: "dead", Outcome.FAILED: "failures", Outcome.BACK: "releases"}
+_OUTCOMES = {
+    Outcome.DONE: None,
+    Outcome.DEAD: "dead",
+    Outcome.FAILED: "failures",
+    Outcome.BACK: "releases",
+}
 
 
 def number_of(seq: int) -> int:
@@ -40,16 +49,23 @@ def seq_of(lane: int, number: int) -> int:
 
 
 def packed_letters(letters: Iterable[Letter]) -> bytes:
-    """Messages as `put.lua` takes them: rows but for their numbers and times, which the server gives."""
+    """Messages as `put.lua` takes them: rows but for their numbers and times, which the server
+    gives.
+    """
     return b"".join(part for letter in letters for part in _letter(letter))
 
 
 def _letter(letter: Letter) -> tuple[bytes, ...]:
-    name, reply_to = letter.id.encode(), b"" if letter.reply_to is None else letter.reply_to.encode()
+    name, reply_to = (
+        letter.id.encode(),
+        b"" if letter.reply_to is None else letter.reply_to.encode(),
+    )
     key = b"" if letter.dedupe_key is None else letter.dedupe_key.encode("utf-8", "surrogatepass")
     marks = (_KEEP if letter.keep_expired else 0) | (_KEYED if letter.dedupe_key is not None else 0)
     size = _TAIL.size + len(name) + len(key) + len(reply_to) + len(letter.body)
-    before = _LETTER.pack(letter.delay, letter.expires_in or 0.0, size, marks, len(name), len(key), len(reply_to))
+    before = _LETTER.pack(
+        letter.delay, letter.expires_in or 0.0, size, marks, len(name), len(key), len(reply_to)
+    )
     return before, name, key, reply_to, letter.body
 
 
@@ -58,8 +74,20 @@ def settlement_row(settlement: Settlement, owner: int) -> tuple[Any, ...]:
     claim, outcome = settlement.claim, settlement.outcome
     if outcome is Outcome.DONE and claim.owner == owner:
         return claim.seq & _NUMBER, claim.term
-    error = None if settlement.error is None else settlement.error.encode("utf-8", "backslashreplace").decode()
-    return claim.seq & _NUMBER, claim.term, _OUTCOMES[outcome], str(claim.owner), settlement.delay, settlement.reason, error
+    error = (
+        None
+        if settlement.error is None
+        else settlement.error.encode("utf-8", "backslashreplace").decode()
+    )
+    return (
+        claim.seq & _NUMBER,
+        claim.term,
+        _OUTCOMES[outcome],
+        str(claim.owner),
+        settlement.delay,
+        settlement.reason,
+        error,
+    )
 
 
 # --- on the way out ---
@@ -79,7 +107,9 @@ def _leased_rows(answer: bytes, owner: int, lane: int) -> Iterator[Leased]:
         number, enqueued_at, _, _, name, key, reply = _HEAD.unpack_from(answer, start)
         text = start + _HEAD.size
         rest = text + name + key
-        deliveries, failures, crashes = _PAST.unpack_from(answer, start + size)[:3] if past_size else (0, 0, 0)
+        deliveries, failures, crashes = (
+            _PAST.unpack_from(answer, start + size)[:3] if past_size else (0, 0, 0)
+        )
         delivery = Delivery(
             answer[text : text + name].decode(),
             answer[rest + reply : start + size],
@@ -94,7 +124,9 @@ def _leased_rows(answer: bytes, owner: int, lane: int) -> Iterator[Leased]:
 
 def deliveries_in_order(answer: Sequence[bytes]) -> list[Delivery]:
     """Rows and pasts, in turn, as deliveries that were not made, oldest first."""
-    pairs = sorted(zip(answer[::2], answer[1::2], strict=True), key=lambda pair: _HEAD.unpack_from(pair[0])[0])
+    pairs = sorted(
+        zip(answer[::2], answer[1::2], strict=True), key=lambda pair: _HEAD.unpack_from(pair[0])[0]
+    )
     return [_delivery(row, past) for row, past in pairs]
 
 
@@ -131,4 +163,12 @@ def _delivery(row: bytes, past: bytes) -> Delivery:
     rest = text + name + key
     deliveries, failures, crashes = _PAST.unpack_from(past)[:3] if past else (0, 0, 0)
     reply_to = row[rest : rest + reply].decode() if reply else None
-    return Delivery(row[text : text + name].decode(), row[rest + reply :], deliveries, failures, crashes, enqueued_at, reply_to)
+    return Delivery(
+        row[text : text + name].decode(),
+        row[rest + reply :],
+        deliveries,
+        failures,
+        crashes,
+        enqueued_at,
+        reply_to,
+    )

@@ -1,4 +1,6 @@
-"""The Lua scripts: each is a file that says what it does, behind the parts that it shares with others."""
+"""The Lua scripts: each is a file that says what it does, behind the parts that it shares with
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The sweep of one mailbox in Redis: what the server sees is judged here, where processes and beat pages can be looked at.
+"""The sweep of one mailbox in Redis: what the server sees is judged here, where processes and beat
+pages can be looked at.
 
-Look first, a read; act only if there is something to do. In between things change, so the script that acts looks again. Other hosts
-share the server: an owner of another boot is alive until its lease has ended.
+Look first, a read; act only if there is something to do. In between things change, so the script
+that acts looks again. Other hosts share the server: an owner of another boot is alive until its
+lease has ended.
 """
 
 from __future__ import annotations
@@ -42,22 +44,41 @@ class Sight(NamedTuple):
 
     @property
     def is_out_of_sight(self) -> bool:
-        """Holds nothing, entered long ago, and nobody here can tell whether it lives: it may enter again."""
+        """Holds nothing, entered long ago, and nobody here can tell whether it lives: it may
+        enter again.
+        """
         found = read_incarnation(self.holder.incarnation)
-        return not self.holds and self.age > FORGET_AFTER and not (found is not None and found.is_visible)
+        return (
+            not self.holds
+            and self.age > FORGET_AFTER
+            and not (found is not None and found.is_visible)
+        )
 
 
 def sweep(mailbox: Sweepable, *, lane: int, retention: float | None) -> int:
-    """Give back what dead owners and ended leases hold, and do what time asks for; how many rows."""
-    owners, members, stale = msgspec.msgpack.decode(mailbox.run("look", limit=PAGE_OF_ROWS, retention=retention))
-    sights = [Sight(Holder(int(owner), incarnation, page or None), age, holds) for owner, incarnation, page, age, holds in owners]
+    """Give back what dead owners and ended leases hold, and do what time asks for; how many
+    rows.
+    """
+    owners, members, stale = msgspec.msgpack.decode(
+        mailbox.run("look", limit=PAGE_OF_ROWS, retention=retention)
+    )
+    sights = [
+        Sight(Holder(int(owner), incarnation, page or None), age, holds)
+        for owner, incarnation, page, age, holds in owners
+    ]
     dead = [sight for sight in sights if sight.is_dead]
     leases = [*_of_the_dead(mailbox, dead, lane), *_lapsed(members, sights, lane)]
-    forget = [sight.holder for sight in sights if not sight.holds and (sight in dead or sight.is_out_of_sight)]
+    forget = [
+        sight.holder
+        for sight in sights
+        if not sight.holds and (sight in dead or sight.is_out_of_sight)
+    ]
     if not (leases or forget or stale):
         return 0
     names = [str(holder.owner) for holder in forget]
-    found, forgotten = mailbox.run("sweep", leases=leases, forget=names, limit=PAGE_OF_ROWS, retention=retention)
+    found, forgotten = mailbox.run(
+        "sweep", leases=leases, forget=names, limit=PAGE_OF_ROWS, retention=retention
+    )
     _remove_pages(holder for holder in forget if str(holder.owner).encode() in forgotten)
     return int(found)
 

@@ -1,6 +1,7 @@
 """What the URL of a Redis server says, and what is wrong with one that cannot be.
 
-Nothing that a parser says about a URL is repeated: it quotes what it stumbled over, and that may be part of a password.
+Nothing that a parser says about a URL is repeated: it quotes what it stumbled over, and that may be
+part of a password.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ def connection_options(url: str) -> dict[str, Any]:
 
 
 def wrong_url(url: str) -> UsageError:
-    shown = "a URL whose password is not percent-encoded" if _is_split_inside(url) else mask_text(url)
-    return UsageError(f"{shown} names no Redis server, or an option that there is not; {_SHAPE}, {_ENCODE}")
+    shown = (
+        "a URL whose password is not percent-encoded" if _is_split_inside(url) else mask_text(url)
+    )
+    return UsageError(
+        f"{shown} names no Redis server, or an option that there is not; {_SHAPE}, {_ENCODE}"
+    )
 
 
 def require_client() -> None:
@@ -48,11 +53,16 @@ def require_client() -> None:
     major = found.partition(".")[0]
     if major.isdecimal() and int(major) < OLDEST_CLIENT:
         cure = "run: pip install -U 'longwatch[redis]'"
-        raise UsageError(f"redis-py {found} is too old, Longwatch needs {OLDEST_CLIENT} or later; {cure}")
+        raise UsageError(
+            f"redis-py {found} is too old, Longwatch needs {OLDEST_CLIENT} or later; {cure}"
+        )
 
 
 def _wrong_database(url: str) -> UsageError:
-    return UsageError(f"{mask_text(url)} names a database that is no number; {_SHAPE}, where DATABASE is 0, 1, 2 and so on")
+    return UsageError(
+        f"{mask_text(url)} names a database that is no number; {_SHAPE}, where DATABASE is 0, "
+        f"1, 2 and so on"
+    )
 
 
 def _is_split_inside(url: str) -> bool:

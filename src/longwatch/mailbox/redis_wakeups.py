@@ -1,8 +1,10 @@
-"""Waking those who wait for a message, in every process: what scripts publish as hints, a look now and then as the net below.
+"""Waking those who wait for a message, in every process: what scripts publish as hints, a look now
+and then as the net below.
 
-One thread a process and store, begun by the first who listens, with a connection of its own. It does nothing but wait; when the
-server is gone, it comes back by the one backoff. A mailbox stays subscribed for a while after the last has stopped to listen,
-because who receives in a loop listens anew each time. Subscribing wakes too: what came before it was not heard.
+One thread a process and store, begun by the first who listens, with a connection of its own. It
+does nothing but wait; when the server is gone, it comes back by the one backoff. A mailbox stays
+subscribed for a while after the last has stopped to listen, because who receives in a loop listens
+anew each time. Subscribing wakes too: what came before it was not heard.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class Wakeups:
                 errand.over.block(_PATIENCE)
 
     def abandon(self) -> None:
-        """In a forked child, where the thread is not: close its copies of what the parent has open, without a lock."""
+        """In a forked child, where the thread is not: close its copies of what the parent has
+        open, without a lock.
+        """
         if self._bell is not None:
             self._bell.abandon()
         if self._ear is not None:
@@ -104,7 +108,10 @@ class Wakeups:
         try:
             while not self._ending:
                 began = time.monotonic()
-                with suppress(redis.RedisError, OSError), closing(Ear(self._connect(), bell, self._hear)) as ear:
+                with (
+                    suppress(redis.RedisError, OSError),
+                    closing(Ear(self._connect(), bell, self._hear)) as ear,
+                ):
                     self._attend(ear)
                     return
                 bell.wait(backoff.failed(lasted=time.monotonic() - began))
@@ -125,7 +132,9 @@ class Wakeups:
         """The channels to hear; those that nobody has asked for in a while are forgotten."""
         long_ago = time.monotonic() - _UNHEARD
         with self._lock:
-            for channel in [channel for channel, left_at in self._left_at.items() if left_at < long_ago]:
+            for channel in [
+                channel for channel, left_at in self._left_at.items() if left_at < long_ago
+            ]:
                 del self._left_at[channel], self._listeners[channel]
             return set(self._listeners)
 
@@ -182,7 +191,9 @@ class Bell:
 
 
 class Ear:
-    """One connection that hears channels; calls `heard(channel)` for every message, and once when a subscription is made."""
+    """One connection that hears channels; calls `heard(channel)` for every message, and once
+    when a subscription is made.
+    """
 
     def __init__(self, connection: Any, bell: Bell, heard: Callable[[bytes], None]) -> None:
         self._connection = connection
@@ -206,7 +217,9 @@ class Ear:
         self._channels = channels
 
     def wait(self, every: float) -> bool:
-        """Hear what there is until the bell rings; True when `every` so many seconds have passed."""
+        """Hear what there is until the bell rings; True when `every` so many seconds have
+        passed.
+        """
         while (left := self._tick_at + every - time.monotonic()) > 0:
             ready = dict(self._poll.poll(left * 1000))
             is_called = self._bell.ear in ready
@@ -226,7 +239,9 @@ class Ear:
         abandon(self._connection)
 
     def _take_all(self) -> None:
-        """Whatever has arrived: what is at hand, and what an encrypted line has read ahead, makes no socket readable."""
+        """Whatever has arrived: what is at hand, and what an encrypted line has read ahead,
+        makes no socket readable.
+        """
         self._take(self._reader.read())
         while self._reader.has_more or self._decrypted():
             self._take(self._reader.read())

@@ -1,4 +1,6 @@
-"""A mailbox's messages through the engine: the user's function on one side, settlements on the other."""
+"""A mailbox's messages through the engine: the user's function on one side, settlements on the
+other.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,22 @@ from longwatch.work.source import Leased, Outcome, Settlement
 
 BodyT = TypeVar("BodyT")
 
-_GENERATOR = "the handler is a generator, which does nothing until somebody runs through it: {}; use return, not yield"
+_GENERATOR = (
+    "the handler is a generator, which does nothing until somebody runs through it: {}; use "
+    "return, not yield"
+)
 
 
 class WorkedMessage(Message[BodyT]):
-    """A message in the hands of the engine. If the user's code settles it by itself, the engine has nothing more to say."""
+    """A message in the hands of the engine. If the user's code settles it by itself, the engine
+    has nothing more to say.
+    """
 
     __slots__ = ("_context",)
 
-    def __init__(self, mailbox: Mailbox[BodyT], delivery: Delivery, body: BodyT, context: WorkContext) -> None:
+    def __init__(
+        self, mailbox: Mailbox[BodyT], delivery: Delivery, body: BodyT, context: WorkContext
+    ) -> None:
         super().__init__(mailbox, context.leased.claim, delivery, body)
         self._context = context
 
@@ -34,14 +43,18 @@ class WorkedMessage(Message[BodyT]):
 
 
 class MessageRunner:
-    """Decodes a message, gives it to `handle(message, context)`, and acknowledges it when that returns.
+    """Decodes a message, gives it to `handle(message, context)`, and acknowledges it when that
+    returns.
 
-    A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a failure, tried again later. What an
-    `async def` handle, or any other, returns to be awaited is awaited on the engine's loop, and cancelled there when its context
-    is. A generator is refused, here if it can be known, else as a failure: nobody would run it.
+    A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a
+    failure, tried again later. What an `async def` handle, or any other, returns to be awaited is
+    awaited on the engine's loop, and cancelled there when its context is. A generator is refused,
+    here if it can be known, else as a failure: nobody would run it.
     """
 
-    def __init__(self, mailbox: Mailbox[BodyT], handle: Callable[[Message[BodyT], WorkContext], Any]) -> None:
+    def __init__(
+        self, mailbox: Mailbox[BodyT], handle: Callable[[Message[BodyT], WorkContext], Any]
+    ) -> None:
         require_no_generator_function(handle)
         self._mailbox = mailbox
         self._handle = handle

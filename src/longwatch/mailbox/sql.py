@@ -21,7 +21,10 @@ from longwatch.work.source import Exchange, Leased, Outcome, Settlement
 T = TypeVar("T")
 
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
-_IS_OPEN = "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.lane = :lane AND paused <> 0)"
+_IS_OPEN = (
+    "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.lane = :lane AND "
+    "paused <> 0)"
+)
 _OVERDUE_AT_ONCE = 500
 _SPENT_AT_ONCE = 2000
 _ANYBODY = Claim(0, 0, 0)
@@ -39,7 +42,11 @@ class SqlBackend:
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(
-            dialect=database.dialect, table="longwatch_messages", columns=columns, gate=_IS_OPEN, owners=database.owners
+            dialect=database.dialect,
+            table="longwatch_messages",
+            columns=columns,
+            gate=_IS_OPEN,
+            owners=database.owners,
         )
         self._sweep = Sweep(self._claims, is_shared=database.is_shared)
         self._lanes: dict[tuple[int, int], int] = {}
@@ -54,11 +61,19 @@ class SqlBackend:
         return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
 
     def guest(self) -> int:
-        return self.database.owners.guest("longwatch_messages", lambda: self.enter(Incarnation.mine()))
+        return self.database.owners.guest(
+            "longwatch_messages", lambda: self.enter(Incarnation.mine())
+        )
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
         lane = self._lane()
-        if not settlements and self.database.looks_first and not self.database.read(lambda tx: self._anything(tx, lane)):
+        if (
+            not settlements
+            and self.database.looks_first
+            and not self.database.read(lambda tx: self._anything(tx, lane))
+        ):
             return Exchange([], [])
 
         def work(tx: Transaction) -> Exchange:
@@ -68,7 +83,9 @@ class SqlBackend:
         return self.database.write(work)
 
     def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
-        return self.database.write(lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip))
+        return self.database.write(
+            lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip)
+        )
 
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
@@ -81,10 +98,15 @@ class SqlBackend:
             return 0
 
         def work(tx: Transaction) -> int:
-            freed = [lane for holder in dead for lane in self._sweep.bury(tx, holder)] + self._sweep.lapsed(tx)
+            freed = [
+                lane for holder in dead for lane in self._sweep.bury(tx, holder)
+            ] + self._sweep.lapsed(tx)
             freed += [lane] * (self._claims.free_the_due(tx, lane=lane) + self._expire(tx, lane))
             if self.limits.dead_retention is not None:
-                tx.execute(self._sql["forget_dead"], {"lane": lane, "retention": self.limits.dead_retention})
+                tx.execute(
+                    self._sql["forget_dead"],
+                    {"lane": lane, "retention": self.limits.dead_retention},
+                )
             self._announce(tx, freed)
             return len(freed)
 
@@ -118,7 +140,9 @@ class SqlBackend:
 
     def peek(self, *, limit: int) -> list[Delivery]:
         lane = self._lane()
-        rows = self.database.read(lambda tx: tx.rows(self._sql["peek"], {"lane": lane, "limit": limit}))
+        rows = self.database.read(
+            lambda tx: tx.rows(self._sql["peek"], {"lane": lane, "limit": limit})
+        )
         return [Delivery(*row) for row in rows]
 
     def cancel(self, message_id: str) -> bool:
@@ -138,12 +162,16 @@ class SqlBackend:
 
     def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         lane = self._lane()
-        rows = self.database.read(lambda tx: tx.rows(self._sql["dead"], {"lane": lane, "after": after, "limit": limit}))
+        rows = self.database.read(
+            lambda tx: tx.rows(self._sql["dead"], {"lane": lane, "after": after, "limit": limit})
+        )
         return [self._dead_letter(row) for row in rows]
 
     def find_dead(self, message_id: str) -> DeadLetter | None:
         lane = self._lane()
-        rows = self.database.read(lambda tx: tx.rows(self._sql["find_dead"], {"lane": lane, "id": message_id}))
+        rows = self.database.read(
+            lambda tx: tx.rows(self._sql["find_dead"], {"lane": lane, "id": message_id})
+        )
         return self._dead_letter(rows[0]) if rows else None
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
@@ -157,14 +185,21 @@ class SqlBackend:
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         lane = self._lane()
-        return self.database.write(lambda tx: [tx.execute(self._sql["drop"], {"lane": lane, "id": each}) == 1 for each in ids])
+        return self.database.write(
+            lambda tx: [
+                tx.execute(self._sql["drop"], {"lane": lane, "id": each}) == 1 for each in ids
+            ]
+        )
 
     # --- inside a transaction ---
 
-    def _claim(self, tx: Transaction, lane: int, owner: int, want: int, duration: float) -> list[Leased]:
+    def _claim(
+        self, tx: Transaction, lane: int, owner: int, want: int, duration: float
+    ) -> list[Leased]:
         """Lease rows; those that are spent go to the dead at once, before anybody runs them.
 
-        So many of them at the most, because everybody else waits meanwhile; then those who receive are told to look again.
+        So many of them at the most, because everybody else waits meanwhile; then those who receive
+        are told to look again.
         """
         spent = 0
         while spent < _SPENT_AT_ONCE:
@@ -215,18 +250,30 @@ class SqlBackend:
                 return [self._give_up(tx, claim, manner) for claim in claims]
             case outcome:
                 tx.announce(self.name)
-                return self._claims.release(tx, claims, blame=_BLAME[outcome], delay=manner.delay, error=manner.error)
+                return self._claims.release(
+                    tx, claims, blame=_BLAME[outcome], delay=manner.delay, error=manner.error
+                )
 
     def _give_up(self, tx: Transaction, claim: Claim, manner: Settlement) -> bool:
         self._bury(tx, claim, manner.reason, error=manner.error)
         return self._claims.settle(tx, [claim])[0]
 
-    def _bury(self, tx: Transaction, claim: Claim, reason: str, *, error: str | None = None, undelivered: int = 0) -> None:
+    def _bury(
+        self,
+        tx: Transaction,
+        claim: Claim,
+        reason: str,
+        *,
+        error: str | None = None,
+        undelivered: int = 0,
+    ) -> None:
         facts = {"reason": reason, "error": error, "undelivered": undelivered}
         tx.execute(self._sql["bury"], {**claim._asdict(), **facts})
 
     def _expire(self, tx: Transaction, lane: int) -> int:
-        """Messages that nobody took in their time: removed, or kept among the dead if that was asked for."""
+        """Messages that nobody took in their time: removed, or kept among the dead if that was
+        asked for.
+        """
         overdue = self._sql.get("overdue_for_burial", self._sql["overdue"])
         return self._expire_rows(tx, tx.rows(overdue, {"lane": lane, "limit": _OVERDUE_AT_ONCE}))
 
@@ -258,19 +305,32 @@ class SqlBackend:
         return [letter.id for letter in letters]
 
     def _put_one(self, tx: Transaction, lane: int, letter: Letter) -> str:
-        """Its id, or that of the one that bears its key; again if that one goes between the two looks."""
-        while tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 0 and letter.dedupe_key is not None:
-            for (first,) in tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key}):
+        """Its id, or that of the one that bears its key; again if that one goes between the two
+        looks.
+        """
+        while (
+            tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 0
+            and letter.dedupe_key is not None
+        ):
+            for (first,) in tx.rows(
+                self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key}
+            ):
                 return str(first)
         return letter.id
 
     def _is_there(self, tx: Transaction, lane: int, key: str) -> bool:
-        """Whether a message bears this key; one that has expired, swept or not, does not stand for a new one."""
-        self._expire_rows(tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key}))
+        """Whether a message bears this key; one that has expired, swept or not, does not stand
+        for a new one.
+        """
+        self._expire_rows(
+            tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key})
+        )
         return bool(tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": key}))
 
     def _lock_room(self, tx: Transaction, lane: int) -> None:
-        """Where several write at the same time, those who have to count come one after the other."""
+        """Where several write at the same time, those who have to count come one after the
+        other.
+        """
         if self.limits.max_size is not None and (lock := self._sql.get("lock_room")):
             tx.rows(lock, {"lane": lane})
 
@@ -284,7 +344,8 @@ class SqlBackend:
             present = self._present(tx, lane, most)
         if present + coming > most:
             raise MailboxFullError(
-                f"mailbox {self.name!r} holds {present} of {most} messages; let its workers catch up, or raise max_size"
+                f"mailbox {self.name!r} holds {present} of {most} messages; let its workers "
+                f"catch up, or raise max_size"
             )
 
     def _present(self, tx: Transaction, lane: int, most: int) -> int:
@@ -292,28 +353,52 @@ class SqlBackend:
         return int(present)
 
     def _stats(self, tx: Transaction, lane: int) -> Stats:
-        for ready, delayed, leased, dead, age, paused, expired in tx.rows(self._sql["counts"], {"lane": lane}):
-            return Stats(ready, delayed, leased, dead, None if age is None else max(float(age), 0.0), bool(paused), expired)
-        raise VanishedError(f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again")
+        for ready, delayed, leased, dead, age, paused, expired in tx.rows(
+            self._sql["counts"], {"lane": lane}
+        ):
+            return Stats(
+                ready,
+                delayed,
+                leased,
+                dead,
+                None if age is None else max(float(age), 0.0),
+                bool(paused),
+                expired,
+            )
+        raise VanishedError(
+            f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again"
+        )
 
     def _replay(self, tx: Transaction, lane: int, message_id: str) -> bool:
         parameters = {"lane": lane, "id": message_id}
-        return tx.execute(self._sql["replay"], parameters) == 1 and tx.execute(self._sql["drop"], parameters) == 1
+        return (
+            tx.execute(self._sql["replay"], parameters) == 1
+            and tx.execute(self._sql["drop"], parameters) == 1
+        )
 
     def _anything(self, tx: Transaction, lane: int) -> bool:
         due = self._claims.next_due(tx, lane=lane)
-        return bool(tx.rows(self._sql["anything"], {"lane": lane})) or (due is not None and due <= 0)
+        return bool(tx.rows(self._sql["anything"], {"lane": lane})) or (
+            due is not None and due <= 0
+        )
 
     def _is_stale(self, tx: Transaction, lane: int) -> bool:
         """Whether a sweep would find something."""
         due = self._claims.next_due(tx, lane=lane)
         overdue = tx.rows(self._sql["overdue"], {"lane": lane, "limit": 1})
-        return bool(overdue) or (due is not None and due <= 0) or self._sweep.has_lapsed(tx) or self._has_old_dead(tx, lane)
+        return (
+            bool(overdue)
+            or (due is not None and due <= 0)
+            or self._sweep.has_lapsed(tx)
+            or self._has_old_dead(tx, lane)
+        )
 
     def _has_old_dead(self, tx: Transaction, lane: int) -> bool:
         if self.limits.dead_retention is None:
             return False
-        return bool(tx.rows(self._sql["old_dead"], {"lane": lane, "retention": self.limits.dead_retention}))
+        return bool(
+            tx.rows(self._sql["old_dead"], {"lane": lane, "retention": self.limits.dead_retention})
+        )
 
     def _announce(self, tx: Transaction, lanes: Collection[int]) -> None:
         """Rows of these lanes are free again; a sweep frees those of other mailboxes too."""
@@ -324,17 +409,23 @@ class SqlBackend:
     # --- small words ---
 
     def _lane(self) -> int:
-        """The number of this mailbox, looked up once a process, and again when the store was found anew."""
+        """The number of this mailbox, looked up once a process, and again when the store was
+        found anew.
+        """
         key = self._here()
         lane = self._lanes.get(key)
         if lane is None:
-            found = self.database.read(lambda tx: tx.rows(self._sql["find_lane"], {"name": self.name}))
+            found = self.database.read(
+                lambda tx: tx.rows(self._sql["find_lane"], {"name": self.name})
+            )
             lane = int(found[0][0]) if found else self.database.write(self._lane_in)
             self._lanes = {key: lane}
         return lane
 
     def _anew(self, call: Callable[[int], T]) -> T:
-        """Call with the number of this mailbox; if that is gone, because the store was restored or emptied, with its new one."""
+        """Call with the number of this mailbox; if that is gone, because the store was restored
+        or emptied, with its new one.
+        """
         try:
             return call(self._lane())
         except VanishedError:
@@ -355,7 +446,9 @@ class SqlBackend:
 
     def _execute(self, query: str, **parameters: object) -> int:
         lane = self._lane()
-        return self.database.write(lambda tx: tx.execute(self._sql[query], {"lane": lane, **parameters}))
+        return self.database.write(
+            lambda tx: tx.execute(self._sql[query], {"lane": lane, **parameters})
+        )
 
     def _dead_letter(self, row: Row) -> DeadLetter:
         return DeadLetter(row[0], self.name, *row[1:])

@@ -1,4 +1,6 @@
-"""Events become logs and metrics (and, later, pages); nothing else logs or counts a state change."""
+"""Events become logs and metrics (and, later, pages); nothing else logs or counts a state
+change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every metric of the product: its name, what it counts, its labels, and how those of several processes become one."""
+"""Every metric of the product: its name, what it counts, its labels, and how those of several
+processes become one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Merge(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric. `buckets` are the upper bounds of a histogram's, but for the last, which has none."""
+    """One metric. `buckets` are the upper bounds of a histogram's, but for the last, which has
+    none.
+    """
 
     name: str
     kind: Kind
@@ -45,7 +49,12 @@ def _gauge(name: str, text: str, *labels: str, merge: Merge = Merge.SUM) -> Fami
 
 _ALL = (
     _gauge("health_ready", "Whether everything is ready: 1 or 0.", merge=Merge.LAST),
-    _gauge("heartbeat_age_seconds", "Seconds since the stalest sign of life of a loop.", "loop", merge=Merge.MAX),
+    _gauge(
+        "heartbeat_age_seconds",
+        "Seconds since the stalest sign of life of a loop.",
+        "loop",
+        merge=Merge.MAX,
+    ),
     _gauge("loop_running", "How many processes run this loop.", "loop"),
     _counter("watchdog_stalls", "Loops that gave no beat for the threshold.", "loop"),
     _counter("loop_crashes", "Runs of a loop that raised.", "loop"),
@@ -71,9 +80,16 @@ _ALL = (
     _gauge("mailbox_delayed", "Messages that are due later.", "mailbox", merge=Merge.LAST),
     _gauge("mailbox_leased", "Messages that somebody works on.", "mailbox", merge=Merge.LAST),
     _gauge("mailbox_dead", "Dead letters.", "mailbox", merge=Merge.LAST),
-    _gauge("mailbox_oldest_age_seconds", "Age of the oldest message that could be taken now.", "mailbox", merge=Merge.LAST),
+    _gauge(
+        "mailbox_oldest_age_seconds",
+        "Age of the oldest message that could be taken now.",
+        "mailbox",
+        merge=Merge.LAST,
+    ),
     _gauge("worker_up", "Whether a worker process is up: 1 or 0.", "program", merge=Merge.LAST),
-    _counter("worker_stalls", "Worker processes that were killed because they gave no beat.", "program"),
+    _counter(
+        "worker_stalls", "Worker processes that were killed because they gave no beat.", "program"
+    ),
     _counter("program_starts", "Starts of a program.", "program"),
     _counter("program_ends", "Ends of a program, by the verdict on them.", "program", "verdict"),
 )

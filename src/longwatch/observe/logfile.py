@@ -1,9 +1,10 @@
 """A log file that stays small, stays readable, and never harms whoever writes to it.
 
-Every write is one append of whole lines. Before it the file is looked at by its name: if it is gone or another one stands there
-(deleted, rotated by someone else), it is opened anew; if it would grow past its size, it is rotated (`x.log` → `x.log.1` → …). A
-write that the disk refuses leaves no torn line behind; the lines are counted, and the first write that succeeds again says how many
-are missing.
+Every write is one append of whole lines. Before it the file is looked at by its name: if it is gone
+or another one stands there (deleted, rotated by someone else), it is opened anew; if it would grow
+past its size, it is rotated (`x.log` → `x.log.1` → …). A write that the disk refuses leaves no torn
+line behind; the lines are counted, and the first write that succeeds again says how many are
+missing.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ OWN_LOG = "watchdog"
 """The name of the supervisor's own log, which no program's may have."""
 
 Notice = Callable[[int], bytes]
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK  # or a FIFO there would block the open
+_FLAGS = (
+    os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+)  # or a FIFO there would block the open
 
 
 class LogFile:
     """One log file, readable only by its owner, with up to `keep` former ones beside it.
 
-    The file is opened at once, so that a wrong place is found at the start: UsageError. From then on nothing raises. `notice` makes
-    the line that tells, once the disk takes lines again, how many were dropped. Any thread may call any method.
+    The file is opened at once, so that a wrong place is found at the start: UsageError. From then
+    on nothing raises. `notice` makes the line that tells, once the disk takes lines again, how many
+    were dropped. Any thread may call any method.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = 10 << 20, keep: int = 5, notice: Notice | None = None) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int = 10 << 20, keep: int = 5, notice: Notice | None = None
+    ) -> None:
         self.path = path
         self.max_bytes = max_bytes
         self.keep = keep
@@ -64,7 +70,9 @@ class LogFile:
             os.close(closing)
 
     def _append(self, data: bytes) -> bytes:
-        """Write the data, before it what is still to be told; returns the part that did not get into the file."""
+        """Write the data, before it what is still to be told; returns the part that did not get
+        into the file.
+        """
         if self._fd < 0:
             return data
         size = self._make_ready(len(data))
@@ -99,8 +107,16 @@ class LogFile:
         self._torn = _ends_torn(fresh)
 
     def _rotate(self) -> bool:
-        """Move every file one number up, the last one out; False if it cannot be done now, and the file grows on."""
-        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, self.keep + 1))]
+        """Move every file one number up, the last one out; False if it cannot be done now, and
+        the file grows on.
+        """
+        names = [
+            self.path,
+            *(
+                self.path.with_name(f"{self.path.name}.{number}")
+                for number in range(1, self.keep + 1)
+            ),
+        ]
         try:
             for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
                 with suppress(FileNotFoundError):
@@ -112,14 +128,20 @@ class LogFile:
         return True
 
     def _tell(self) -> bytes:
-        """What has to stand before the next line: the end of a torn one, the notice of dropped ones."""
+        """What has to stand before the next line: the end of a torn one, the notice of dropped
+        ones.
+        """
         ending = b"\n" if self._torn else b""
-        with suppress(Exception):  # a notice that cannot be made is no reason to lose the line after it
+        with suppress(
+            Exception
+        ):  # a notice that cannot be made is no reason to lose the line after it
             return ending + (self._notice(self._untold) if self._notice and self._untold else b"")
         return ending
 
     def _take_back(self, data: bytes, *, size: int, written: int) -> int:
-        """After a short write: cut the file back to the end of its last whole line; returns how much of the data is in it."""
+        """After a short write: cut the file back to the end of its last whole line; returns how
+        much of the data is in it.
+        """
         whole = data.rfind(b"\n", 0, written) + 1
         if os.fstat(self._fd).st_size == size + written:  # nobody else appended meanwhile
             os.ftruncate(self._fd, size + whole)
@@ -150,6 +172,10 @@ def _ends_torn(fd: int) -> bool:
 
 
 def _refusal(path: Path, error: OSError) -> str:
-    reason = "not a directory" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
+    reason = (
+        "not a directory"
+        if isinstance(error, FileExistsError)
+        else (error.strerror or str(error)).lower()
+    )
     cure = "choose a directory you may write to with --state-dir (`off`: no files)"
     return f"cannot write the log {path}: {reason}; {cure}"

@@ -1,9 +1,11 @@
-"""The log of our own processes: every event and every stdlib log call, as one line in each place that wants it.
+"""The log of our own processes: every event and every stdlib log call, as one line in each place
+that wants it.
 
-An EventLog is an observer of `core.events`. It makes one record of each event and hands it to its sinks; a sink is a writer
-(a LogFile, an Outlet), a form, and the quietest level it wants. Nothing here raises: a record that cannot be made becomes one that
-says so, and a writer that fails does not keep the line from the others. The library itself configures no logging; only `app`
-calls `take_over_logging`, in a process that is ours.
+An EventLog is an observer of `core.events`. It makes one record of each event and hands it to its
+sinks; a sink is a writer (a LogFile, an Outlet), a form, and the quietest level it wants. Nothing
+here raises: a record that cannot be made becomes one that says so, and a writer that fails does not
+keep the line from the others. The library itself configures no logging; only `app` calls
+`take_over_logging`, in a process that is ours.
 """
 
 from __future__ import annotations
@@ -17,21 +19,33 @@ from typing import Protocol
 
 from longwatch.core.clock import Clock
 from longwatch.core.events import Event, Level
-from longwatch.observe.record import Record, event_record, failed_record, level_of, severity, stdlib_record, timestamp
+from longwatch.observe.record import (
+    Record,
+    event_record,
+    failed_record,
+    level_of,
+    severity,
+    stdlib_record,
+    timestamp,
+)
 from longwatch.observe.render import to_json, to_pretty
 
 Form = Callable[[Record], str]
 
 
 class Writer(Protocol):
-    """Takes whole lines, now, without blocking or raising; False if some were dropped. Called from any thread."""
+    """Takes whole lines, now, without blocking or raising; False if some were dropped. Called
+    from any thread.
+    """
 
     def write(self, data: bytes) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """One place for the log: where lines go, how they look, and how loud a record must be to get there."""
+    """One place for the log: where lines go, how they look, and how loud a record must be to get
+    there.
+    """
 
     writer: Writer
     form: Form = to_json
@@ -46,19 +60,31 @@ class Sink:
 
 
 class EventLog:
-    """Turns each event into one record and gives it to every sink; an Observer. Thread-safe, never raises."""
+    """Turns each event into one record and gives it to every sink; an Observer. Thread-safe,
+    never raises.
+    """
 
-    def __init__(self, sinks: Sequence[Sink], *, clock: Clock, manager_pid: int | None = None) -> None:
+    def __init__(
+        self, sinks: Sequence[Sink], *, clock: Clock, manager_pid: int | None = None
+    ) -> None:
         self._sinks = tuple(sinks)
         self._clock = clock
         self.manager_pid = os.getpid() if manager_pid is None else manager_pid
 
     def __call__(self, event: Event) -> None:
-        self._log(event, event.level, lambda: event_record(event, wall=self._clock.wall(), manager_pid=self.manager_pid))
+        self._log(
+            event,
+            event.level,
+            lambda: event_record(event, wall=self._clock.wall(), manager_pid=self.manager_pid),
+        )
 
     def take_stdlib(self, record: logging.LogRecord) -> None:
         """Log what came through stdlib logging."""
-        self._log(record, level_of(record.levelno), lambda: stdlib_record(record, manager_pid=self.manager_pid))
+        self._log(
+            record,
+            level_of(record.levelno),
+            lambda: stdlib_record(record, manager_pid=self.manager_pid),
+        )
 
     def _log(self, source: object, level: Level, make: Callable[[], Record]) -> None:
         wanting = [sink for sink in self._sinks if sink.wants(level)]
@@ -112,7 +138,9 @@ class PrettyFormatter(logging.Formatter):
 
 
 def take_over_logging(log: EventLog, *, level: Level = Level.INFO) -> Callable[[], None]:
-    """Have everything logged in this process go to the log and nowhere else; returns what puts back what was there."""
+    """Have everything logged in this process go to the log and nowhere else; returns what puts
+    back what was there.
+    """
     root = logging.getLogger()
     former_handlers, former_level = root.handlers[:], root.level
     root.handlers[:] = [LogHandler(log)]
@@ -130,8 +158,18 @@ def dropped_notice(*, clock: Clock, manager_pid: int | None = None) -> Callable[
 
     def notice(lines: int) -> bytes:
         own = os.getpid()
-        head: Record = {"ts": timestamp(clock.wall()), "level": Level.WARNING.value, "event": "log_lines_dropped", "pid": own}
-        return to_json({**head, "managerPid": own if manager_pid is None else manager_pid, "lines": lines}).encode() + b"\n"
+        head: Record = {
+            "ts": timestamp(clock.wall()),
+            "level": Level.WARNING.value,
+            "event": "log_lines_dropped",
+            "pid": own,
+        }
+        return (
+            to_json(
+                {**head, "managerPid": own if manager_pid is None else manager_pid, "lines": lines}
+            ).encode()
+            + b"\n"
+        )
 
     return notice
 

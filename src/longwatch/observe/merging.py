@@ -17,7 +17,8 @@ LATELY = 64
 class Merged:
     """Keeps the last samples of each process, by a number that no other has had. Not thread-safe.
 
-    One that is gone leaves its counters, not its gauges. The news of its end may come before its last word.
+    One that is gone leaves its counters, not its gauges. The news of its end may come before its
+    last word.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Metrics of a process, as Prometheus reads them.
 
-`prometheus-client` writes the exposition, over one snapshot of our own numbers, so that what belongs together is from one moment.
-It is loaded when somebody scrapes: a worker whose parent speaks for it never pays for it.
+`prometheus-client` writes the exposition, over one snapshot of our own numbers, so that what
+belongs together is from one moment. It is loaded when somebody scrapes: a worker whose parent
+speaks for it never pays for it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ Reading = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
 
 
 class Metrics:
-    """Counts the events it is given, and writes what it counted, and what its readings say, in Prometheus' text format.
+    """Counts the events it is given, and writes what it counted, and what its readings say, in
+    Prometheus' text format.
 
-    `LoopGroup(…, metrics=Metrics())` does all that is needed: the group gives it its events and its readings.
+    `LoopGroup(…, metrics=Metrics())` does all that is needed: the group gives it its events and its
+    readings.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,9 @@ class Metrics:
         self._tally(event)
 
     def read(self, reading: Reading) -> Callable[[], None]:
-        """Have these gauges read at each scrape; returns what ends that. One that raises is passed over."""
+        """Have these gauges read at each scrape; returns what ends that. One that raises is
+        passed over.
+        """
         self._readings.append(reading)
         return lambda: self._readings.remove(reading)
 

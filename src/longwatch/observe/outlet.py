@@ -1,12 +1,14 @@
 """Where bytes leave the process without ever blocking or killing it.
 
-A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a full disk behind `> file`: whoever writes
-through an Outlet notices none of it. A thread of the outlet's own does the blocking write; the producer only fills a bounded
-buffer. `O_NONBLOCK` is never set: it would apply to everybody who shares the terminal.
+A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a full disk
+behind `> file`: whoever writes through an Outlet notices none of it. A thread of the outlet's own
+does the blocking write; the producer only fills a bounded buffer. `O_NONBLOCK` is never set: it
+would apply to everybody who shares the terminal.
 
-Life of a line: accepted into the buffer → taken by the writer thread → written. A line that finds no room, or no descriptor that
-takes it, is dropped and counted; nothing else is ever lost. Should the descriptor refuse midway, the torn line is ended before the
-next one, so that two lines never become one.
+Life of a line: accepted into the buffer → taken by the writer thread → written. A line that finds
+no room, or no descriptor that takes it, is dropped and counted; nothing else is ever lost. Should
+the descriptor refuse midway, the torn line is ended before the next one, so that two lines never
+become one.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN})
+GONE = frozenset(
+    {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN}
+)
 CHUNK = 64 * 1024
 
 
 class Outlet:
     """A descriptor with a bounded buffer and a writer thread in front of it.
 
-    Works on a duplicate of `fd`, so that closing and reusing the number elsewhere cannot misdirect a log line. The thread starts
-    with the first write, and anew in a forked child, which starts with an empty buffer. Any thread may call any method; no signal
-    handler may.
+    Works on a duplicate of `fd`, so that closing and reusing the number elsewhere cannot misdirect
+    a log line. The thread starts with the first write, and anew in a forked child, which starts
+    with an empty buffer. Any thread may call any method; no signal handler may.
     """
 
     def __init__(self, fd: int, *, capacity: int = 1 << 20, name: str = "longwatch-outlet") -> None:
@@ -54,7 +58,9 @@ class Outlet:
 
     @property
     def congested(self) -> bool:
-        """More than half full, and not yet drained below a quarter: a producer that can wait should."""
+        """More than half full, and not yet drained below a quarter: a producer that can wait
+        should.
+        """
         return self._congested
 
     def write(self, data: bytes) -> bool:
@@ -68,7 +74,9 @@ class Outlet:
         return fitting == len(data)
 
     def on_drained(self, callback: Callable[[], None]) -> None:
-        """Call back once, from the writer thread, when the congestion is over; at once if there is none."""
+        """Call back once, from the writer thread, when the congestion is over; at once if there
+        is none.
+        """
         self._own_process()
         with self._changed:
             if self._congested:
@@ -77,13 +85,20 @@ class Outlet:
         _call(callback)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything accepted was written; False if it was not within the timeout, or cannot be."""
+        """Wait until everything accepted was written; False if it was not within the timeout, or
+        cannot be.
+        """
         self._own_process()
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pending or self.broken, timeout) and not self.broken
+            return (
+                self._changed.wait_for(lambda: not self._pending or self.broken, timeout)
+                and not self.broken
+            )
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Flush, then take nothing more and end the thread; what could not be written by then is dropped. Idempotent."""
+        """Flush, then take nothing more and end the thread; what could not be written by then is
+        dropped. Idempotent.
+        """
         flushed = self.flush(timeout)
         with self._changed:
             if self._closed:
@@ -105,7 +120,9 @@ class Outlet:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """The state that belongs to one process: a forked child inherits neither the thread nor what it was to write."""
+        """The state that belongs to one process: a forked child inherits neither the thread nor
+        what it was to write.
+        """
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -130,21 +147,27 @@ class Outlet:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._write_on, name=self.name, daemon=True)
-        with suppress(RuntimeError):  # no thread to be had now: the lines stay in the buffer and the next write tries again
+        with suppress(
+            RuntimeError
+        ):  # no thread to be had now: the lines stay in the buffer and the next write tries again
             thread.start()
             self._thread = thread
 
     # --- the writer thread ---
 
     def _write_on(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # so that SIGTTOU cannot stop us in the background
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # so that SIGTTOU cannot stop us in the background
         while chunk := self._take():
             written, gone = self._put(chunk)
             self._settle(chunk, written=written, gone=gone)
         self._close_descriptor()
 
     def _take(self) -> bytes:
-        """The next bytes to write; they count as pending until they are settled. Empty when it is time to end."""
+        """The next bytes to write; they count as pending until they are settled. Empty when it
+        is time to end.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._chunks or self._closed or self.broken)
             taken = bytearray()
@@ -154,7 +177,9 @@ class Outlet:
             return self._taken
 
     def _put(self, chunk: bytes) -> tuple[int, bool]:
-        """Write as much of the chunk as the descriptor takes: how many bytes, and whether it is gone for good."""
+        """Write as much of the chunk as the descriptor takes: how many bytes, and whether it is
+        gone for good.
+        """
         written = 0
         try:
             if self._torn:
@@ -205,7 +230,9 @@ class Outlet:
         return self._relax()
 
     def _close_descriptor(self) -> None:
-        """Only once nobody writes any more: a number closed under a blocked write could be somebody else's after it."""
+        """Only once nobody writes any more: a number closed under a blocked write could be
+        somebody else's after it.
+        """
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):
@@ -213,13 +240,19 @@ class Outlet:
 
 
 def flush_patiently(outlets: Iterable[Outlet], patience: float) -> list[Outlet]:
-    """Flush them all at once, each for as long as somebody reads; those of which nothing was taken for `patience` seconds."""
+    """Flush them all at once, each for as long as somebody reads; those of which nothing was
+    taken for `patience` seconds.
+    """
     flushing, stuck = list(outlets), list[Outlet]()
     while flushing:
         before = [outlet.pending for outlet in flushing]
         over = time.monotonic() + patience
         flushed = [outlet.flush(max(over - time.monotonic(), 0.0)) for outlet in flushing]
-        left = [(outlet, was) for outlet, was, done in zip(flushing, before, flushed, strict=True) if not done]
+        left = [
+            (outlet, was)
+            for outlet, was, done in zip(flushing, before, flushed, strict=True)
+            if not done
+        ]
         stuck += [outlet for outlet, was in left if outlet.broken or outlet.pending >= was]
         flushing = [outlet for outlet, _ in left if outlet not in stuck]
     return stuck

@@ -1,7 +1,9 @@
-"""What one line of the log holds, before it has a form: plain values under their names, secrets masked.
+"""What one line of the log holds, before it has a form: plain values under their names, secrets
+masked.
 
-A record begins with `ts, level, event, pid, managerPid`; then come the event's own fields. Whatever a field holds, the record
-can be written as JSON: what is neither number, text, list nor mapping becomes its text.
+A record begins with `ts, level, event, pid, managerPid`; then come the event's own fields. Whatever
+a field holds, the record can be written as JSON: what is neither number, text, list nor mapping
+becomes its text.
 """
 
 from __future__ import annotations
@@ -31,16 +33,30 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def event_record(event: Event, *, wall: float, manager_pid: int) -> Record:
-    """The record of an event. `pid` is the process the event is about, our own if it is about none."""
+    """The record of an event. `pid` is the process the event is about, our own if it is about
+    none.
+    """
     fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     pid = fields.pop("pid", None)
-    head = _head(event.level, event.name, wall=wall, pid=os.getpid() if pid is None else pid, manager_pid=manager_pid)
+    head = _head(
+        event.level,
+        event.name,
+        wall=wall,
+        pid=os.getpid() if pid is None else pid,
+        manager_pid=manager_pid,
+    )
     return _with_fields(head, fields)
 
 
 def stdlib_record(record: logging.LogRecord, *, manager_pid: int) -> Record:
     """The record of a call to stdlib logging: its event is `log`, its `extra` values are fields."""
-    head = _head(level_of(record.levelno), "log", wall=record.created, pid=record.process or os.getpid(), manager_pid=manager_pid)
+    head = _head(
+        level_of(record.levelno),
+        "log",
+        wall=record.created,
+        pid=record.process or os.getpid(),
+        manager_pid=manager_pid,
+    )
     fields: Record = {"logger": record.name, "message": record.getMessage()}
     fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
     if record.exc_info:
@@ -50,7 +66,9 @@ def stdlib_record(record: logging.LogRecord, *, manager_pid: int) -> Record:
 
 def failed_record(source: object, error: Exception, *, wall: float, manager_pid: int) -> Record:
     """The record that stands in for one that could not be made."""
-    head = _head(Level.ERROR, "log_record_failed", wall=wall, pid=os.getpid(), manager_pid=manager_pid)
+    head = _head(
+        Level.ERROR, "log_record_failed", wall=wall, pid=os.getpid(), manager_pid=manager_pid
+    )
     return {**head, "source": type(source).__name__, "error": type(error).__name__}
 
 
@@ -61,16 +79,28 @@ def severity(level: Level) -> int:
 
 def level_of(number: int) -> Level:
     """The loudest level that is not above stdlib's number."""
-    return max((level for level in Level if _LEVELS[level] <= number), key=_LEVELS.__getitem__, default=Level.DEBUG)
+    return max(
+        (level for level in Level if _LEVELS[level] <= number),
+        key=_LEVELS.__getitem__,
+        default=Level.DEBUG,
+    )
 
 
 def timestamp(wall: float) -> str:
     """UTC, ISO 8601, milliseconds: `2026-10-05T07:30:00.123Z`."""
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def _head(level: Level, name: str, *, wall: float, pid: int, manager_pid: int) -> Record:
-    return {"ts": timestamp(wall), "level": level.value, "event": name, "pid": pid, "managerPid": manager_pid}
+    return {
+        "ts": timestamp(wall),
+        "level": level.value,
+        "event": name,
+        "pid": pid,
+        "managerPid": manager_pid,
+    }
 
 
 def _with_fields(head: Record, fields: Mapping[str, object]) -> Record:

@@ -1,7 +1,9 @@
-"""The two forms of a record: a line of JSON for machines and files, a line of text for a person at a terminal.
+"""The two forms of a record: a line of JSON for machines and files, a line of text for a person at
+a terminal.
 
-Both are one line whatever the record holds. JSON is pure ASCII, so that neither a newline, an escape sequence, a line separator nor
-half a surrogate pair can be in it; the pretty form shows every character that is not printable as an escape.
+Both are one line whatever the record holds. JSON is pure ASCII, so that neither a newline, an
+escape sequence, a line separator nor half a surrogate pair can be in it; the pretty form shows
+every character that is not printable as an escape.
 """
 
 from __future__ import annotations
@@ -20,22 +22,34 @@ _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critica
 
 
 def to_json(record: Mapping[str, object]) -> str:
-    """The record as one line of JSON, at most 64 KiB of it: long texts and lists are cut and say so."""
+    """The record as one line of JSON, at most 64 KiB of it: long texts and lists are cut and say
+    so.
+    """
     for longest, most in _STEPS:
         line = _dump({key: _cut(value, longest, most) for key, value in record.items()})
         if len(line) <= LONGEST_RECORD:
             return line
-    return _dump({**{key: _cut(record[key], 128, 16) for key in _HEAD if key in record}, "truncated": True})
+    return _dump(
+        {**{key: _cut(record[key], 128, 16) for key in _HEAD if key in record}, "truncated": True}
+    )
 
 
 def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
     """The record as one line of text: local time, level, event, then `name=value`."""
     cut = {str(key): _cut(value, *_STEPS[1]) for key, value in record.items()}
     level = f"{cut.pop('level', ''):<8}"
-    when, event, own = _local_time(str(cut.pop("ts", ""))), printable(str(cut.pop("event", ""))), cut.pop("managerPid", None)
+    when, event, own = (
+        _local_time(str(cut.pop("ts", ""))),
+        printable(str(cut.pop("event", ""))),
+        cut.pop("managerPid", None),
+    )
     if cut.get("pid") == own:
         cut.pop("pid", None)
-    fields = "".join(f" {printable(name)}={_shown(value)}" for name, value in cut.items() if value not in (None, ""))
+    fields = "".join(
+        f" {printable(name)}={_shown(value)}"
+        for name, value in cut.items()
+        if value not in (None, "")
+    )
     if colour:
         level = f"\x1b[{_COLOURS.get(level.strip(), '0')}m{level}\x1b[0m"
     return f"{when} {level} {event}{fields}"
@@ -55,7 +69,9 @@ def printable(text: str) -> str:
     """The text with every character that would move a cursor, end a line or hide escaped."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _dump(record: Mapping[str, object]) -> str:
@@ -69,11 +85,16 @@ def _cut(value: object, longest: int, most: int) -> object:
         case str():
             return _whole(value)
         case Mapping():
-            kept = {_cut_key(key, longest): _cut(item, longest, most) for key, item in list(value.items())[:most]}
+            kept = {
+                _cut_key(key, longest): _cut(item, longest, most)
+                for key, item in list(value.items())[:most]
+            }
             return kept if len(value) <= most else {**kept, "…": f"{len(value) - most} more"}
         case list():
             kept_items = [_cut(item, longest, most) for item in value[:most]]
-            return kept_items if len(value) <= most else [*kept_items, f"… ({len(value) - most} more)"]
+            return (
+                kept_items if len(value) <= most else [*kept_items, f"… ({len(value) - most} more)"]
+            )
         case _:
             return value
 
@@ -83,7 +104,9 @@ def _cut_key(key: object, longest: int) -> str:
 
 
 def _whole(text: str) -> str:
-    """Half a surrogate pair, as a wrong byte in an argument leaves it, is no text: it is written out."""
+    """Half a surrogate pair, as a wrong byte in an argument leaves it, is no text: it is written
+    out.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -93,7 +116,9 @@ def _whole(text: str) -> str:
 
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    needs_quotes = isinstance(value, str) and (not text or any(char in text for char in ' "=') or not text.isprintable())
+    needs_quotes = isinstance(value, str) and (
+        not text or any(char in text for char in ' "=') or not text.isprintable()
+    )
     return printable(json.dumps(text, ensure_ascii=False) if needs_quotes else text)
 
 

@@ -50,19 +50,31 @@ def _settled(event: RowsSettled) -> Iterable[tuple[Key, float]]:
         "dead_lettered": event.dead,
         "refused": event.refused,
     }
-    return [((f"longwatch_mailbox_{name}_total", loop), number) for name, number in counted.items() if number]
+    return [
+        ((f"longwatch_mailbox_{name}_total", loop), number)
+        for name, number in counted.items()
+        if number
+    ]
 
 
 def _one(name: str, *labels: str) -> Callable[[Any], Iterable[tuple[Key, float]]]:
     """One more of this, labelled by these facts of the event."""
-    return lambda event: [((f"longwatch_{name}_total", tuple(str(getattr(event, label)) for label in labels)), 1)]
+    return lambda event: [
+        ((f"longwatch_{name}_total", tuple(str(getattr(event, label)) for label in labels)), 1)
+    ]
 
 
 _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[Key, float]]]] = {
     RowsSettled: _settled,
-    RowsClaimed: lambda event: [(("longwatch_mailbox_received_total", (event.engine,)), event.rows)],
-    LeasesRenewed: lambda event: [(("longwatch_leases_renewed_total", (event.engine,)), event.rows)],
-    LeaseLost: lambda event: [(("longwatch_leases_lost_total", (event.engine, event.reason)), len(event.rows))],
+    RowsClaimed: lambda event: [
+        (("longwatch_mailbox_received_total", (event.engine,)), event.rows)
+    ],
+    LeasesRenewed: lambda event: [
+        (("longwatch_leases_renewed_total", (event.engine,)), event.rows)
+    ],
+    LeaseLost: lambda event: [
+        (("longwatch_leases_lost_total", (event.engine, event.reason)), len(event.rows))
+    ],
     SourceFailed: _one("source_failures", "engine"),
     ReplyFailed: _one("replies_failed", "loop"),
     LoopCrashed: _one("loop_crashes", "loop"),
@@ -95,10 +107,15 @@ class Tally:
         """Everything, as it is now."""
         with self._lock:
             counts = [Sample(name, labels, value) for (name, labels), value in self._counts.items()]
-            return counts + [Sample(name, labels, list(value)) for (name, labels), value in self._durations.items()]
+            return counts + [
+                Sample(name, labels, list(value))
+                for (name, labels), value in self._durations.items()
+            ]
 
     def _ran(self, event: RowsSettled) -> None:
-        places = self._durations.setdefault((_DURATION, (event.engine,)), [0.0] * (len(HANDLE_BUCKETS) + 2))
+        places = self._durations.setdefault(
+            (_DURATION, (event.engine,)), [0.0] * (len(HANDLE_BUCKETS) + 2)
+        )
         for seconds in event.lasted:
             places[bisect_left(HANDLE_BUCKETS, seconds)] += 1
         places[-1] += sum(event.lasted)

@@ -16,15 +16,19 @@ _LOGGER = logging.getLogger("longwatch.runtime.handler")
 
 
 class MainLoopContext(UserContext):
-    """One run of a handler. `request_id`, `message_id` and `trace` say what it works on; `deadline` until when.
+    """One run of a handler. `request_id`, `message_id` and `trace` say what it works on; `deadline`
+    until when.
 
-    Code that takes long calls `beat`, and looks at `cancelled` now and then: it says stop, because the process shuts down, the
-    lease is lost, or the deadline has passed. Once `lease_lost` is true, nothing it does counts any more.
+    Code that takes long calls `beat`, and looks at `cancelled` now and then: it says stop, because
+    the process shuts down, the lease is lost, or the deadline has passed. Once `lease_lost` is
+    true, nothing it does counts any more.
     """
 
     __slots__ = ("_clock", "_loop", "deadline", "message_id", "request_id", "trace")
 
-    def __init__(self, work: WorkContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock) -> None:
+    def __init__(
+        self, work: WorkContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock
+    ) -> None:
         super().__init__(work)
         self.request_id = request.request_id
         self.message_id: str = work.leased.item.id
@@ -44,11 +48,18 @@ class MainLoopContext(UserContext):
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry the ids."""
-        ids = {"loop": self._loop, "request_id": self.request_id, "message_id": self.message_id, "attempt": self.attempt}
+        ids = {
+            "loop": self._loop,
+            "request_id": self.request_id,
+            "message_id": self.message_id,
+            "attempt": self.attempt,
+        }
         return IdentifiedLogger(_LOGGER, ids)
 
 
 def _deadline(request: MainLoopRequest[Any], clock: Clock) -> Deadline:
     if request.deadline is None:
         return Deadline.never(clock)
-    return Deadline.after(request.deadline.timestamp() - datetime.fromtimestamp(clock.wall(), UTC).timestamp(), clock)
+    return Deadline.after(
+        request.deadline.timestamp() - datetime.fromtimestamp(clock.wall(), UTC).timestamp(), clock
+    )

@@ -1,15 +1,16 @@
 """A group of loops in one process: started together, watched together, stopped together.
 
 The story of a run
-    signals are caught → the health port is open → every loop has its thread → the watchdog watches → whoever supervises us is told
-    … somebody asks for the end, a loop crashes, or all loops are done …
-    not ready any more → every loop is told to stop, at once, with its limit → all are waited for, under the latest of these
-    → watchdog and health end → what was caught before us is put back
+    signals are caught → the health port is open → every loop has its thread → the watchdog watches
+    → whoever supervises us is told … somebody asks for the end, a loop crashes, or all loops are
+    done … not ready any more → every loop is told to stop, at once, with its limit → all are waited
+    for, under the latest of these → watchdog and health end → what was caught before us is put back
 
 How it ends
     all stopped in time      run returns
     a loop crashed           its error is raised, after the others have stopped
-    a limit has passed       with signals installed: stacks on record, exit 1; else ShutdownTimeoutError, and threads left behind
+    a limit has passed       with signals installed: stacks on record, exit 1; else
+                             ShutdownTimeoutError, and threads left behind
     a second signal          exit 128 + n, at once
 """
 
@@ -57,7 +58,9 @@ from longwatch.work.telling import told_to_logging
 from longwatch.work.turns import Turn, Turns, look_up
 
 READY_SHARE = 0.9
-"""Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic leaves before the kill."""
+"""Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic
+leaves before the kill.
+"""
 _AFTER_THE_PARENT = 10.0
 """Seconds that a parent has to end a process that stalls, before its own watchdog does."""
 _MARGIN = 0.25
@@ -65,11 +68,13 @@ _MARGIN = 0.25
 
 
 class LoopGroup:
-    """Runs loops, each in its thread, with a watchdog and a health port over all of them; `run` blocks until they have ended.
+    """Runs loops, each in its thread, with a watchdog and a health port over all of them; `run`
+    blocks until they have ended.
 
-    `health_port` None: no health port. `watchdog_threshold` None: no watchdog. `readiness_threshold` None: nine tenths of the
-    watchdog's. `max_processing_seconds` is what one message takes at the most; only to warn of timeouts that do not go together.
-    `metrics` is what `/metrics` says: a `longwatch.observe.Metrics`, or any callable that returns the exposition.
+    `health_port` None: no health port. `watchdog_threshold` None: no watchdog.
+    `readiness_threshold` None: nine tenths of the watchdog's. `max_processing_seconds` is what one
+    message takes at the most; only to warn of timeouts that do not go together. `metrics` is what
+    `/metrics` says: a `longwatch.observe.Metrics`, or any callable that returns the exposition.
     Making a group starts nothing and opens nothing.
     """
 
@@ -131,9 +136,11 @@ class LoopGroup:
         return None if self._health is None else self._health.address
 
     def shutdown(self, *, timeout: float | None = None) -> bool:
-        """Stop all loops and have `run` return; whether all did in their time. `timeout` caps every loop's own limit.
+        """Stop all loops and have `run` return; whether all did in their time. `timeout` caps every
+        loop's own limit.
 
-        Before the first run: that one returns at once. From a loop's own thread it cannot wait, and returns False.
+        Before the first run: that one returns at once. From a loop's own thread it cannot wait, and
+        returns False.
         """
         turn = self._turns.tell(Deadline.after(timeout, self.clock))
         if turn is None:
@@ -144,8 +151,8 @@ class LoopGroup:
         return self._clean
 
     def drain(self) -> None:
-        """Take nothing more and hand back what was not begun, until `resume` or the end of the run; what runs goes on, and the
-        process stays. Before a run: it begins so.
+        """Take nothing more and hand back what was not begun, until `resume` or the end of the run;
+        what runs goes on, and the process stays. Before a run: it begins so.
         """
         self._draining = True
         self._pass_on("drain")
@@ -160,20 +167,33 @@ class LoopGroup:
         self.events.emit(GroupResumed())
 
     def adopt(self, parent: ParentLine) -> None:
-        """Have this parent renew the leases and answer for health: for worker processes of ours, before `run`."""
+        """Have this parent renew the leases and answer for health: for worker processes of ours,
+        before `run`.
+        """
         self._parent = parent
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.shutdown()
 
     # --- a run ---
 
-    def run(self, *, install_signals: bool = True, visibility_timeout: float = 1800, wait_time_seconds: float = 30) -> None:
-        """Run the loops until all have ended; blocks. With `install_signals`, SIGTERM and SIGINT stop it, SIGUSR1 drains it, and
-        SIGUSR2 writes all stacks to the crash file.
+    def run(
+        self,
+        *,
+        install_signals: bool = True,
+        visibility_timeout: float = 1800,
+        wait_time_seconds: float = 30,
+    ) -> None:
+        """Run the loops until all have ended; blocks. With `install_signals`, SIGTERM and SIGINT
+        stop it, SIGUSR1 drains it, and SIGUSR2 writes all stacks to the crash file.
         """
         timeouts = self._timeouts(visibility=visibility_timeout, wait=wait_time_seconds)
         timeouts.require()
@@ -184,7 +204,9 @@ class LoopGroup:
                 return
             self._stopping, self._clean = False, True
             with self._hearing_signals(turn, install_signals) as heard:
-                _Run(self, turn, heard=heard).live(visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
+                _Run(self, turn, heard=heard).live(
+                    visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds
+                )
 
     def _timeouts(self, *, visibility: float, wait: float) -> Timeouts:
         return Timeouts(
@@ -276,7 +298,10 @@ class _Run:
                 self._open(undo)
                 with self._ending():
                     for member in self._members:
-                        member.start(visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
+                        member.start(
+                            visibility_timeout=visibility_timeout,
+                            wait_time_seconds=wait_time_seconds,
+                        )
                     self._watch(undo)
                     self._announce()
                     self._wait()
@@ -303,8 +328,12 @@ class _Run:
         for loop, name in zip(self._group.loops, self._group.names, strict=True):
             attach: Callable[[Place], None] | None = getattr(loop, "attach", None)
             if attach is not None:
-                attach(Place(name=name, events=self._events, solitude=solitude, parent=self._parent))
-            members.append(Member(loop, name, clock=self._clock, events=self._events, changed=self._news.set))
+                attach(
+                    Place(name=name, events=self._events, solitude=solitude, parent=self._parent)
+                )
+            members.append(
+                Member(loop, name, clock=self._clock, events=self._events, changed=self._news.set)
+            )
         return members
 
     def _open(self, undo: ExitStack) -> None:
@@ -317,12 +346,18 @@ class _Run:
         measured = self._group.metrics
         if isinstance(measured, Measured):
             undo.callback(self._events.subscribe(measured.observe))
-            undo.callback(measured.read(self._vitals.gauges if self._parent is not None else self._vitals.all_gauges))
+            undo.callback(
+                measured.read(
+                    self._vitals.gauges if self._parent is not None else self._vitals.all_gauges
+                )
+            )
         if self._group.health_port is not None and self._parent is None:
             self._serve(undo, self._group.health_port)
 
     def _open_crash_file(self) -> None:
-        """Where it was asked for, else where every user can have one: nothing should fail because its last words have no place."""
+        """Where it was asked for, else where every user can have one: nothing should fail
+        because its last words have no place.
+        """
         try:
             self._crash_file.open()
         except UsageError:
@@ -332,7 +367,11 @@ class _Run:
     def _serve(self, undo: ExitStack, port: int) -> None:
         group = self._group
         server = HealthServer(
-            host=group.health_host, port=port, checks=self._vitals.checks(), metrics=group.metrics, clock=self._clock
+            host=group.health_host,
+            port=port,
+            checks=self._vitals.checks(),
+            metrics=group.metrics,
+            clock=self._clock,
         )
         server.start()
         group._health = server  # noqa: SLF001 - as above
@@ -347,7 +386,8 @@ class _Run:
         if group.watchdog_threshold is not None:
             watchdog = Watchdog.over(
                 self._vitals.ages,
-                stall_threshold=group.watchdog_threshold + (0.0 if self._parent is None else _AFTER_THE_PARENT),
+                stall_threshold=group.watchdog_threshold
+                + (0.0 if self._parent is None else _AFTER_THE_PARENT),
                 check_interval=group.watchdog_interval,
                 clock=self._clock,
                 events=self._events,
@@ -356,7 +396,9 @@ class _Run:
             )
             watchdog.start()
             undo.callback(watchdog.stop)
-        pulse = Pulse(self._vitals, self._notifier, self._parent, measured=group.metrics, clock=self._clock)
+        pulse = Pulse(
+            self._vitals, self._notifier, self._parent, measured=group.metrics, clock=self._clock
+        )
         pulse.start()
         undo.callback(pulse.stop)
 
@@ -365,12 +407,17 @@ class _Run:
         threshold = self._group.watchdog_threshold or 0.0
         for member in self._members:
             member.excuse_the_fresh(threshold)
-        self._notifier.stalled("; ".join(f"{name} stalled for {elapsed:.1f} s" for name, elapsed in stalls))
+        self._notifier.stalled(
+            "; ".join(f"{name} stalled for {elapsed:.1f} s" for name, elapsed in stalls)
+        )
 
     def _announce(self) -> None:
         address = self._group.health_address
         self._events.emit(
-            GroupStarted(loops=self._group.names, health="" if address is None else f"http://{address[0]}:{address[1]}")
+            GroupStarted(
+                loops=self._group.names,
+                health="" if address is None else f"http://{address[0]}:{address[1]}",
+            )
         )
         if self._parent is not None:
             self._parent.tell(
@@ -395,7 +442,11 @@ class _Run:
 
     def _is_to_end(self) -> bool:
         members = self._members
-        return self._turn.told or any(member.crashed for member in members) or all(member.over for member in members)
+        return (
+            self._turn.told
+            or any(member.crashed for member in members)
+            or all(member.over for member in members)
+        )
 
     # --- ending ---
 
@@ -414,13 +465,21 @@ class _Run:
 
     def _limit(self, member: Member) -> Deadline:
         own: float | None = getattr(member.loop, "shutdown_timeout", None)
-        return self._turn.deadline.earlier(Deadline.after(self._group.shutdown_timeout if own is None else own, self._clock))
+        return self._turn.deadline.earlier(
+            Deadline.after(self._group.shutdown_timeout if own is None else own, self._clock)
+        )
 
     def _reason(self) -> str:
         if any(member.crashed for member in self._members):
             return "crashed"
         received = self._heard.signal if self._heard is not None else None
-        return signal.Signals(received).name if received is not None else "asked" if self._turn.told else "done"
+        return (
+            signal.Signals(received).name
+            if received is not None
+            else "asked"
+            if self._turn.told
+            else "done"
+        )
 
     def _overdue(self) -> tuple[str, ...]:
         return tuple(member.name for member in self._members if member.overdue)
@@ -432,7 +491,9 @@ class _Run:
     def _conclude(self) -> None:
         overdue = self._overdue()
         self._group._clean = not overdue  # noqa: SLF001 - as above
-        self._events.emit(GroupStopped(lasted=self._clock.monotonic() - self._began, overdue=overdue))
+        self._events.emit(
+            GroupStopped(lasted=self._clock.monotonic() - self._began, overdue=overdue)
+        )
         if overdue:
             self._leave_behind(overdue)
         for member in self._members:
@@ -444,7 +505,9 @@ class _Run:
         message = f"{', '.join(overdue)} did not stop in time; see {self._crash_file.path}"
         if self._heard is None:
             why = next((member.error for member in self._members if member.crashed), None)
-            raise ShutdownTimeoutError(f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled") from why
+            raise ShutdownTimeoutError(
+                f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled"
+            ) from why
         logging.getLogger("longwatch.runtime").critical(message)
         self._group.before_exit()
         os._exit(1)
@@ -462,15 +525,21 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
         raise UsageError("a group needs at least one loop")
     for loop in loops:
         if isinstance(loop, type):
-            raise UsageError(f"{loop.__name__} is a class; give the group one that was made: {loop.__name__}(…)")
+            raise UsageError(
+                f"{loop.__name__} is a class; give the group one that was made: {loop.__name__}(…)"
+            )
         if not isinstance(loop, Runnable):
-            raise UsageError(f"{loop!r} is no Runnable: it needs run, shutdown, running, __enter__ and __exit__")
+            raise UsageError(
+                f"{loop!r} is no Runnable: it needs run, shutdown, running, __enter__ and __exit__"
+            )
     given: list[str | None] = [getattr(loop, "name", None) for loop in loops]
     if len({id(loop) for loop in loops}) < len(loops):
         raise UsageError("one loop is twice in this group; make another of its kind")
     named = [name for name in given if name is not None]
     if twice := sorted({name for name in named if named.count(name) > 1}):
-        raise UsageError(f"loops of a group need different names; more than one is called {', '.join(twice)}")
+        raise UsageError(
+            f"loops of a group need different names; more than one is called {', '.join(twice)}"
+        )
     return tuple(name or _unlike(named, f"loop-{index}") for index, name in enumerate(given))
 
 

@@ -1,4 +1,6 @@
-"""The life of one message in a loop: decoded → refused if its deadline has passed → handled → answered and settled."""
+"""The life of one message in a loop: decoded → refused if its deadline has passed → handled →
+answered and settled.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import Any
 from longwatch.core.backoff import BackoffPolicy, random_spread
 from longwatch.core.clock import Clock
 from longwatch.core.events import Events, ReplyFailed
-from longwatch.errors import InvalidParameterError, MailboxError, PermanentError, SerializationError, UnsupportedError
+from longwatch.errors import (
+    InvalidParameterError,
+    MailboxError,
+    PermanentError,
+    SerializationError,
+    UnsupportedError,
+)
 from longwatch.mailbox.answering import answer_and_settle
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.runner import require_no_generator
@@ -62,11 +70,17 @@ class Handling:
             return self._refuse(request, context)
         return self._run(request, told, context)
 
-    def _run(self, request: MainLoopRequest[Any], context: MainLoopContext, work: WorkContext) -> Pending | Answer:
+    def _run(
+        self, request: MainLoopRequest[Any], context: MainLoopContext, work: WorkContext
+    ) -> Pending | Answer:
         with self._telling(request, work):
             output = self._handle(request.request, context)
         if inspect.isawaitable(output):
-            return Pending(output, partial(self._succeeded, request, work), failed=partial(self._failed, request, work))
+            return Pending(
+                output,
+                partial(self._succeeded, request, work),
+                failed=partial(self._failed, request, work),
+            )
         return self._succeeded(request, work, output)
 
     # --- how it ended ---
@@ -75,18 +89,30 @@ class Handling:
         with self._telling(request, work):
             require_no_generator(output)
             target, done = self._target(work), Settlement(work.leased.claim, Outcome.DONE)
-            return done if target is None else self._answer_with(output, target, request, done, work)
+            return (
+                done if target is None else self._answer_with(output, target, request, done, work)
+            )
 
     def _answer_with(
-        self, output: Any, target: Mailbox[Any], request: MainLoopRequest[Any], done: Settlement, work: WorkContext
+        self,
+        output: Any,
+        target: Mailbox[Any],
+        request: MainLoopRequest[Any],
+        done: Settlement,
+        work: WorkContext,
     ) -> Answer:
         try:
             return self._answer(target, _result(request, work, output=output), done, work)
         except _UNSENDABLE as error:
-            raise PermanentError(f"the output of {self._name}, of type {type(output).__name__}, cannot be sent: {error}") from error
+            raise PermanentError(
+                f"the output of {self._name}, of type {type(output).__name__}, cannot be "
+                f"sent: {error}"
+            ) from error
 
     def _refuse(self, request: MainLoopRequest[Any], work: WorkContext) -> Answer:
-        """Its deadline has passed: answered without being worked on; with nobody to answer, kept as a dead letter."""
+        """Its deadline has passed: answered without being worked on; with nobody to answer, kept
+        as a dead letter.
+        """
         target = self._target(work)
         if target is None:
             return Settlement(work.leased.claim, Outcome.DEAD, reason="expired", error=EXPIRED)
@@ -101,21 +127,35 @@ class Handling:
             self._failed(request, work, error)
             raise
 
-    def _failed(self, request: MainLoopRequest[Any], work: WorkContext, error: BaseException) -> None:
-        """It raised, which the engine judges. Whoever waits for an answer is told when that was the last try, and then it is
-        settled here, with the answer.
+    def _failed(
+        self, request: MainLoopRequest[Any], work: WorkContext, error: BaseException
+    ) -> None:
+        """It raised, which the engine judges. Whoever waits for an answer is told when that was the
+        last try, and then it is settled here, with the answer.
         """
         settlement, target = judged(work, error, self._retry), self._target(work)
         if target is None or work.lease_lost or not self._is_final(work, settlement):
             return
         try:
-            answer_and_settle(self._requests, target, _result(request, work, error=described(error)), settlement, work)
+            answer_and_settle(
+                self._requests,
+                target,
+                _result(request, work, error=described(error)),
+                settlement,
+                work,
+            )
         except MailboxError as trouble:
-            self._events.emit(ReplyFailed(loop=self._name, request_id=request.request_id, error=described(trouble)))
+            self._events.emit(
+                ReplyFailed(
+                    loop=self._name, request_id=request.request_id, error=described(trouble)
+                )
+            )
 
     def _is_final(self, work: WorkContext, settlement: Settlement) -> bool:
         is_last = work.leased.failures + 1 >= self._requests.backend.limits.max_failures
-        return settlement.outcome is Outcome.DEAD or (settlement.outcome is Outcome.FAILED and is_last)
+        return settlement.outcome is Outcome.DEAD or (
+            settlement.outcome is Outcome.FAILED and is_last
+        )
 
     # --- answers ---
 
@@ -123,8 +163,12 @@ class Handling:
         name = work.leased.item.reply_to
         return self._responses if name is None else self._requests.route(name)
 
-    def _answer(self, target: Mailbox[Any], result: MainLoopResult[Any], done: Settlement, work: WorkContext) -> Answer:
-        """Send the answer and settle. If it cannot be sent, the message comes back after a while: that is nobody's fault."""
+    def _answer(
+        self, target: Mailbox[Any], result: MainLoopResult[Any], done: Settlement, work: WorkContext
+    ) -> Answer:
+        """Send the answer and settle. If it cannot be sent, the message comes back after a
+        while: that is nobody's fault.
+        """
         if work.lease_lost:
             return Settlement(done.claim, Outcome.BACK)
         try:
@@ -132,11 +176,21 @@ class Handling:
         except _UNSENDABLE:
             raise
         except MailboxError as error:
-            self._events.emit(ReplyFailed(loop=self._name, request_id=result.request_id, error=described(error)))
-            return Settlement(done.claim, Outcome.BACK, delay=self._retry.delay(1, spread=random_spread()))
+            self._events.emit(
+                ReplyFailed(loop=self._name, request_id=result.request_id, error=described(error))
+            )
+            return Settlement(
+                done.claim, Outcome.BACK, delay=self._retry.delay(1, spread=random_spread())
+            )
 
 
 def _result(
-    request: MainLoopRequest[Any], work: WorkContext, *, output: Any = None, error: str | None = None
+    request: MainLoopRequest[Any],
+    work: WorkContext,
+    *,
+    output: Any = None,
+    error: str | None = None,
 ) -> MainLoopResult[Any]:
-    return MainLoopResult(request.request_id, output, error, attempt=work.attempt, trace=request.trace)
+    return MainLoopResult(
+        request.request_id, output, error, attempt=work.attempt, trace=request.trace
+    )

@@ -28,11 +28,12 @@ from longwatch.work.turns import Turn
 
 
 class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
-    """Takes messages from `requests`, has `handle` work on them, and sends what that returns to where the sender said, else to
-    `responses`, else nowhere. `concurrency` of them at a time.
+    """Takes messages from `requests`, has `handle` work on them, and sends what that returns to
+    where the sender said, else to `responses`, else nowhere. `concurrency` of them at a time.
 
-    A subclass writes `handle`. What it takes is the class's type argument, `class Pages(MainLoop[Url, Page])`, or `request_type`.
-    `retry` spaces the tries of a message whose handler raises. Making one starts nothing and opens nothing.
+    A subclass writes `handle`. What it takes is the class's type argument, `class
+    Pages(MainLoop[Url, Page])`, or `request_type`. `retry` spaces the tries of a message whose
+    handler raises. Making one starts nothing and opens nothing.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
@@ -53,26 +54,42 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         self.responses = responses
         self.concurrency = _checked_concurrency(concurrency)
         self.retry = retry or EnginePolicy().retry
-        self._decoder: RequestDecoder[Any] = RequestDecoder(request_type or _request_type(type(self)))
+        self._decoder: RequestDecoder[Any] = RequestDecoder(
+            request_type or _request_type(type(self))
+        )
         self._check()
 
     @abstractmethod
     def handle(self, request: RequestT, context: MainLoopContext) -> Any:
         """Work on one request; what it returns is the answer. `async def` is fine too."""
 
-    def run(self, *, max_iterations: int | None = None, visibility_timeout: float = 300, wait_time_seconds: float = 20) -> None:
-        """Work until `max_iterations` polls are made, `shutdown` is called, or the mailbox is closed; blocks.
+    def run(
+        self,
+        *,
+        max_iterations: int | None = None,
+        visibility_timeout: float = 300,
+        wait_time_seconds: float = 20,
+    ) -> None:
+        """Work until `max_iterations` polls are made, `shutdown` is called, or the mailbox is
+        closed; blocks.
 
-        A message is this loop's for `visibility_timeout`, and for as long again whenever that is renewed, which happens while its
-        handler beats at least that often. Under a parent the lease is 15 seconds, and the parent renews it.
+        A message is this loop's for `visibility_timeout`, and for as long again whenever that is
+        renewed, which happens while its handler beats at least that often. Under a parent the lease
+        is 15 seconds, and the parent renews it.
         """
-        super().run(max_iterations=max_iterations, visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds)
+        super().run(
+            max_iterations=max_iterations,
+            visibility_timeout=visibility_timeout,
+            wait_time_seconds=wait_time_seconds,
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._called} on {self.requests!r}>"
 
     def read_request(self, body: Any) -> RequestT:
-        """A plain value as the request that `handle` takes; SerializationError for one that is none."""
+        """A plain value as the request that `handle` takes; SerializationError for one that is
+        none.
+        """
         request: RequestT = self._decoder.request_of(body)
         return request
 
@@ -124,7 +141,8 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
             inspect.signature(self.handle).bind(object(), object())
         except TypeError as error:
             raise UsageError(
-                f"{kind}.handle cannot be called with a request and a context ({error}); write: def handle(self, request, context)"
+                f"{kind}.handle cannot be called with a request and a context ({error}); "
+                f"write: def handle(self, request, context)"
             ) from None
 
 
@@ -133,7 +151,9 @@ def _checked_concurrency(concurrency: int) -> int:
 
 
 def _request_type(kind: type) -> Any:
-    """What the class says it takes, itself or through the classes between; Any where it does not."""
+    """What the class says it takes, itself or through the classes between; Any where it does
+    not.
+    """
     found = _argument(kind)
     return Any if isinstance(found, TypeVar) else found
 

@@ -19,12 +19,22 @@ _A_MOMENT = 0.05
 
 
 class Member:
-    """Runs a loop in a thread of its own, once. `changed` is called when its run has begun and when it is over.
+    """Runs a loop in a thread of its own, once. `changed` is called when its run has begun and when
+    it is over.
 
-    `armed`: its run is under way, so its beats count. It beats once before that, so that no time from before counts.
+    `armed`: its run is under way, so its beats count. It beats once before that, so that no time
+    from before counts.
     """
 
-    def __init__(self, loop: Runnable, name: str, *, clock: Clock, events: Events, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: Runnable,
+        name: str,
+        *,
+        clock: Clock,
+        events: Events,
+        changed: Callable[[], None],
+    ) -> None:
         self.loop = loop
         self.name = name
         self.armed = False
@@ -51,7 +61,9 @@ class Member:
 
     @property
     def inside(self) -> bool:
-        return bool(getattr(self.loop, "inside", False)) or (self._errand is not None and self._errand.inside)
+        return bool(getattr(self.loop, "inside", False)) or (
+            self._errand is not None and self._errand.inside
+        )
 
     @property
     def holding(self) -> int:
@@ -88,7 +100,9 @@ class Member:
             excuse(after)
 
     def _stop(self, deadline: Deadline) -> None:
-        """Once more if it was about to begin: to one that does not run yet, and has run before, a shutdown means nothing."""
+        """Once more if it was about to begin: to one that does not run yet, and has run before,
+        a shutdown means nothing.
+        """
         assert self._errand is not None
         while self.loop.shutdown(timeout=deadline.remaining() or 0.0):
             if self._clock.wait(self._errand.over, _A_MOMENT) or deadline.expired:
@@ -112,7 +126,9 @@ class Member:
     def _tell_end(self, lasted: float) -> None:
         crashed = self.error if self.crashed else None
         ended = LoopEnded(loop=self.name, lasted=lasted)
-        self._events.emit(ended if crashed is None else LoopCrashed(loop=self.name, error=described(crashed)))
+        self._events.emit(
+            ended if crashed is None else LoopCrashed(loop=self.name, error=described(crashed))
+        )
         self._changed()
 
     @property

@@ -34,7 +34,9 @@ class MainLoopRequest(msgspec.Struct, Generic[RequestT], frozen=True):
         for name in ("deadline", "created_at"):
             moment = getattr(self, name)
             if moment is not None and moment.tzinfo is None:
-                raise ValueError(f"{name} needs a time zone; write datetime.now(UTC), not datetime.now()")
+                raise ValueError(
+                    f"{name} needs a time zone; write datetime.now(UTC), not datetime.now()"
+                )
 
 
 class MainLoopResult(msgspec.Struct, Generic[OutputT], frozen=True):
@@ -57,7 +59,9 @@ _FIELDS = frozenset(MainLoopRequest.__struct_fields__)
 
 
 class RequestDecoder(Generic[RequestT]):
-    """Makes a request of a body: an envelope (a mapping with `request`, and nothing that is not its own), or the request itself."""
+    """Makes a request of a body: an envelope (a mapping with `request`, and nothing that is not
+    its own), or the request itself.
+    """
 
     def __init__(self, request_type: type[RequestT] | Any) -> None:
         self._type = request_type
@@ -66,7 +70,8 @@ class RequestDecoder(Generic[RequestT]):
             msgspec.json.Decoder(self._envelope)
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"requests of type {request_type!r} cannot be read from a mailbox: {error}; give request_type="
+                f"requests of type {request_type!r} cannot be read from a mailbox: {error}; "
+                f"give request_type="
             ) from None
 
     def decode(self, body: Any, delivery: Delivery) -> MainLoopRequest[RequestT]:
@@ -78,7 +83,11 @@ class RequestDecoder(Generic[RequestT]):
                 return self._converted(body)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise SerializationError(f"a request cannot be read: {error}") from None
-        return MainLoopRequest(self.request_of(body), delivery.id, created_at=datetime.fromtimestamp(delivery.enqueued_at, UTC))
+        return MainLoopRequest(
+            self.request_of(body),
+            delivery.id,
+            created_at=datetime.fromtimestamp(delivery.enqueued_at, UTC),
+        )
 
     def request_of(self, body: Any) -> Any:
         """A bare body as a request; SerializationError for one that is none."""

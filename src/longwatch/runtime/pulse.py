@@ -31,10 +31,18 @@ class Measured(Protocol):
 
 
 class Pulse(Service):
-    """Beats for systemd or a supervisor, but only while every loop does; tells a parent how the loops are; notices stale ones."""
+    """Beats for systemd or a supervisor, but only while every loop does; tells a parent how the
+    loops are; notices stale ones.
+    """
 
     def __init__(
-        self, vitals: Vitals, notifier: Notifier, parent: ParentLine | None, *, measured: object = None, clock: Clock
+        self,
+        vitals: Vitals,
+        notifier: Notifier,
+        parent: ParentLine | None,
+        *,
+        measured: object = None,
+        clock: Clock,
     ) -> None:
         super().__init__(name="pulse", clock=clock)
         self._vitals = vitals
@@ -64,12 +72,17 @@ class Pulse(Service):
         if self._notifier.beat_within is not None and self._vitals.is_fresh():
             self._notifier.beat()
         if self._parent is not None:
-            self._parent.mention("state", **self._state(), samples=self._measured.samples() if self._measured else [])
+            self._parent.mention(
+                "state", **self._state(), samples=self._measured.samples() if self._measured else []
+            )
 
     def _state(self) -> dict[str, object]:
         report = self._vitals.readiness()
         return {
             "ready": report.ok,
             "failing": [f"{result.name}: {result.reason.value}" for result in report.failing],
-            "loops": [{"name": member.name, "age": member.elapsed(), "holding": member.holding} for member in self._vitals.members],
+            "loops": [
+                {"name": member.name, "age": member.elapsed(), "holding": member.holding}
+                for member in self._vitals.members
+            ],
         }

@@ -33,41 +33,70 @@ class Timeouts:
         for name in ("interval", "visibility", "processing"):
             value = getattr(self, name)
             if not (isfinite(value) and value > 0):
-                raise UsageError(f"{_SPELLED[name]} must be a number of seconds above 0, not {value}")
+                raise UsageError(
+                    f"{_SPELLED[name]} must be a number of seconds above 0, not {value}"
+                )
         if not (isfinite(self.shutdown) and self.shutdown >= 0):
             raise UsageError(f"shutdown_timeout must be a number of seconds, not {self.shutdown}")
         if self.threshold is not None and not self.threshold > self.wait:
             raise UsageError(
-                f"watchdog_threshold ({self.threshold:g} s) must be more than wait_time_seconds ({self.wait:g} s), or a loop that "
+                f"watchdog_threshold ({self.threshold:g} s) must be more than "
+                f"wait_time_seconds ({self.wait:g} s), or a loop that "
                 "only waits for messages would be killed; raise the threshold, or lower the wait"
             )
 
     def doubts(self, *, leases_are_kept: bool = False) -> Iterator[Doubt]:
-        """What works, and not as it is meant; each with the number that would do. Where a parent keeps the leases, the visibility
-        timeout says nothing.
+        """What works, and not as it is meant; each with the number that would do. Where a parent
+        keeps the leases, the visibility timeout says nothing.
         """
         found = self._doubts()
-        yield from (doubt for doubt in found if not (leases_are_kept and doubt.setting == "visibility_timeout"))
+        yield from (
+            doubt
+            for doubt in found
+            if not (leases_are_kept and doubt.setting == "visibility_timeout")
+        )
 
     def _doubts(self) -> Iterator[Doubt]:
         longest = self.processing
         if self.threshold is not None:
             yield from self._doubts_of_the_watch(self.threshold)
         if self.visibility <= self.shutdown + longest:
-            yield _more("visibility_timeout", self.visibility, self.shutdown + longest, "shutdown_timeout + max_processing_seconds")
+            yield _more(
+                "visibility_timeout",
+                self.visibility,
+                self.shutdown + longest,
+                "shutdown_timeout + max_processing_seconds",
+            )
 
     def _doubts_of_the_watch(self, threshold: float) -> Iterator[Doubt]:
         longest = self.processing
         if self.interval >= threshold / 3:
-            problem = f"{self.interval:g} s is not less than a third of watchdog_threshold: set it below {threshold / 3:g}"
+            problem = (
+                f"{self.interval:g} s is not less than a third of watchdog_threshold: set it "
+                f"below {threshold / 3:g}"
+            )
             yield Doubt("watchdog_interval", problem)
         if threshold <= self.wait + longest:
-            yield _more("watchdog_threshold", threshold, self.wait + longest, "wait_time_seconds + max_processing_seconds")
+            yield _more(
+                "watchdog_threshold",
+                threshold,
+                self.wait + longest,
+                "wait_time_seconds + max_processing_seconds",
+            )
         if self.visibility <= threshold + longest:
-            yield _more("visibility_timeout", self.visibility, threshold + longest, "watchdog_threshold + max_processing_seconds")
+            yield _more(
+                "visibility_timeout",
+                self.visibility,
+                threshold + longest,
+                "watchdog_threshold + max_processing_seconds",
+            )
 
 
-_SPELLED = {"interval": "watchdog_interval", "visibility": "visibility_timeout", "processing": "max_processing_seconds"}
+_SPELLED = {
+    "interval": "watchdog_interval",
+    "visibility": "visibility_timeout",
+    "processing": "max_processing_seconds",
+}
 
 
 def _more(setting: str, value: float, least: float, what: str) -> Doubt:

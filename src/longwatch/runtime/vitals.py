@@ -1,4 +1,6 @@
-"""What a group knows about its own health: is it live, is it ready, has it started, and which loop does not beat?"""
+"""What a group knows about its own health: is it live, is it ready, has it started, and which
+loop does not beat?
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _READY = frozenset({Aspect.READY})
 
 
 class Vitals:
-    """The checks of a group. `stale_after` is when a loop is not ready any more, `dead_after` when it is not even live: then the
-    watchdog has failed, too. None: never.
+    """The checks of a group. `stale_after` is when a loop is not ready any more, `dead_after` when
+    it is not even live: then the watchdog has failed, too. None: never.
     """
 
     def __init__(  # noqa: PLR0913 - the members and what is asked of them, each by name
@@ -60,7 +62,11 @@ class Vitals:
 
     def ages(self) -> list[Stall]:
         """How long each loop that runs has given no beat."""
-        return [Stall(member.name, age) for member in self.members if (age := member.elapsed()) is not None]
+        return [
+            Stall(member.name, age)
+            for member in self.members
+            if (age := member.elapsed()) is not None
+        ]
 
     def is_fresh(self) -> bool:
         """Whether every loop that runs beats."""
@@ -72,7 +78,9 @@ class Vitals:
             return
         stale = {name: age for name, age in self.ages() if age > self._stale_after}
         for name in stale.keys() - self._degraded:
-            self._events.emit(LoopDegraded(loop=name, elapsed=stale[name], threshold=self._stale_after))
+            self._events.emit(
+                LoopDegraded(loop=name, elapsed=stale[name], threshold=self._stale_after)
+            )
         for name in self._degraded - stale.keys():
             self._events.emit(LoopRecovered(loop=name))
         self._degraded = set(stale)
@@ -90,9 +98,14 @@ class Vitals:
 
     def all_gauges(self) -> list[Gauge]:
         """And whether all are ready, and how the mailboxes stand."""
-        found: list[Gauge] = [("longwatch_health_ready", (), float(self.readiness().ok)), *self.gauges()]
+        found: list[Gauge] = [
+            ("longwatch_health_ready", (), float(self.readiness().ok)),
+            *self.gauges(),
+        ]
         for mailbox in self._mailboxes():
-            with suppress(MailboxError, StoreError):  # one that cannot be asked has no gauges, the others have theirs
+            with suppress(
+                MailboxError, StoreError
+            ):  # one that cannot be asked has no gauges, the others have theirs
                 found += mailbox_gauges(mailbox.name, mailbox.stats())
         return found
 
@@ -112,7 +125,11 @@ class Vitals:
 
     def _watched(self) -> Reason:
         dead_after = self._dead_after
-        return Reason.STALE if dead_after is not None and any(age > dead_after for _, age in self.ages()) else Reason.OK
+        return (
+            Reason.STALE
+            if dead_after is not None and any(age > dead_after for _, age in self.ages())
+            else Reason.OK
+        )
 
     def _started(self) -> Reason:
         return Reason.OK if all(member.begun for member in self.members) else Reason.NOT_STARTED
@@ -130,9 +147,17 @@ class Vitals:
 
 def mailbox_gauges(name: str, stats: Stats) -> list[Gauge]:
     """How a mailbox stands."""
-    shown = {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "dead": stats.dead}
+    shown = {
+        "ready": stats.ready,
+        "delayed": stats.delayed,
+        "leased": stats.leased,
+        "dead": stats.dead,
+    }
     oldest = {"oldest_age_seconds": stats.oldest_age or 0.0}
-    return [(f"longwatch_mailbox_{what}", (name,), float(number)) for what, number in (shown | oldest).items()]
+    return [
+        (f"longwatch_mailbox_{what}", (name,), float(number))
+        for what, number in (shown | oldest).items()
+    ]
 
 
 def _reached(loop: EngineLoop) -> Reason:

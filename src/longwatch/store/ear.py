@@ -20,7 +20,9 @@ _PATIENCE = 2.0
 
 
 class Ear:
-    """Calls `heard(datagram)` in its own thread for every datagram, and with an empty one `every` so many seconds in any case."""
+    """Calls `heard(datagram)` in its own thread for every datagram, and with an empty one
+    `every` so many seconds in any case.
+    """
 
     def __init__(self, place: str, heard: Callable[[bytes], None], *, every: float) -> None:
         self._place = Path(place)
@@ -49,7 +51,9 @@ class Ear:
             self._errand.over.block(_PATIENCE)
 
     def leave_behind(self) -> None:
-        """In a forked child: close the parent's descriptors; its name stays, and its thread never was here."""
+        """In a forked child: close the parent's descriptors; its name stays, and its thread
+        never was here.
+        """
         if self._open:
             self._close_descriptors()
 
@@ -91,5 +95,7 @@ def _bound(place: str) -> socket.socket:
         Path(place).chmod(0o600)
     except OSError as error:
         bound.close()
-        raise StoreUnreachableError(f"{place} cannot be listened at ({error}); check its directory") from error
+        raise StoreUnreachableError(
+            f"{place} cannot be listened at ({error}); check its directory"
+        ) from error
     return bound

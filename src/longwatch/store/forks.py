@@ -1,8 +1,10 @@
-"""Stores and fork: a child must use nothing of what its parent has open. Above all SQLite, which does not defend itself.
+"""Stores and fork: a child must use nothing of what its parent has open. Above all SQLite, which
+does not defend itself.
 
-A child that forks off while a thread is inside SQLite inherits its locks as taken, for ever: SQLite counts them once a process and
-takes the copy for its own. So a fork waits until no connection of ours is in use, and the child closes its copies before anything
-else runs there. That is harmless to the parent: locks of files belong to processes, and a copy that closes finds the parent's.
+A child that forks off while a thread is inside SQLite inherits its locks as taken, for ever: SQLite
+counts them once a process and takes the copy for its own. So a fork waits until no connection of
+ours is in use, and the child closes its copies before anything else runs there. That is harmless to
+the parent: locks of files belong to processes, and a copy that closes finds the parent's.
 
 `os.fork` and what stands on it come through here; starting another program does not need it.
 """
@@ -39,7 +41,9 @@ class Lock(Protocol):
 
 
 _PATIENCE = 5.0
-"""How long a fork waits for one lock, in seconds: it is held for one transaction at the most. Then it goes on without."""
+"""How long a fork waits for one lock, in seconds: it is held for one transaction at the most.
+Then it goes on without.
+"""
 
 _STEP = 0.001
 """How often those who let a fork go first look whether it is over, in seconds."""
@@ -50,7 +54,9 @@ _held: list[Forkable] = []
 
 
 class _Fork:
-    """Whether one waits. A plain fact: a lock or an event in its place could itself be taken in the moment of the fork."""
+    """Whether one waits. A plain fact: a lock or an event in its place could itself be taken in
+    the moment of the fork.
+    """
 
     is_waiting = False
 
@@ -73,8 +79,9 @@ def survive_forks(forkable: Forkable) -> None:
 
 @contextmanager
 def using(lock: Lock) -> Iterator[None]:
-    """Hold a lock that a fork waits for. While one waits, whoever is not in the middle of something lets it go first: locks are not
-    fair, and threads that take them again and again would keep it waiting for ever.
+    """Hold a lock that a fork waits for. While one waits, whoever is not in the middle of something
+    lets it go first: locks are not fair, and threads that take them again and again would keep it
+    waiting for ever.
     """
     until = time.monotonic() + _PATIENCE
     while _fork.is_waiting and not _thread.holds and time.monotonic() < until:

@@ -1,9 +1,11 @@
-"""Group commit: one thread writes for everybody, and everything that waits shares one transaction and one fsync.
+"""Group commit: one thread writes for everybody, and everything that waits shares one transaction
+and one fsync.
 
-Each job runs in a savepoint of its own, so one that fails takes nobody with it. If the transaction itself fails (disk full, I/O
-error), nothing happened and every job in it is told.
+Each job runs in a savepoint of its own, so one that fails takes nobody with it. If the transaction
+itself fails (disk full, I/O error), nothing happened and every job in it is told.
 
-Where nobody shares, a thread that may wait as long as it takes writes its job itself: there is one pen, and who has it writes.
+Where nobody shares, a thread that may wait as long as it takes writes its job itself: there is one
+pen, and who has it writes.
 """
 
 from __future__ import annotations
@@ -33,11 +35,18 @@ _QUIET = 8
 class GroupCommit:
     """A queue of jobs and the thread that commits them.
 
-    `commit(jobs)` runs a batch: it settles every job's future, whatever happens. The thread starts with the first job, and nothing
-    that `commit` raises ends it. `at_end` is called once, after the last job.
+    `commit(jobs)` runs a batch: it settles every job's future, whatever happens. The thread starts
+    with the first job, and nothing that `commit` raises ends it. `at_end` is called once, after the
+    last job.
     """
 
-    def __init__(self, commit: Callable[[list[Job]], None], *, name: str, at_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        commit: Callable[[list[Job]], None],
+        *,
+        name: str,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._commit = commit
         self._name = name
         self._at_end = at_end
@@ -50,16 +59,25 @@ class GroupCommit:
         self._quiet = 0
 
     def submit(self, work: Callable[[Any], T], *, here: bool = False) -> Future[T]:
-        """Queue a job; its future is settled when it is on disk, or is not. `here`: written by this thread, if nobody else does."""
+        """Queue a job; its future is settled when it is on disk, or is not. `here`: written by
+        this thread, if nobody else does.
+        """
         future: Future[T] = Future()
         with self._changed:
             if self._writer == threading.get_ident():
-                raise UsageError("a write inside a write would wait for itself; pass the transaction on with tx=")
+                raise UsageError(
+                    "a write inside a write would wait for itself; pass the transaction on with tx="
+                )
             if self._closed:
                 raise StoreClosedError("the store was closed; open it again")
             if self._errand is None:
                 self._errand = self._started()
-            if not (here and self._quiet >= _QUIET and not self._jobs and self._pen.acquire(blocking=False)):
+            if not (
+                here
+                and self._quiet >= _QUIET
+                and not self._jobs
+                and self._pen.acquire(blocking=False)
+            ):
                 self._jobs.append((work, future))
                 self._changed.notify()
                 return future
@@ -76,7 +94,9 @@ class GroupCommit:
                 self._quiet = 0
 
     def _write(self, jobs: list[Job]) -> None:
-        """With the pen in hand. Nothing comes out of it: the thread may be everybody's, and goes on; the error is shown."""
+        """With the pen in hand. Nothing comes out of it: the thread may be everybody's, and goes
+        on; the error is shown.
+        """
         self._writer = threading.get_ident()
         try:
             self._commit(jobs)
@@ -84,12 +104,16 @@ class GroupCommit:
             for _, future in jobs:
                 if not future.done():
                     future.set_exception(error)
-            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            threading.excepthook(
+                threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+            )
         finally:
             self._writer = 0
 
     def close(self, *, patience: float = CALL_TIMEOUT) -> None:
-        """Take no more jobs, finish those that wait, end the thread; one that does not end in time is left to it."""
+        """Take no more jobs, finish those that wait, end the thread; one that does not end in
+        time is left to it.
+        """
         with self._changed:
             first, self._closed = not self._closed, True
             self._changed.notify()
@@ -105,7 +129,9 @@ class GroupCommit:
         try:
             errand.start()
         except RuntimeError as error:
-            raise StoreBusyError(f"no thread to write with ({error}); nothing was written, try again") from error
+            raise StoreBusyError(
+                f"no thread to write with ({error}); nothing was written, try again"
+            ) from error
         return errand
 
     def _work(self) -> None:
@@ -117,18 +143,24 @@ class GroupCommit:
                 self._at_end()
 
     def _turn(self) -> bool:
-        """One batch; False when there will be no more. Keeps nothing of it while it waits for the next."""
+        """One batch; False when there will be no more. Keeps nothing of it while it waits for
+        the next.
+        """
         jobs = self._take()
         if jobs:
             with self._pen:
                 self._write(jobs)
         self._quiet = 0 if len(jobs) > 1 else self._quiet + 1
         if len(jobs) > 1:
-            time.sleep(0)  # let those who were just told queue their next: it nearly halves the commits of eight busy threads
+            # let those who were just told queue their next: it nearly halves the commits of eight
+            # busy threads
+            time.sleep(0)
         return bool(jobs)
 
     def _take(self) -> list[Job]:
-        """Everything that waits, up to the most; empty when closed and done. A job whose caller has given up is left out."""
+        """Everything that waits, up to the most; empty when closed and done. A job whose caller
+        has given up is left out.
+        """
         with self._changed:
             while True:
                 while not self._jobs and not self._closed:

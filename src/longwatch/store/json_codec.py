@@ -1,4 +1,6 @@
-"""Values on their way into a store and out: msgspec JSON, typed where the reader says what it expects."""
+"""Values on their way into a store and out: msgspec JSON, typed where the reader says what it
+expects.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ _BODY = Wording()
 class Codec(Generic[BodyT]):
     """Encodes any plain JSON type, dataclass, Struct or TypedDict; decodes to `body_type`."""
 
-    def __init__(self, body_type: type[BodyT] | Any = Any, *, largest: int = LARGEST, wording: Wording = _BODY) -> None:
+    def __init__(
+        self,
+        body_type: type[BodyT] | Any = Any,
+        *,
+        largest: int = LARGEST,
+        wording: Wording = _BODY,
+    ) -> None:
         self.largest = largest
         self._wording = wording
         self._encoder = msgspec.json.Encoder()
@@ -49,7 +57,8 @@ class Codec(Generic[BodyT]):
             raise self._unwritable(body, str(error)) from None
         if len(data) > self.largest:
             raise InvalidParameterError(
-                f"{self._wording.thing} of {len(data)} bytes is larger than {self.largest}; {self._wording.cure}"
+                f"{self._wording.thing} of {len(data)} bytes is larger than {self.largest}; "
+                f"{self._wording.cure}"
             )
         return data
 
@@ -60,17 +69,28 @@ class Codec(Generic[BodyT]):
             raise SerializationError(f"{self._wording.thing} cannot be read: {error}") from None
 
     def _require_readable(self, body: BodyT, data: bytes) -> None:
-        """What nobody could read as it was meant is refused here, where its sender still is; the usual body costs two looks."""
-        if b"null" in data and not isinstance(body, msgspec.Raw) and _has_no_number(msgspec.to_builtins(body)):
+        """What nobody could read as it was meant is refused here, where its sender still is; the
+        usual body costs two looks.
+        """
+        if (
+            b"null" in data
+            and not isinstance(body, msgspec.Raw)
+            and _has_no_number(msgspec.to_builtins(body))
+        ):
             raise self._unwritable(body, "JSON has no NaN and no infinity")
         if self._body_type is not Any and type(body) is not self._body_type:
             try:
                 self.decode(data)
             except SerializationError as error:
-                raise self._unwritable(body, f"{self._wording.place} {self._body_type!r}; {error}") from None
+                raise self._unwritable(
+                    body, f"{self._wording.place} {self._body_type!r}; {error}"
+                ) from None
 
     def _unwritable(self, body: object, why: str) -> SerializationError:
-        return SerializationError(f"{self._wording.thing} of type {type(body).__name__} cannot be {self._wording.done}: {why}")
+        return SerializationError(
+            f"{self._wording.thing} of type {type(body).__name__} cannot be "
+            f"{self._wording.done}: {why}"
+        )
 
 
 def _has_no_number(value: Any) -> bool:

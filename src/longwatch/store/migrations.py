@@ -1,7 +1,8 @@
 """The schema and its versions: numbered files, each applied once, whoever comes first.
 
-`schema/NNNN_name.DIALECT.sql` leads from version NNNN - 1 to NNNN. A migration runs in one transaction with the note that it was
-made, so a process that dies in it leaves the version before, and several that start at once make each step once.
+`schema/NNNN_name.DIALECT.sql` leads from version NNNN - 1 to NNNN. A migration runs in one
+transaction with the note that it was made, so a process that dies in it leaves the version before,
+and several that start at once make each step once.
 """
 
 from __future__ import annotations
@@ -31,21 +32,26 @@ def migrations(dialect: str) -> list[Migration]:
     for file in files("longwatch.store.schema").iterdir():
         match = _FILE.fullmatch(file.name)
         if match and match[3] == dialect:
-            found.append(Migration(int(match[1]), match[2], _statements(file.read_text(encoding="utf-8"))))
+            found.append(
+                Migration(int(match[1]), match[2], _statements(file.read_text(encoding="utf-8")))
+            )
     return sorted(found, key=lambda migration: migration.version)
 
 
 def present_version(transaction: Transaction) -> int:
     """The version the store is at; 0 for one without a schema."""
     transaction.execute(
-        "CREATE TABLE IF NOT EXISTS longwatch_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL)"
+        "CREATE TABLE IF NOT EXISTS longwatch_schema (version INTEGER PRIMARY KEY, name TEXT "
+        "NOT NULL, applied_at TEXT NOT NULL)"
     )
     [(version,)] = transaction.rows("SELECT coalesce(max(version), 0) FROM longwatch_schema")
     return int(version)
 
 
 def pending(transaction: Transaction, known: list[Migration]) -> list[Migration]:
-    """The steps that are still to be made; SchemaTooNewError when the store is ahead of this code."""
+    """The steps that are still to be made; SchemaTooNewError when the store is ahead of this
+    code.
+    """
     at = present_version(transaction)
     require_known(at, known)
     return [migration for migration in known if migration.version > at]
@@ -66,7 +72,8 @@ def migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]
         for statement in step.statements:
             transaction.execute(statement)
         transaction.execute(
-            "INSERT INTO longwatch_schema (version, name, applied_at) VALUES (:version, :name, CURRENT_TIMESTAMP)",
+            "INSERT INTO longwatch_schema (version, name, applied_at) VALUES (:version, "
+            ":name, CURRENT_TIMESTAMP)",
             {"version": step.version, "name": step.name},
         )
     return steps

@@ -1,8 +1,9 @@
 """SQL lives in `.sql` files as named, described queries; this reads them.
 
-A query begins with `-- name: NAME` and a comment that says what it does. Parameters are written `:name` for every engine;
-`{table}` and the like are filled in by the reader from trusted constants, never from data. A file `claims.sqlite.sql` beside
-`claims.sql` holds what one engine says differently.
+A query begins with `-- name: NAME` and a comment that says what it does. Parameters are written
+`:name` for every engine; `{table}` and the like are filled in by the reader from trusted constants,
+never from data. A file `claims.sqlite.sql` beside `claims.sql` holds what one engine says
+differently.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ def load_queries(package: str, name: str, dialect: str, **constants: str) -> dic
 def parse(text: str) -> dict[str, str]:
     """The queries of one file by name, without their comments."""
     _, *parts = _NAME.split(text)
-    return {name: _without_comments(body) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        name: _without_comments(body) for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def _without_comments(body: str) -> str:
-    lines = (line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+    lines = (
+        line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")
+    )
     return "\n".join(lines).rstrip().rstrip(";")
 
 

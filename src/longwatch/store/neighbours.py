@@ -1,4 +1,6 @@
-"""Who else listens: the sockets of one database in the runtime directory, listed again only when the directory has changed."""
+"""Who else listens: the sockets of one database in the runtime directory, listed again only when
+the directory has changed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 
 _SETTLED = 0.05
-"""A directory's time of change is as coarse as a tick of the kernel, so for so many seconds after a change it proves nothing."""
+"""A directory's time of change is as coarse as a tick of the kernel, so for so many seconds
+after a change it proves nothing.
+"""
 
 
 class Neighbours:
     """The sockets whose names begin with a prefix. One owner; not thread-safe."""
 
-    def __init__(self, directory: Path, prefix: str, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, directory: Path, prefix: str, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._directory = directory
         self._prefix = prefix
         self._now = now

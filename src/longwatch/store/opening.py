@@ -20,7 +20,10 @@ SQL_SCHEMES = ("postgresql", "sqlite")
 def split_url(url: Any) -> tuple[str, str]:
     """The scheme of a store's URL, in small letters and empty if there is none, and the rest."""
     if not isinstance(url, str):
-        raise UsageError(f"a store is named by a URL, text such as sqlite:///jobs.db, not by {type(url).__name__}")
+        raise UsageError(
+            f"a store is named by a URL, text such as sqlite:///jobs.db, not by "
+            f"{type(url).__name__}"
+        )
     scheme, slashes, place = url.partition("://")
     return (scheme.lower(), place) if slashes else ("", place)
 
@@ -28,7 +31,8 @@ def split_url(url: Any) -> tuple[str, str]:
 def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
     """The SQL store that a URL names; None for a URL of another kind. Opens nothing yet.
 
-    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else `longwatch db migrate` does it.
+    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else
+    `longwatch db migrate` does it.
     """
     match split_url(url):
         case "sqlite", place:
@@ -48,7 +52,11 @@ def extra(name: str, url: str) -> Iterator[None]:
         yield
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError)
-        what = f"needs {error.name}, which is not installed" if missing else f"cannot be used ({error})"
+        what = (
+            f"needs {error.name}, which is not installed"
+            if missing
+            else f"cannot be used ({error})"
+        )
         raise UsageError(f"{mask_text(url)} {what}; run: pip install 'longwatch[{name}]'") from None
 
 
@@ -58,20 +66,32 @@ def url_hint(url: str, schemes: tuple[str, ...]) -> str:
     if url and not colon:
         return f"did you mean sqlite:///{mask_text(url)}?"
     known = [f"{scheme}://" for scheme in schemes]
-    return did_you_mean(f"{scheme}://", known, otherwise=f"use one of {', '.join(known)}", likeness=0.75)
+    return did_you_mean(
+        f"{scheme}://", known, otherwise=f"use one of {', '.join(known)}", likeness=0.75
+    )
 
 
 def _sqlite_path(url: str, place: str) -> Path:
     host, slash, path = place.partition("/")
     if host or not slash or not path:
-        raise UsageError(f"{mask_text(url)!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db")
+        raise UsageError(
+            f"{mask_text(url)!r} names no file; write sqlite:///relative.db or "
+            f"sqlite:////absolute/path.db"
+        )
     for sign, written in (("?", "%3F"), ("#", "%23")):
         if sign in path:
-            raise UsageError(f"{mask_text(url)!r} has a {sign}, and a file takes no options; if its name has one, write {written}")
+            raise UsageError(
+                f"{mask_text(url)!r} has a {sign}, and a file takes no options; if its name "
+                f"has one, write {written}"
+            )
     try:
         name = unquote_to_bytes(path).decode()
     except UnicodeError:
-        raise UsageError(f"{mask_text(url)!r} names a file that is not UTF-8; give it another name") from None
+        raise UsageError(
+            f"{mask_text(url)!r} names a file that is not UTF-8; give it another name"
+        ) from None
     if "\0" in name:
-        raise UsageError(f"{mask_text(url)!r} has a zero byte in its name, which no file can have; leave it out")
+        raise UsageError(
+            f"{mask_text(url)!r} has a zero byte in its name, which no file can have; leave it out"
+        )
     return Path(name)

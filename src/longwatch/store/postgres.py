@@ -1,19 +1,24 @@
-"""The PostgreSQL engine: a few connections a process, every call in its time, and no commit left to guessing.
+"""The PostgreSQL engine: a few connections a process, every call in its time, and no commit left to
+guessing.
 
-Isolation is READ COMMITTED. The server's clock judges leases and delays. Tables are named without a schema, so the `search_path`
-of the user decides where they are: in a database that is shared, give them a schema of their own and name it in the URL with
-`options=-csearch_path=NAME`. A connection that is given as `tx=` has to find them, too.
+Isolation is READ COMMITTED. The server's clock judges leases and delays. Tables are named without a
+schema, so the `search_path` of the user decides where they are: in a database that is shared, give
+them a schema of their own and name it in the URL with `options=-csearch_path=NAME`. A connection
+that is given as `tx=` has to find them, too.
 
-A call survives what passes: a connection that broke, a server that restarts, a deadlock. Its work is run again, until its time is
-over. Only a commit whose answer was lost is not just made again: first the server is asked what became of it (`postgres_witness`).
+A call survives what passes: a connection that broke, a server that restarts, a deadlock. Its work
+is run again, until its time is over. Only a commit whose answer was lost is not just made again:
+first the server is asked what became of it (`postgres_witness`).
 
-Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be lost or settled twice: a claim
-that is forgotten leaves its row free, whoever had it is fenced off, and a settle that is on the disk has its claim before it there.
-But a server that crashes would forget the claims of its last moments: that work would run twice, and a message that takes the
+Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be
+lost or settled twice: a claim that is forgotten leaves its row free, whoever had it is fenced off,
+and a settle that is on the disk has its claim before it there. But a server that crashes would
+forget the claims of its last moments: that work would run twice, and a message that takes the
 server down would never be blamed for it.
 
-Behind PgBouncer use pool_mode=session. With pool_mode=transaction announcements do not arrive and the settings of a session are
-shared with others; messages are then found by looking for them, up to a second late.
+Behind PgBouncer use pool_mode=session. With pool_mode=transaction announcements do not arrive and
+the settings of a session are shared with others; messages are then found by looking for them, up to
+a second late.
 """
 
 from __future__ import annotations
@@ -29,8 +34,21 @@ import psycopg
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError, UsageError
-from longwatch.store.database import CALL_TIMEOUT, Channels, Database, Transaction, VanishedError, done
+from longwatch.errors import (
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from longwatch.store.database import (
+    CALL_TIMEOUT,
+    Channels,
+    Database,
+    Transaction,
+    VanishedError,
+    done,
+)
 from longwatch.store.forks import survive_forks
 from longwatch.store.postgres_address import Address, AwayError, ComingError, CrowdedError
 from longwatch.store.postgres_errors import CallTimeoutError, is_passing, told
@@ -46,11 +64,13 @@ RETRY = BackoffPolicy(initial=0.02, factor=2.0, cap=1.0, jitter=0.25)
 
 
 class PostgresDatabase(Database):
-    """A database on a server, reached by the first call that needs it; an error of that comes there, the next call tries again.
+    """A database on a server, reached by the first call that needs it; an error of that comes
+    there, the next call tries again.
 
-    `size` bounds the connections of this process, one more is used for listening. `auto_migrate`: bring the schema up to date when
-    it is first used; without it that is left to `longwatch db migrate`. Closed by `close`, when nobody knows it any more, and when
-    the interpreter exits; a forked child makes connections of its own.
+    `size` bounds the connections of this process, one more is used for listening. `auto_migrate`:
+    bring the schema up to date when it is first used; without it that is left to `longwatch db
+    migrate`. Closed by `close`, when nobody knows it any more, and when the interpreter exits; a
+    forked child makes connections of its own.
     """
 
     dialect = "postgresql"
@@ -80,7 +100,9 @@ class PostgresDatabase(Database):
 
     def transact(self, work: Callable[[Any], T]) -> T:
         """`write`, with the plans that other statements than ours need."""
-        return self._run(lambda transaction: done(work(transaction)), (*READ_WRITE, USUAL_PLANS), CALL_TIMEOUT)
+        return self._run(
+            lambda transaction: done(work(transaction)), (*READ_WRITE, USUAL_PLANS), CALL_TIMEOUT
+        )
 
     def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
         opened, deadline = self._open(), time.monotonic() + timeout
@@ -97,7 +119,10 @@ class PostgresDatabase(Database):
             return transaction
         if tx.home != self.identity:
             shown = self._address.shown
-            raise UnsupportedError(f"tx= is a transaction of another store than {shown}; open the mailbox in that store")
+            raise UnsupportedError(
+                f"tx= is a transaction of another store than {shown}; open the mailbox in "
+                f"that store"
+            )
         return tx
 
     def schema_version(self, *, timeout: float = CALL_TIMEOUT) -> int:
@@ -117,9 +142,17 @@ class PostgresDatabase(Database):
     def _run(self, work: Callable[[Any], T], begin: Sequence[bytes], timeout: float) -> T:
         opened, deadline = self._open(), time.monotonic() + timeout
         with self._alone():
-            return self._persist(lambda: self._write(opened, work, begin, deadline), opened, deadline)
+            return self._persist(
+                lambda: self._write(opened, work, begin, deadline), opened, deadline
+            )
 
-    def _write(self, opened: OpenedServer, work: Callable[[Any], T], begin: Sequence[bytes], deadline: float) -> T:
+    def _write(
+        self,
+        opened: OpenedServer,
+        work: Callable[[Any], T],
+        begin: Sequence[bytes],
+        deadline: float,
+    ) -> T:
         opened.prepare(deadline)
         while True:
             try:
@@ -134,7 +167,9 @@ class PostgresDatabase(Database):
         return opened.read(work, deadline)
 
     def _persist(self, attempt: Callable[[], T], opened: OpenedServer, deadline: float) -> T:
-        """Try until it works, fails for good, or the time is over; what the last try had no time to hear, an earlier one heard."""
+        """Try until it works, fails for good, or the time is over; what the last try had no time
+        to hear, an earlier one heard.
+        """
         backoff = Backoff(RETRY)
         heard: BaseException | None = None
         while True:
@@ -146,7 +181,9 @@ class PostgresDatabase(Database):
                     raise heard from error
                 heard = final
                 if isinstance(final, StoreUnreachableError | VanishedError):
-                    self.generation += 1  # when it is back it may be another one, restored or failed over to
+                    self.generation += (
+                        1  # when it is back it may be another one, restored or failed over to
+                    )
                 if not _may_pass(error, opened) or not self._pause(backoff, deadline):
                     raise final from (error if final is not error else error.__cause__)
 
@@ -161,7 +198,9 @@ class PostgresDatabase(Database):
                 why = told(self.url, error)
                 if not _may_pass(error, opened):
                     break
-        raise StoreError(f"the connection was lost at the commit; whether it was written is unknown ({why})") from why
+        raise StoreError(
+            f"the connection was lost at the commit; whether it was written is unknown ({why})"
+        ) from why
 
     def _pause(self, backoff: Backoff, deadline: float) -> bool:
         """Wait a little, or not at all when the time is over."""
@@ -175,7 +214,10 @@ class PostgresDatabase(Database):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if getattr(self._inside, "write", False):
-            raise UsageError("a write inside a write would be a transaction of its own; pass the transaction on with tx=")
+            raise UsageError(
+                "a write inside a write would be a transaction of its own; pass the "
+                "transaction on with tx="
+            )
         self._inside.write = True
         try:
             yield
@@ -190,7 +232,9 @@ class PostgresDatabase(Database):
             if self._closed.is_set():
                 raise StoreClosedError(f"{self._address.shown} was closed; open it again")
             if self._opened is None:
-                self._opened = OpenedServer(self._address, jump=self.jump, size=self._size, auto_migrate=self._auto_migrate)
+                self._opened = OpenedServer(
+                    self._address, jump=self.jump, size=self._size, auto_migrate=self._auto_migrate
+                )
                 self._ending = finalize(self, self._opened.close)
             return self._opened
 
@@ -214,7 +258,9 @@ class PostgresDatabase(Database):
 
 
 def _may_pass(error: BaseException, opened: OpenedServer) -> bool:
-    """Whether it is worth another try. A server that nobody has reached yet is told to be away at once."""
+    """Whether it is worth another try. A server that nobody has reached yet is told to be away
+    at once.
+    """
     if isinstance(error, AwayError):
         return opened.was_reached
     return isinstance(error, ComingError | CrowdedError) or is_passing(error)

@@ -21,11 +21,14 @@ from longwatch.store.postgres_transaction import CHANNEL, NOTIFY
 from longwatch.store.postgres_wire import Wire
 
 NET = 1.0
-"""Seconds after which a listener is woken though no hint came: behind a pooler that shares connections none ever comes."""
+"""Seconds after which a listener is woken though no hint came: behind a pooler that shares
+connections none ever comes.
+"""
 RECONNECT = BackoffPolicy(initial=0.1, factor=2.0, cap=5.0, jitter=0.25)
 SILENT_TIMES = 30
-"""How often in a row listeners are woken without a hint until the server is asked whether it is still there: a connection that
-something between has forgotten stays open, and silent."""
+"""How often in a row listeners are woken without a hint until the server is asked whether it is
+still there: a connection that something between has forgotten stays open, and silent.
+"""
 _CONNECT_WITHIN = 10.0
 _ANSWER_WITHIN = 5.0
 _PATIENCE = 2.0
@@ -34,9 +37,9 @@ _PATIENCE = 2.0
 class Ear:
     """Hears announcements from when somebody first listens until it is closed.
 
-    A payload is `WHO/CHANNEL`, or a word between ears (`postgres_presence`); what this process said itself it has told its own
-    listeners already. A lost connection is made again, less and less often while that fails; meanwhile, and in any case every NET
-    seconds, all listeners are woken.
+    A payload is `WHO/CHANNEL`, or a word between ears (`postgres_presence`); what this process said
+    itself it has told its own listeners already. A lost connection is made again, less and less
+    often while that fails; meanwhile, and in any case every NET seconds, all listeners are woken.
     """
 
     def __init__(self, connect: Callable[[float], Wire], *, who: str, net: float = NET) -> None:
@@ -118,7 +121,9 @@ class Ear:
             said = wire.notifications()
             while not self._closed and (said or self._await(wire.fileno, self._net)):
                 self._dispatch(wire, said or _said(wire))
-                said = wire.notifications()  # what came while others were answered, which nobody is woken for again
+                said = (
+                    wire.notifications()
+                )  # what came while others were answered, which nobody is woken for again
             wire.send(NOTIFY, (self.presence.bye,))
             wire.leave(time.monotonic() + _ANSWER_WITHIN)
         finally:
@@ -127,7 +132,9 @@ class Ear:
             wire.close()
 
     def _await(self, fileno: int, patience: float) -> bool:
-        """Wait until there is something to hear or to ask, waking everybody every NET seconds; False when told to stop."""
+        """Wait until there is something to hear or to ask, waking everybody every NET seconds;
+        False when told to stop.
+        """
         poll = select.poll()
         poll.register(self._stop, select.POLLIN)
         if fileno >= 0:
@@ -140,11 +147,15 @@ class Ear:
 
     def _dispatch(self, wire: Wire, payloads: Sequence[str]) -> None:
         heard = [payload.partition("/") for payload in payloads]
-        answers, tells = zip(*map(self.presence.hear, payloads), strict=True) if payloads else ((), ())
+        answers, tells = (
+            zip(*map(self.presence.hear, payloads), strict=True) if payloads else ((), ())
+        )
         self.listeners.wake({channel for who, _, channel in heard if who != self._who})
         if any(tells):
             self.listeners.wake_all()  # what they had left untold
-        words = dict.fromkeys([*filter(None, answers), *([self.presence.hello] if self.presence.asks() else [])])
+        words = dict.fromkeys(
+            [*filter(None, answers), *([self.presence.hello] if self.presence.asks() else [])]
+        )
         for word in words:
             wire.send(NOTIFY, (word,))
         if words:

@@ -27,7 +27,10 @@ class CallTimeoutError(StoreBusyError):
 Meaning = tuple[type[StoreError], str]
 
 _UNREACHABLE, _BUSY = StoreUnreachableError, StoreBusyError
-_GRANT = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO it, or GRANT CREATE ON SCHEMA public TO it"
+_GRANT = (
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO it, or GRANT CREATE "
+    "ON SCHEMA public TO it"
+)
 _MEANINGS: dict[str, Meaning] = {
     "08": (_UNREACHABLE, "cannot be reached; check host and port, and that the server runs"),
     "28": (LoginRefusedError, "refuses this user; check user, password and pg_hba.conf"),
@@ -36,17 +39,47 @@ _MEANINGS: dict[str, Meaning] = {
     "57P02": (_UNREACHABLE, "has crashed; try again when it is back"),
     "57P03": (_UNREACHABLE, "is starting up or shutting down; try again"),
     "57P05": (_UNREACHABLE, "ended an idle connection; try again"),
-    "25P03": (_BUSY, "ended a transaction that was idle for too long; nothing was written, do less between its statements"),
-    "40": (_BUSY, "had this in conflict with other transactions, again and again; nothing was written, try again"),
-    "55P03": (_BUSY, "is locked by another transaction; nothing was written, end that one, or try again"),
-    "57014": (_BUSY, "did not finish a statement in its time; nothing was written, look for locks and long transactions"),
+    "25P03": (
+        _BUSY,
+        (
+            "ended a transaction that was idle for too long; nothing was written, do less between "
+            "its statements"
+        ),
+    ),
+    "40": (
+        _BUSY,
+        (
+            "had this in conflict with other transactions, again and again; nothing was written, "
+            "try again"
+        ),
+    ),
+    "55P03": (
+        _BUSY,
+        "is locked by another transaction; nothing was written, end that one, or try again",
+    ),
+    "57014": (
+        _BUSY,
+        (
+            "did not finish a statement in its time; nothing was written, look for locks and long "
+            "transactions"
+        ),
+    ),
     "53300": (_BUSY, "has no connection left; end some, or raise max_connections"),
-    "53": (_BUSY, "has run out of memory or of another limit; nothing was written, see the server's log"),
-    "53100": (StoreFullError, "cannot grow: the server's disk is full; nothing was written, free some space"),
+    "53": (
+        _BUSY,
+        "has run out of memory or of another limit; nothing was written, see the server's log",
+    ),
+    "53100": (
+        StoreFullError,
+        "cannot grow: the server's disk is full; nothing was written, free some space",
+    ),
     "58030": (_UNREACHABLE, "could not read or write its disk; see the server's log"),
     "25006": (
         StoreReadOnlyError,
-        "is read-only, a replica perhaps; connect to the primary, or add target_session_attrs=read-write to the URL",
+        (
+            "is read-only, a replica perhaps; connect to the primary, or add "
+            "target_session_attrs=read-write to the URL"
+        ),
     ),
     "XX001": (StoreCorruptError, "is damaged; restore it from a backup"),
     "XX002": (StoreCorruptError, "has a damaged index; run REINDEX DATABASE"),
@@ -57,7 +90,9 @@ _PASSING = frozenset({"40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """What an error says about the store as a whole; None for one that is about the SQL itself, or not the server's."""
+    """What an error says about the store as a whole; None for one that is about the SQL itself,
+    or not the server's.
+    """
     code = getattr(error, "sqlstate", None)
     if code is None:
         return None
@@ -69,18 +104,31 @@ def is_passing(error: BaseException) -> bool:
     if isinstance(error, ConnectionLostError):
         return True
     code = getattr(error, "sqlstate", None) or ""
-    return code in _PASSING or code.startswith("08") or (code == "0A000" and "cached plan" in str(error))
+    return (
+        code in _PASSING
+        or code.startswith("08")
+        or (code == "0A000" and "cached plan" in str(error))
+    )
 
 
 def is_without_mailbox(error: BaseException) -> bool:
-    """Whether a message was for a mailbox that is not there: the statement finds no lane for it then, which the table refuses."""
+    """Whether a message was for a mailbox that is not there: the statement finds no lane for it
+    then, which the table refuses.
+    """
     place = getattr(error, "diag", None)
     missing = getattr(error, "sqlstate", None) == _NOT_NULL
-    return missing and place is not None and (place.table_name, place.column_name) == ("longwatch_messages", "lane")
+    return (
+        missing
+        and place is not None
+        and (place.table_name, place.column_name) == ("longwatch_messages", "lane")
+    )
 
 
 def vanished(what: str) -> VanishedError:
-    return VanishedError(f"{what} has lost this mailbox, it was restored or emptied meanwhile; nothing was written, send again")
+    return VanishedError(
+        f"{what} has lost this mailbox, it was restored or emptied meanwhile; nothing was "
+        f"written, send again"
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -89,9 +137,13 @@ def first_line(error: BaseException) -> str:
 
 
 def told(url: str, error: BaseException) -> BaseException:
-    """An error of the server as one of ours that says the cure; one about the SQL itself stays what it is."""
+    """An error of the server as one of ours that says the cure; one about the SQL itself stays
+    what it is.
+    """
     if isinstance(error, ConnectionLostError):
-        return ConnectionLostError(f"{mask_text(url)} was lost ({first_line(error)}); nothing was written, try again")
+        return ConnectionLostError(
+            f"{mask_text(url)} was lost ({first_line(error)}); nothing was written, try again"
+        )
     if is_without_mailbox(error):
         return vanished(mask_text(url))
     found = meaning(error)

@@ -1,9 +1,11 @@
 """Telling others that something may be there, without hurting anybody.
 
-NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for every message: a channel is told
-at once, and again at most every GAP seconds. The first hint leaves with the commit itself, in a transaction of its own behind it:
-that waits for no disk, so nobody else waits for the lock while one is written to. A hint that comes too soon is owed, and a thread
-tells it when its time has come. Where no other process listens, nothing is told (`postgres_presence`).
+NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for
+every message: a channel is told at once, and again at most every GAP seconds. The first hint leaves
+with the commit itself, in a transaction of its own behind it: that waits for no disk, so nobody
+else waits for the lock while one is written to. A hint that comes too soon is owed, and a thread
+tells it when its time has come. Where no other process listens, nothing is told
+(`postgres_presence`).
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from longwatch.errors import StoreError
 from longwatch.host.errand import Errand
 
 GAP = 0.01
-"""Seconds between two hints about one channel; twice as many would be late for who sends fifty messages a second."""
+"""Seconds between two hints about one channel; twice as many would be late for who sends fifty
+messages a second.
+"""
 _MANY = 1000
 _PATIENCE = 2.0
 
 
 class Hints:
-    """Decides which channels are told now. `tell(channels)` is called in a thread for those that were owed.
+    """Decides which channels are told now. `tell(channels)` is called in a thread for those that
+    were owed.
 
     Every method may be called from any thread.
     """
@@ -41,12 +46,16 @@ class Hints:
         self._closed = False
 
     def due(self, channels: Collection[str]) -> list[str]:
-        """Those to be told now, with the commit that is about to be made; the others are to be owed once it is made."""
+        """Those to be told now, with the commit that is about to be made; the others are to be
+        owed once it is made.
+        """
         if not channels:
             return []
         now = time.monotonic()
         with self._changed:
-            ready = [channel for channel in channels if now - self._told.get(channel, -inf) >= self._gap]
+            ready = [
+                channel for channel in channels if now - self._told.get(channel, -inf) >= self._gap
+            ]
             self._note(ready, now)
             return ready
 

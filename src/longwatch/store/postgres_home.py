@@ -1,4 +1,6 @@
-"""Whether a connection of the user's leads to the tables that we use: messages sent elsewhere would be lost to us."""
+"""Whether a connection of the user's leads to the tables that we use: messages sent elsewhere
+would be lost to us.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from longwatch.errors import UnsupportedError
 from longwatch.store.database import Transaction
 
 Place = tuple[int, int, int | None]
-"""When the server was started, and the numbers of the database and of the table of messages there; None: there is no such table."""
+"""When the server was started, and the numbers of the database and of the table of messages
+there; None: there is no such table.
+"""
 
 _PLACE = """
     SELECT (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint,
@@ -22,7 +26,9 @@ _PLACE = """
 
 
 def place(transaction: Transaction) -> Place:
-    """Where a transaction is. Names and addresses would not do: two may lead to one server, and one to two."""
+    """Where a transaction is. Names and addresses would not do: two may lead to one server, and
+    one to two.
+    """
     [(started, database, table)] = transaction.rows(_PLACE)
     return started, database, table
 
@@ -35,8 +41,15 @@ class Home:
         self._ours: Place | None = None
         self._seen: WeakSet[psycopg.Connection[Any]] = WeakSet()
 
-    def require(self, connection: psycopg.Connection[Any], transaction: Transaction, look: Callable[[], Place]) -> None:
-        """UnsupportedError for a connection that leads elsewhere; `look` asks over one of our own."""
+    def require(
+        self,
+        connection: psycopg.Connection[Any],
+        transaction: Transaction,
+        look: Callable[[], Place],
+    ) -> None:
+        """UnsupportedError for a connection that leads elsewhere; `look` asks over one of our
+        own.
+        """
         if connection in self._seen:
             return
         if self._ours is None:
@@ -50,5 +63,10 @@ class Home:
 
     def _refusal(self, theirs: Place) -> str:
         if self._ours is not None and theirs[:2] == self._ours[:2]:
-            return f"tx= does not find the tables of {self._shown}; connect with the same search_path"
-        return f"tx= is a connection to another database than {self._shown}; connect to that one, or open the mailbox in theirs"
+            return (
+                f"tx= does not find the tables of {self._shown}; connect with the same search_path"
+            )
+        return (
+            f"tx= is a connection to another database than {self._shown}; connect to that one, or "
+            f"open the mailbox in theirs"
+        )

@@ -34,12 +34,16 @@ _SCHEMA_LOCK = 7_303_014_620_157_292_921
 """Whoever changes the schema holds this advisory lock."""
 
 
-_MIGRATE = "run `longwatch db migrate --store URL`, or open it with open_store(url, auto_migrate=True)"
+_MIGRATE = (
+    "run `longwatch db migrate --store URL`, or open it with open_store(url, auto_migrate=True)"
+)
 _A_PLACE = "run CREATE SCHEMA longwatch, and add options=-csearch_path=longwatch to the URL"
 
 
 class UnsureError(Exception):
-    """The answer to a commit was lost: what is needed to find out, and what to return if it was made."""
+    """The answer to a commit was lost: what is needed to find out, and what to return if it was
+    made.
+    """
 
     def __init__(self, transaction: PostgresTransaction, witness: Witness, result: Any) -> None:
         super().__init__("the answer to the commit was lost")
@@ -50,7 +54,9 @@ class UnsureError(Exception):
 
 
 class OpenedServer:
-    """Connections and threads of one process; every method may be called from any thread. A deadline is on `time.monotonic()`."""
+    """Connections and threads of one process; every method may be called from any thread. A
+    deadline is on `time.monotonic()`.
+    """
 
     def __init__(self, address: Address, *, jump: Jump, size: int, auto_migrate: bool) -> None:
         self.was_reached = False
@@ -68,7 +74,9 @@ class OpenedServer:
 
     # --- work ---
 
-    def write(self, work: Callable[[Any], T], deadline: float, *, begin: Sequence[bytes] = READ_WRITE) -> T:
+    def write(
+        self, work: Callable[[Any], T], deadline: float, *, begin: Sequence[bytes] = READ_WRITE
+    ) -> T:
         """Run work and commit it; UnsureError when the answer to the commit was lost."""
         began = time.monotonic()
         with self._pool.one(deadline) as wire:
@@ -109,8 +117,12 @@ class OpenedServer:
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
         return self._ear.listen(channels, wakeup)
 
-    def _transaction(self, wire: Wire, deadline: float, begin: Sequence[bytes]) -> PostgresTransaction:
-        return PostgresTransaction(wire, home=self._address.identity, jump=self._jump, deadline=deadline, begin=begin)
+    def _transaction(
+        self, wire: Wire, deadline: float, begin: Sequence[bytes]
+    ) -> PostgresTransaction:
+        return PostgresTransaction(
+            wire, home=self._address.identity, jump=self._jump, deadline=deadline, begin=begin
+        )
 
     def _commit(self, transaction: PostgresTransaction, wire: Wire, result: Any) -> None:
         witness = self._witnesses.setdefault(wire, Witness())
@@ -125,7 +137,9 @@ class OpenedServer:
         self._hints.owe(self._to_tell(transaction).difference(told))
 
     def _to_tell(self, transaction: PostgresTransaction) -> frozenset[str]:
-        """What other processes are to be told. Asked before the commit and after it: one that began meanwhile has been answered."""
+        """What other processes are to be told. Asked before the commit and after it: one that
+        began meanwhile has been answered.
+        """
         return frozenset(transaction.channels) if self._ear.presence.may_be_others else frozenset()
 
     def _committed(self, transaction: PostgresTransaction) -> None:
@@ -140,7 +154,9 @@ class OpenedServer:
         if self._is_prepared:
             return
         if not self._preparing.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-            raise StoreBusyError("the schema was looked at all the time; nothing was written, try again")
+            raise StoreBusyError(
+                "the schema was looked at all the time; nothing was written, try again"
+            )
         try:
             if not self._is_prepared:
                 self._bring_up_to_date(deadline)
@@ -149,7 +165,9 @@ class OpenedServer:
             self._preparing.release()
 
     def _bring_up_to_date(self, deadline: float) -> None:
-        """Look first: where nothing is to be done, nothing is locked, and a user who may not change the schema need not."""
+        """Look first: where nothing is to be done, nothing is locked, and a user who may not
+        change the schema need not.
+        """
         known = migrations("postgresql")
         version = self.read(schema_version, deadline)
         newest = known[-1].version
@@ -157,11 +175,16 @@ class OpenedServer:
             return
         require_known(version, known, store=self._address.shown)
         if not self._auto_migrate:
-            raise StoreMisplacedError(f"{self._address.shown} is at schema {version} of {newest}; {_MIGRATE}")
+            raise StoreMisplacedError(
+                f"{self._address.shown} is at schema {version} of {newest}; {_MIGRATE}"
+            )
         try:
             self.write(lambda transaction: _migrate(transaction, known), deadline)
         except (psycopg.errors.DuplicateTable, psycopg.errors.InvalidSchemaName) as error:
-            raise UsageError(f"{self._address.shown} has no place for our tables ({first_line(error)}); {_A_PLACE}") from error
+            raise UsageError(
+                f"{self._address.shown} has no place for our tables ({first_line(error)}); "
+                f"{_A_PLACE}"
+            ) from error
 
     # --- connections ---
 
@@ -201,7 +224,8 @@ class OpenedServer:
 
 
 def _give_up_if_read_only(wire: Wire, error: BaseException, *, since: float) -> None:
-    """The server may have been demoted: then its address leads to another one, but only for a new connection.
+    """The server may have been demoted: then its address leads to another one, but only for a new
+    connection.
 
     What an older connection says proves nothing about the server of today; a new one is asked.
     """
@@ -221,6 +245,8 @@ def schema_version(transaction: Transaction) -> int:
 
 
 def _migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:
-    """Make the steps that are pending; whoever comes at the same time waits, and finds them made."""
+    """Make the steps that are pending; whoever comes at the same time waits, and finds them
+    made.
+    """
     transaction.rows("SELECT pg_advisory_xact_lock(:key)", {"key": _SCHEMA_LOCK})
     return migrate(transaction, known)

@@ -1,7 +1,7 @@
 """The connections of one process: as many as are used at once, up to a bound.
 
-psycopg_pool is not used: it connects from threads of its own at start, where this one connects when somebody needs it, in the time
-that call has, and can be left behind in a fork.
+psycopg_pool is not used: it connects from threads of its own at start, where this one connects when
+somebody needs it, in the time that call has, and can be left behind in a fork.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ class Pool:
         self._every: WeakSet[Wire] = WeakSet()
         self._ages: WeakKeyDictionary[Wire, int] = WeakKeyDictionary()
         self._age = 0
-        """Raised whenever one could not be used to the end: those that were made before are not used again."""
+        """Raised whenever one could not be used to the end: those that were made before are not
+        used again.
+        """
         self._free: list[Wire] = []
-        self._loans: WeakSet[_Loan] = WeakSet()  # one that an interrupt tore out of our hands ends with whoever had it
+        self._loans: WeakSet[_Loan] = (
+            WeakSet()
+        )  # one that an interrupt tore out of our hands ends with whoever had it
         self._changed = threading.Condition()
         self._closed = False
 
     @contextmanager
     def one(self, deadline: float) -> Iterator[Wire]:
-        """A connection that nobody else uses meanwhile; the one that was used last, for it is warm."""
+        """A connection that nobody else uses meanwhile; the one that was used last, for it is
+        warm.
+        """
         loan = _Loan()
         try:
             self._take(loan, deadline)
@@ -80,7 +86,10 @@ class Pool:
                     loan.wire = self._alive()
                     return
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise StoreBusyError(f"all {self._size} connections were in use all the time; nothing was written, try again")
+                    raise StoreBusyError(
+                        f"all {self._size} connections were in use all the time; nothing was "
+                        f"written, try again"
+                    )
         raise StoreClosedError("the store was closed; open it again")
 
     def _alive(self) -> Wire | None:
@@ -92,8 +101,8 @@ class Pool:
         return None
 
     def _give_back(self, loan: _Loan) -> None:
-        """If one could not be used to the end, no other of its time is trusted: on a dead network all look alive, and those to a
-        server that was demoted stay read-only.
+        """If one could not be used to the end, no other of its time is trusted: on a dead network
+        all look alive, and those to a server that was demoted stay read-only.
         """
         dropped: list[Wire] = []
         wire = loan.wire

@@ -1,14 +1,16 @@
-"""Whether another process listens. A hint costs the server a transaction, and wakes everybody who listens, its sender too; where
-nobody else does, it is left out.
+"""Whether another process listens. A hint costs the server a transaction, and wakes everybody who
+listens, its sender too; where nobody else does, it is left out.
 
-Those who listen know of each other. One that begins says `hello`; whoever hears that knows of it from then on, tells it everything,
-and answers `here`. What was committed before that answer the beginner sees for himself: he looks once more when it comes. One that
-ends says `bye`. Whoever is heard, with whatever, is there; if he was not known, he is told `here` as well, for he may have been
+Those who listen know of each other. One that begins says `hello`; whoever hears that knows of it
+from then on, tells it everything, and answers `here`. What was committed before that answer the
+beginner sees for himself: he looks once more when it comes. One that ends says `bye`. Whoever is
+heard, with whatever, is there; if he was not known, he is told `here` as well, for he may have been
 left out until now: his answer came late, or he had been given up.
 
-In doubt everything is told: by a process that does not listen itself, or not for long enough to have heard the answers, or that has
-lost its connection. When somebody was not heard for a while, everybody is asked with another `hello`, whose answers all of them
-hear; who has not answered after a while is given up, and nobody who was not asked.
+In doubt everything is told: by a process that does not listen itself, or not for long enough to
+have heard the answers, or that has lost its connection. When somebody was not heard for a while,
+everybody is asked with another `hello`, whose answers all of them hear; who has not answered after
+a while is given up, and nobody who was not asked.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _NAME = re.compile(r"[0-9a-f]{12}")
 
 
 class Presence:
-    """What one process knows of the others. For the thread of its ear; everybody may ask `may_be_others`."""
+    """What one process knows of the others. For the thread of its ear; everybody may ask
+    `may_be_others`.
+    """
 
     def __init__(self, who: str, *, clock: Clock | None = None) -> None:
         self.hello = f"hello {who}"
@@ -59,7 +63,9 @@ class Presence:
         self._heard.clear()
 
     def asks(self) -> bool:
-        """Whether to say hello again, because somebody was not heard for long. Who has not answered the last one is given up."""
+        """Whether to say hello again, because somebody was not heard for long. Who has not
+        answered the last one is given up.
+        """
         now = self._clock.monotonic()
         if self._asked_at is not None:
             if now < self._asked_at + PATIENCE:
@@ -72,12 +78,19 @@ class Presence:
         return True
 
     def hear(self, payload: str) -> tuple[str | None, bool]:
-        """A word, or a hint, of anybody: what is to be answered, and whether somebody tells us everything from now on."""
+        """A word, or a hint, of anybody: what is to be answered, and whether somebody tells us
+        everything from now on.
+        """
         said, is_hint, _ = payload.partition("/")
         word, _, rest = (_HINT, "", said) if is_hint else said.rpartition(" ")
         who, _, whom = rest.partition(">")
         is_known = who in self._heard
-        if word not in _WORDS or who == self._who or not _NAME.fullmatch(who) or (len(self._heard) >= MOST and not is_known):
+        if (
+            word not in _WORDS
+            or who == self._who
+            or not _NAME.fullmatch(who)
+            or (len(self._heard) >= MOST and not is_known)
+        ):
             return None, False
         if word == "bye":
             self._heard.pop(who, None)
@@ -86,4 +99,6 @@ class Presence:
         if word == "hello" and self._asked_at is None:  # all of them answer, and we hear that
             self._asked_at = now
         is_answered = word == "hello" or not is_known
-        return (f"here {self._who}>{who}" if is_answered else None), word == "here" and whom == self._who
+        return (
+            f"here {self._who}>{who}" if is_answered else None
+        ), word == "here" and whom == self._who

@@ -1,8 +1,9 @@
 """From `:named` SQL and Python values to what the server is sent: `$1`, types, bytes.
 
-A statement's text is translated once. `:lease_now` and `:wall_now` become the server's own clock, so no moment of a client's clock
-ever reaches it; a test's jump is added as one more parameter. Values go as binary, with a type that follows from Python's, so that
-one statement has few prepared forms.
+A statement's text is translated once. `:lease_now` and `:wall_now` become the server's own clock,
+so no moment of a client's clock ever reaches it; a test's jump is added as one more parameter.
+Values go as binary, with a type that follows from Python's, so that one statement has few prepared
+forms.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from longwatch.store.database import Jump, Parameters
 
 CLOCK = "extract(epoch from statement_timestamp())::float8"
 LARGEST_CHUNK = 32 << 20
-"""Bytes of texts and bodies in one statement of `execute_many`: the server takes no array above 1 GiB."""
+"""Bytes of texts and bodies in one statement of `execute_many`: the server takes no array above
+1 GiB.
+"""
 MOST_AT_ONCE = 20_000
 
 _TOKEN = re.compile(
@@ -38,7 +41,9 @@ Encoded = tuple[int, bytes | None, int]
 
 
 class Statement(NamedTuple):
-    """The text for the server and the parameters it takes, in order; `jump.lease` and `jump.wall` are the test's."""
+    """The text for the server and the parameters it takes, in order; `jump.lease` and
+    `jump.wall` are the test's.
+    """
 
     text: bytes
     names: tuple[str, ...]
@@ -46,7 +51,9 @@ class Statement(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def translated(sql: str, *, jumped: bool) -> Statement:
-    """The statement that a text with `:names` stands for. Casts, strings, comments and quoted names are left alone."""
+    """The statement that a text with `:names` stands for. Casts, strings, comments and quoted
+    names are left alone.
+    """
     numbers: dict[str, int] = {}
 
     def place(name: str) -> str:
@@ -68,12 +75,16 @@ def bound(sql: str, parameters: Parameters, jump: Jump) -> tuple[bytes, list[Any
     """The text and the values for its places."""
     jumped = bool(jump.lease or jump.wall)
     text, names = translated(sql, jumped=jumped)
-    known = {**parameters, "jump.lease": jump.lease, "jump.wall": jump.wall} if jumped else parameters
+    known = (
+        {**parameters, "jump.lease": jump.lease, "jump.wall": jump.wall} if jumped else parameters
+    )
     return text, [known[name] for name in names]
 
 
 def columns(rows: Sequence[Parameters]) -> Iterator[dict[str, object]]:
-    """Several sets of parameters as arrays, one for each name; in as many pieces as the server can take."""
+    """Several sets of parameters as arrays, one for each name; in as many pieces as the server
+    can take.
+    """
     for piece in _pieces(rows):
         yield {name: [row[name] for row in piece] for name in piece[0]}
 
@@ -105,7 +116,9 @@ class _Kind(NamedTuple):
 
 def _write_text(value: str) -> bytes:
     if "\0" in value:
-        raise InvalidParameterError(f"PostgreSQL keeps no zero bytes in text; leave them out of {value!r}")
+        raise InvalidParameterError(
+            f"PostgreSQL keeps no zero bytes in text; leave them out of {value!r}"
+        )
     return value.encode()
 
 
@@ -140,11 +153,15 @@ def encoded(value: Any, transformer: Transformer) -> Encoded:
 
 
 def _kind(value: Any) -> _Kind | None:
-    return _KINDS.get(type(value)) or next((kind for known, kind in _KINDS.items() if isinstance(value, known)), None)
+    return _KINDS.get(type(value)) or next(
+        (kind for known, kind in _KINDS.items() if isinstance(value, known)), None
+    )
 
 
 def _array(values: list[Any], transformer: Transformer) -> Encoded:
-    """One dimension. Without a value that tells its type, the statement's own cast says what it is an array of."""
+    """One dimension. Without a value that tells its type, the statement's own cast says what it
+    is an array of.
+    """
     present = [value for value in values if value is not None]
     if not present:
         return 0, b"{" + b",".join(repeat(b"NULL", len(values))) + b"}", 0

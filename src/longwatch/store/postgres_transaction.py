@@ -12,7 +12,12 @@ from psycopg.rows import tuple_row
 
 from longwatch.errors import StoreError, UnsupportedError, UsageError
 from longwatch.store.database import ChangedError, Jump, Parameters, Row
-from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError, is_without_mailbox, vanished
+from longwatch.store.postgres_errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    is_without_mailbox,
+    vanished,
+)
 from longwatch.store.postgres_statement import bound, columns
 from longwatch.store.postgres_wire import Order, Wire
 
@@ -25,7 +30,9 @@ READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 _HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
 _NO_PARAMETERS: Parameters = {}
 _REQUIRED = "SELECT ln(({})::int)"
-"""Zero has no logarithm: the statement fails, with an error that no other has, and what comes behind it is not done."""
+"""Zero has no logarithm: the statement fails, with an error that no other has, and what comes
+behind it is not done.
+"""
 
 Answer = Callable[[list[Row]], None]
 
@@ -33,11 +40,20 @@ Answer = Callable[[list[Row]], None]
 class PostgresTransaction:
     """A transaction on one connection. It begins with the first statement, in the same round trip.
 
-    Along with every statement the server is asked whether it has written, until it has. One that has not need not be waited for.
-    A statement that was posted leaves with the next one, or with the commit.
+    Along with every statement the server is asked whether it has written, until it has. One that
+    has not need not be waited for. A statement that was posted leaves with the next one, or with
+    the commit.
     """
 
-    def __init__(self, wire: Wire, *, home: object, jump: Jump, deadline: float, begin: Sequence[bytes] = READ_WRITE) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        home: object,
+        jump: Jump,
+        deadline: float,
+        begin: Sequence[bytes] = READ_WRITE,
+    ) -> None:
         self.home = home
         self._wire: Wire | None = wire
         self._jump = jump
@@ -86,7 +102,9 @@ class PostgresTransaction:
         self.callbacks.append(callback)
 
     def commit(self, testimony: Order, *, behind: Sequence[Order] = ()) -> None:
-        """Commit, leaving the testimony; the rest goes out behind it. After ConnectionLostError, CallTimeoutError nobody knows."""
+        """Commit, leaving the testimony; the rest goes out behind it. After ConnectionLostError,
+        CallTimeoutError nobody knows.
+        """
         wire = self._here()
         if not self._is_begun:
             return
@@ -103,10 +121,14 @@ class PostgresTransaction:
             self._tell_changed()
             raise
         except psycopg.errors.InFailedSqlTransaction:
-            raise StoreError("nothing was written: a statement had failed, and its error was passed over") from None
+            raise StoreError(
+                "nothing was written: a statement had failed, and its error was passed over"
+            ) from None
 
     def roll_back(self) -> None:
-        """Undo it, without waiting for that. A connection in the middle of something is given up: the server undoes it then."""
+        """Undo it, without waiting for that. A connection in the middle of something is given
+        up: the server undoes it then.
+        """
         wire = self._here()
         if not self._is_begun or wire.trouble:
             return
@@ -177,12 +199,16 @@ class PostgresTransaction:
 
     def _here(self) -> Wire:
         if self._wire is None:
-            raise UsageError("this transaction has ended; use it only inside the function it was given to")
+            raise UsageError(
+                "this transaction has ended; use it only inside the function it was given to"
+            )
         return self._wire
 
 
 class UsersTransaction:
-    """The transaction that is open on a psycopg connection of the user's: what is done in it commits with theirs, or not at all."""
+    """The transaction that is open on a psycopg connection of the user's: what is done in it
+    commits with theirs, or not at all.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], jump: Jump) -> None:
         self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
@@ -216,7 +242,9 @@ class UsersTransaction:
             raise ChangedError
 
     def announce(self, channel: str) -> None:
-        """At once, in their transaction: the server tells nobody before it commits, and tells once."""
+        """At once, in their transaction: the server tells nobody before it commits, and tells
+        once.
+        """
         self._cursor.execute(NOTIFY, (f"/{channel}",))
 
     def after_commit(self, callback: Callable[[], None]) -> None:
@@ -227,21 +255,34 @@ class UsersTransaction:
         try:
             self._cursor.execute(text, values, binary=True)
         except psycopg.errors.NotNullViolation as error:
-            raise (vanished("the database of tx=") if is_without_mailbox(error) else error) from error.__cause__
+            raise (
+                vanished("the database of tx=") if is_without_mailbox(error) else error
+            ) from error.__cause__
 
 
 def users_transaction(given: object, jump: Jump) -> UsersTransaction:
     """The transaction of a psycopg connection; UnsupportedError for what is none, or has none."""
     if isinstance(given, psycopg.AsyncConnection):
-        raise UnsupportedError("tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its own if need be")
+        raise UnsupportedError(
+            "tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its "
+            "own if need be"
+        )
     if not isinstance(given, psycopg.Connection):
         raise UnsupportedError(
-            f"tx= must be a psycopg.Connection, or what transact() gives its function, not {type(given).__name__}"
+            f"tx= must be a psycopg.Connection, or what transact() gives its function, not "
+            f"{type(given).__name__}"
         )
     if given.closed:
-        raise UnsupportedError("tx= is a connection that was closed; open it again and begin a transaction")
+        raise UnsupportedError(
+            "tx= is a connection that was closed; open it again and begin a transaction"
+        )
     if given.autocommit and given.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise UnsupportedError("tx= is in autocommit and in no transaction; use it inside `with connection.transaction():`")
+        raise UnsupportedError(
+            "tx= is in autocommit and in no transaction; use it inside `with "
+            "connection.transaction():`"
+        )
     if given.info.pipeline_status != pq.PipelineStatus.OFF:
-        raise UnsupportedError("tx= is a connection in pipeline mode, which answers too late; leave the pipeline first")
+        raise UnsupportedError(
+            "tx= is a connection in pipeline mode, which answers too late; leave the pipeline first"
+        )
     return UsersTransaction(given, jump)

@@ -1,13 +1,16 @@
-"""One connection to a PostgreSQL server, spoken to in pipelines: several statements on their way, one wait for all of them.
+"""One connection to a PostgreSQL server, spoken to in pipelines: several statements on their way,
+one wait for all of them.
 
-It stands on libpq itself (`psycopg.pq`), not on psycopg's connections, because every wait has to end at a deadline, also on a
-network that swallows what is sent, and because a pipeline of prepared statements saves most of the round trips. Statements are
-sent, a sync ends a segment of them, and segments are answered in order. A segment that nobody waits for is `owed`: its answer is
-read and forgotten by whoever uses the connection next.
+It stands on libpq itself (`psycopg.pq`), not on psycopg's connections, because every wait has to
+end at a deadline, also on a network that swallows what is sent, and because a pipeline of prepared
+statements saves most of the round trips. Statements are sent, a sync ends a segment of them, and
+segments are answered in order. A segment that nobody waits for is `owed`: its answer is read and
+forgotten by whoever uses the connection next.
 
-A connection can be silent for good: the machine behind it is gone, or something between has forgotten it. Then a call would wait
-for nothing all its time. A statement may take long, but not every one: where the segment begins with one that cannot, its answer is
-asked for ahead of the others (`prove`), and has to come within a part of the time.
+A connection can be silent for good: the machine behind it is gone, or something between has
+forgotten it. Then a call would wait for nothing all its time. A statement may take long, but not
+every one: where the segment begins with one that cannot, its answer is asked for ahead of the
+others (`prove`), and has to come within a part of the time.
 
 A deadline is a moment on `time.monotonic()`.
 """
@@ -36,7 +39,9 @@ MOST_PREPARED = 256
 """Statements that one connection keeps prepared; further ones are sent whole each time."""
 
 PROVE_WITHIN = 5.0
-"""Seconds that the answer to a proof may take at the most; a quarter of what the call has left if that is less."""
+"""Seconds that the answer to a proof may take at the most; a quarter of what the call has left
+if that is less.
+"""
 
 Order = tuple[bytes, Sequence[Any]]
 """A statement and the values for its places."""
@@ -86,7 +91,9 @@ class Wire:
         self._in_segment += 1
 
     def prove(self) -> None:
-        """What is in the segment so far takes no time: have it answered ahead of the rest, or the connection counts as lost."""
+        """What is in the segment so far takes no time: have it answered ahead of the rest, or
+        the connection counts as lost.
+        """
         try:
             self._pgconn.send_flush_request()
         except psycopg.Error as error:
@@ -94,9 +101,11 @@ class Wire:
         self._is_proving = True
 
     def answer(self, deadline: float, *, behind: Sequence[Order] = ()) -> list[PGresult]:
-        """End the segment and wait for its answers, one for each statement; if one failed, that is raised.
+        """End the segment and wait for its answers, one for each statement; if one failed, that is
+        raised.
 
-        What comes `behind` leaves with it, each statement in a segment of its own, and nobody waits for it.
+        What comes `behind` leaves with it, each statement in a segment of its own, and nobody waits
+        for it.
         """
         self._sync()
         for text, values in behind:
@@ -134,7 +143,9 @@ class Wire:
         return not self.trouble and not self._in_segment and len(self._unread) == self._owed
 
     def is_alive(self) -> bool:
-        """Whether nothing is known against it: a server that goes closes its connections, and that can be seen from here."""
+        """Whether nothing is known against it: a server that goes closes its connections, and
+        that can be seen from here.
+        """
         with suppress(ConnectionLostError):
             while not self.trouble and self._poll.poll(0):
                 self._hear()
@@ -155,7 +166,9 @@ class Wire:
             self._pgconn.finish()
 
     def leave_behind(self) -> None:
-        """In a forked child: close the copy of the socket without a word to the server, which goes on with the parent."""
+        """In a forked child: close the copy of the socket without a word to the server, which
+        goes on with the parent.
+        """
         if not self.trouble:
             self.trouble = "it belongs to the process that this one was forked from"
             os.close(self.fileno)
@@ -163,7 +176,9 @@ class Wire:
     # --- inside ---
 
     def _prepare(self, form: _Form) -> bytes:
-        """Send it to be prepared, and take it for prepared until its answer says otherwise; empty when there are too many."""
+        """Send it to be prepared, and take it for prepared until its answer says otherwise;
+        empty when there are too many.
+        """
         if self._names >= MOST_PREPARED:
             return b""
         self._names += 1
@@ -190,7 +205,9 @@ class Wire:
                 self._segment(deadline)
 
     def _paid(self, deadline: float) -> list[PGresult]:
-        """Once what is owed was read: the first answer of the segment if it is the proof, which has to come soon."""
+        """Once what is owed was read: the first answer of the segment if it is the proof, which
+        has to come soon.
+        """
         if not self._is_proving:
             self._pay(deadline)
             return []
@@ -214,13 +231,21 @@ class Wire:
                 if results[place].status in _UNDONE:
                     del self._prepared[form]
             raise error_from_result(failed)
-        return [result for place, result in enumerate(results) if place not in prepared] if prepared else results
+        return (
+            [result for place, result in enumerate(results) if place not in prepared]
+            if prepared
+            else results
+        )
 
     def _result(self, deadline: float) -> PGresult:
-        """The next answer. Between those of two statements there is an empty one; two in a row would be the end of them all."""
+        """The next answer. Between those of two statements there is an empty one; two in a row
+        would be the end of them all.
+        """
         result = self._next(deadline) or self._next(deadline)
         if result is None:
-            self._lose(psycopg.OperationalError("the server's answers do not fit what it was asked"))
+            self._lose(
+                psycopg.OperationalError("the server's answers do not fit what it was asked")
+            )
         if result.status in _FAILED:
             severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
             if severity in _THE_END or self._pgconn.status == pq.ConnStatus.BAD:
@@ -234,7 +259,9 @@ class Wire:
         return self._pgconn.get_result()
 
     def _flush(self, deadline: float) -> None:
-        """Send what waits to be sent; what comes meanwhile is read, so that neither side waits for the other."""
+        """Send what waits to be sent; what comes meanwhile is read, so that neither side waits
+        for the other.
+        """
         try:
             while self._pgconn.flush():
                 if self._wait(select.POLLIN | select.POLLOUT, deadline) & ~select.POLLOUT:
@@ -253,7 +280,9 @@ class Wire:
         ready = self._poll.poll(max(deadline - time.monotonic(), 0.0) * 1000)
         self._poll.modify(self.fileno, select.POLLIN)
         if not ready:
-            raise CallTimeoutError("the server did not answer in time; nothing was written, try again")
+            raise CallTimeoutError(
+                "the server did not answer in time; nothing was written, try again"
+            )
         return ready[0][1]
 
     def _require_whole(self) -> None:

@@ -1,7 +1,8 @@
 """The SQLite engine: one file, WAL, one writer thread with group commit, readers beside it.
 
-The file is made for its owner alone before SQLite opens it. A network file system is refused: SQLite's locks do not hold there.
-Leases are counted on a clock that starts anew at every boot, so they carry the boot they belong to.
+The file is made for its owner alone before SQLite opens it. A network file system is refused:
+SQLite's locks do not hold there. Leases are counted on a clock that starts anew at every boot, so
+they carry the boot they belong to.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from urllib.parse import quote
 from weakref import finalize
 
 from longwatch.core.clock import Wakeup
-from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, StoreUnreachableError, UnsupportedError
+from longwatch.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+    UnsupportedError,
+)
 from longwatch.store.database import CALL_TIMEOUT, Channels, Database
 from longwatch.store.forks import Lock, hold_locks, survive_forks
 from longwatch.store.sqlite_connection import SqliteTransaction
@@ -33,15 +40,18 @@ BUSY_TIMEOUT = 5.0
 
 
 class SqliteDatabase(Database):
-    """A database in one file, opened by the first call that needs it; an error of opening comes there, the next call tries again.
+    """A database in one file, opened by the first call that needs it; an error of opening comes
+    there, the next call tries again.
 
-    `synchronous` is FULL: what `write` has returned survives a power cut. Closed by `close`, when nobody knows it any more, and
-    when the interpreter exits; a forked child opens it anew.
+    `synchronous` is FULL: what `write` has returned survives a power cut. Closed by `close`, when
+    nobody knows it any more, and when the interpreter exits; a forked child opens it anew.
     """
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS) -> None:
+    def __init__(
+        self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mounts: Path = MOUNTS
+    ) -> None:
         self.path = path.absolute()
         self.url = f"sqlite:///{quote(str(path))}"
         super().__init__()
@@ -69,7 +79,9 @@ class SqliteDatabase(Database):
         return _result(self._open().writer.submit(work, here=True), CALL_TIMEOUT)
 
     def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for nobody
-        """But for one that recovers the file after a crash: SQLite gives that up after some seconds, and we once more."""
+        """But for one that recovers the file after a crash: SQLite gives that up after some
+        seconds, and we once more.
+        """
         try:
             return self._open().read(work)
         except StoreBusyError:
@@ -81,16 +93,27 @@ class SqliteDatabase(Database):
 
     def join(self, tx: Any) -> SqliteTransaction:
         if not isinstance(tx, SqliteTransaction):
-            raise UnsupportedError(f"tx= takes the transaction that {self.url} gave to transact(), not {type(tx).__name__}")
+            raise UnsupportedError(
+                f"tx= takes the transaction that {self.url} gave to transact(), not "
+                f"{type(tx).__name__}"
+            )
         if tx.home != self.identity:
-            raise UnsupportedError(f"tx= is a transaction of another store than {self.url}; open the mailbox in that store")
+            raise UnsupportedError(
+                f"tx= is a transaction of another store than {self.url}; open the mailbox in "
+                f"that store"
+            )
         return tx
 
     def schema_version(self) -> int | None:
         """Looked up without opening it for work, which would make or migrate it."""
         if not self.path.exists():
             return None
-        with translated(self.path), closing(sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True)) as connection:
+        with (
+            translated(self.path),
+            closing(
+                sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True)
+            ) as connection,
+        ):
             return schema_version(connection)
 
     def close(self) -> None:
@@ -104,7 +127,10 @@ class SqliteDatabase(Database):
         opened = self._opened or self._open_now()
         if opened.is_stranded:
             self._let_go_of(opened)
-            raise StoreUnreachableError(f"{self.path} was removed or replaced; nothing was done, the next call opens what is there")
+            raise StoreUnreachableError(
+                f"{self.path} was removed or replaced; nothing was done, the next call opens "
+                f"what is there"
+            )
         return opened
 
     def _let_go_of(self, stranded: OpenedFile) -> None:
@@ -119,7 +145,9 @@ class SqliteDatabase(Database):
             if self._closed:
                 raise StoreClosedError(f"{self.path} was closed; open it again")
             if self._opened is None:
-                self._opened = OpenedFile(self.path, busy_timeout=self._busy_timeout, mounts=self._mounts, jump=self.jump)
+                self._opened = OpenedFile(
+                    self.path, busy_timeout=self._busy_timeout, mounts=self._mounts, jump=self.jump
+                )
                 self._ending = finalize(self, self._opened.close)
             return self._opened
 
@@ -151,7 +179,11 @@ def _result(future: Future[T], timeout: float) -> T:
         return future.result(timeout)
     except FutureTimeoutError:  # ours, or the job's own
         if future.cancel():
-            raise StoreBusyError(f"the store was busy for {timeout:g} s; nothing was written, try again") from None
+            raise StoreBusyError(
+                f"the store was busy for {timeout:g} s; nothing was written, try again"
+            ) from None
         if not future.done():
-            raise StoreError(f"no answer from the store within {timeout:g} s; whether it was written is unknown") from None
+            raise StoreError(
+                f"no answer from the store within {timeout:g} s; whether it was written is unknown"
+            ) from None
     return future.result()

@@ -1,4 +1,6 @@
-"""One batch of jobs in one SQLite transaction: each in a savepoint of its own, so that one that fails takes nobody with it."""
+"""One batch of jobs in one SQLite transaction: each in a savepoint of its own, so that one that
+fails takes nobody with it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class _EndedError(Exception):
 
 
 def run_batch(jobs: Sequence[Job], begin: Begin, opened: Open) -> list[Outcome]:
-    """Run and commit them; for each its result or what went wrong. Whatever that was, of the job itself nothing happened then."""
+    """Run and commit them; for each its result or what went wrong. Whatever that was, of the job
+    itself nothing happened then.
+    """
     try:
         return _committed(jobs, begin, opened)
     except _EndedError as ended:
@@ -63,8 +67,12 @@ def _committed(jobs: Sequence[Job], begin: Begin, opened: Open) -> list[Outcome]
     return outcomes
 
 
-def _attempt(raw: sqlite3.Connection, work: Callable[[Any], Any], opened: Open, *, index: int | None) -> Outcome:
-    """One job, in a savepoint unless it is alone (without an index); a failure that is the store's, not the job's, comes out."""
+def _attempt(
+    raw: sqlite3.Connection, work: Callable[[Any], Any], opened: Open, *, index: int | None
+) -> Outcome:
+    """One job, in a savepoint unless it is alone (without an index); a failure that is the
+    store's, not the job's, comes out.
+    """
     if index is None:
         return _run(opened(raw), work)
     raw.execute("SAVEPOINT longwatch_job")
@@ -85,7 +93,12 @@ def _run(transaction: SqliteTransaction, work: Callable[[Any], Any]) -> Outcome:
     try:
         result = work(transaction)
         if not transaction.is_open:
-            raise UsageError("the work ended its own transaction; leave COMMIT and ROLLBACK to the store, raise to roll back")
-        return Outcome(result=result, channels=transaction.channels, callbacks=transaction.callbacks)
+            raise UsageError(
+                "the work ended its own transaction; leave COMMIT and ROLLBACK to the store, "
+                "raise to roll back"
+            )
+        return Outcome(
+            result=result, channels=transaction.channels, callbacks=transaction.callbacks
+        )
     finally:
         transaction.end()

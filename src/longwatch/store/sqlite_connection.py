@@ -19,20 +19,24 @@ from longwatch.store.sqlite_errors import translated
 
 _BUSY_SECONDS = 5.0
 _CONTROL = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b", re.IGNORECASE | re.DOTALL
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b",
+    re.IGNORECASE | re.DOTALL,
 )
 _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SqliteTransaction:
-    """A transaction on one connection. Its clocks stand still: they tell when they were first asked.
+    """A transaction on one connection. Its clocks stand still: they tell when they were first
+    asked.
 
     Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
     """
 
     __slots__ = ("_clocks", "_connection", "_jump", "callbacks", "channels", "home")
 
-    def __init__(self, connection: sqlite3.Connection, jump: Jump | None = None, *, home: object = None) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, jump: Jump | None = None, *, home: object = None
+    ) -> None:
         self.home = home
         self._connection = connection
         self._jump = jump or Jump()
@@ -92,7 +96,10 @@ class SqliteTransaction:
 def _checked(sql: str) -> str:
     """Others share the transaction: who ended it would end theirs."""
     if _CONTROL.match(sql):
-        raise UsageError(f"{sql.split(maxsplit=1)[0].upper()} is the store's to say; return to commit, raise to roll back")
+        raise UsageError(
+            f"{sql.split(maxsplit=1)[0].upper()} is the store's to say; return to commit, "
+            f"raise to roll back"
+        )
     return sql
 
 
@@ -100,7 +107,9 @@ class _Ended:
     """Stands where the connection was."""
 
     def execute(self, *_: object) -> NoReturn:
-        raise UsageError("this transaction has ended; use it only inside the function it was given to")
+        raise UsageError(
+            "this transaction has ended; use it only inside the function it was given to"
+        )
 
     executemany = execute
 
@@ -109,12 +118,18 @@ _ENDED: Any = _Ended()
 
 
 class SqliteConnection:
-    """A connection that one thread uses at a time; `in_use` is held meanwhile, so that a fork can wait until it is not."""
+    """A connection that one thread uses at a time; `in_use` is held meanwhile, so that a fork
+    can wait until it is not.
+    """
 
-    def __init__(self, path: Path, *, busy_timeout: float = _BUSY_SECONDS, reads_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, busy_timeout: float = _BUSY_SECONDS, reads_only: bool = False
+    ) -> None:
         self.in_use = threading.RLock()
         with translated(path):
-            self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout)
+            self.raw = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=busy_timeout
+            )
             try:
                 self._prepare(busy_timeout, reads_only=reads_only)
             except BaseException:
@@ -145,7 +160,9 @@ class SqliteConnection:
             self.raw.execute("PRAGMA query_only = ON")
 
     def _use_wal(self, *, until: float) -> None:
-        """Changing the journal does not wait for who else opens a new file; so wait with what does, and try again."""
+        """Changing the journal does not wait for who else opens a new file; so wait with what
+        does, and try again.
+        """
         while True:
             try:
                 self.raw.execute("PRAGMA journal_mode = WAL")

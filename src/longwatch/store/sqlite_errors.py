@@ -20,28 +20,57 @@ from longwatch.store.sqlite_file import READ_ONLY, is_writable
 
 Meaning = tuple[type[StoreError], str]
 _PRIMARY = 0xFF
-_FULL: Meaning = (StoreFullError, "cannot grow: the disk is full; nothing was written, free some space")
+_FULL: Meaning = (
+    StoreFullError,
+    "cannot grow: the disk is full; nothing was written, free some space",
+)
 _READ_ONLY: Meaning = (StoreReadOnlyError, READ_ONLY)
 _MEANINGS: dict[int, Meaning] = {
-    sqlite3.SQLITE_BUSY: (StoreBusyError, "is locked by another program; nothing was written, end that one, or try again"),
-    sqlite3.SQLITE_LOCKED: (StoreBusyError, "is locked by another connection; nothing was written, try again"),
-    sqlite3.SQLITE_PROTOCOL: (StoreBusyError, "is being recovered by another program; nothing was written, try again"),
+    sqlite3.SQLITE_BUSY: (
+        StoreBusyError,
+        "is locked by another program; nothing was written, end that one, or try again",
+    ),
+    sqlite3.SQLITE_LOCKED: (
+        StoreBusyError,
+        "is locked by another connection; nothing was written, try again",
+    ),
+    sqlite3.SQLITE_PROTOCOL: (
+        StoreBusyError,
+        "is being recovered by another program; nothing was written, try again",
+    ),
     sqlite3.SQLITE_FULL: _FULL,
     sqlite3.SQLITE_IOERR_SHMSIZE: _FULL,
     sqlite3.SQLITE_READONLY: _READ_ONLY,
-    sqlite3.SQLITE_CORRUPT: (StoreCorruptError, "is damaged; restore it from a backup, or move it aside to start afresh"),
-    sqlite3.SQLITE_NOTADB: (StoreCorruptError, "is not a SQLite database; name another file, or move this one aside"),
-    sqlite3.SQLITE_CANTOPEN: (StoreUnreachableError, "cannot be opened; check that its directory exists and may be written to"),
+    sqlite3.SQLITE_CORRUPT: (
+        StoreCorruptError,
+        "is damaged; restore it from a backup, or move it aside to start afresh",
+    ),
+    sqlite3.SQLITE_NOTADB: (
+        StoreCorruptError,
+        "is not a SQLite database; name another file, or move this one aside",
+    ),
+    sqlite3.SQLITE_CANTOPEN: (
+        StoreUnreachableError,
+        "cannot be opened; check that its directory exists and may be written to",
+    ),
     sqlite3.SQLITE_IOERR: (
         StoreUnreachableError,
-        "could not be read or written (I/O error), whether the last write is there is unknown; check the disk",
+        (
+            "could not be read or written (I/O error), whether the last write is there is "
+            "unknown; check the disk"
+        ),
     ),
-    sqlite3.SQLITE_PERM: (StoreReadOnlyError, "may not be used by this user; check its permissions"),
+    sqlite3.SQLITE_PERM: (
+        StoreReadOnlyError,
+        "may not be used by this user; check its permissions",
+    ),
 }
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """What an error says about the store as a whole; None for one that is about the SQL itself, or not the engine's."""
+    """What an error says about the store as a whole; None for one that is about the SQL itself,
+    or not the engine's.
+    """
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return None
@@ -50,7 +79,9 @@ def meaning(error: BaseException) -> Meaning | None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn an error of the engine into one of ours that says the cure; an error in the SQL itself stays what it is."""
+    """Turn an error of the engine into one of ours that says the cure; an error in the SQL
+    itself stays what it is.
+    """
     try:
         yield
     except sqlite3.Error as error:
@@ -62,6 +93,12 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _may_not_write(path: Path, error: sqlite3.Error) -> bool:
-    """Whether that is why a file cannot be opened: of the files beside it that it cannot make, SQLite says no more."""
+    """Whether that is why a file cannot be opened: of the files beside it that it cannot make,
+    SQLite says no more.
+    """
     could_not_open = error.sqlite_errorcode & _PRIMARY == sqlite3.SQLITE_CANTOPEN
-    return could_not_open and path.exists() and not (is_writable(path) and os.access(path.parent, os.W_OK))
+    return (
+        could_not_open
+        and path.exists()
+        and not (is_writable(path) and os.access(path.parent, os.W_OK))
+    )

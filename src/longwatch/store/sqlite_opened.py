@@ -1,4 +1,6 @@
-"""What one process has open of a SQLite file: a writer with its thread, readers beside it, and the hints to others."""
+"""What one process has open of a SQLite file: a writer with its thread, readers beside it, and
+the hints to others.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ from longwatch.store.wakeups import Wakeups
 
 T = TypeVar("T")
 _abandoned: list[SqliteConnection] = []
-"""Copies of a parent's connections that were in the middle of something when it forked: used and closed by nobody any more."""
+"""Copies of a parent's connections that were in the middle of something when it forked: used and
+closed by nobody any more.
+"""
 
 
 class OpenedFile:
-    """Connections and threads of one process. Making it opens the file; every method may be called from any thread."""
+    """Connections and threads of one process. Making it opens the file; every method may be
+    called from any thread.
+    """
 
     def __init__(self, path: Path, *, busy_timeout: float, mounts: Path, jump: Jump) -> None:
         prepare_file(path, mounts=mounts)
@@ -48,7 +54,11 @@ class OpenedFile:
         self.writer = GroupCommit(self._commit, name="longwatch-sqlite", at_end=self._let_go)
 
     def read(self, work: Callable[[SqliteTransaction], T]) -> T:
-        with translated(self._path), self._readers.one() as reader, reader.transaction("BEGIN") as raw:
+        with (
+            translated(self._path),
+            self._readers.one() as reader,
+            reader.transaction("BEGIN") as raw,
+        ):
             transaction = self._transaction(raw)
             try:
                 return work(transaction)
@@ -72,10 +82,16 @@ class OpenedFile:
 
     def locks(self) -> list[Lock]:
         """Held while something of this is in use."""
-        return [self._connection.in_use, self._readers.opening, *(reader.in_use for reader in self._readers.all())]
+        return [
+            self._connection.in_use,
+            self._readers.opening,
+            *(reader.in_use for reader in self._readers.all()),
+        ]
 
     def leave_behind(self, held: list[Lock]) -> None:
-        """In a forked child: close the copies of the parent's connections, but not one that is in the middle of something."""
+        """In a forked child: close the copies of the parent's connections, but not one that is
+        in the middle of something.
+        """
         self.wakeups.leave_behind()
         for connection in (self._connection, *self._readers.all()):
             if connection.in_use in held and not connection.raw.in_transaction:
@@ -109,7 +125,9 @@ class OpenedFile:
     # --- the writer's thread ---
 
     def _commit(self, jobs: list[Job]) -> None:
-        """Run the jobs in one transaction; every future is settled, with its result or with what went wrong."""
+        """Run the jobs in one transaction; every future is settled, with its result or with what
+        went wrong.
+        """
         outcomes = run_batch(jobs, self._begin, self._transaction)
         try:
             for callback in chain.from_iterable(outcome.callbacks for outcome in outcomes):
@@ -125,7 +143,9 @@ class OpenedFile:
             yield raw
 
     def _announce(self, outcomes: Iterable[Outcome]) -> None:
-        """Before the callers are told: whoever exits as soon as it knows would take the hint with it."""
+        """Before the callers are told: whoever exits as soon as it knows would take the hint
+        with it.
+        """
         if channels := set().union(*(outcome.channels for outcome in outcomes)):
             self.wakeups.announce(channels)
 

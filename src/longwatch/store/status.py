@@ -1,4 +1,6 @@
-"""At which version of the schema a store is, found out without opening it for work: that would make or migrate it."""
+"""At which version of the schema a store is, found out without opening it for work: that would
+make or migrate it.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ class SchemaStatus:
 
     def leading(self, start: int, end: int) -> list[str]:
         """The names of the steps that lead from one version to another."""
-        return [f"{step.version:04}_{step.name}" for step in self.steps if start < step.version <= end]
+        return [
+            f"{step.version:04}_{step.name}" for step in self.steps if start < step.version <= end
+        ]
 
 
 def schema_status(database: Database) -> SchemaStatus | None:
-    """How the schema of a store stands; None if there is no store. Makes nothing and changes nothing."""
+    """How the schema of a store stands; None if there is no store. Makes nothing and changes
+    nothing.
+    """
     version = database.schema_version()
     return None if version is None else SchemaStatus(version, tuple(migrations(database.dialect)))

@@ -1,11 +1,14 @@
 """Leases whose owner is gone: found, blamed justly, given back.
 
-An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when its lease has ended (a lost
-host, a keeper that could not renew). Whose fault that was decides which counter of the row rises:
+An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
+its lease has ended (a lost host, a keeper that could not renew). Whose fault that was decides which
+counter of the row rises:
 
-- An owner with a beat page: rows that it had started when it died crashed; rows it only held ahead are released, and so is
-  everything once it was draining, or when its page cannot be read (a lost host blames nobody).
-- An owner without a page (a bare `receive`): nobody can know, so every lease that lapses unsettled counts as a crash.
+- An owner with a beat page: rows that it had started when it died crashed; rows it only held ahead
+  are released, and so is everything once it was draining, or when its page cannot be read (a lost
+  host blames nobody).
+- An owner without a page (a bare `receive`): nobody can know, so every lease that lapses unsettled
+  counts as a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ PAGE_OF_ROWS = 500
 
 
 FORGET_AFTER = 3600.0
-"""Seconds after which an owner that holds nothing is forgotten though nobody here sees whether it lives; it may enter again."""
+"""Seconds after which an owner that holds nothing is forgotten though nobody here sees whether
+it lives; it may enter again.
+"""
 
 
 class Holder(NamedTuple):
@@ -46,7 +51,10 @@ class Sweep:
         rows = transaction.rows(self._claims.for_release("lapsed"), _page(PAGE_OF_ROWS))
         held = [(seq, term, Holder(*holder)) for seq, term, _, *holder in rows]
         blames = {holder: judge(holder) for holder in {holder for _, _, holder in held}}
-        self._release(transaction, [(Claim(seq, holder.owner, term), blames[holder](seq)) for seq, term, holder in held])
+        self._release(
+            transaction,
+            [(Claim(seq, holder.owner, term), blames[holder](seq)) for seq, term, holder in held],
+        )
         return [row[2] for row in rows]
 
     def has_lapsed(self, transaction: Transaction) -> bool:
@@ -56,30 +64,42 @@ class Sweep:
     def dead_holders(self, transaction: Transaction) -> list[Holder]:
         """Owners to be buried: a read, so that looking costs the writer nothing.
 
-        They have certainly ended, or they hold nothing, entered long ago and cannot be seen from here.
+        They have certainly ended, or they hold nothing, entered long ago and cannot be seen from
+        here.
         """
-        found = transaction.rows(self._claims.sql["owners"], {"boot": boot_id(), "long": FORGET_AFTER})
+        found = transaction.rows(
+            self._claims.sql["owners"], {"boot": boot_id(), "long": FORGET_AFTER}
+        )
         return [
             Holder(owner, incarnation, page)
             for owner, incarnation, page, age, holds in found
-            if self.has_ended(incarnation) or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
+            if self.has_ended(incarnation)
+            or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
         ]
 
     def bury(self, transaction: Transaction, holder: Holder) -> list[int]:
-        """Give back what a dead owner held, a page of it at a time; for each row its lane. One that holds nothing is forgotten."""
-        held = transaction.rows(self._claims.for_release("held_by"), {"owner": holder.owner, "limit": PAGE_OF_ROWS})
+        """Give back what a dead owner held, a page of it at a time; for each row its lane. One
+        that holds nothing is forgotten.
+        """
+        held = transaction.rows(
+            self._claims.for_release("held_by"), {"owner": holder.owner, "limit": PAGE_OF_ROWS}
+        )
         if not held:
             self.forget(transaction, holder)
             return []
         if not self.has_ended(holder.incarnation):
             return []
         blame = judge(holder)
-        self._release(transaction, [(Claim(seq, holder.owner, term), blame(seq)) for seq, term, _ in held])
+        self._release(
+            transaction, [(Claim(seq, holder.owner, term), blame(seq)) for seq, term, _ in held]
+        )
         return [lane for _, _, lane in held]
 
     def _release(self, transaction: Transaction, judged: Sequence[tuple[Claim, Blame]]) -> None:
         for blame in {blame for _, blame in judged}:
-            self._claims.release(transaction, [claim for claim, its in judged if its is blame], blame=blame)
+            self._claims.release(
+                transaction, [claim for claim, its in judged if its is blame], blame=blame
+            )
 
     def forget(self, transaction: Transaction, holder: Holder) -> None:
         """Only once its rows are back for good: until then somebody may need its page."""
@@ -88,9 +108,13 @@ class Sweep:
             remove_page(holder.page)
 
     def has_ended(self, incarnation: str) -> bool:
-        """Whether an owner certainly has. In a store of one machine that of an earlier boot has; in others it may be elsewhere."""
+        """Whether an owner certainly has. In a store of one machine that of an earlier boot has;
+        in others it may be elsewhere.
+        """
         found = read_incarnation(incarnation)
-        return found is not None and (found.is_dead() or (not self._is_shared and found.is_of_another_boot))
+        return found is not None and (
+            found.is_dead() or (not self._is_shared and found.is_of_another_boot)
+        )
 
 
 def _page(limit: int) -> Parameters:
@@ -98,8 +122,8 @@ def _page(limit: int) -> Parameters:
 
 
 def judge(holder: Holder, *, unread: Blame = Blame.RELEASE) -> Callable[[int], Blame]:
-    """Says of each row whether its own work is to blame for the end of its owner. The page is read once, here; `unread` is the
-    answer if it cannot be.
+    """Says of each row whether its own work is to blame for the end of its owner. The page is read
+    once, here; `unread` is the answer if it cannot be.
     """
     if holder.page is None:
         return lambda _: Blame.CRASH

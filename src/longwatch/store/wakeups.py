@@ -1,8 +1,10 @@
-"""Waking those who wait for a row, in this process and in others: datagrams as hints, a look now and then as the net below.
+"""Waking those who wait for a row, in this process and in others: datagrams as hints, a look now
+and then as the net below.
 
-Whoever listens binds a datagram socket in a short per-user directory (a path of AF_UNIX ends at 107 bytes), named after the
-database and by chance. Whoever has committed something sends the channel's name to all of them, without blocking; a full socket is
-passed over, a dead one removed. Hints may get lost, so every listener is also woken every NET seconds.
+Whoever listens binds a datagram socket in a short per-user directory (a path of AF_UNIX ends at 107
+bytes), named after the database and by chance. Whoever has committed something sends the channel's
+name to all of them, without blocking; a full socket is passed over, a dead one removed. Hints may
+get lost, so every listener is also woken every NET seconds.
 """
 
 from __future__ import annotations

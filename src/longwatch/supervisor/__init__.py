@@ -1,11 +1,13 @@
-"""Programs that stay up without restart storms: what an end means, when to try again, and a supervisor that does it.
+"""Programs that stay up without restart storms: what an end means, when to try again, and a
+supervisor that does it.
 
     with Supervisor([ProgramPlan.of("web", ["python", "app.py"])]) as supervisor:
         supervisor.status("web")
 
-The layers, from values to the whole: `plan`, `probes`, `decision`, `lifecycle` and `dependencies` decide; `run` is one run of a
-program, `program` its life, `post` its place among others; `supervisor` holds them all, `commands` changes what is wanted of
-them; `ledger` remembers, `control` and `presence` let others in.
+The layers, from values to the whole: `plan`, `probes`, `decision`, `lifecycle` and `dependencies`
+decide; `run` is one run of a program, `program` its life, `post` its place among others;
+`supervisor` holds them all, `commands` changes what is wanted of them; `ledger` remembers,
+`control` and `presence` let others in.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 
 class Bulletin:
-    """Wakes those who wait for a condition to hold, on the loop. Posting often costs little: they look once a turn of the loop."""
+    """Wakes those who wait for a condition to hold, on the loop. Posting often costs little:
+    they look once a turn of the loop.
+    """
 
     def __init__(self) -> None:
         self._readers: set[asyncio.Future[None]] = set()

@@ -1,4 +1,6 @@
-"""Asking a supervisor over its control socket: one line of JSON there, one line back. Plain blocking sockets, quick to import."""
+"""Asking a supervisor over its control socket: one line of JSON there, one line back. Plain
+blocking sockets, quick to import.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _BETWEEN_TRIES = 0.01
 
 
 def ask(socket: Path, request: Mapping[str, object], *, timeout: float) -> Answer:
-    """What the supervisor answers to a request, also when that is a no; TryAgainError if it does not answer at all."""
+    """What the supervisor answers to a request, also when that is a no; TryAgainError if it does
+    not answer at all.
+    """
     deadline = Deadline.after(timeout, SystemClock())
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
         try:
@@ -27,12 +31,18 @@ def ask(socket: Path, request: Mapping[str, object], *, timeout: float) -> Answe
             return _answer(_line(connection, deadline))
         except TimeoutError:
             raise DeadlineExceededError(
-                f"the supervisor has not answered within {timeout:g} s; what it was told it may still do, `longwatch status` shows"
+                f"the supervisor has not answered within {timeout:g} s; what it was told it "
+                f"may still do, `longwatch status` shows"
             ) from None
         except (FileNotFoundError, ConnectionRefusedError):
-            raise TryAgainError(f"nobody answers at {socket}: the supervisor is just ending, or its socket was removed") from None
+            raise TryAgainError(
+                f"nobody answers at {socket}: the supervisor is just ending, or its socket "
+                f"was removed"
+            ) from None
         except PermissionError:
-            raise UsageError(f"{socket} belongs to another user; ask as the user who started the supervisor") from None
+            raise UsageError(
+                f"{socket} belongs to another user; ask as the user who started the supervisor"
+            ) from None
         except ConnectionError:
             raise _ended() from None
 
@@ -47,7 +57,9 @@ def _send(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadl
 
 
 def _connected(connection: sockets.socket, socket: Path, deadline: Deadline) -> bool:
-    """Whether we got through; a unix socket with a timeout does not wait until there is room in the queue."""
+    """Whether we got through; a unix socket with a timeout does not wait until there is room in
+    the queue.
+    """
     connection.settimeout(_left(deadline))
     try:
         connection.connect(str(socket))
@@ -84,4 +96,6 @@ def _answer(line: bytes) -> Answer:
 
 
 def _ended() -> TryAgainError:
-    return TryAgainError("the supervisor ended, or hung up, before it answered; look with `longwatch status`")
+    return TryAgainError(
+        "the supervisor ended, or hung up, before it answered; look with `longwatch status`"
+    )

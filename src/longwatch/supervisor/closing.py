@@ -1,4 +1,6 @@
-"""The end of a supervisor's programs: dependents before what they depend on, each with its grace, all under one deadline."""
+"""The end of a supervisor's programs: dependents before what they depend on, each with its
+grace, all under one deadline.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,16 @@ from longwatch.supervisor.post import Post
 
 
 async def close(
-    posts: Mapping[str, Post], bulletin: Bulletin, *, policy: StopPolicy | None, within: float | None, clock: Clock
+    posts: Mapping[str, Post],
+    bulletin: Bulletin,
+    *,
+    policy: StopPolicy | None,
+    within: float | None,
+    clock: Clock,
 ) -> None:
-    """Stop everything, wave by wave; with a policy by that one, else each by its own. What is there after `within` is killed."""
+    """Stop everything, wave by wave; with a policy by that one, else each by its own. What is
+    there after `within` is killed.
+    """
     deadline = Deadline.after(within, clock)
     for wave in reversed(_waves(posts)):
         leaving = [posts[name] for name in wave if name in posts]
@@ -30,7 +39,9 @@ async def close(
 
 
 def _waves(posts: Mapping[str, Post]) -> list[list[str]]:
-    """All at once where a reload that did not come to its end has left them waiting for each other."""
+    """All at once where a reload that did not come to its end has left them waiting for each
+    other.
+    """
     wishes = {name: post.plan.depends_on for name, post in posts.items()}
     return [list(posts)] if problems(wishes) else waves(wishes)
 

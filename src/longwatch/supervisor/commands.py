@@ -25,8 +25,9 @@ _FAILED_TO_START = frozenset({State.WAITING, State.BROKEN, State.ENDED})
 class Commands:
     """Changes what is wanted of programs and waits for it to be so.
 
-    Each takes names, none meaning all of them, and returns the facts of those programs. `saved` returns when what was changed is
-    on disk: an operator's stop survives us. `refused` says why nothing is done any more, if it is so.
+    Each takes names, none meaning all of them, and returns the facts of those programs. `saved`
+    returns when what was changed is on disk: an operator's stop survives us. `refused` says why
+    nothing is done any more, if it is so.
     """
 
     def __init__(
@@ -49,10 +50,17 @@ class Commands:
     async def status(self, *names: str) -> list[Facts]:
         return [post.facts() for post in self._named(names)]
 
-    async def start(self, *names: str, ready: bool = False, within: float = START_TIMEOUT) -> list[Facts]:
-        """Have them up; returns when they are, or with `ready` when they are ready. TryAgainError if one is not."""
+    async def start(
+        self, *names: str, ready: bool = False, within: float = START_TIMEOUT
+    ) -> list[Facts]:
+        """Have them up; returns when they are, or with `ready` when they are ready.
+        TryAgainError if one is not.
+        """
         posts = self._told("start", names)
-        before = {post: 0 if post.up or post.state is State.STARTING else post.program.memory.starts for post in posts}
+        before = {
+            post: 0 if post.up or post.state is State.STARTING else post.program.memory.starts
+            for post in posts
+        }
         for post in posts:
             post.program.memory.desired = True
             if not post.up:
@@ -61,21 +69,31 @@ class Commands:
         return await self._come_up(before, ready=ready, within=within)
 
     async def stop(self, *names: str) -> list[Facts]:
-        """Have them down, and keep them so; returns when they are, or somebody else has started them again."""
+        """Have them down, and keep them so; returns when they are, or somebody else has started
+        them again.
+        """
         posts = self._told("stop", names)
         lives = {post: post.lives for post in posts}
         for post in posts:
             post.program.memory.desired = False
             post.end_life()
         doubt = await self._save(posts)
-        await self._bulletin.until(lambda: all(post.at_rest or post.lives > lives[post] for post in posts))
+        await self._bulletin.until(
+            lambda: all(post.at_rest or post.lives > lives[post] for post in posts)
+        )
         return _sure([post.facts() for post in posts], doubt)
 
-    async def restart(self, *names: str, ready: bool = False, within: float = START_TIMEOUT) -> list[Facts]:
-        """Stop and start them, of all only those that are wanted; returns when they are up again."""
+    async def restart(
+        self, *names: str, ready: bool = False, within: float = START_TIMEOUT
+    ) -> list[Facts]:
+        """Stop and start them, of all only those that are wanted; returns when they are up
+        again.
+        """
         posts = [post for post in self._told("restart", names) if names or post.desired]
         at_once = [post for post in posts if not post.plan.group]
-        facts = await self._restart(at_once, ready=ready, within=within) if at_once or not posts else []
+        facts = (
+            await self._restart(at_once, ready=ready, within=within) if at_once or not posts else []
+        )
         for post in posts:
             if post.plan.group:  # one after another: the others go on with the work
                 facts += await self._restart([post], ready=True, within=within)
@@ -86,7 +104,9 @@ class Commands:
         for post in posts:
             post.program.memory.desired = True
             post.begin_anew()
-        await self._bulletin.until(lambda: all(_is_over(post, starts) for post, starts in before.items()))
+        await self._bulletin.until(
+            lambda: all(_is_over(post, starts) for post, starts in before.items())
+        )
         return await self._come_up(before, ready=ready, within=within)
 
     async def reset(self, *names: str) -> list[Facts]:
@@ -99,7 +119,9 @@ class Commands:
     # --- small words ---
 
     def _named(self, names: Sequence[str]) -> list[Post]:
-        found = [each for name in names for each in self._called(name)] if names else list(self._posts)
+        found = (
+            [each for name in names for each in self._called(name)] if names else list(self._posts)
+        )
         return [self._posts[name] for name in dict.fromkeys(found)]
 
     def _called(self, name: str) -> list[str]:
@@ -109,14 +131,20 @@ class Commands:
             return [name]
         found = [known for known, post in here.items() if post.plan.group == name]
         if not found:
-            raise UsageError(_unknown(name, {*here, *(post.plan.group for post in here.values() if post.plan.group)}))
+            raise UsageError(
+                _unknown(
+                    name, {*here, *(post.plan.group for post in here.values() if post.plan.group)}
+                )
+            )
         return found
 
     def _told(self, command: str, names: Sequence[str]) -> list[Post]:
         posts = self._named(names)
         if reason := self._refused():
             raise TryAgainError(reason)
-        self._events.emit(ControlCommand(command=command, programs=tuple(post.plan.name for post in posts)))
+        self._events.emit(
+            ControlCommand(command=command, programs=tuple(post.plan.name for post in posts))
+        )
         return posts
 
     async def _save(self, posts: Iterable[Post]) -> str:
@@ -129,7 +157,9 @@ class Commands:
             return str(error)
         return ""
 
-    async def _come_up(self, before: Mapping[Post, int], *, ready: bool, within: float) -> list[Facts]:
+    async def _come_up(
+        self, before: Mapping[Post, int], *, ready: bool, within: float
+    ) -> list[Facts]:
         """Wait until each is up after more starts than it had, or has failed to be."""
         doubt = await self._save(before)
         holds = partial(_all_settled, before, ready=ready)
@@ -142,7 +172,9 @@ class Commands:
 
 def _sure(facts: list[Facts], doubt: str) -> list[Facts]:
     if doubt:
-        raise TryAgainError(f"it is done, but not remembered for the next start of the supervisor: {doubt}")
+        raise TryAgainError(
+            f"it is done, but not remembered for the next start of the supervisor: {doubt}"
+        )
     return facts
 
 
@@ -156,7 +188,9 @@ def _all_settled(before: Mapping[Post, int], *, ready: bool) -> bool:
 
 
 def _settled(post: Post, before: int, *, ready: bool) -> bool:
-    """Whether it is up (or ready) since it has had more starts than before, or it is clear that it will not be for now."""
+    """Whether it is up (or ready) since it has had more starts than before, or it is clear that
+    it will not be for now.
+    """
     if post.at_rest:
         return True
     if post.wished or post.program.memory.starts <= before:
@@ -165,7 +199,9 @@ def _settled(post: Post, before: int, *, ready: bool) -> bool:
 
 
 def _all_up(posts: Iterable[Post], *, ready: bool) -> list[Facts]:
-    late = [post for post in posts if not (post.program.completed or (post.ready if ready else post.up))]
+    late = [
+        post for post in posts if not (post.program.completed or (post.ready if ready else post.up))
+    ]
     if late:
         raise TryAgainError("; ".join(_why(post, ready=ready) for post in late))
     return [post.facts() for post in posts]
@@ -183,4 +219,6 @@ def _why(post: Post, *, ready: bool) -> str:
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     listed = ", ".join(sorted(known)) or "none"
-    return f"no program {name!r}; {did_you_mean(name, known, otherwise=f'there are: {listed[:300]}')}"
+    return (
+        f"no program {name!r}; {did_you_mean(name, known, otherwise=f'there are: {listed[:300]}')}"
+    )

@@ -14,7 +14,9 @@ class Condition(StrEnum):
 
 
 class Readiness(StrEnum):
-    """What makes a program ready: that it is up, that it is healthy, or that it says so (`READY=1`)."""
+    """What makes a program ready: that it is up, that it is healthy, or that it says so
+    (`READY=1`).
+    """
 
     UP = "up"
     HEALTHY = "healthy"

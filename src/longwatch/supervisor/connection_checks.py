@@ -1,7 +1,8 @@
 """Health by a connection to 127.0.0.1: an HTTP question, or that it is accepted at all.
 
-The request is written by hand on the loop's own streams: no thread per check and no HTTP library. Whoever asks sets the time limit
-by cancelling: headers that stall or a body that drips are then like no answer at all.
+The request is written by hand on the loop's own streams: no thread per check and no HTTP library.
+Whoever asks sets the time limit by cancelling: headers that stall or a body that drips are then
+like no answer at all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ class HttpCheck:
         reader, writer = await asyncio.open_connection(_LOOPBACK, self._probe.port)
         try:
             host = f"{_LOOPBACK}:{self._probe.port}"
-            writer.write(f"GET {self._probe.path} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(
+                (
+                    f"GET {self._probe.path} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                ).encode()
+            )
             return await _read_answer(reader)
         finally:
             writer.close()
@@ -57,7 +62,8 @@ class TcpCheck:
                 await asyncio.get_running_loop().sock_connect(ours, self._address)
             except OSError as error:
                 return _no_connection(error)
-            # Where nobody listens the kernel may choose that very port for our end, and connect us to ourselves.
+            # Where nobody listens the kernel may choose that very port for our end, and connect us
+            # to ourselves.
             return "no connection: nobody listens" if ours.getsockname() == self._address else None
 
     def overran(self, seconds: float) -> str:

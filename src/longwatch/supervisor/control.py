@@ -1,9 +1,10 @@
 """The control socket of a supervisor: lines of JSON from those who may tell it what to do.
 
-A connection carries one request after another, each a line of 64 KiB at the most, each answered by one line. Connections do not
-wait for each other. Nobody can keep the others out: whoever says nothing for a while, or does not take his answer, is hung up on,
-and when there are too many the one that has been silent longest has to go. What a request has set going is not undone because the
-one who asked has left.
+A connection carries one request after another, each a line of 64 KiB at the most, each answered by
+one line. Connections do not wait for each other. Nobody can keep the others out: whoever says
+nothing for a while, or does not take his answer, is hung up on, and when there are too many the one
+that has been silent longest has to go. What a request has set going is not undone because the one
+who asked has left.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _TRY_AGAIN = TryAgainError.exit_code
 class ControlServer:
     """Answers requests on a unix socket, 0600, to processes of this user and of root.
 
-    `answer` is called on the loop with each request and gives the answer, to which `"ok": true` is added unless it says otherwise.
-    A LongwatchError that it raises becomes `{"ok": false, "error": …, "exit_code": …}`; anything else does too, with exit code 1,
-    and is told as ControlFailed.
+    `answer` is called on the loop with each request and gives the answer, to which `"ok": true` is
+    added unless it says otherwise. A LongwatchError that it raises becomes `{"ok": false, "error":
+    …, "exit_code": …}`; anything else does too, with exit code 1, and is told as ControlFailed.
     """
 
     def __init__(  # noqa: PLR0913 - a socket and its surroundings, the limits optional
@@ -70,7 +71,9 @@ class ControlServer:
         """Listen; a socket that a killed supervisor left behind is replaced."""
         listening = _bound(self.path)
         try:
-            self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=LONGEST_REQUEST)
+            self._server = await asyncio.start_unix_server(
+                self._accept, sock=listening, limit=LONGEST_REQUEST
+            )
         except BaseException:
             listening.close()
             raise
@@ -102,13 +105,18 @@ class ControlServer:
         """Why this one is not let in; to make room for it another may have to go."""
         uid = connection.uid
         if uid not in {os.geteuid(), 0}:
-            return _no(f"user {uid} may not control this supervisor; ask as the user who started it", _WRONG_USE)
+            return _no(
+                f"user {uid} may not control this supervisor; ask as the user who started it",
+                _WRONG_USE,
+            )
         if len(self._connections) >= self._most and not self._make_room():
             return _no(f"the supervisor is busy with {self._most} requests; try again", _TRY_AGAIN)
         return None
 
     def _make_room(self) -> bool:
-        """Hang up on those who have left while they were being answered, else on the one that has been silent longest."""
+        """Hang up on those who have left while they were being answered, else on the one that
+        has been silent longest.
+        """
         left = [connection for connection in self._connections if connection.is_left]
         silent = [connection for connection in self._connections if not connection.busy]
         for connection in left or sorted(silent, key=lambda each: each.since)[:1]:
@@ -156,7 +164,9 @@ class ControlServer:
     async def _answered(self, line: bytes) -> bytes:
         request = _read(line)
         if request is None:
-            return _no('a request is one line with one JSON object, such as {"do": "status"}', _WRONG_USE)
+            return _no(
+                'a request is one line with one JSON object, such as {"do": "status"}', _WRONG_USE
+            )
         try:
             return _encoded({"ok": True, **await self._answer(request)})
         except LongwatchError as error:
@@ -170,7 +180,9 @@ class ControlServer:
 class _Connection:
     """One client."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, since: float) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, since: float
+    ) -> None:
         self.reader = reader
         self.writer = writer
         self.since = since
@@ -178,11 +190,15 @@ class _Connection:
         self.busy = False
         """Whether it waits for its answer, and not we for it."""
         self._socket: socket.socket = writer.get_extra_info("socket")
-        writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until everything is with the kernel
+        writer.transport.set_write_buffer_limits(
+            high=0
+        )  # `drain` waits until everything is with the kernel
 
     @property
     def uid(self) -> int:
-        _, uid, _ = _CREDENTIALS.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, uid, _ = _CREDENTIALS.unpack(
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
         return int(uid)
 
     @property
@@ -215,11 +231,15 @@ def _bound(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_left_behind(path)
-        os.fchmod(listening.fileno(), 0o600)  # so that it is made with that mode, and is never another
+        os.fchmod(
+            listening.fileno(), 0o600
+        )  # so that it is made with that mode, and is never another
         listening.bind(str(path))
     except OSError as error:
         listening.close()
-        raise UsageError(f"cannot listen at {path}: {(error.strerror or str(error)).lower()}") from None
+        raise UsageError(
+            f"cannot listen at {path}: {(error.strerror or str(error)).lower()}"
+        ) from None
     return listening
 
 

@@ -1,18 +1,21 @@
 """What to do when a program has ended: a pure function over one table, first match wins.
 
-| # | condition                                             | restart? | verdict                            |
-|---|-------------------------------------------------------|----------|------------------------------------|
-| 0 | shutting down, or wanted to be stopped                | no       | `shutdown_complete` / `stopped`    |
-| 1 | we killed it because it was unhealthy or stalled      | yes      | `health_check_restart`             |
-| 2 | exit 0                                                | no       | `clean_exit`                       |
-| 3 | exit 2 (configuration, port conflict, permission)     | no       | `configuration_error`              |
-| 4 | exit 129…192, a shell's way to say "signal n"         | as if it ended by that signal                 |
-| 5 | exit ≥ 100                                            | no       | `fatal_error_no_restart`           |
-| 6 | SIGTERM or SIGINT from outside                        | no       | `intentional_signal`               |
-| 7 | everything else, a failed spawn included              | yes      | `unexpected_exit` / `spawn_error`  |
+| # | condition                                             | restart? | verdict                  |
+|---|-------------------------------------------------------|----------|--------------------------|
+| 0 | shutting down, or wanted to be stopped                | no       | `shutdown_complete` /
+                                                                         `stopped`                |
+| 1 | we killed it because it was unhealthy or stalled      | yes      | `health_check_restart`   |
+| 2 | exit 0                                                | no       | `clean_exit`             |
+| 3 | exit 2 (configuration, port conflict, permission)     | no       | `configuration_error`    |
+| 4 | exit 129…192, a shell's way to say "signal n"         | as if it ended by that signal       |
+| 5 | exit ≥ 100                                            | no       | `fatal_error_no_restart` |
+| 6 | SIGTERM or SIGINT from outside                        | no       | `intentional_signal`     |
+| 7 | everything else, a failed spawn included              | yes      | `unexpected_exit` /
+                                                                         `spawn_error`            |
 
-Rows 1 to 7 say what `restart = "on-failure"` does; `"always"` and `"never"` overrule them, and lists of exit codes overrule those.
-The verdict is the table's in any case: it names what happened, not what was done about it.
+Rows 1 to 7 say what `restart = "on-failure"` does; `"always"` and `"never"` overrule them, and
+lists of exit codes overrule those. The verdict is the table's in any case: it names what happened,
+not what was done about it.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ class Verdict(StrEnum):
     SPAWN_ERROR = auto()
 
 
-WANTS_RESTART = frozenset({Verdict.HEALTH_CHECK_RESTART, Verdict.UNEXPECTED_EXIT, Verdict.SPAWN_ERROR})
+WANTS_RESTART = frozenset(
+    {Verdict.HEALTH_CHECK_RESTART, Verdict.UNEXPECTED_EXIT, Verdict.SPAWN_ERROR}
+)
 FINAL = frozenset({Verdict.SHUTDOWN_COMPLETE, Verdict.STOPPED})
 
 
@@ -60,7 +65,8 @@ class Restart(StrEnum):
 class RestartPolicy:
     """When a program is started again.
 
-    `codes` are exit codes after which it always is, `final_codes` those after which it never is; a code in both is final.
+    `codes` are exit codes after which it always is, `final_codes` those after which it never is; a
+    code in both is final.
     """
 
     restart: Restart = Restart.ON_FAILURE
@@ -76,8 +82,13 @@ class RestartPolicy:
         killed_sick: bool = False,
     ) -> Decision:
         """The table, then the policy, then the lists."""
-        verdict = _verdict(cause, shutting_down=shutting_down, unwanted=unwanted, killed_sick=killed_sick)
-        return Decision(verdict, restart=verdict not in FINAL and self._overruled(cause, verdict in WANTS_RESTART))
+        verdict = _verdict(
+            cause, shutting_down=shutting_down, unwanted=unwanted, killed_sick=killed_sick
+        )
+        return Decision(
+            verdict,
+            restart=verdict not in FINAL and self._overruled(cause, verdict in WANTS_RESTART),
+        )
 
     def _overruled(self, cause: EndCause, wanted: bool) -> bool:  # noqa: FBT001 - one private value passed through
         code = cause.number if cause.kind is EndKind.EXIT else None
@@ -105,9 +116,13 @@ def should_restart(  # noqa: PLR0913 - the facts of the table, by name
     killed_sick: bool = False,
     policy: RestartPolicy | None = None,
 ) -> bool:
-    """Whether a program that ended with this exit code, or by this signal, is started again; neither means it could not start."""
+    """Whether a program that ended with this exit code, or by this signal, is started again;
+    neither means it could not start.
+    """
     cause = _cause(code, signal)
-    decision = (policy or RestartPolicy()).decide(cause, shutting_down=shutting_down, unwanted=unwanted, killed_sick=killed_sick)
+    decision = (policy or RestartPolicy()).decide(
+        cause, shutting_down=shutting_down, unwanted=unwanted, killed_sick=killed_sick
+    )
     return decision.restart
 
 

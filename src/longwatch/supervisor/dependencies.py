@@ -1,4 +1,6 @@
-"""Who waits for whom: what is wrong with it, and the waves in which programs start and, the other way round, stop."""
+"""Who waits for whom: what is wrong with it, and the waves in which programs start and, the
+other way round, stop.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ def problems(depends_on: Wishes) -> list[Problem]:
 
 
 def waves(depends_on: Wishes) -> list[list[str]]:
-    """The programs in groups, each waiting only for groups before it; names that are not there count for nothing."""
+    """The programs in groups, each waiting only for groups before it; names that are not there
+    count for nothing.
+    """
     left = dict(depends_on)
     found: list[list[str]] = []
     while left:
         wave = [name for name, wishes in left.items() if not (set(wishes) & set(left))]
         if not wave:
-            raise ValueError(f"programs that wait for each other in a circle: {', '.join(sorted(left))}")
+            raise ValueError(
+                f"programs that wait for each other in a circle: {', '.join(sorted(left))}"
+            )
         found.append(wave)
         left = {name: wishes for name, wishes in left.items() if name not in wave}
     return found
@@ -47,7 +53,9 @@ def _unknown(depends_on: Wishes) -> Iterable[Problem]:
 
 
 def _circles(depends_on: Wishes) -> Iterable[Problem]:
-    """One for each circle: followed from every program along what it waits for, until a program comes again."""
+    """One for each circle: followed from every program along what it waits for, until a program
+    comes again.
+    """
     told: set[frozenset[str]] = set()
     for start in depends_on:
         circle = _circle_from(start, depends_on)

@@ -50,8 +50,8 @@ class LastWords:
 class ExecCheck:
     """Runs the command in the program's directory, environment, identity and limits.
 
-    It is no part of the program: the notify socket is withheld from it, so that it cannot speak in the program's name. Cancelling
-    kills its whole tree and waits until that is gone.
+    It is no part of the program: the notify socket is withheld from it, so that it cannot speak in
+    the program's name. Cancelling kills its whole tree and waits until that is gone.
     """
 
     def __init__(self, probe: ExecProbe, *, guardian: Spawner, process: ProcessSpec) -> None:
@@ -73,13 +73,17 @@ class ExecCheck:
         return self._with_words(f"not done in {seconds:g} s and killed")
 
     async def _run(self) -> EndCause:
-        spawning = asyncio.ensure_future(self._guardian.spawn(replace(self._spec, stdout=self._words, stderr=self._words)))
+        spawning = asyncio.ensure_future(
+            self._guardian.spawn(replace(self._spec, stdout=self._words, stderr=self._words))
+        )
         try:
             child = await asyncio.shield(spawning)
             return (await child.wait()).cause
         except asyncio.CancelledError:
             with suppress(SpawnError, GuardianLostError):
-                await (await spawning).stop(KILL_NOW)  # it may run already, though nobody has said so yet
+                await (await spawning).stop(
+                    KILL_NOW
+                )  # it may run already, though nobody has said so yet
             raise
 
     def _with_words(self, what: str) -> str:

@@ -1,7 +1,7 @@
 """Is a program healthy? One question at a time, answered within its timeout, counted per start.
 
-`Checker` asks in the way the policy says: HTTP, TCP, a command, or whether it has beaten. `watch` decides when to ask, counts, and
-returns when the program has to go.
+`Checker` asks in the way the policy says: HTTP, TCP, a command, or whether it has beaten. `watch`
+decides when to ask, counts, and returns when the program has to go.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ class Check(Protocol):
     """One way to ask."""
 
     async def ask(self) -> str | None:
-        """None if it is healthy, else why not. It may take for ever: cancelling it ends it, with all it has begun."""
+        """None if it is healthy, else why not. It may take for ever: cancelling it ends it, with
+        all it has begun.
+        """
 
     def overran(self, seconds: float) -> str:
         """What to say when there was no answer in so many seconds."""
 
 
 class Checker:
-    """Asks one start of a program for its health, as the policy says. Used on the loop; make a new one for each start."""
+    """Asks one start of a program for its health, as the policy says. Used on the loop; make a
+    new one for each start.
+    """
 
-    def __init__(self, policy: HealthPolicy, *, guardian: Spawner, process: ProcessSpec, clock: Clock) -> None:
+    def __init__(
+        self, policy: HealthPolicy, *, guardian: Spawner, process: ProcessSpec, clock: Clock
+    ) -> None:
         self.policy = policy
         self._clock = clock
         self._beats = _Beats(clock)
@@ -47,7 +53,8 @@ class Checker:
     async def ask(self) -> str | None:
         """None if it is healthy, else why not; never raises.
 
-        It takes no longer than the timeout, and for a command the moment until its killed tree is gone.
+        It takes no longer than the timeout, and for a command the moment until its killed tree is
+        gone.
         """
         asking = asyncio.ensure_future(self._answer())
         try:
@@ -116,18 +123,24 @@ class _Beats:
 
 
 def _startup(policy: HealthPolicy) -> float:
-    """How long a start may take by itself. One that beats as often as it is told to has not beaten before an interval is over."""
+    """How long a start may take by itself. One that beats as often as it is told to has not
+    beaten before an interval is over.
+    """
     if policy.startup is not None:
         return policy.startup
-    return max(policy.start_grace, policy.interval) if isinstance(policy.probe, HeartbeatProbe) else policy.start_grace
+    return (
+        max(policy.start_grace, policy.interval)
+        if isinstance(policy.probe, HeartbeatProbe)
+        else policy.start_grace
+    )
 
 
 async def watch(checker: Checker, clock: Clock, heard: Heard) -> str:
     """Ask for as long as it may stay, and return why it has to go.
 
-    With a start grace the first question comes after it. With a startup probe it is asked at once and often: `heard` then gets 0
-    failures whatever the answer, until it was healthy once. The counter belongs to this watch, so a restarted program starts
-    at zero; questions never overlap.
+    With a start grace the first question comes after it. With a startup probe it is asked at once
+    and often: `heard` then gets 0 failures whatever the answer, until it was healthy once. The
+    counter belongs to this watch, so a restarted program starts at zero; questions never overlap.
     """
     return await _Watch(checker, clock, heard).to_its_end()
 
@@ -148,11 +161,17 @@ class _Watch:
         if self._policy.startup is None:
             await self._grace()
         elif not await self._starts_up():
-            return f"not healthy {round(self._clock.monotonic() - self._began, 1):g} s after its start: {self._reason}"
+            return (
+                f"not healthy {round(self._clock.monotonic() - self._began, 1):g} s after its "
+                f"start: {self._reason}"
+            )
         # A startup probe has just asked.
         cadence = Cadence(interval=self._policy.interval, immediately=self._policy.startup is None)
         await every(cadence, self._ask, name="health check", clock=self._clock)
-        return f"{self._failures} failed health check{'s in a row' if self._failures > 1 else ''}: {self._reason}"
+        return (
+            f"{self._failures} failed health check{'s in a row' if self._failures > 1 else ''}: "
+            f"{self._reason}"
+        )
 
     async def _grace(self) -> None:
         while (left := self._checker.startup_left(self._began)) > 0:
@@ -161,7 +180,9 @@ class _Watch:
     async def _starts_up(self) -> bool:
         """Whether it was healthy once before its time to start was over."""
         cadence = Cadence(interval=self._policy.startup_interval)
-        asking = asyncio.ensure_future(every(cadence, self._ask_starting, name="startup probe", clock=self._clock))
+        asking = asyncio.ensure_future(
+            every(cadence, self._ask_starting, name="startup probe", clock=self._clock)
+        )
         try:
             while not asking.done() and (left := self._checker.startup_left(self._began)) > 0:
                 await settled_within(asking, left, self._clock)

@@ -1,7 +1,8 @@
 """What an HTTP answer says about health, read as it comes in.
 
-Healthy is status 200 and JSON with `"status": "healthy"`. The body ends where its length or its last chunk says, else where the
-connection ends: one that was cut short is no answer. An answer of more than 1 MiB is not read to its end.
+Healthy is status 200 and JSON with `"status": "healthy"`. The body ends where its length or its
+last chunk says, else where the connection ends: one that was cut short is no answer. An answer of
+more than 1 MiB is not read to its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _TOO_LONG = "the answer is longer than 1 MiB"
 
 
 class HttpAnswer:
-    """One answer, as far as it has come in: `feed` it until it is `whole` or the connection has ended, then take its `verdict`."""
+    """One answer, as far as it has come in: `feed` it until it is `whole` or the connection has
+    ended, then take its `verdict`.
+    """
 
     def __init__(self) -> None:
         self._size = 0
@@ -32,7 +35,11 @@ class HttpAnswer:
     @property
     def whole(self) -> bool:
         """Whether nothing that may follow would change the verdict."""
-        return self._size > MOST_BYTES or self._refusal is not None or (self._body is not None and self._body.whole)
+        return (
+            self._size > MOST_BYTES
+            or self._refusal is not None
+            or (self._body is not None and self._body.whole)
+        )
 
     def feed(self, data: bytes) -> None:
         self._size += len(data)
@@ -61,7 +68,11 @@ class HttpAnswer:
             return
         head = bytes(self._opening[:end])
         self._refusal = _refused(head)
-        self._body = _Chunked() if _header(head, b"transfer-encoding").lower().endswith(b"chunked") else _Sized(_length(head))
+        self._body = (
+            _Chunked()
+            if _header(head, b"transfer-encoding").lower().endswith(b"chunked")
+            else _Sized(_length(head))
+        )
         self._body.feed(bytes(self._opening[end + len(_END_OF_HEAD) :]))
         self._opening.clear()
 
@@ -90,7 +101,9 @@ class _Sized:
 
 
 class _Chunked:
-    """A body in chunks, each behind its size; the one of size 0 ends it, and what trails it does not matter."""
+    """A body in chunks, each behind its size; the one of size 0 ends it, and what trails it does
+    not matter.
+    """
 
     def __init__(self) -> None:
         self.whole = False
@@ -151,7 +164,9 @@ def _refused(head: bytes) -> str | None:
 
 
 def _length(head: bytes) -> int | None:
-    """How long the body is said to be; None if that is not said. More digits than any length has are not counted out."""
+    """How long the body is said to be; None if that is not said. More digits than any length has
+    are not counted out.
+    """
     text = _header(head, b"content-length")
     return int(text[:_MOST_DIGITS]) if text.isdigit() else None
 

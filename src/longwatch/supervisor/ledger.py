@@ -1,8 +1,9 @@
 """The durable ledger: what is remembered of every program, in a store of the supervisor's own.
 
-Notes are written by a thread of the ledger's, several in one transaction, each program's latest only: the loop never waits for a
-disk. Who has to know that a note is on disk (an operator's stop) awaits `settled`. A store that cannot be written now is written
-later, and a ledger that cannot be read is put aside under another name and begun anew; neither stops a program.
+Notes are written by a thread of the ledger's, several in one transaction, each program's latest
+only: the loop never waits for a disk. Who has to know that a note is on disk (an operator's stop)
+awaits `settled`. A store that cannot be written now is written later, and a ledger that cannot be
+read is put aside under another name and begun anew; neither stops a program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Waiting = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
 
 
 class Ledger(Service):
-    """Remembers programs in one file. `read` before `start`; `note` and `settled` are called on the loop."""
+    """Remembers programs in one file. `read` before `start`; `note` and `settled` are called on
+    the loop.
+    """
 
     def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
         super().__init__(name="ledger", clock=clock)
@@ -56,7 +59,9 @@ class Ledger(Service):
         )
 
     def read(self, *, forget_after: float, known: Collection[str] = ()) -> dict[str, Memory]:
-        """Everything that is remembered, less what is about programs that are not known and was not touched for so long."""
+        """Everything that is remembered, less what is about programs that are not known and was
+        not touched for so long.
+        """
         try:
             return self._read(forget_after, known)
         except StoreCorruptError as error:
@@ -76,7 +81,9 @@ class Ledger(Service):
         self._writer.wake()
 
     async def settled(self) -> None:
-        """Wait until everything that was noted so far is on disk; StoreError if it could not be written just now."""
+        """Wait until everything that was noted so far is on disk; StoreError if it could not be
+        written just now.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -98,10 +105,16 @@ class Ledger(Service):
     # --- the store ---
 
     def _read(self, forget_after: float, known: Collection[str]) -> dict[str, Memory]:
-        rows = self._database.write(lambda transaction: self._pruned(transaction, forget_after, known))
-        return {name: Memory.from_dict(json.loads(memory)) for name, memory in rows}  # NaN and its like are refused there
+        rows = self._database.write(
+            lambda transaction: self._pruned(transaction, forget_after, known)
+        )
+        return {
+            name: Memory.from_dict(json.loads(memory)) for name, memory in rows
+        }  # NaN and its like are refused there
 
-    def _pruned(self, transaction: Transaction, age: float, known: Collection[str]) -> list[tuple[str, str]]:
+    def _pruned(
+        self, transaction: Transaction, age: float, known: Collection[str]
+    ) -> list[tuple[str, str]]:
         for name, _ in transaction.rows(self._sql["all"]):
             if name not in known:
                 transaction.execute(self._sql["forget"], {"name": name, "age": age})
@@ -118,7 +131,12 @@ class Ledger(Service):
         except BaseException as error:
             with self._lock:
                 self._unwritten = {**taken, **self._unwritten}
-            _tell(waiting, error if isinstance(error, StoreError) else StoreError(f"the ledger failed: {error}"))
+            _tell(
+                waiting,
+                error
+                if isinstance(error, StoreError)
+                else StoreError(f"the ledger failed: {error}"),
+            )
             raise
         _tell(waiting, None)
 

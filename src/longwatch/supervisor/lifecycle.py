@@ -1,7 +1,7 @@
 """The life of a program, as a table.
 
-Read a row as: in this state, when this happens, go there. What is not in the table cannot happen. `Program` performs the story;
-this file knows no process, no clock and no log.
+Read a row as: in this state, when this happens, go there. What is not in the table cannot happen.
+`Program` performs the story; this file knows no process, no clock and no log.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class Memory:
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """The reverse of `to_dict`; ValueError for what is no such thing. Keys that a newer version may have added are left out."""
+        """The reverse of `to_dict`; ValueError for what is no such thing. Keys that a newer
+        version may have added are left out.
+        """
         table = _table(data)
         checked = {name: check(table[name]) for name, check in _CHECKS.items() if name in table}
         return cls(**checked)
@@ -74,7 +76,11 @@ def _count(value: object) -> int:
 
 
 def _moment(value: object) -> float:
-    number = float(value) if isinstance(value, int) and not isinstance(value, bool) else _of(value, float)
+    number = (
+        float(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else _of(value, float)
+    )
     if not -_MOST <= number <= _MOST:
         raise ValueError("a moment out of bounds")
     return number

@@ -14,7 +14,9 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One thing a program has said. `pid` is the sender's, told by the kernel; 0 if it cannot be seen from here."""
+    """One thing a program has said. `pid` is the sender's, told by the kernel; 0 if it cannot be
+    seen from here.
+    """
 
     pid: int
     ready: bool = False
@@ -32,7 +34,9 @@ class Notice:
 
     @classmethod
     def parse(cls, datagram: bytes, *, pid: int) -> Notice | None:
-        """What the datagram says; None if that is nothing we know. Of a name that is given twice the last counts."""
+        """What the datagram says; None if that is nothing we know. Of a name that is given twice
+        the last counts.
+        """
         said = dict(_assignments(datagram))
         notice = cls(
             pid=pid,
@@ -57,6 +61,8 @@ def _status(text: str | None) -> str | None:
 
 def _seconds(microseconds: str) -> float | None:
     """None for what is no whole number above 0."""
-    if not (microseconds.isascii() and microseconds.isdigit() and len(microseconds) <= _MOST_DIGITS):
+    if not (
+        microseconds.isascii() and microseconds.isdigit() and len(microseconds) <= _MOST_DIGITS
+    ):
         return None
     return min(int(microseconds) / 1_000_000, LONGEST_EXTENSION) or None

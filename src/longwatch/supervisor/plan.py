@@ -1,4 +1,6 @@
-"""What is to be kept up, and how: plain values that can be compared, so that a reload touches only what changed."""
+"""What is to be kept up, and how: plain values that can be compared, so that a reload touches
+only what changed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from longwatch.supervisor.probes import HealthPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What becomes of a program's lines beside its log file, and how large that gets; for whoever makes its streams."""
+    """What becomes of a program's lines beside its log file, and how large that gets; for
+    whoever makes its streams.
+    """
 
     console: bool = True
     max_bytes: int = 10 << 20
@@ -30,9 +34,10 @@ class Output:
 class ProgramPlan:
     """One program.
 
-    `process` has no streams of its own: whoever runs the plan says where output goes. `ready_timeout` ends a run that is not ready
-    by then, as one that failed its health checks; None: it may take for ever. A `critical` program takes everything down with it
-    when its breaker trips, or it fails in a way that nothing is done about.
+    `process` has no streams of its own: whoever runs the plan says where output goes.
+    `ready_timeout` ends a run that is not ready by then, as one that failed its health checks;
+    None: it may take for ever. A `critical` program takes everything down with it when its breaker
+    trips, or it fails in a way that nothing is done about.
     """
 
     name: str
@@ -52,7 +57,9 @@ class ProgramPlan:
     autostart: bool = True
     """Whether it is wanted up when nobody has said otherwise yet."""
     group: str = ""
-    """What it is one of several of: by that name all of them can be told what to do, and they are restarted one after another."""
+    """What it is one of several of: by that name all of them can be told what to do, and they
+    are restarted one after another.
+    """
 
     @classmethod
     def of(  # noqa: PLR0913 - what makes a command a process, each by name; the rest are the plan's own fields
@@ -66,7 +73,9 @@ class ProgramPlan:
         user: str | None = None,
         **policies: Any,
     ) -> Self:
-        """A plan for a command: run without a shell, in our environment with `env` added. `policies` are the fields above."""
+        """A plan for a command: run without a shell, in our environment with `env` added.
+        `policies` are the fields above.
+        """
         identity = None if user is None else identity_of(user)
         theirs = {} if identity is None else identity_environment(identity)
         process = ProcessSpec(
@@ -83,5 +92,11 @@ class ProgramPlan:
         return self.readiness or (Readiness.UP if self.health is None else Readiness.HEALTHY)
 
     def needs_restart(self, other: ProgramPlan) -> bool:
-        """Whether a running program must be started anew to follow the other plan; everything else is taken over as it runs."""
-        return (self.process, self.health, self.ready_when) != (other.process, other.health, other.ready_when)
+        """Whether a running program must be started anew to follow the other plan; everything
+        else is taken over as it runs.
+        """
+        return (self.process, self.health, self.ready_when) != (
+            other.process,
+            other.health,
+            other.ready_when,
+        )

@@ -1,4 +1,6 @@
-"""A program's place in the supervisor: what is wanted of it, what it waits for, and what is told of it."""
+"""A program's place in the supervisor: what is wanted of it, what it waits for, and what is told
+of it.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ class Posts(Protocol):
 
 
 class Post:
-    """Keeps a program alive for as long as somebody wants it: every wish to start is one life. Used on the loop.
+    """Keeps a program alive for as long as somebody wants it: every wish to start is one life. Used
+    on the loop.
 
-    `desired` is the durable wish, and `wished` the wish that has not been followed yet: a program that has ended by itself is still
-    desired, and not started again for that.
+    `desired` is the durable wish, and `wished` the wish that has not been followed yet: a program
+    that has ended by itself is still desired, and not started again for that.
     """
 
     def __init__(self, program: Program, *, posts: Posts, bulletin: Bulletin, clock: Clock) -> None:

@@ -1,7 +1,8 @@
 """Who supervises here: one lock in the state directory, held for as long as the supervisor lives.
 
-`supervisor.lock` says two things. Its lock says whether a supervisor lives; the kernel lets go of it when the process ends,
-however it ends, and no pid that somebody else has got meanwhile can be taken for it. Its first line says where to reach it:
+`supervisor.lock` says two things. Its lock says whether a supervisor lives; the kernel lets go of
+it when the process ends, however it ends, and no pid that somebody else has got meanwhile can be
+taken for it. Its first line says where to reach it:
 
     locked, with a socket       a supervisor that can be asked
     locked, without one         it has just been started
@@ -27,7 +28,9 @@ LOCK_FILE = "supervisor.lock"
 _LONGEST_LINE = 4096
 _TRIES = 5
 _BETWEEN_TRIES = 0.02
-"""Seconds; a client that looks holds the lock for a moment, too, and is not to be taken for a supervisor."""
+"""Seconds; a client that looks holds the lock for a moment, too, and is not to be taken for a
+supervisor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,18 @@ class Presence:
 
     @classmethod
     def claim(cls, state: Path, *, clock: Clock | None = None) -> Self:
-        """Be the supervisor here; TryAgainError if another one is, UsageError if the directory cannot be used."""
+        """Be the supervisor here; TryAgainError if another one is, UsageError if the directory
+        cannot be used.
+        """
         path = state / LOCK_FILE
         clock = clock or SystemClock()
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise UsageError(f"cannot write {path} ({_reason(error)}); choose another state directory (--state-dir)") from None
+            raise UsageError(
+                f"cannot write {path} ({_reason(error)}); choose another state directory "
+                f"(--state-dir)"
+            ) from None
         try:
             _lock(descriptor, state, clock)
             return cls(descriptor, clock=clock)
@@ -76,13 +84,17 @@ class Presence:
             self._leave_behind()
 
     def _note(self, facts: dict[str, object]) -> None:
-        """One write, then the rest of a longer line before it cut off: whoever reads a line reads a whole one."""
+        """One write, then the rest of a longer line before it cut off: whoever reads a line
+        reads a whole one.
+        """
         line = json.dumps(facts).encode() + b"\n"
         try:
             os.pwrite(self._descriptor, line, 0)
             os.ftruncate(self._descriptor, len(line))
         except OSError as error:
-            raise TryAgainError(f"cannot write {LOCK_FILE} in the state directory: {_reason(error)}") from None
+            raise TryAgainError(
+                f"cannot write {LOCK_FILE} in the state directory: {_reason(error)}"
+            ) from None
 
     def _leave_behind(self) -> None:
         """Close our end; in a forked child that leaves the lock with its parent."""
@@ -92,14 +104,20 @@ class Presence:
 
 
 def find(state: Path) -> Found:
-    """The supervisor of a state directory, for those who want to ask it; TryAgainError, with what to do, if there is none."""
+    """The supervisor of a state directory, for those who want to ask it; TryAgainError, with
+    what to do, if there is none.
+    """
     try:
-        descriptor = os.open(state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(
+            state / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
     except (FileNotFoundError, NotADirectoryError):
         raise _nobody(state) from None
     except OSError as error:
         problem = f"cannot look for the supervisor of {state} ({_reason(error)})"
-        raise UsageError(f"{problem}; ask as the user who started it, or give --state-dir") from None
+        raise UsageError(
+            f"{problem}; ask as the user who started it, or give --state-dir"
+        ) from None
     try:
         held, noted = not _locked(descriptor, fcntl.LOCK_SH), _noted(descriptor)
     finally:
@@ -115,12 +133,17 @@ def _found(state: Path, noted: dict[str, Any]) -> Found:
 
 def _not_found(state: Path, noted: dict[str, Any]) -> Found:
     if "pid" in noted:
-        raise TryAgainError(f"the supervisor of {state} (pid {noted['pid']}) was killed; start it again with `longwatch up`")
+        raise TryAgainError(
+            f"the supervisor of {state} (pid {noted['pid']}) was killed; start it again with "
+            f"`longwatch up`"
+        )
     raise _nobody(state)
 
 
 def _nobody(state: Path) -> TryAgainError:
-    return TryAgainError(f"no supervisor runs on {state}; start one with `longwatch up`, or give --state-dir")
+    return TryAgainError(
+        f"no supervisor runs on {state}; start one with `longwatch up`, or give --state-dir"
+    )
 
 
 def _lock(descriptor: int, state: Path, clock: Clock) -> None:
@@ -129,8 +152,15 @@ def _lock(descriptor: int, state: Path, clock: Clock) -> None:
             return
         clock.wait(Wakeup(), _BETWEEN_TRIES)
     noted = _noted(descriptor)
-    who, end = (f"pid {noted['pid']}", f", end it with `kill {noted['pid']}`") if "pid" in noted else ("another process", "")
-    raise TryAgainError(f"{who} is supervising on {state} already; use `longwatch status`{end}, or give another --state-dir")
+    who, end = (
+        (f"pid {noted['pid']}", f", end it with `kill {noted['pid']}`")
+        if "pid" in noted
+        else ("another process", "")
+    )
+    raise TryAgainError(
+        f"{who} is supervising on {state} already; use `longwatch status`{end}, or give "
+        f"another --state-dir"
+    )
 
 
 def _locked(descriptor: int, kind: int) -> bool:

@@ -39,9 +39,10 @@ Probe = HttpProbe | TcpProbe | ExecProbe | HeartbeatProbe
 class HealthPolicy:
     """When a program is asked, and when it has to go.
 
-    The first question comes `start_grace` seconds after the start, then one every `interval`; each has `timeout` seconds for
-    the whole answer; `failures` in a row end the run. With `startup` there is no grace: it is asked every `startup_interval`
-    from the start, failures do not count until it was healthy once, and one that was not after `startup` seconds has to go.
+    The first question comes `start_grace` seconds after the start, then one every `interval`; each
+    has `timeout` seconds for the whole answer; `failures` in a row end the run. With `startup`
+    there is no grace: it is asked every `startup_interval` from the start, failures do not count
+    until it was healthy once, and one that was not after `startup` seconds has to go.
     """
 
     probe: Probe

@@ -17,7 +17,14 @@ from longwatch.core.backoff import Backoff
 from longwatch.core.breaker import Breaker, Phase
 from longwatch.core.clock import Clock
 from longwatch.core.endcause import EndCause, EndKind
-from longwatch.core.events import CircuitBreakerTripped, Event, Events, ProgramEnded, ProgramStarted, RestartScheduled
+from longwatch.core.events import (
+    CircuitBreakerTripped,
+    Event,
+    Events,
+    ProgramEnded,
+    ProgramStarted,
+    RestartScheduled,
+)
 from longwatch.errors import SpawnError
 from longwatch.host.capture import Sink
 from longwatch.host.children import Guardian
@@ -57,10 +64,12 @@ async def _open_gate() -> None:
 class Program:
     """Keeps one program up: starts it, judges its ends, waits, gives up when the breaker trips.
 
-    `live` is one story, on the loop; when it is over it may be told again. `stop`, `kill` and `reset` may be called on the
-    loop at any time; `signal` passes a signal on. What it does is told as events, and `changed` is called after every move. A
-    run is *stable* once it was up for `backoff.stable_after` seconds and, if it is health-checked, was found healthy after that;
-    backoff, breaker and hang counter then start anew. With `strict`, the very first start must work: SpawnError if it does not.
+    `live` is one story, on the loop; when it is over it may be told again. `stop`, `kill` and
+    `reset` may be called on the loop at any time; `signal` passes a signal on. What it does is told
+    as events, and `changed` is called after every move. A run is *stable* once it was up for
+    `backoff.stable_after` seconds and, if it is health-checked, was found healthy after that;
+    backoff, breaker and hang counter then start anew. With `strict`, the very first start must
+    work: SpawnError if it does not.
     """
 
     def __init__(  # noqa: PLR0913 - a program and its surroundings, most of them optional
@@ -99,11 +108,15 @@ class Program:
         self.follow(plan)
 
     def follow(self, plan: ProgramPlan) -> None:
-        """Go by this plan from now on: what can change as it runs does, the rest with the next start."""
+        """Go by this plan from now on: what can change as it runs does, the rest with the next
+        start.
+        """
         known = self.memory.breaker
         self.plan = plan
         self.backoff = Backoff(plan.backoff, failures=self.memory.failures)
-        self.breaker = Breaker(plan.breaker) if known is None else Breaker.from_dict(plan.breaker, known)
+        self.breaker = (
+            Breaker(plan.breaker) if known is None else Breaker.from_dict(plan.breaker, known)
+        )
         if self.run is not None:
             self.breaker.admits(self._clock.wall())  # a trial that is under way stays one
 
@@ -141,7 +154,9 @@ class Program:
     # --- told from outside ---
 
     def stop(self, policy: StopPolicy | None = None, *, shutting_down: bool = True) -> None:
-        """End its life: signal, grace, kill. A second call hastens the first with the policy it brings."""
+        """End its life: signal, grace, kill. A second call hastens the first with the policy it
+        brings.
+        """
         self._unwanted = policy or self.plan.stop
         self._shutting_down = shutting_down
         if self.run is not None:
@@ -167,7 +182,9 @@ class Program:
             self._call()
 
     def hear(self, notice: Notice) -> None:
-        """What it says on its notify socket; a quick one says it before we have heard that it runs."""
+        """What it says on its notify socket; a quick one says it before we have heard that it
+        runs.
+        """
         if self.run is not None:
             self.run.hear(notice)
         elif self.state is State.STARTING:
@@ -176,11 +193,15 @@ class Program:
     # --- before a run ---
 
     async def _admitted(self, gate: Gate) -> bool:
-        """Wait for what it depends on, and for an open breaker that was remembered; False if it was told to stop meanwhile."""
+        """Wait for what it depends on, and for an open breaker that was remembered; False if it
+        was told to stop meanwhile.
+        """
         waiting = asyncio.ensure_future(gate())
         try:
             while not waiting.done() and self._unwanted is None:
-                await asyncio.wait({waiting, self._awaited_call()}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {waiting, self._awaited_call()}, return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             waiting.cancel()
         if self._unwanted is not None:
@@ -206,9 +227,13 @@ class Program:
             child = await self._guardian.spawn(process)
         except SpawnError as error:
             return self._spawn_failed(error)
-        self.run = Run(self.plan, child, clock=self._clock, tell=self._tell, changed=self._run_changed)
+        self.run = Run(
+            self.plan, child, clock=self._clock, tell=self._tell, changed=self._run_changed
+        )
         command, start = tuple(self.plan.process.argv), self.memory.starts
-        self._tell(ProgramStarted(program=self.plan.name, pid=child.pid, command=command, start=start))
+        self._tell(
+            ProgramStarted(program=self.plan.name, pid=child.pid, command=command, start=start)
+        )
         self._move(Move.SPAWNED)
         if self._unwanted is not None:
             self.run.stop(self._unwanted)
@@ -222,16 +247,28 @@ class Program:
     def _process(self) -> ProcessSpec:
         """What to start, with its streams and the address where it may tell us how it is."""
         health = self.plan.health
-        beats = health.interval if health is not None and isinstance(health.probe, HeartbeatProbe) else None
+        beats = (
+            health.interval
+            if health is not None and isinstance(health.probe, HeartbeatProbe)
+            else None
+        )
         told = self.notify.environment(beats) if self.notify is not None else {}
         stdin, stdout, stderr = self.streams
         self._stable = self._sick = False
-        return replace(self.plan.process, env={**self.plan.process.env, **told}, stdin=stdin, stdout=stdout, stderr=stderr)
+        return replace(
+            self.plan.process,
+            env={**self.plan.process.env, **told},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
 
     def _run_changed(self) -> None:
         """The run has become stable, ready or sick, or is being stopped."""
         assert self.run is not None
-        if self.run.stable and (self.memory.failures or self.breaker.events or self.breaker.reason or self.memory.hangs):
+        if self.run.stable and (
+            self.memory.failures or self.breaker.events or self.breaker.reason or self.memory.hangs
+        ):
             self.backoff.succeeded()
             self.breaker.succeeded()
             self.memory.hangs = 0
@@ -260,12 +297,16 @@ class Program:
         return decision
 
     def _breaks(self) -> bool:
-        """Record the failure with the breaker; True when that was one too many, or too many hangs in a row."""
+        """Record the failure with the breaker; True when that was one too many, or too many
+        hangs in a row.
+        """
         now = self._clock.wall()
         self.memory.hangs = self.memory.hangs + 1 if self._sick else self.memory.hangs
         too_many = self.breaker.failed(now) or self.breaker.phase(now) is Phase.OPEN
         if self.memory.hangs >= max(self.plan.breaker.tolerated, 1):
-            self.breaker.trip(now, f"{self.memory.hangs} runs in a row ended by failed health checks")
+            self.breaker.trip(
+                now, f"{self.memory.hangs} runs in a row ended by failed health checks"
+            )
             return True
         return too_many
 
@@ -274,7 +315,9 @@ class Program:
         if not decision.restart:
             self.breaker.undecided()
         now = self._clock.wall()
-        self.memory.last_end = LastEnd(str(ending.cause), decision.verdict.value, now, ending.lasted)
+        self.memory.last_end = LastEnd(
+            str(ending.cause), decision.verdict.value, now, ending.lasted
+        )
         self._tell(
             ProgramEnded(
                 program=self.plan.name,
@@ -297,7 +340,11 @@ class Program:
         self._move(Move.TRIPPED)
         window, reason = self.plan.breaker.window, self.breaker.reason
         restarts = max(len(self.breaker.events) - 1, 0)
-        self._tell(CircuitBreakerTripped(program=self.plan.name, restarts=restarts, window=window, reason=reason))
+        self._tell(
+            CircuitBreakerTripped(
+                program=self.plan.name, restarts=restarts, window=window, reason=reason
+            )
+        )
         self._remember()
         return self.plan.critical
 
@@ -307,12 +354,19 @@ class Program:
         self._remember()
         in_window = len(self.breaker.events)
         self._tell(
-            RestartScheduled(program=self.plan.name, delay=delay, failures=self.backoff.failures, restarts_in_window=in_window)
+            RestartScheduled(
+                program=self.plan.name,
+                delay=delay,
+                failures=self.backoff.failures,
+                restarts_in_window=in_window,
+            )
         )
         return await self._next_start_in(delay)
 
     async def _cool_down(self) -> bool:
-        """Stay broken until one trial may be made, or somebody resets it; False if it was told to stop meanwhile."""
+        """Stay broken until one trial may be made, or somebody resets it; False if it was told
+        to stop meanwhile.
+        """
         while not self.breaker.admits(self._clock.wall()):
             if not await self._pause(self.breaker.cooldown_left(self._clock.wall())):
                 return False

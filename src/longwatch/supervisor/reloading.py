@@ -9,14 +9,22 @@ from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.roster import Roster
 
 
-async def reload(roster: Roster, plans: Mapping[str, ProgramPlan], *, go_on: Callable[[], None]) -> PlanReloaded:
-    """Stop what is in no plan any more, start anew what has to be, change the rest as it runs, then start what is new.
+async def reload(
+    roster: Roster, plans: Mapping[str, ProgramPlan], *, go_on: Callable[[], None]
+) -> PlanReloaded:
+    """Stop what is in no plan any more, start anew what has to be, change the rest as it runs, then
+    start what is new.
 
     What the new plans need of the machine is made first: if it cannot be had, nothing is changed.
-    `go_on` is asked once what leaves has left, which may take its time; it raises when nothing is to be started any more.
+    `go_on` is asked once what leaves has left, which may take its time; it raises when nothing is
+    to be started any more.
     """
-    told = difference({name: post.plan for name, post in roster.posts.items() if not post.retired}, plans)
-    prepared = {name: roster.prepare(plans[name]) for name in (*told.changed, *told.updated, *told.added)}
+    told = difference(
+        {name: post.plan for name, post in roster.posts.items() if not post.retired}, plans
+    )
+    prepared = {
+        name: roster.prepare(plans[name]) for name in (*told.changed, *told.updated, *told.added)
+    }
     await roster.retire(told.removed)
     go_on()
     for name in (*told.changed, *told.updated):

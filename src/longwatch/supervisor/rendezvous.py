@@ -1,4 +1,6 @@
-"""A directory of one supervisor for its sockets: short enough for their addresses, its owner's alone, gone when it is."""
+"""A directory of one supervisor for its sockets: short enough for their addresses, its owner's
+alone, gone when it is.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _PREFIX = "up-"
 
 
 class Rendezvous:
-    """The directory, held by a lock for as long as its maker lives; what a killed one left is removed by the next."""
+    """The directory, held by a lock for as long as its maker lives; what a killed one left is
+    removed by the next.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -32,14 +36,17 @@ class Rendezvous:
             path = base / f"{_PREFIX}{os.getpid()}-{os.urandom(3).hex()}"
             path.mkdir(mode=0o700)
             lock = _locked(path, fcntl.LOCK_EX)
-            if lock is not None and path.is_dir():  # else somebody took it for abandoned before it was locked
+            if (
+                lock is not None and path.is_dir()
+            ):  # else somebody took it for abandoned before it was locked
                 return cls(path, lock)
 
     def address(self, name: str, uid: int | None = None) -> Path:
-        """Where a socket of that name may be; for another user's process in a directory that it can pass: it cannot come here.
+        """Where a socket of that name may be; for another user's process in a directory that it can
+        pass: it cannot come here.
 
-        That one stays ours as well. In a directory of theirs they could put a link in the socket's place, and we would open up
-        whatever it leads to.
+        That one stays ours as well. In a directory of theirs they could put a link in the socket's
+        place, and we would open up whatever it leads to.
         """
         if uid is None or uid == os.getuid():
             return self.path / name

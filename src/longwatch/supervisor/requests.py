@@ -20,7 +20,9 @@ LONGEST_WAIT = 86_400.0
 
 
 class Requests:
-    """Answers requests; UsageError for one that cannot be understood. `about` is what more a status says of the supervisor."""
+    """Answers requests; UsageError for one that cannot be understood. `about` is what more a
+    status says of the supervisor.
+    """
 
     def __init__(  # noqa: PLR0913 - what can be asked about
         self,
@@ -56,7 +58,10 @@ class Requests:
             case "reload":
                 return _reloaded(await self._reload())
             case unknown:
-                raise UsageError(f"unknown command {unknown!r}; there are: status, start, stop, restart, reset, reload")
+                raise UsageError(
+                    f"unknown command {unknown!r}; there are: status, start, stop, restart, "
+                    f"reset, reload"
+                )
 
     def _about(self) -> Facts:
         return {
@@ -69,7 +74,12 @@ class Requests:
 
     def _told(self, programs: list[Facts]) -> Answer:
         """The facts, and where each program's output is kept."""
-        return {"programs": [{**facts, "log": str(self._state / "logs" / f"{facts['name']}.log")} for facts in programs]}
+        return {
+            "programs": [
+                {**facts, "log": str(self._state / "logs" / f"{facts['name']}.log")}
+                for facts in programs
+            ]
+        }
 
 
 def _names(request: Mapping[str, Any]) -> list[str]:
@@ -83,11 +93,20 @@ def _seconds(request: Mapping[str, Any]) -> float:
     seconds = request.get("timeout")
     if seconds is None:
         return START_TIMEOUT
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_WAIT:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= LONGEST_WAIT
+    ):
         raise UsageError('"timeout" must be a number of seconds, more than 0 and a day at most')
     return float(seconds)
 
 
 def _reloaded(told: PlanReloaded) -> Answer:
-    lists = {"added": told.added, "changed": told.changed, "updated": told.updated, "removed": told.removed}
+    lists = {
+        "added": told.added,
+        "changed": told.changed,
+        "updated": told.updated,
+        "removed": told.removed,
+    }
     return {"programs": [], **{name: list(names) for name, names in lists.items()}}

@@ -1,4 +1,6 @@
-"""The programs of a supervisor, each at its post: who comes, who goes, and what becomes of their memory. On the loop."""
+"""The programs of a supervisor, each at its post: who comes, who goes, and what becomes of their
+memory. On the loop.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Prepared(NamedTuple):
 
 
 class Roster:
-    """Posts by name. `note` is told whenever what is remembered of a program may have changed; `after_life` when one has lived;
-    `failed` when one could not, which is the end of everything.
+    """Posts by name. `note` is told whenever what is remembered of a program may have changed;
+    `after_life` when one has lived; `failed` when one could not, which is the end of everything.
     """
 
     def __init__(  # noqa: PLR0913 - what a program lives among, each by name
@@ -85,16 +87,24 @@ class Roster:
         return post
 
     def prepare(self, plan: ProgramPlan) -> Prepared:
-        """Make what a plan needs of the machine, and change nothing yet: what cannot be had is told before anybody is touched."""
+        """Make what a plan needs of the machine, and change nothing yet: what cannot be had is
+        told before anybody is touched.
+        """
         return Prepared(plan, self._streams(plan), self._address_for(plan))
 
     def _address_for(self, plan: ProgramPlan) -> Path | None:
         """A new one; None for a program that can keep the one it has."""
         present = self.posts.get(plan.name)
-        if present is not None and not present.retired and present.plan.process.identity == plan.process.identity:
+        if (
+            present is not None
+            and not present.retired
+            and present.plan.process.identity == plan.process.identity
+        ):
             return None
         self._number += 1
-        return self.address(f"n{self._number}", plan.process.identity.uid if plan.process.identity else None)
+        return self.address(
+            f"n{self._number}", plan.process.identity.uid if plan.process.identity else None
+        )
 
     def take_over(self, post: Post, prepared: Prepared) -> None:
         """Have a program follow another plan."""
@@ -154,7 +164,9 @@ class Roster:
             self.posts[name].program.hear(notice)
 
     def _kept(self, name: str, task: asyncio.Task[None]) -> None:
-        """A post was left: because everything ends, because its program was retired, or by an error that ends everything."""
+        """A post was left: because everything ends, because its program was retired, or by an
+        error that ends everything.
+        """
         if task.cancelled():
             return
         if error := task.exception():

@@ -1,8 +1,9 @@
 """One run of a program: from its start to the end of its tree, and what is noticed meanwhile.
 
-Three things are watched while it runs, each in a task of its own that ends with the run: whether it has been up long enough to be
-called stable, whether it answers for its health, and whether it is ready in time. What it says on its notify socket is heard too.
-A run that fails its checks is *sick*: it is stopped like any other, and the exit decision starts it again.
+Three things are watched while it runs, each in a task of its own that ends with the run: whether it
+has been up long enough to be called stable, whether it answers for its health, and whether it is
+ready in time. What it says on its notify socket is heard too. A run that fails its checks is
+*sick*: it is stopped like any other, and the exit decision starts it again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 
 from longwatch.core.clock import Clock
-from longwatch.core.events import Event, HealthCheckFailed, HealthCheckPassed, ProgramReady, ProgramStable, ProgramStopping
+from longwatch.core.events import (
+    Event,
+    HealthCheckFailed,
+    HealthCheckPassed,
+    ProgramReady,
+    ProgramStable,
+    ProgramStopping,
+)
 from longwatch.host.children import Guardian
 from longwatch.host.process import KILL_NOW, Child, Ending, ProcessSpec, StopPolicy
 from longwatch.supervisor.conditions import Readiness
@@ -63,10 +71,14 @@ class Run:
     def age(self) -> float:
         return self._clock.monotonic() - self.child.started_at
 
-    async def to_its_end(self, guardian: Guardian, process: ProcessSpec, said: Iterable[Notice] = ()) -> Ending:
+    async def to_its_end(
+        self, guardian: Guardian, process: ProcessSpec, said: Iterable[Notice] = ()
+    ) -> Ending:
         """Watch it until its tree is gone; `said` is what it has said so far."""
         if self.plan.health is not None:
-            self._checker = Checker(self.plan.health, guardian=guardian, process=process, clock=self._clock)
+            self._checker = Checker(
+                self.plan.health, guardian=guardian, process=process, clock=self._clock
+            )
         if self.plan.ready_when is Readiness.UP:
             self._become_ready()
         for notice in said:
@@ -77,12 +89,18 @@ class Run:
     def stop(self, policy: StopPolicy) -> None:
         """Signal, grace, kill; without waiting for it. A second call hastens the first."""
         self.stopping = True
-        self._tell(ProgramStopping(program=self.plan.name, pid=self.child.pid, signal=policy.signal, grace=policy.grace))
+        self._tell(
+            ProgramStopping(
+                program=self.plan.name, pid=self.child.pid, signal=policy.signal, grace=policy.grace
+            )
+        )
         self.child.stop_soon(policy)
         self._changed()
 
     def condemn(self, reason: str) -> None:
-        """It is alive and of no use: kill it now, and judge its end as that of one that failed its health checks."""
+        """It is alive and of no use: kill it now, and judge its end as that of one that failed
+        its health checks.
+        """
         if not (self.sick or self.stopping):
             self.sick = reason
             self.stop(KILL_NOW)
@@ -98,7 +116,9 @@ class Run:
         if notice.ready:
             self._has_started()
         if notice.trigger:
-            self._fall_sick(f"watchdog: {notice.status}" if notice.status else "it said WATCHDOG=trigger")
+            self._fall_sick(
+                f"watchdog: {notice.status}" if notice.status else "it said WATCHDOG=trigger"
+            )
         if notice.stopping:
             self.leaving = True
             self._changed()
@@ -152,7 +172,11 @@ class Run:
             return  # while it starts, nothing is held against it
         if reason is not None:
             allowed = self.plan.health.failures if self.plan.health else 0
-            self._tell(HealthCheckFailed(program=name, pid=pid, reason=reason, failures=failures, allowed=allowed))
+            self._tell(
+                HealthCheckFailed(
+                    program=name, pid=pid, reason=reason, failures=failures, allowed=allowed
+                )
+            )
             return
         if not was_healthy:
             self._tell(HealthCheckPassed(program=name, pid=pid))

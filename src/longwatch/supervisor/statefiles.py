@@ -1,4 +1,6 @@
-"""What a supervisor has in its state directory: the claim to it, the ledger, and the way to reach it."""
+"""What a supervisor has in its state directory: the claim to it, the ledger, and the way to
+reach it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class StateFiles:
-    """Opened when the supervisor starts, closed when it stops. `open` and `close` block; the rest is for the loop."""
+    """Opened when the supervisor starts, closed when it stops. `open` and `close` block; the
+    rest is for the loop.
+    """
 
     def __init__(self, state: Path, *, clock: Clock, events: Events) -> None:
         self.state = state

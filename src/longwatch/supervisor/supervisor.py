@@ -1,8 +1,10 @@
-"""Several programs, kept up together: as a service of any process, and behind `longwatch up` and `longwatch run`.
+"""Several programs, kept up together: as a service of any process, and behind `longwatch up` and
+`longwatch run`.
 
-The way of a supervisor: claim the state directory → read the ledger → start the guardian → open the control socket → wish every
-program up that is desired → … → stop them, dependents first, under one deadline → stop the guardian → write the ledger.
-Everything but the public methods happens on one loop, so nothing here is locked.
+The way of a supervisor: claim the state directory → read the ledger → start the guardian → open the
+control socket → wish every program up that is desired → … → stop them, dependents first, under one
+deadline → stop the guardian → write the ledger. Everything but the public methods happens on one
+loop, so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.endcause import EndCause
-from longwatch.core.events import Event, Events, PlanReloaded, ProgramEnded, ReloadRefused, StopsRemembered
+from longwatch.core.events import (
+    Event,
+    Events,
+    PlanReloaded,
+    ProgramEnded,
+    ReloadRefused,
+    StopsRemembered,
+)
 from longwatch.errors import LongwatchError, ServiceStateError, TryAgainError, UsageError
 from longwatch.host.asking import Question
 from longwatch.host.children import Guardian
@@ -55,15 +64,18 @@ def inherited(_: ProgramPlan) -> Streams:
 class Supervisor(Service):
     """Keeps programs up in the background of this process.
 
-    `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by itself: because a critical
-    program is broken or has failed for good (100), the `leader` has ended (its code), or the guardian was lost
-    (GuardianLostError). In between `status`, `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload`
-    may be called from any thread.
+    `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by
+    itself: because a critical program is broken or has failed for good (100), the `leader` has
+    ended (its code), or the guardian was lost (GuardianLostError). In between `status`,
+    `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload` may be
+    called from any thread.
 
-    With a `state` directory, what is remembered of programs survives this process, and `longwatch status` and its like can reach
-    it; one supervisor a directory. `source` gives the plans anew when somebody asks for a reload, and `about` is what more
-    `longwatch status --json` says of the supervisor. `adopt` makes this process inherit orphans: for processes of our own.
-    `guarded` is called once the guardian runs, before anything else is opened: what is changed there is not inherited by programs.
+    With a `state` directory, what is remembered of programs survives this process, and `longwatch
+    status` and its like can reach it; one supervisor a directory. `source` gives the plans anew
+    when somebody asks for a reload, and `about` is what more `longwatch status --json` says of the
+    supervisor. `adopt` makes this process inherit orphans: for processes of our own. `guarded` is
+    called once the guardian runs, before anything else is opened: what is changed there is not
+    inherited by programs.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -89,7 +101,9 @@ class Supervisor(Service):
         self.events.subscribe(self._count_kills)
         self.state = state
         self.loop = LoopThread(clock=self.clock)
-        self.guardian = Guardian(self.loop, clock=self.clock, events=self.events, adopt=adopt, cgroups=cgroups)
+        self.guardian = Guardian(
+            self.loop, clock=self.clock, events=self.events, adopt=adopt, cgroups=cgroups
+        )
         self._plans = checked(plans)
         self._leader = leader
         self._source = source
@@ -129,7 +143,9 @@ class Supervisor(Service):
     # --- from any thread ---
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end; the exit code to pass on, None if the timeout passes first. Raises what brought the end about."""
+        """Wait for the end; the exit code to pass on, None if the timeout passes first. Raises
+        what brought the end about.
+        """
         if not self.clock.wait(self._over, timeout):
             return None
         if self._error is not None:
@@ -140,15 +156,21 @@ class Supervisor(Service):
         """The facts of these programs, or of all."""
         return self._call(self.commands.status(*names))
 
-    def start_programs(self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT) -> list[Facts]:
+    def start_programs(
+        self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
+    ) -> list[Facts]:
         """Have them up; TryAgainError if one is not in time."""
         return self._call(self.commands.start(*names, ready=ready, within=timeout))
 
     def stop_programs(self, *names: str) -> list[Facts]:
-        """Have them down until somebody starts them again, also after a restart of the supervisor."""
+        """Have them down until somebody starts them again, also after a restart of the
+        supervisor.
+        """
         return self._call(self.commands.stop(*names))
 
-    def restart_programs(self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT) -> list[Facts]:
+    def restart_programs(
+        self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
+    ) -> list[Facts]:
         """Stop and start them; TryAgainError if one is not up again in time."""
         return self._call(self.commands.restart(*names, ready=ready, within=timeout))
 
@@ -157,11 +179,15 @@ class Supervisor(Service):
         return self._call(self.commands.reset(*names))
 
     def reload(self, plans: Plans) -> PlanReloaded:
-        """Follow other plans: start what is new, stop what is gone, start anew what changed, leave alone the rest."""
+        """Follow other plans: start what is new, stop what is gone, start anew what changed,
+        leave alone the rest.
+        """
         return self._call(self._reload(checked(plans)))
 
     def shut_down(self, policy: StopPolicy | None = None) -> None:
-        """Begin to stop everything; `wait` tells when it is done. With a policy, by that instead of each program's own."""
+        """Begin to stop everything; `wait` tells when it is done. With a policy, by that instead
+        of each program's own.
+        """
         self._soon(lambda: self._end(policy=policy))
 
     def kill(self) -> None:
@@ -169,7 +195,9 @@ class Supervisor(Service):
         self._soon(lambda: self._end(policy=KILL_NOW, again=True))
 
     def condemn(self, pid: int, reason: str) -> None:
-        """Kill the program whose process that is, as one that failed its health checks: it starts again by its policy."""
+        """Kill the program whose process that is, as one that failed its health checks: it
+        starts again by its policy.
+        """
         self._soon(lambda: self._roster.condemn(pid, reason))
 
     def limit_shutdown(self, seconds: float | None) -> None:
@@ -181,7 +209,9 @@ class Supervisor(Service):
         self._soon(lambda: self._roster.signal(signum))
 
     def reload_source(self) -> None:
-        """Read the source of plans again and follow it; what is wrong with it is told as an event."""
+        """Read the source of plans again and follow it; what is wrong with it is told as an
+        event.
+        """
         if self.loop.started:
             self.loop.spawn(self._reload_or_tell())
 
@@ -239,13 +269,26 @@ class Supervisor(Service):
         self._roster.address = self._rendezvous.address
         if self._files is not None:
             state = self._files.state.absolute()
-            requests = Requests(self.commands, self._reload_from_source, state, self.guardian, clock=self.clock, about=self._about)
+            requests = Requests(
+                self.commands,
+                self._reload_from_source,
+                state,
+                self.guardian,
+                clock=self.clock,
+                about=self._about,
+            )
             await self._files.listen(self._rendezvous.path / "control", requests.answer)
         for number, plan in enumerate(self._plans.values(), 1):
-            self._roster.add(self._roster.prepare(plan), strict=plan.name == self._leader).follow_desire()
+            self._roster.add(
+                self._roster.prepare(plan), strict=plan.name == self._leader
+            ).follow_desire()
             if not number % _A_FEW:
                 await asyncio.sleep(0)  # the guardian starts these while we get the next ones ready
-        if stopped := tuple(name for name, post in self._roster.posts.items() if post.program.memory.desired is False):
+        if stopped := tuple(
+            name
+            for name, post in self._roster.posts.items()
+            if post.program.memory.desired is False
+        ):
             self.events.emit(StopsRemembered(programs=stopped))
 
     def _after_life(self, post: Post, code: int) -> None:
@@ -259,7 +302,12 @@ class Supervisor(Service):
         self._over.set()
 
     def _end(
-        self, code: int | None = None, *, policy: StopPolicy | None = None, within: float | None = None, again: bool = False
+        self,
+        code: int | None = None,
+        *,
+        policy: StopPolicy | None = None,
+        within: float | None = None,
+        again: bool = False,
     ) -> None:
         """Begin the end; a second time only to hasten it."""
         if self._ending is not None:
@@ -268,11 +316,19 @@ class Supervisor(Service):
             self._ending.cancel()
         else:
             self._exit_code = code
-        self._ending = asyncio.ensure_future(self._close_programs(policy, self._shutdown_timeout if within is None else within))
+        self._ending = asyncio.ensure_future(
+            self._close_programs(policy, self._shutdown_timeout if within is None else within)
+        )
 
     async def _close_programs(self, policy: StopPolicy | None, within: float | None) -> None:
         try:
-            await close(self._roster.posts, self._roster.bulletin, policy=policy, within=within, clock=self.clock)
+            await close(
+                self._roster.posts,
+                self._roster.bulletin,
+                policy=policy,
+                within=within,
+                clock=self.clock,
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the end must hear of it
             self._fail(error)
         if self._exit_code is None and self._leader is not None:
@@ -290,7 +346,9 @@ class Supervisor(Service):
         self._end()
         left = deadline.remaining()
         assert self._ending is not None
-        done, _ = await asyncio.wait({self._ending}, timeout=None if left is None else max(left - HASTY_GRACE, 0.0))
+        done, _ = await asyncio.wait(
+            {self._ending}, timeout=None if left is None else max(left - HASTY_GRACE, 0.0)
+        )
         if not done:
             self._end(policy=KILL_NOW, again=True)
             with suppress(asyncio.CancelledError):
@@ -317,7 +375,9 @@ class Supervisor(Service):
 
     async def _reload_from_source(self) -> PlanReloaded:
         if self._source is None:
-            raise UsageError("this supervisor was given its programs by code; there is no file to read again")
+            raise UsageError(
+                "this supervisor was given its programs by code; there is no file to read again"
+            )
         async with self._reloading:
             try:
                 return await self._follow(checked(await self._read_source(self._source)))
@@ -331,7 +391,9 @@ class Supervisor(Service):
         try:
             return await question.ask()
         except TimeoutError:
-            raise TryAgainError(f"the settings could not be read within {READING:g} s; everything goes on as it was") from None
+            raise TryAgainError(
+                f"the settings could not be read within {READING:g} s; everything goes on as it was"
+            ) from None
         finally:
             question.close()
 
@@ -373,8 +435,15 @@ def checked(plans: Plans) -> dict[str, ProgramPlan]:
     found: dict[str, ProgramPlan] = {}
     for plan in plans:
         if plan.name in found:
-            raise UsageError(f"two programs are called {plan.name!r}; give one of them another name")
+            raise UsageError(
+                f"two programs are called {plan.name!r}; give one of them another name"
+            )
         found[plan.name] = plan
     if wrong := problems({name: plan.depends_on for name, plan in found.items()}):
-        raise UsageError("\n".join(f"program {problem.program!r} {problem.problem}; {problem.cure}" for problem in wrong))
+        raise UsageError(
+            "\n".join(
+                f"program {problem.program!r} {problem.problem}; {problem.cure}"
+                for problem in wrong
+            )
+        )
     return found

@@ -14,19 +14,28 @@ from longwatch.testing.flows import GraphRun, run_graph
 
 Scenario = Callable[[GraphRun], Execution]
 _SPENT_BY = {Step.BEGUN, Step.RENEWED, Step.COMPUTED}
-"""Steps after which the end of a worker is held against the attempt, where its beat page can be read."""
+"""Steps after which the end of a worker is held against the attempt, where its beat page can be
+read.
+"""
 
 
 def check_graph(
-    graph: Graph, scenario: Scenario, *, store: str | Database | None = None, steps: Iterable[str] = tuple(Step)
+    graph: Graph,
+    scenario: Scenario,
+    *,
+    store: str | Database | None = None,
+    steps: Iterable[str] = tuple(Step),
 ) -> None:
-    """Raise AssertionError, which names the crash, unless an execution survives the end of its worker at every step of every node.
+    """Raise AssertionError, which names the crash, unless an execution survives the end of its
+    worker at every step of every node.
 
-    `scenario(run)` starts an execution, does with it what it likes, and returns it: `lambda run: run.start(url="…")`. It is played
-    once undisturbed, then once for each node and step that it came to, with the worker killed there: on this machine, where others
-    see that at once, and on another, where only its heartbeat is missing. Each time everything that was computed undisturbed has
-    to be there in the end; no result may have counted whose claim was lost; an attempt may have been spent only if it had begun,
-    or nobody could tell. What the scenario asserts has to hold as well: so a test sees whether its functions bear being run twice.
+    `scenario(run)` starts an execution, does with it what it likes, and returns it: `lambda run:
+    run.start(url="…")`. It is played once undisturbed, then once for each node and step that it
+    came to, with the worker killed there: on this machine, where others see that at once, and on
+    another, where only its heartbeat is missing. Each time everything that was computed undisturbed
+    has to be there in the end; no result may have counted whose claim was lost; an attempt may have
+    been spent only if it had begun, or nobody could tell. What the scenario asserts has to hold as
+    well: so a test sees whether its functions bear being run twice.
     """
     with run_graph(graph, store) as run:
         expected = _played(run, scenario).values().keys()
@@ -47,7 +56,9 @@ def _played(run: GraphRun, scenario: Scenario) -> Execution:
 
 
 def _late_results(run: GraphRun) -> list[bool]:
-    """Have the dead settle what they would have while another has begun the same; for each whether it has counted."""
+    """Have the dead settle what they would have while another has begun the same; for each
+    whether it has counted.
+    """
     counted: list[bool] = []
 
     def try_them(step: Step, node: str) -> None:
@@ -64,18 +75,24 @@ def _check(run: GraphRun, execution: Execution, expected: set[str], late: list[b
     title = f"after a crash of a worker {where} when {crash.node!r} was {crash.step}"
     attempts = execution.computations()
     missing = expected - execution.values().keys()
-    assert not missing, f"{title}, not computed: {', '.join(sorted(missing))}\n{execution.explain()}"
+    assert not missing, (
+        f"{title}, not computed: {', '.join(sorted(missing))}\n{execution.explain()}"
+    )
     _check_claims(title, run, attempts)
     assert not any(late + run.settle_late()), f"{title}, a result that came too late was taken"
     spent = [each for each in attempts if each.node == crash.node and each.state == State.ABANDONED]
-    assert len(spent) == _is_spent(crash), f"{title}, {len(spent)} of its attempts were spent: {spent}"
+    assert len(spent) == _is_spent(crash), (
+        f"{title}, {len(spent)} of its attempts were spent: {spent}"
+    )
 
 
 def _check_claims(title: str, run: GraphRun, attempts: list[Computation]) -> None:
     """What counts was settled by who had the claim."""
     counted = {claim for worker in run.workers for claim in worker.counted}
     successes = [each for each in attempts if each.state == State.SUCCESS]
-    nobodys = [each for each in successes if Claim(each.number, each.owner or 0, each.term) not in counted]
+    nobodys = [
+        each for each in successes if Claim(each.number, each.owner or 0, each.term) not in counted
+    ]
     assert not nobodys, f"{title}, results count that nobody settled: {nobodys}"
 
 

@@ -1,6 +1,8 @@
-"""A worker of graphs without threads, that can be ended at every step of the life of an attempt, as kill -9 would.
+"""A worker of graphs without threads, that can be ended at every step of the life of an attempt, as
+kill -9 would.
 
-Source, slot, beat page and pulse are those of a real worker; only the threads that would turn them are missing.
+Source, slot, beat page and pulse are those of a real worker; only the threads that would turn them
+are missing.
 """
 
 from __future__ import annotations
@@ -34,24 +36,32 @@ _BURY = "UPDATE longwatch_owners SET incarnation = :incarnation, page = :page WH
 
 
 class Step(StrEnum):
-    """The life of an attempt in its worker, step by step; a worker can be ended right after each."""
+    """The life of an attempt in its worker, step by step; a worker can be ended right after
+    each.
+    """
 
     CLAIMED = "claimed"
     """It has a lease; its code has not begun."""
     BEGUN = "begun"
     """The beat page says that it runs: from here on it is spent if the worker dies."""
     RENEWED = "renewed"
-    """Its heartbeat was renewed. Only code that takes long comes here: `GraphRun.advance` within it."""
+    """Its heartbeat was renewed. Only code that takes long comes here: `GraphRun.advance` within
+    it.
+    """
     COMPUTED = "computed"
     """Its code has returned or raised."""
     FINISHED = "finished"
-    """The beat page says nothing of it any more, and the store nothing yet: it is computed again, unspent."""
+    """The beat page says nothing of it any more, and the store nothing yet: it is computed
+    again, unspent.
+    """
     SETTLED = "settled"
     """What it came to is committed, and its worker has not learnt of it."""
 
 
 class Crash(NamedTuple):
-    """The end of a worker: after which step, of which attempt. `elsewhere`: on a machine that nobody here can see."""
+    """The end of a worker: after which step, of which attempt. `elsewhere`: on a machine that
+    nobody here can see.
+    """
 
     step: Step
     execution: str
@@ -62,13 +72,19 @@ class Crash(NamedTuple):
 
 
 class KilledError(BaseException):
-    """The worker has ended here. Not an Exception, so that code which handles those does not handle this."""
+    """The worker has ended here. Not an Exception, so that code which handles those does not
+    handle this.
+    """
 
 
 class LoneWorker(FlowWorker):
-    """Computes one attempt at a time, in the thread of its caller. `passed` is told of every step, and may have it `die` there."""
+    """Computes one attempt at a time, in the thread of its caller. `passed` is told of every
+    step, and may have it `die` there.
+    """
 
-    def __init__(self, flow: Flow, folder: Path, passed: Callable[[Step, Leased], None], observer: Observer) -> None:
+    def __init__(
+        self, flow: Flow, folder: Path, passed: Callable[[Step, Leased], None], observer: Observer
+    ) -> None:
         super().__init__(flow, concurrency=1, name="lone-worker")
         self.dead = False
         self.leased: Leased | None = None
@@ -85,7 +101,9 @@ class LoneWorker(FlowWorker):
     def turn(self) -> bool:
         """Claim one attempt, compute it, settle it; False if there was none."""
         asked = self.clock.monotonic()
-        found = self._source.exchange([], owner=self.owner, want=1, duration=self._tenure.lease.policy.duration).leased
+        found = self._source.exchange(
+            [], owner=self.owner, want=1, duration=self._tenure.lease.policy.duration
+        ).leased
         if not found:
             return False
         self._tenure.granted(asked)
@@ -114,11 +132,17 @@ class LoneWorker(FlowWorker):
         lease = self._tenure.lease
         due = [lease.granted_at + lease.policy.duration * lease.policy.renew_at]
         assert self._overtime is not None
-        due += [running.due()[0] for running in self._overtime._running.values() if running.work.ruling is None]  # noqa: SLF001
+        due += [
+            running.due()[0]
+            for running in self._overtime._running.values()  # noqa: SLF001
+            if running.work.ruling is None
+        ]
         return min(due) - self.clock.monotonic()
 
     def pulse(self) -> None:
-        """What its other threads would do by now: renew, notice what is called off, rule on what has had its time."""
+        """What its other threads would do by now: renew, notice what is called off, rule on what
+        has had its time.
+        """
         assert self._overtime is not None
         now, policy = self.clock.monotonic(), self._tenure.lease.policy
         if now >= self._tenure.lease.granted_at + policy.duration * policy.renew_at:
@@ -127,17 +151,31 @@ class LoneWorker(FlowWorker):
             self.passed(Step.RENEWED)
         self._overtime._look()  # noqa: SLF001 - one turn of its thread, which is not started here
         context = self._slot.context
-        if context is not None and not context.settled and context.leased.claim not in self._source.held(owner=self.owner):
+        if (
+            context is not None
+            and not context.settled
+            and context.leased.claim not in self._source.held(owner=self.owner)
+        ):
             context.lose_lease()
 
     # --- its end ---
 
     def die(self, *, elsewhere: bool) -> None:
-        """From here on it is a process that is gone: its page is as it was. Elsewhere nobody can see that, nor its page."""
+        """From here on it is a process that is gone: its page is as it was. Elsewhere nobody can
+        see that, nor its page.
+        """
         self.dead = True
         mine = self._incarnation
-        gone = replace(mine, namespace=mine.namespace + 1) if elsewhere else replace(mine, start=mine.start + 1)
-        facts = {"owner": self.owner, "incarnation": str(gone), "page": "" if elsewhere else str(self._page.path)}
+        gone = (
+            replace(mine, namespace=mine.namespace + 1)
+            if elsewhere
+            else replace(mine, start=mine.start + 1)
+        )
+        facts = {
+            "owner": self.owner,
+            "incarnation": str(gone),
+            "page": "" if elsewhere else str(self._page.path),
+        }
         self.flow.database.write(lambda tx: tx.execute(_BURY, facts))
         raise KilledError
 
@@ -166,7 +204,9 @@ class LoneWorker(FlowWorker):
 
 
 def _computed_here(node: Node, inputs: str, context: FlowContext) -> bytes:
-    """What is to run in a process of its own runs in this one: a test sees what its functions do."""
+    """What is to run in a process of its own runs in this one: a test sees what its functions
+    do.
+    """
     assert node.function is not None
     return written(node, node.function(**arguments(node, inputs, context)))
 

@@ -1,4 +1,5 @@
-"""A graph computed in the test's own thread, under a fake clock, with workers that can be killed at every step.
+"""A graph computed in the test's own thread, under a fake clock, with workers that can be killed at
+every step.
 
     with run_graph(graph) as run:
         execution = run.start(url="https://example.org")
@@ -7,7 +8,8 @@
         assert 2 == run.runs["pages"]
         assert 12 == execution.get("pages", wait=False)
 
-Nothing sleeps and nothing runs beside the test: `settle` computes what is ready, `advance` lets time pass. The store is a real one.
+Nothing sleeps and nothing runs beside the test: `settle` computes what is ready, `advance` lets
+time pass. The store is a real one.
 """
 
 from __future__ import annotations
@@ -38,20 +40,28 @@ from longwatch.work.source import Leased
 _A_LITTLE = 1e-6
 _MOST_MOVES = 10_000
 _LIMITS = (
-    "SELECT moment - :lease_now FROM (SELECT heartbeat_deadline AS moment FROM longwatch_computations WHERE held = 2"
-    " UNION ALL SELECT deadline FROM longwatch_computations WHERE held = 2) AS limits WHERE moment IS NOT NULL"
+    "SELECT moment - :lease_now FROM (SELECT heartbeat_deadline AS moment FROM "
+    "longwatch_computations WHERE held = 2"
+    " UNION ALL SELECT deadline FROM longwatch_computations WHERE held = 2) AS limits WHERE "
+    "moment IS NOT NULL"
 )
 """Seconds that are left of every limit of attempts that are leased."""
 
 
 @contextmanager
 def run_graph(graph: Graph, store: str | Database | None = None) -> Iterator[GraphRun]:
-    """Compute a graph here, in this thread. `store` is a URL or an open store; without one it is a new SQLite file that is removed
-    at the end. The clocks of a store that is given are back where they were at the end.
+    """Compute a graph here, in this thread. `store` is a URL or an open store; without one it is a
+    new SQLite file that is removed at the end. The clocks of a store that is given are back where
+    they were at the end.
     """
     with ExitStack() as undo:
         folder = Path(undo.enter_context(TemporaryDirectory(prefix="longwatch-graph-")))
-        flow = Flow(store or f"sqlite:///{folder}/flow.db", [graph], auto_migrate=True, clock=_LoneClock(wall=time.time()))
+        flow = Flow(
+            store or f"sqlite:///{folder}/flow.db",
+            [graph],
+            auto_migrate=True,
+            clock=_LoneClock(wall=time.time()),
+        )
         undo.callback(flow.close)
         run = GraphRun(flow, graph, folder)
         undo.callback(run.close)
@@ -64,7 +74,8 @@ class GraphRun:
     `runs`      how often the code of each node was called, by its name
     `crashes`   every worker that was killed, in order
     `observer`  hears what a worker would tell: attempts that failed or were abandoned
-    `watch`     may be set to a function that is called with (step, node) after every step, to look at how things stand
+    `watch`     may be set to a function that is called with (step, node) after every step, to look
+                at how things stand
     `flow`      for whatever else is to be asked: `flow.execution(id)`, `flow.executions()`
     `clock`     its time; `clock.jump_wall` sets the wall clock of the store, too
     """
@@ -84,7 +95,9 @@ class GraphRun:
         self._folder = folder
         self._planned: list[_Planned] = []
         self._busy = False
-        self._source = FlowSource(flow.database, flow.registry, clock=self.clock, events=Events(self.observer))
+        self._source = FlowSource(
+            flow.database, flow.registry, clock=self.clock, events=Events(self.observer)
+        )
         self._time = _StoreTime(flow.database, self.clock)
 
     # --- what a test does ---
@@ -95,13 +108,17 @@ class GraphRun:
             return self.flow.start(self.graph.name, inputs, version=self.graph.version, **named)
 
     def settle(self) -> int:
-        """Compute what is ready, and what that makes ready, until nothing is; how often code was called for that.
+        """Compute what is ready, and what that makes ready, until nothing is; how often code was
+        called for that.
 
-        A worker that is killed meanwhile is followed by another, which finds what the first had if it can see that it is gone.
-        What waits for its time, or for a heartbeat to be missed, needs `advance`.
+        A worker that is killed meanwhile is followed by another, which finds what the first had if
+        it can see that it is gone. What waits for its time, or for a heartbeat to be missed, needs
+        `advance`.
         """
         if self._busy:
-            raise UsageError("settle() is for the test; the code of a node may advance(), as if it took so long")
+            raise UsageError(
+                "settle() is for the test; the code of a node may advance(), as if it took so long"
+            )
         before = self.runs.total()
         with self._time.goes():
             self._busy = True
@@ -113,12 +130,15 @@ class GraphRun:
         return self.runs.total() - before
 
     def advance(self, seconds: float) -> None:
-        """Settle, then let time pass, on the clocks of the store too, from one moment at which something is due to the next.
+        """Settle, then let time pass, on the clocks of the store too, from one moment at which
+        something is due to the next.
 
-        At each, sweeps are made and what is ready is computed, as workers would. In the code of a node it is the time that this
-        takes: its heartbeat is renewed, its limits hold, and nothing else is computed meanwhile.
+        At each, sweeps are made and what is ready is computed, as workers would. In the code of a
+        node it is the time that this takes: its heartbeat is renewed, its limits hold, and nothing
+        else is computed meanwhile.
 
-        The time that calls to the store take passes as well: what is due in 10 s is so after `advance(10)`, and maybe after 9.99.
+        The time that calls to the store take passes as well: what is due in 10 s is so after
+        `advance(10)`, and maybe after 9.99.
         """
         with self._time.goes():
             self._look()
@@ -136,20 +156,28 @@ class GraphRun:
                 if wait is None:
                     return
                 self._pass(wait)
-        raise AssertionError(f"something is still due after {_MOST_MOVES} moves of the clock; use advance")
+        raise AssertionError(
+            f"something is still due after {_MOST_MOVES} moves of the clock; use advance"
+        )
 
-    def crash_at(self, step: str, *, node: str | None = None, times: int = 1, elsewhere: bool = False) -> None:
-        """Kill the worker that next comes to this step, of this node or of any: nothing after it happens.
+    def crash_at(
+        self, step: str, *, node: str | None = None, times: int = 1, elsewhere: bool = False
+    ) -> None:
+        """Kill the worker that next comes to this step, of this node or of any: nothing after it
+        happens.
 
-        Whoever settles next sees that it is gone, and what its beat page says. `elsewhere`: it was on another machine, so only its
-        missing heartbeat tells. `times`: so many workers, one after the other.
+        Whoever settles next sees that it is gone, and what its beat page says. `elsewhere`: it was
+        on another machine, so only its missing heartbeat tells. `times`: so many workers, one after
+        the other.
         """
         if node is not None:
             self.graph.node(node)
         self._planned += [_Planned(_step(step), node, elsewhere)] * times
 
     def settle_late(self) -> list[bool]:
-        """What the killed workers would have settled, had they only been held up; for each whether it has counted."""
+        """What the killed workers would have settled, had they only been held up; for each
+        whether it has counted.
+        """
         late = [result for worker in self.workers if worker.dead and (result := worker.late_result)]
         return self._source.settle(late)
 
@@ -186,14 +214,22 @@ class GraphRun:
 
     def _kill(self, planned: _Planned, leased: Leased) -> None:
         item = leased.item
-        self.crashes.append(Crash(planned.step, item.id, item.node, item.number, leased.claim, planned.elsewhere))
+        self.crashes.append(
+            Crash(planned.step, item.id, item.node, item.number, leased.claim, planned.elsewhere)
+        )
         self.workers[-1].die(elsewhere=planned.elsewhere)
 
     # --- time ---
 
     def _next_due(self) -> float | None:
-        """Seconds until something is due: an attempt that waits, a limit of one that is leased, the pulse of one that runs."""
-        waits = [self._source.next_due() or 0.0, *self._limits(), self._running().next_pulse() if self._busy else 0.0]
+        """Seconds until something is due: an attempt that waits, a limit of one that is leased,
+        the pulse of one that runs.
+        """
+        waits = [
+            self._source.next_due() or 0.0,
+            *self._limits(),
+            self._running().next_pulse() if self._busy else 0.0,
+        ]
         due = [wait for wait in waits if wait > 0]
         return max(min(due), _A_LITTLE) if due else None
 
@@ -214,7 +250,9 @@ class GraphRun:
         return [left for (left,) in self.flow.database.read(lambda tx: tx.rows(_LIMITS))]
 
     def _running(self) -> LoneWorker:
-        """The worker that runs the code of a node; code that has survived its worker gets no further."""
+        """The worker that runs the code of a node; code that has survived its worker gets no
+        further.
+        """
         if self.workers[-1].dead:
             raise KilledError
         return self.workers[-1]
@@ -234,11 +272,16 @@ class _LoneClock(FakeClock):
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         if wakeup.is_set() or timeout == 0:
             return wakeup.is_set()
-        raise AssertionError("this waits for what nobody will do; call run.settle() or run.advance() first, or get with wait=False")
+        raise AssertionError(
+            "this waits for what nobody will do; call run.settle() or run.advance() first, or "
+            "get with wait=False"
+        )
 
 
 class _StoreTime:
-    """Moves the clocks of a store with a fake one, and stops them while nothing of it is run: so nothing is due by itself."""
+    """Moves the clocks of a store with a fake one, and stops them while nothing of it is run: so
+    nothing is due by itself.
+    """
 
     def __init__(self, database: Database, clock: FakeClock) -> None:
         self._jump = database.jump

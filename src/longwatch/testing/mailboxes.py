@@ -17,7 +17,14 @@ from longwatch.testing.mailbox_suite import (
     sending,
     transactions,
 )
-from longwatch.testing.mailbox_suite.bench import Bench, Factory, Jump, Transact, await_errand, in_thread
+from longwatch.testing.mailbox_suite.bench import (
+    Bench,
+    Factory,
+    Jump,
+    Transact,
+    await_errand,
+    in_thread,
+)
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     *sending.CHECKS,
@@ -34,17 +41,24 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
 
 
 def check_mailbox(
-    factory: Factory, *, jump: Jump | None = None, reopen: Factory | None = None, transact: Transact | None = None
+    factory: Factory,
+    *,
+    jump: Jump | None = None,
+    reopen: Factory | None = None,
+    transact: Transact | None = None,
 ) -> None:
-    """Raise AssertionError, which names the rule, unless the mailboxes that the factory opens keep the contract.
+    """Raise AssertionError, which names the rule, unless the mailboxes that the factory opens keep
+    the contract.
 
-    `factory(name, body_type, *, limits)` opens a mailbox of one store, as `functools.partial(open_mailbox, store)` does; the suite
-    uses names of its own and leaves nothing but leases behind. It needs hypothesis.
+    `factory(name, body_type, *, limits)` opens a mailbox of one store, as
+    `functools.partial(open_mailbox, store)` does; the suite uses names of its own and leaves
+    nothing but leases behind. It needs hypothesis.
 
-    `jump(mailbox, lease_seconds, wall_seconds)` moves the two clocks of the mailbox's store, also back; without it time has to pass
-    really, which takes a minute or two, and what tells the clocks apart goes unchecked. `reopen` opens the same mailboxes like the
-    factory, but from another process: it has to be picklable; without it only threads are tried. `transact` is the store's, if it
-    has transactions; without it `tx=` has to be refused.
+    `jump(mailbox, lease_seconds, wall_seconds)` moves the two clocks of the mailbox's store, also
+    back; without it time has to pass really, which takes a minute or two, and what tells the clocks
+    apart goes unchecked. `reopen` opens the same mailboxes like the factory, but from another
+    process: it has to be picklable; without it only threads are tried. `transact` is the store's,
+    if it has transactions; without it `tx=` has to be refused.
     """
     for check in CHECKS:
         _run(check, Bench(factory, jump=jump, reopen=reopen, transact=transact))

@@ -39,14 +39,19 @@ class RecordingObserver:
     def wait_for(self, wanted: type[EventT], timeout: float = PATIENCE) -> EventT: ...
     @overload
     def wait_for(self, wanted: Callable[[Event], bool], timeout: float = PATIENCE) -> Event: ...
-    def wait_for(self, wanted: type[Event] | Callable[[Event], bool], timeout: float = PATIENCE) -> Event:
-        """The first event of that type, or that the predicate takes, as soon as there is one; AssertionError after the timeout."""
+    def wait_for(
+        self, wanted: type[Event] | Callable[[Event], bool], timeout: float = PATIENCE
+    ) -> Event:
+        """The first event of that type, or that the predicate takes, as soon as there is one;
+        AssertionError after the timeout.
+        """
         with self._came:
             self._came.wait_for(lambda: self._first(wanted), timeout)
             found = self._first(wanted)
             if found is None:
                 raise AssertionError(
-                    f"{wanted} did not happen within {timeout} s; these did: {[event.name for event in self.events]}"
+                    f"{wanted} did not happen within {timeout} s; these did: "
+                    f"{[event.name for event in self.events]}"
                 )
             return found
 

@@ -1,4 +1,6 @@
-"""One shared stress test that certifies any service: that it keeps the contract of `longwatch.host.service`."""
+"""One shared stress test that certifies any service: that it keeps the contract of
+`longwatch.host.service`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ Breaker = Callable[[Service], AbstractContextManager[object]]
 
 
 def check_service(factory: Callable[[], Service], *, broken: Breaker | None = None) -> None:
-    """Raise AssertionError unless what the factory makes can be started and stopped as the contract says.
+    """Raise AssertionError unless what the factory makes can be started and stopped as the contract
+    says.
 
-    The factory makes a new, stopped service each time. `broken(service)` gives a context manager inside which its start must fail;
-    with it, it is also checked that a failed start leaves nothing behind and can be tried again.
+    The factory makes a new, stopped service each time. `broken(service)` gives a context manager
+    inside which its start must fail; with it, it is also checked that a failed start leaves nothing
+    behind and can be tried again.
     """
     for check in CHECKS:
         _run(check, factory)
@@ -94,7 +98,9 @@ def _everyone_who_stops_it_at_once_finds_it_down(service: Service) -> None:
 
 def _whoever_waits_for_its_end_is_woken(service: Service) -> None:
     service.start()
-    waiting = Errand(lambda: _expect(service.wait_stopped(), "wait_stopped() is True"), name="check-wait")
+    waiting = Errand(
+        lambda: _expect(service.wait_stopped(), "wait_stopped() is True"), name="check-wait"
+    )
     waiting.start()
     _expect(service.stop(), "stop() is True")
     _await(waiting, "wait_stopped()")
@@ -160,13 +166,18 @@ def _leaving_nothing(title: str) -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - threads:
         thread.join(PATIENCE)
-        _expect(not thread.is_alive(), f"{title}: it leaves no thread behind, but {thread.name} still runs")
+        _expect(
+            not thread.is_alive(),
+            f"{title}: it leaves no thread behind, but {thread.name} still runs",
+        )
     left = _left_open(descriptors)
     _expect(not left, f"{title}: it leaves no descriptor behind, but {sorted(left)} are open")
 
 
 def _left_open(before: set[int]) -> set[int]:
-    """What is open now and was not, and stays so: other threads of the process open and close theirs meanwhile."""
+    """What is open now and was not, and stays so: other threads of the process open and close
+    theirs meanwhile.
+    """
     until = time.monotonic() + min(PATIENCE, _PASSING)
     while (left := _descriptors() - before) and time.monotonic() < until:
         threading.Event().wait(0.02)
@@ -204,7 +215,9 @@ def _crowd(work: Callable[[], None]) -> None:
 
 def _await(errand: Errand, title: str) -> None:
     clock = SystemClock()
-    _expect(errand.wait(clock, Deadline.after(PATIENCE, clock)), f"{title}: it ends within {PATIENCE} s")
+    _expect(
+        errand.wait(clock, Deadline.after(PATIENCE, clock)), f"{title}: it ends within {PATIENCE} s"
+    )
     if errand.error is not None:
         raise AssertionError(f"{title}: {errand.error}") from errand.error
 

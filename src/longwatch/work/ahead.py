@@ -1,9 +1,10 @@
 """How many rows to lease ahead of the slots: pure arithmetic over recent durations.
 
-Leasing ahead saves round trips when work is short, and starves long work of other workers. So the engine holds what its slots can
-begin within a quarter of a second at the recent 95th percentile, and nothing ahead when work takes longer than that. Durations are
-known only when work ends; so if nothing begins for half a second while rows wait, those are `stuck`: they are handed back, and
-what was remembered is forgotten.
+Leasing ahead saves round trips when work is short, and starves long work of other workers. So the
+engine holds what its slots can begin within a quarter of a second at the recent 95th percentile,
+and nothing ahead when work takes longer than that. Durations are known only when work ends; so if
+nothing begins for half a second while rows wait, those are `stuck`: they are handed back, and what
+was remembered is forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _AGAIN_AFTER = 20
 
 
 class LeaseAhead:
-    """Remembers recent durations and says how many rows to hold beyond those that run. One owner; not thread-safe."""
+    """Remembers recent durations and says how many rows to hold beyond those that run. One
+    owner; not thread-safe.
+    """
 
     def __init__(self, slots: int, *, most: int | None = None) -> None:
         self._slots = slots
@@ -42,7 +45,9 @@ class LeaseAhead:
         self.ahead = 0
 
     def surplus(self, held: int) -> int:
-        """How many of the rows held are too many; a few too many are left where they are, the estimate goes up and down."""
+        """How many of the rows held are too many; a few too many are left where they are, the
+        estimate goes up and down.
+        """
         allowed = self._slots + self.ahead
         return held - allowed if held > allowed + self.ahead else 0
 

@@ -1,4 +1,6 @@
-"""Rows that run alone: those of one engine that wait until nothing else runs, and the one that does."""
+"""Rows that run alone: those of one engine that wait until nothing else runs, and the one that
+does.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from longwatch.work.source import Leased
 
 
 class Alone:
-    """For who deals. A row that has waited for longer than `within` seconds is to be left to others."""
+    """For who deals. A row that has waited for longer than `within` seconds is to be left to
+    others.
+    """
 
     def __init__(self, seat: Seat, clock: Clock, *, within: float) -> None:
         self._seat = seat
@@ -38,8 +42,15 @@ class Alone:
         return max(self._since + self._within - self._clock.monotonic(), 0.0)
 
     def next(self, held: int) -> Leased | None:
-        """The one to be run now, if nothing else runs: here, of so many that are held, or in another engine of this process."""
-        if not self._waiting or self._running is not None or not self._seat.ask() or held != len(self._waiting):
+        """The one to be run now, if nothing else runs: here, of so many that are held, or in
+        another engine of this process.
+        """
+        if (
+            not self._waiting
+            or self._running is not None
+            or not self._seat.ask()
+            or held != len(self._waiting)
+        ):
             return None
         self._running = self._waiting.popleft()
         return self._running

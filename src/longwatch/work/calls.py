@@ -20,10 +20,12 @@ LASTING = 16
 
 
 class SourceCall:
-    """One kind of call. Whatever it raises is told, and no reason for a thread of the engine to end.
+    """One kind of call. Whatever it raises is told, and no reason for a thread of the engine to
+    end.
 
-    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not thread-safe. An outage makes
-    every kind of call fail: that which failed first tells of it, once, and when it lasts now and then again.
+    `retry_in` is how long to wait before the next try; 0 when the last one worked. One owner; not
+    thread-safe. An outage makes every kind of call fail: that which failed first tells of it, once,
+    and when it lasts now and then again.
     """
 
     def __init__(self, name: str, around: Surroundings) -> None:
@@ -53,13 +55,23 @@ class SourceCall:
         speaker = next(iter(tuple(self._failing)), self.name)
         if self.name not in self._failing:
             self._failing.append(self.name)
-        if speaker == self.name and (not self._has_told or (failures >= LASTING and failures & (failures - 1) == 0)):
+        if speaker == self.name and (
+            not self._has_told or (failures >= LASTING and failures & (failures - 1) == 0)
+        ):
             self._has_told = True
-            self._events.emit(SourceFailed(engine=self._engine, call=self.name, error=described(error), failures=failures))
+            self._events.emit(
+                SourceFailed(
+                    engine=self._engine, call=self.name, error=described(error), failures=failures
+                )
+            )
 
     def _recovered(self) -> None:
         if self._has_told:
-            self._events.emit(SourceRecovered(engine=self._engine, call=self.name, failures=self._backoff.failures))
+            self._events.emit(
+                SourceRecovered(
+                    engine=self._engine, call=self.name, failures=self._backoff.failures
+                )
+            )
         self._has_told = False
         self._backoff.succeeded()
         self.retry_in = 0.0

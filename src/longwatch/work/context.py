@@ -13,7 +13,9 @@ from longwatch.work.source import Leased, Settlement
 
 
 class Pulse:
-    """The sign of life of one slot: its heartbeat and its place on the beat page, which is readable from outside."""
+    """The sign of life of one slot: its heartbeat and its place on the beat page, which is
+    readable from outside.
+    """
 
     __slots__ = ("_monotonic", "_page", "_slot", "heartbeat", "making")
 
@@ -41,12 +43,23 @@ class Pulse:
 class WorkContext:
     """The context of one run of one row.
 
-    `cancelled` and `lease_lost` are for code that looks up now and then: the first says stop, the second says that whatever it
-    does will not count. `settled`: the row was settled while the code ran, there is no lease any more that could be lost.
-    `ruling`: it is decided how the row is settled, whatever the code says in the end.
+    `cancelled` and `lease_lost` are for code that looks up now and then: the first says stop, the
+    second says that whatever it does will not count. `settled`: the row was settled while the code
+    ran, there is no lease any more that could be lost. `ruling`: it is decided how the row is
+    settled, whatever the code says in the end.
     """
 
-    __slots__ = ("_making", "_pulse", "_token", "began", "deadline", "lease_lost", "leased", "ruling", "settled")
+    __slots__ = (
+        "_making",
+        "_pulse",
+        "_token",
+        "began",
+        "deadline",
+        "lease_lost",
+        "leased",
+        "ruling",
+        "settled",
+    )
 
     def __init__(self, leased: Leased, pulse: Pulse, deadline: Deadline, *, began: float) -> None:
         self.leased = leased
@@ -71,12 +84,16 @@ class WorkContext:
 
     @property
     def fencing_token(self) -> int:
-        """Rises with every delivery of the row; give it to systems that can refuse a smaller one."""
+        """Rises with every delivery of the row; give it to systems that can refuse a smaller
+        one.
+        """
         return self.leased.claim.term
 
     @property
     def cancel(self) -> CancelToken:
-        """What to wait for, or to pass on, to be stopped in time. Made when it is first asked for: most rows need none."""
+        """What to wait for, or to pass on, to be stopped in time. Made when it is first asked
+        for: most rows need none.
+        """
         if self._token is None:
             with self._making:
                 if self._token is None:

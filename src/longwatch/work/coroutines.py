@@ -29,7 +29,8 @@ class Coroutines:
         return self._thread.inside
 
     def run(self, work: Awaitable[T], context: WorkContext) -> T:
-        """Run it on the loop and wait for its end; cancelled there when its context is, and then too it is waited for.
+        """Run it on the loop and wait for its end; cancelled there when its context is, and then
+        too it is waited for.
 
         NotBegunError: there is no loop that could.
         """
@@ -61,7 +62,9 @@ class _Exit(NamedTuple):
 
 
 async def _contained(work: Awaitable[T], context: WorkContext) -> T | _Exit:
-    """Its result, and an exit as a value: one that came out of a task would end the loop, and everybody's work with it."""
+    """Its result, and an exit as a value: one that came out of a task would end the loop, and
+    everybody's work with it.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     forget = context.cancel.on_cancel(lambda: _cancel(loop, task))

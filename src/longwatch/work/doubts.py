@@ -1,4 +1,6 @@
-"""Whether the store knows of other leases than the engine does: asked after every call without an answer, and every renewal."""
+"""Whether the store knows of other leases than the engine does: asked after every call without
+an answer, and every renewal.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from longwatch.work.tenure import Tenure
 class Doubts:
     """Those of one engine. Raised from any thread, settled by who deals."""
 
-    def __init__(self, source: Source, tenure: Tenure, crew: Crew, offers: Offers, around: Surroundings) -> None:
+    def __init__(
+        self, source: Source, tenure: Tenure, crew: Crew, offers: Offers, around: Surroundings
+    ) -> None:
         self._source = source
         self._tenure = tenure
         self._crew = crew
@@ -38,11 +42,12 @@ class Doubts:
         self._raised += 1
 
     def settle(self, known: set[Claim], held: set[Claim]) -> list[Claim]:
-        """Compare with the store, and stop what is not ours any more; what is to be given back because we know nothing of it.
+        """Compare with the store, and stop what is not ours any more; what is to be given back
+        because we know nothing of it.
 
-        A row counts as lost when it is missing twice in a row: between a settlement by the user's code and its note of that, it
-        is missing once. So it is with one that we know nothing about, where somebody may just be giving it to us. What is raised
-        meanwhile is another doubt.
+        A row counts as lost when it is missing twice in a row: between a settlement by the user's
+        code and its note of that, it is missing once. So it is with one that we know nothing about,
+        where somebody may just be giving it to us. What is raised meanwhile is another doubt.
         """
         raised, offered = self._raised, self._offers.made
         found = self._audit.make(lambda: self._source.held(owner=self._tenure.owner))
@@ -52,7 +57,9 @@ class Doubts:
         is_certain = not (self._offers.open or self._offers.given) and offered == self._offers.made
         certain = unknown if is_certain else unknown & self._unknown
         self._unknown = unknown - certain
-        missing = held.difference(found, (each.leased.claim for each in self._crew.running() if each.settled))
+        missing = held.difference(
+            found, (each.leased.claim for each in self._crew.running() if each.settled)
+        )
         self._lose(missing & self._missing)
         self._missing = missing
         if not (missing or self._unknown):
@@ -68,4 +75,10 @@ class Doubts:
             self._crew.drop_waiting()
         if lost:
             reason, self._called_off = "called_off" if self._called_off else "taken", False
-            self._events.emit(LeaseLost(engine=self._name, rows=tuple(each.leased.claim.seq for each in lost), reason=reason))
+            self._events.emit(
+                LeaseLost(
+                    engine=self._name,
+                    rows=tuple(each.leased.claim.seq for each in lost),
+                    reason=reason,
+                )
+            )

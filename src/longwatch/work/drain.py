@@ -1,10 +1,11 @@
 """How an engine stops taking rows, and how it ends: as a table.
 
-running ──drain──► draining                     takes nothing, hands back what was not begun, can be resumed
+running ──drain──► draining             takes nothing, hands back what was not begun, can be resumed
    ▲ │                │ │
-   │ └──────stop──────│─┴──► stopping           what runs is finished and settled
+   │ └──────stop──────│─┴──► stopping   what runs is finished and settled
    └──resume──────────┘         │ │
-                                │ └──cancel──► cancelling      the time is nearly up: what still runs is told to stop
+                                │ └──cancel──► cancelling      the time is nearly up: what still
+                                                               runs is told to stop
                                 └──empty──► stopped ◄──empty──┘
 """
 

@@ -1,4 +1,6 @@
-"""The engine as a service: feeder, slots, keeper and sweeper over one source. The package's prose says who does what."""
+"""The engine as a service: feeder, slots, keeper and sweeper over one source. The package's
+prose says who does what.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ __all__ = ["Engine", "EnginePolicy"]
 class Engine(Service):
     """Runs the rows of one source.
 
-    `start` opens the slots and begins to claim, `drain` stops taking and hands back what was not begun, `resume` undoes that,
-    `stop` drains, waits for what runs, shortly before its deadline cancels it, and at the deadline gives it up: then it is False,
-    and another `stop` tries again. `runner` is called in a slot's thread. Engines of one process that share a `solitude` leave the
-    process to each other when a row has to run alone. `drained` is asked at each start: whether to start as after a `drain`.
+    `start` opens the slots and begins to claim, `drain` stops taking and hands back what was not
+    begun, `resume` undoes that, `stop` drains, waits for what runs, shortly before its deadline
+    cancels it, and at the deadline gives it up: then it is False, and another `stop` tries again.
+    `runner` is called in a slot's thread. Engines of one process that share a `solitude` leave the
+    process to each other when a row has to run alone. `drained` is asked at each start: whether to
+    start as after a `drain`.
     """
 
     def __init__(  # noqa: PLR0913 - a source, a runner, and what they need
@@ -76,14 +80,20 @@ class Engine(Service):
     def heartbeats(self) -> list[Heartbeat]:
         """Those of the slots that work on something: it is as fresh as the stalest of them."""
         shift = self._shift
-        return [] if shift is None else [slot.pulse.heartbeat for slot in shift.crew.slots if slot.context is not None]
+        return (
+            []
+            if shift is None
+            else [slot.pulse.heartbeat for slot in shift.crew.slots if slot.context is not None]
+        )
 
     def freshness(self) -> float:
         """Seconds since the stalest of them, and of its own, has beaten."""
         return max(beat.elapsed() for beat in (self.heartbeat, *self.heartbeats()))
 
     def offer(self, most: int) -> Offer | None:
-        """Room for up to so many rows, for whoever makes some; None if there is none. From any thread."""
+        """Room for up to so many rows, for whoever makes some; None if there is none. From any
+        thread.
+        """
         shift = self._shift
         return None if shift is None else shift.feeder.offer(most)
 
@@ -94,13 +104,17 @@ class Engine(Service):
             shift.feeder.doubt(called_off=True)
 
     def excuse_the_fresh(self, after: float) -> None:
-        """Before the process is ended because of silence: rows whose slot has beaten within so long are not to blame for it."""
+        """Before the process is ended because of silence: rows whose slot has beaten within so
+        long are not to blame for it.
+        """
         shift = self._shift
         if shift is not None:
             shift.excuse_the_fresh(after)
 
     def wait_exhausted(self, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set when it has made its `polls` and settled what came of them; returns what ends that."""
+        """Have the wakeup set when it has made its `polls` and settled what came of them;
+        returns what ends that.
+        """
         shift = self._shift
         assert shift is not None
         return shift.feeder.exhausted.listen(wakeup.set)
@@ -125,7 +139,9 @@ class Engine(Service):
 
     def _start(self) -> None:
         self.heartbeat.beat()
-        around = Surroundings(self.name, self.policy, self._clock, self.events, self.heartbeat, self._parent)
+        around = Surroundings(
+            self.name, self.policy, self._clock, self.events, self.heartbeat, self._parent
+        )
         shift = self._shifts[os.getpid()] = Shift(self.source, self._runner, self._solitude, around)
         if self._drained():
             shift.tell(Told.DRAIN)

@@ -1,4 +1,6 @@
-"""An engine as something that a group runs: `run` blocks, `shutdown` ends it, and its heartbeat is as fresh as its stalest slot."""
+"""An engine as something that a group runs: `run` blocks, `shutdown` ends it, and its heartbeat
+is as fresh as its stalest slot.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from longwatch.work.turns import Turn, Turns, look_up
 
 
 class EngineLoop(ABC):
-    """Runs an engine over one source from `run` to `shutdown`, as often as it is asked to. It obeys `host.runnable.Runnable`.
+    """Runs an engine over one source from `run` to `shutdown`, as often as it is asked to. It obeys
+    `host.runnable.Runnable`.
 
     A subclass says what the source is, who runs its rows and by which policy.
     """
@@ -50,7 +53,10 @@ class EngineLoop(ABC):
         self._turns = Turns(self._called, self.clock)
         if shutdown_timeout is not None and not shutdown_timeout >= 0:
             kind = type(self).__name__
-            raise UsageError(f"shutdown_timeout of {kind} must be a number of seconds, or None, not {shutdown_timeout}")
+            raise UsageError(
+                f"shutdown_timeout of {kind} must be a number of seconds, or None, not "
+                f"{shutdown_timeout}"
+            )
 
     # --- what a subclass says ---
 
@@ -85,7 +91,13 @@ class EngineLoop(ABC):
     def running(self) -> bool:
         return self._turns.present is not None
 
-    def run(self, *, max_iterations: int | None = None, visibility_timeout: float = 300, wait_time_seconds: float = 20) -> None:
+    def run(
+        self,
+        *,
+        max_iterations: int | None = None,
+        visibility_timeout: float = 300,
+        wait_time_seconds: float = 20,
+    ) -> None:
         """Work until `max_iterations` polls are made, or `shutdown` is called; blocks."""
         policy = self._policy(max_iterations, visibility_timeout, wait_time_seconds)
         with self._turns.one() as turn:
@@ -93,9 +105,11 @@ class EngineLoop(ABC):
                 self._work(turn, policy)
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
-        """Finish what is in flight, hand back the rest, and have `run` return; whether it did, within the timeout.
+        """Finish what is in flight, hand back the rest, and have `run` return; whether it did,
+        within the timeout.
 
-        Before the first run: that one returns at once. From one of its own threads it cannot wait, and returns False.
+        Before the first run: that one returns at once. From one of its own threads it cannot wait,
+        and returns False.
         """
         deadline = Deadline.after(timeout, self.clock)
         turn = self._turns.tell(deadline)
@@ -104,7 +118,9 @@ class EngineLoop(ABC):
         return not self.inside and self.clock.wait(turn.ended, timeout)
 
     def drain(self) -> None:
-        """Take nothing more, hand back what was not begun, until `resume` or the end of the run; what runs goes on."""
+        """Take nothing more, hand back what was not begun, until `resume` or the end of the run;
+        what runs goes on.
+        """
         self._drained = True
         engine = self._engine
         if engine is not None:
@@ -120,7 +136,12 @@ class EngineLoop(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.shutdown()
 
     # --- for a group ---
@@ -130,7 +151,9 @@ class EngineLoop(ABC):
         self._place = place
 
     def excuse_the_fresh(self, after: float) -> None:
-        """Before the process is ended because of silence: rows whose work has beaten within so long are not to blame."""
+        """Before the process is ended because of silence: rows whose work has beaten within so
+        long are not to blame.
+        """
         engine = self._engine
         if engine is not None:
             engine.excuse_the_fresh(after)
@@ -182,7 +205,10 @@ class EngineLoop(ABC):
                 self._engine = None
                 self._drained = False
         if not stopped:
-            raise ShutdownTimeoutError(f"{place.name} was still busy when its time to stop was over; its work is left behind")
+            raise ShutdownTimeoutError(
+                f"{place.name} was still busy when its time to stop was over; its work is "
+                f"left behind"
+            )
 
     def _made(self, place: Place, policy: EnginePolicy) -> Engine:
         return Engine(
@@ -198,8 +224,13 @@ class EngineLoop(ABC):
         )
 
     def _has_started(self, engine: Engine, turn: Turn, place: Place) -> bool:
-        """Have the engine up as soon as its store is there; False if it was told to stop before that."""
-        entering = SourceCall("enter", Surroundings(place.name, engine.policy, self.clock, place.events, engine.heartbeat))
+        """Have the engine up as soon as its store is there; False if it was told to stop before
+        that.
+        """
+        entering = SourceCall(
+            "enter",
+            Surroundings(place.name, engine.policy, self.clock, place.events, engine.heartbeat),
+        )
         while not turn.told:
             refusal = entering.make(lambda: _started(engine))
             if isinstance(refusal, Exception):
@@ -226,7 +257,9 @@ class EngineLoop(ABC):
 
 
 class _LoopHeartbeat(Heartbeat):
-    """As fresh as the stalest slot that is busy, so that one that is stuck cannot hide behind those that work."""
+    """As fresh as the stalest slot that is busy, so that one that is stuck cannot hide behind
+    those that work.
+    """
 
     __slots__ = ("_owner",)
 

@@ -1,9 +1,10 @@
 """The feeder: settles what is done and claims what comes next, in one exchange with the source.
 
-It has a thread, which waits for a reason to deal and deals. Where there is little to do, waking threads takes longer than anything
-else: so while it rests, a slot that has finished the only thing that ran deals in its place, and goes on with what it got; and who
-gives rows hands them to the slots. The baton sees to it that there is one who deals at a time; everything that changes is changed
-with it in hand.
+It has a thread, which waits for a reason to deal and deals. Where there is little to do, waking
+threads takes longer than anything else: so while it rests, a slot that has finished the only thing
+that ran deals in its place, and goes on with what it got; and who gives rows hands them to the
+slots. The baton sees to it that there is one who deals at a time; everything that changes is
+changed with it in hand.
 """
 
 from __future__ import annotations
@@ -97,18 +98,27 @@ class Feeder:
         return len(self.held) + len(self.unsettled)
 
     def doubt(self, *, called_off: bool = False) -> None:
-        """The store may know of other leases than we do: ask it. `called_off`: somebody has said so."""
+        """The store may know of other leases than we do: ask it. `called_off`: somebody has said
+        so.
+        """
         self._doubts.arise(called_off=called_off)
         self._news.set()
 
     def offer(self, most: int) -> Offer | None:
         """Room for up to so many rows; None if there is none. From any thread."""
-        return self.offers.make(lambda: 0 if self._policy.polls is not None else min(self._room(), most), owner=self._tenure.owner)
+        return self.offers.make(
+            lambda: 0 if self._policy.polls is not None else min(self._room(), most),
+            owner=self._tenure.owner,
+        )
 
     def _offer_is_over(self, in_doubt: bool) -> None:  # noqa: FBT001 - a callback
         if in_doubt:
             self._doubts.arise()
-        if in_doubt or self._course.state is not Drain.RUNNING or (self.offers.given and not self._take_given()):
+        if (
+            in_doubt
+            or self._course.state is not Drain.RUNNING
+            or (self.offers.given and not self._take_given())
+        ):
             self._news.set()
 
     def _turn(self) -> None:
@@ -135,14 +145,19 @@ class Feeder:
         self._page.beat_engine(self._clock.monotonic())
 
     def _is_over(self) -> bool:
-        with self._baton, self.offers.lock:  # an offer that is made now is made before this, or not at all
+        with (
+            self._baton,
+            self.offers.lock,
+        ):  # an offer that is made now is made before this, or not at all
             is_empty = not (self.held or self.unsettled or self.offers.given or self.offers.open)
             return self._course.state in ENDING and is_empty
 
     # --- dealt by others ---
 
     def _help(self) -> Leased | None:
-        """A slot deals in place of the feeder's thread, which rests; what the slot is to go on with."""
+        """A slot deals in place of the feeder's thread, which rests; what the slot is to go on
+        with.
+        """
         if not self._baton.acquire(blocking=False):
             self._news.set()
             return None
@@ -158,7 +173,9 @@ class Feeder:
         return mine.popleft() if mine else None
 
     def _take_given(self) -> bool:
-        """Hand what was given to the slots while the feeder's thread rests; False if that is left to it."""
+        """Hand what was given to the slots while the feeder's thread rests; False if that is
+        left to it.
+        """
         if self._crew.helper is None or not self._baton.acquire(blocking=False):
             return False
         try:
@@ -169,16 +186,25 @@ class Feeder:
             self._baton.release()
 
     def _is_at_rest(self) -> bool:
-        """Whether it may go on resting as it does: there is nothing that it has to do, or to do at another time."""
+        """Whether it may go on resting as it does: there is nothing that it has to do, or to do
+        at another time.
+        """
         waits = self._again is not None or self._exchange.retry_in or self._helps.retry_in
-        is_asked = self.unsettled or self._alone.is_waited_for or self._doubts.are_there or self._has_failed
+        is_asked = (
+            self.unsettled
+            or self._alone.is_waited_for
+            or self._doubts.are_there
+            or self._has_failed
+        )
         is_crowded = len(self.held) > self._policy.slots
         return self._course.state is Drain.RUNNING and not (waits or is_asked or is_crowded)
 
     # --- resting ---
 
     def _rest(self) -> None:
-        """Wait for a reason to trade. Everything is looked at afterwards, so the news is old then."""
+        """Wait for a reason to trade. Everything is looked at afterwards, so the news is old
+        then.
+        """
         if self._exchange.retry_in:
             self._clock.wait(self.hurry, self._exchange.retry_in)
         elif not self._is_something_done():
@@ -199,7 +225,9 @@ class Feeder:
         return bool(self._crew.finished or self.unsettled or self.offers.given)
 
     def _join(self) -> None:
-        """Something is done: give more of it a moment to be settled with it, unless the slots have nothing left to do."""
+        """Something is done: give more of it a moment to be settled with it, unless the slots
+        have nothing left to do.
+        """
         crew = self._crew
         crew.enough, crew.bell = self._policy.settle_batch - len(self.unsettled), self._joined
         if len(crew.finished) < crew.enough and not crew.line.empty() and not self.offers.given:
@@ -227,7 +255,9 @@ class Feeder:
         return min(waits)
 
     def _until_due(self) -> float:
-        """Until a delayed row is ready. One that is and was not given to us (paused, taken) is looked for less and less often."""
+        """Until a delayed row is ready. One that is and was not given to us (paused, taken) is
+        looked for less and less often.
+        """
         due = self._look.make(self._source.next_due)
         if due is None or due > 0:
             self._eager.succeeded()
@@ -236,14 +266,23 @@ class Feeder:
 
     def _room(self) -> int:
         """How many rows may be claimed."""
-        if self._course.state is not Drain.RUNNING or self._tenure.broken or self._alone.is_any or self._seat.hushed:
+        if (
+            self._course.state is not Drain.RUNNING
+            or self._tenure.broken
+            or self._alone.is_any
+            or self._seat.hushed
+        ):
             return 0
-        return self._polling.bounded(max(self._policy.slots + self._ahead.ahead - len(self.held), 0), held=len(self.held))
+        return self._polling.bounded(
+            max(self._policy.slots + self._ahead.ahead - len(self.held), 0), held=len(self.held)
+        )
 
     # --- collecting ---
 
     def _collect(self) -> None:
-        """Take over what the slots finished, what others have leased for us, and what the slots should not hold any more."""
+        """Take over what the slots finished, what others have leased for us, and what the slots
+        should not hold any more.
+        """
         while self.offers.given:  # before what is finished: it may be among that
             self._accept(*self.offers.given.popleft())
             self._was_given = True
@@ -295,11 +334,15 @@ class Feeder:
         """Settle and claim, in one exchange."""
         if self._doubts.are_there:
             known = self.held.union(settlement.claim for settlement in self.unsettled)
-            self.unsettled += [Settlement(claim, Outcome.BACK) for claim in self._doubts.settle(known, self.held)]
+            self.unsettled += [
+                Settlement(claim, Outcome.BACK) for claim in self._doubts.settle(known, self.held)
+            ]
         self._run_alone()
         want = min(self._room(), MOST_AT_ONCE)
         was_given, self._was_given = self._was_given, False
-        if was_given or (want and not self._seat.occupy()):  # the first of it may be done in a moment
+        if was_given or (
+            want and not self._seat.occupy()
+        ):  # the first of it may be done in a moment
             want = 0
         batch = self.unsettled[: self._batch]
         if batch or want:
@@ -312,7 +355,9 @@ class Feeder:
     def _swap(self, batch: list[Settlement], want: int) -> None:
         asked = self._clock.monotonic()
         owner, duration = self._tenure.owner, self._policy.lease.duration
-        exchange = self._exchange.make(lambda: self._source.exchange(batch, owner=owner, want=want, duration=duration))
+        exchange = self._exchange.make(
+            lambda: self._source.exchange(batch, owner=owner, want=want, duration=duration)
+        )
         if exchange is None:
             self._not_swapped(batch, want)
             return
@@ -327,16 +372,17 @@ class Feeder:
         self._ledger.traded(batch, exchange, held=len(self.held))
 
     def _look_again_in(self, want: int, got: int) -> float | None:
-        """At once where there was all we wanted. Where there was some of it, no more is left as a rule, and the first of it may be
-        done in a moment: one exchange does for both. Where there was nothing, when somebody tells (None).
+        """At once where there was all we wanted. Where there was some of it, no more is left as a
+        rule, and the first of it may be done in a moment: one exchange does for both. Where there
+        was nothing, when somebody tells (None).
         """
         if want and got >= want:
             return 0.0
         return self._policy.settle_within if got else None
 
     def _not_swapped(self, batch: list[Settlement], want: int) -> None:
-        """Nobody knows what happened. The settlements stay in line; half as many next time, so that one that cannot be made does
-        not keep the others for ever.
+        """Nobody knows what happened. The settlements stay in line; half as many next time, so that
+        one that cannot be made does not keep the others for ever.
         """
         if want:
             self._doubts.arise()
@@ -347,7 +393,9 @@ class Feeder:
             self._batch = max(len(batch) // 2, 1)
 
     def _check(self, batch: list[Settlement], exchange: Exchange) -> None:
-        """Tell of those that were not ours any more. What was tried before may be gone because that try counted."""
+        """Tell of those that were not ours any more. What was tried before may be gone because
+        that try counted.
+        """
         if not all(exchange.settled):
             for settlement, settled in zip(batch, exchange.settled, strict=True):
                 if not settled and settlement.outcome is not Outcome.BACK:
@@ -357,7 +405,11 @@ class Feeder:
 
     def _refused(self, settlement: Settlement) -> None:
         row, unknown = settlement.claim.seq, settlement.claim in self._tried
-        self._events.emit(SettlementRefused(engine=self._name, row=row, outcome=settlement.outcome, unknown=unknown))
+        self._events.emit(
+            SettlementRefused(
+                engine=self._name, row=row, outcome=settlement.outcome, unknown=unknown
+            )
+        )
 
     def _hand_out(self, leased: list[Leased], asked: float) -> None:
         if leased and not self.holding():
@@ -375,7 +427,9 @@ class Feeder:
     # --- rows that run alone ---
 
     def _run_alone(self) -> None:
-        """Start the next of them if nothing else runs, here or in another engine of this process."""
+        """Start the next of them if nothing else runs, here or in another engine of this
+        process.
+        """
         if (leased := self._alone.next(len(self.held))) is not None:
             self._crew.line.put(leased)
         elif self._alone.is_late:

@@ -17,8 +17,9 @@ class NotBegunError(Exception):
 
 
 def judged(context: WorkContext, error: BaseException, retry: BackoffPolicy) -> Settlement:
-    """A permanent error is the end of the row; one of work that was told to stop, or never begun, is not its fault; any other is a
-    failure. Work that could not be begun here is left alone for a while, or it would go back and forth.
+    """A permanent error is the end of the row; one of work that was told to stop, or never begun,
+    is not its fault; any other is a failure. Work that could not be begun here is left alone for a
+    while, or it would go back and forth.
     """
     claim, text = context.leased.claim, described(error)
     retry = context.leased.retry or retry
@@ -27,12 +28,21 @@ def judged(context: WorkContext, error: BaseException, retry: BackoffPolicy) -> 
     if context.cancelled:
         return Settlement(claim, Outcome.BACK, error=text)
     if isinstance(error, NotBegunError):
-        return Settlement(claim, Outcome.BACK, delay=retry.delay(1, spread=random_spread()), error=text)
-    return Settlement(claim, Outcome.FAILED, delay=retry.delay(context.leased.failures + 1, spread=random_spread()), error=text)
+        return Settlement(
+            claim, Outcome.BACK, delay=retry.delay(1, spread=random_spread()), error=text
+        )
+    return Settlement(
+        claim,
+        Outcome.FAILED,
+        delay=retry.delay(context.leased.failures + 1, spread=random_spread()),
+        error=text,
+    )
 
 
 def described(error: BaseException) -> str:
-    """Its type and text in a form that every store takes: bounded, no lone surrogates, no zero bytes."""
+    """Its type and text in a form that every store takes: bounded, no lone surrogates, no zero
+    bytes.
+    """
     try:
         text = f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001 - its text is made by anybody's code; an error that cannot be shown is still an error

@@ -1,8 +1,9 @@
 """The lease keeper: renews everything the engine holds, and says when it is not trusted any more.
 
-It only waits and decides; the call to the store is made in a thread of its own, because a store that does not answer must not
-keep the keeper from noticing that trust has ended. One renewal is under way at a time. Its waits end at moments that it computes
-anew each time (`host.periodic` keeps one interval), so it turns a loop of its own.
+It only waits and decides; the call to the store is made in a thread of its own, because a store
+that does not answer must not keep the keeper from noticing that trust has ended. One renewal is
+under way at a time. Its waits end at moments that it computes anew each time (`host.periodic` keeps
+one interval), so it turns a loop of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ _PATIENT = 0.9
 class Keeper:
     """Keeps the leases of one engine while its feeder holds any.
 
-    Each round it makes the feeder compare with the store, also when nothing is held here: a store that was set back to an older
-    state knows leases that this side never had, or has had, and as many of them as it takes to count the same.
+    Each round it makes the feeder compare with the store, also when nothing is held here: a store
+    that was set back to an older state knows leases that this side never had, or has had, and as
+    many of them as it takes to count the same.
     """
 
-    def __init__(self, source: Source, tenure: Tenure, crew: Crew, feeder: Feeder, around: Surroundings) -> None:
+    def __init__(
+        self, source: Source, tenure: Tenure, crew: Crew, feeder: Feeder, around: Surroundings
+    ) -> None:
         self._source = source
         self._tenure = tenure
         self._crew = crew
@@ -75,7 +79,9 @@ class Keeper:
         self._look(self._clock.monotonic())
 
     def _patience(self, now: float) -> float:
-        """Until the next thing to decide. With nothing to keep, a look each round is in time for whatever is claimed by then."""
+        """Until the next thing to decide. With nothing to keep, a look each round is in time for
+        whatever is claimed by then.
+        """
         lease = self._tenure.lease
         if not self._holding() and not self._tenure.broken:
             return self._round()
@@ -90,11 +96,15 @@ class Keeper:
         return max(min(moments, default=now + self._round()) - now, 0.0)
 
     def _round(self) -> float:
-        """When the renewal is due, a little less each time, so that many engines do not renew at the same moment."""
+        """When the renewal is due, a little less each time, so that many engines do not renew at
+        the same moment.
+        """
         return self._due_after() * (0.8 + 0.2 * fraction())
 
     def _due_after(self) -> float:
-        """A third of the lease; where a parent renews, not before that has missed two of its turns."""
+        """A third of the lease; where a parent renews, not before that has missed two of its
+        turns.
+        """
         lease = self._policy.lease
         return lease.duration * (lease.trust * _PATIENT if self._tenure.kept else lease.renew_at)
 
@@ -110,7 +120,10 @@ class Keeper:
         if self._tenure.broken:
             self._lose_the_untrusted(now)
         self._lose_the_stale(now)
-        due = self._tenure.broken or now + self._slack() >= self._tenure.lease.granted_at + self._due_after()
+        due = (
+            self._tenure.broken
+            or now + self._slack() >= self._tenure.lease.granted_at + self._due_after()
+        )
         if due and now >= self._not_before and not self._asking():
             self._ask(now)
 
@@ -150,12 +163,16 @@ class Keeper:
     # --- losing ---
 
     def _step_down(self) -> None:
-        """Trust has ended: nothing is begun any more, and what waits is handed back when the store can be told."""
+        """Trust has ended: nothing is begun any more, and what waits is handed back when the
+        store can be told.
+        """
         self._tenure.end()
         self._crew.drop_waiting()
 
     def _lose_the_untrusted(self, now: float) -> None:
-        """What runs is cancelled and will not count; what has a longer lease than others goes on until that is not trusted."""
+        """What runs is cancelled and will not count; what has a longer lease than others goes on
+        until that is not trusted.
+        """
         lost = [context for context in self._trusted() if now >= self._trusted_until(context)]
         for context in lost:
             self._crew.lose(context, blameless=True)
@@ -163,14 +180,23 @@ class Keeper:
             self._tell(tuple(context.leased.claim.seq for context in lost), "untrusted")
 
     def _trusted(self) -> list[WorkContext]:
-        return [context for context in self._crew.running() if not (context.settled or context.lease_lost)]
+        return [
+            context
+            for context in self._crew.running()
+            if not (context.settled or context.lease_lost)
+        ]
 
     def _trusted_until(self, context: WorkContext) -> float:
         lease = self._tenure.lease
-        return lease.granted_at + max(context.leased.lasts or 0.0, lease.policy.duration) * lease.policy.trust
+        return (
+            lease.granted_at
+            + max(context.leased.lasts or 0.0, lease.policy.duration) * lease.policy.trust
+        )
 
     def _stale(self) -> list[Claim]:
-        """The rows that are not renewed, because their code gives no sign of life; from now on their trust runs out by itself."""
+        """The rows that are not renewed, because their code gives no sign of life; from now on
+        their trust runs out by itself.
+        """
         if self._policy.stale_after is None:
             return []
         stale = {context.leased.claim for context in self._crew.stale(self._policy.stale_after)}

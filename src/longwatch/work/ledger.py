@@ -41,7 +41,9 @@ class Ledger:
             self._refused += not counted
         self.tell()
         if exchange.leased:
-            self._events.emit(RowsClaimed(engine=self._engine, rows=len(exchange.leased), held=held))
+            self._events.emit(
+                RowsClaimed(engine=self._engine, rows=len(exchange.leased), held=held)
+            )
 
     def tell(self) -> None:
         """What came together since the last time."""

@@ -13,9 +13,11 @@ Given = tuple[list[Leased], float]
 
 
 class Offer:
-    """Room that an engine has, for whoever makes rows to lease them to it in the transaction that makes them.
+    """Room that an engine has, for whoever makes rows to lease them to it in the transaction that
+    makes them.
 
-    `give` what was leased once that is committed, and `close` the offer in any case: an engine does not end before that.
+    `give` what was leased once that is committed, and `close` the offer in any case: an engine does
+    not end before that.
     """
 
     def __init__(self, offers: Offers, want: int, *, owner: int) -> None:
@@ -37,7 +39,9 @@ class Offer:
 
 
 class Offers:
-    """Those of one engine. `ended(in_doubt)` is called when one is closed. Every method may be called from any thread."""
+    """Those of one engine. `ended(in_doubt)` is called when one is closed. Every method may be
+    called from any thread.
+    """
 
     def __init__(self, ended: Callable[[bool], None]) -> None:
         self.given: deque[Given] = deque()

@@ -1,4 +1,6 @@
-"""What the code that runs a row may say besides how to settle it: that it is settled, or that something has to be awaited first."""
+"""What the code that runs a row may say besides how to settle it: that it is settled, or that
+something has to be awaited first.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Answer = Settlement | Settled | None
 
 
 class Pending:
-    """What is awaited on the engine's loop thread, and what then is done with its result, in the slot's thread again.
+    """What is awaited on the engine's loop thread, and what then is done with its result, in the
+    slot's thread again.
 
     `failed` is told what it raised, before that is judged.
     """

@@ -1,4 +1,6 @@
-"""How often an engine may take rows: for ever, or a number of times, each of which ends with rows or with the end of its wait."""
+"""How often an engine may take rows: for ever, or a number of times, each of which ends with
+rows or with the end of its wait.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from longwatch.work.policy import EnginePolicy
 
 
 class Polling:
-    """Counts the polls of one engine. One owner; not thread-safe. An engine that counts takes no more than its slots can run."""
+    """Counts the polls of one engine. One owner; not thread-safe. An engine that counts takes no
+    more than its slots can run.
+    """
 
     def __init__(self, policy: EnginePolicy, clock: Clock) -> None:
         self._left = inf if policy.polls is None else policy.polls

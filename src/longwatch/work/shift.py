@@ -26,9 +26,13 @@ from longwatch.work.tenure import Tenure
 
 
 class Shift:
-    """Feeder, slots, keeper and sweeper of one incarnation. Begun once, ended as often as it takes."""
+    """Feeder, slots, keeper and sweeper of one incarnation. Begun once, ended as often as it
+    takes.
+    """
 
-    def __init__(self, source: Source, runner: Runner, solitude: Solitude, around: Surroundings) -> None:
+    def __init__(
+        self, source: Source, runner: Runner, solitude: Solitude, around: Surroundings
+    ) -> None:
         self._source = source
         self._around = around
         self._course = Course()
@@ -36,11 +40,22 @@ class Shift:
         self._page, self._tenure = _entered(source, around)
         self._seat = solitude.sit(self._news.set)
         self.crew = Crew(runner, self._tenure, self._page, around)
-        self.feeder = Feeder(source, self._tenure, self.crew, self._course, self._seat, self._news, self._page, around)
+        self.feeder = Feeder(
+            source,
+            self._tenure,
+            self.crew,
+            self._course,
+            self._seat,
+            self._news,
+            self._page,
+            around,
+        )
         self._keeper = Keeper(source, self._tenure, self.crew, self.feeder, around)
         self._sweeping = SourceCall("sweep", around)
         cadence = Cadence(interval=around.policy.sweep_every, jitter=0.2)
-        self._sweeper = Periodic(self._sweep, cadence, name=f"{around.name}-sweeper", clock=around.clock)
+        self._sweeper = Periodic(
+            self._sweep, cadence, name=f"{around.name}-sweeper", clock=around.clock
+        )
         self._unlisten: Callable[[], None] = lambda: None
         self._begun: list[Callable[[Deadline], bool]] = []
 
@@ -50,7 +65,12 @@ class Shift:
 
     @property
     def inside(self) -> bool:
-        return self.crew.inside or self.feeder.errand.inside or self._keeper.inside or self._sweeper.inside
+        return (
+            self.crew.inside
+            or self.feeder.errand.inside
+            or self._keeper.inside
+            or self._sweeper.inside
+        )
 
     def begin(self) -> None:
         """Start the threads; if one cannot be, end those that were."""
@@ -77,7 +97,9 @@ class Shift:
         self.feeder.hurry.set()
 
     def end(self, deadline: Deadline) -> bool:
-        """Hand back what was not begun, let what runs finish, cancel what will not, end the threads: all before the deadline."""
+        """Hand back what was not begun, let what runs finish, cancel what will not, end the
+        threads: all before the deadline.
+        """
         self.tell(Told.STOP)
         if not self._has_finished(deadline):
             rows = tuple(context.leased.claim.seq for context in self.crew.running())
@@ -88,7 +110,9 @@ class Shift:
     # --- beginning ---
 
     def excuse_the_fresh(self, after: float) -> None:
-        """Have only those to blame for the end of the process whose slot has given no beat for so long."""
+        """Have only those to blame for the end of the process whose slot has given no beat for
+        so long.
+        """
         self.crew.excuse_the_fresh(after)
 
     def _begin(self) -> None:
@@ -104,8 +128,9 @@ class Shift:
         self._begun.append(lambda deadline: self.feeder.errand.wait(self._around.clock, deadline))
 
     def _sweep(self) -> None:
-        """Not while our own leases may have ended: those that could not be renewed would be the first to be taken, with what is
-        done and could not be settled. The keeper has them renewed as soon as the store answers; others sweep meanwhile.
+        """Not while our own leases may have ended: those that could not be renewed would be the
+        first to be taken, with what is done and could not be settled. The keeper has them renewed
+        as soon as the store answers; others sweep meanwhile.
         """
         if self._is_trusted() or not self.feeder.holding():
             self._sweeping.make(self._source.sweep)
@@ -116,7 +141,9 @@ class Shift:
     # --- ending ---
 
     def _has_finished(self, deadline: Deadline) -> bool:
-        """Wait until the last row is settled; shortly before the deadline cancel what still runs."""
+        """Wait until the last row is settled; shortly before the deadline cancel what still
+        runs.
+        """
         clock, feeder = self._around.clock, self.feeder.errand
         remaining = deadline.remaining()
         if remaining is None:
@@ -136,14 +163,18 @@ class Shift:
             self._course.tell(Told.EMPTY)
         self._unlisten()
         self._seat.leave()
-        with suppress(TryAgainError):  # one that is gone, or does not listen, keeps nothing that is left
+        with suppress(
+            TryAgainError
+        ):  # one that is gone, or does not listen, keeps nothing that is left
             self._tell_parent("leases_over")
         self._page.close()
         return True
 
     def _tell_parent(self, about: str, **facts: object) -> None:
         if self._tenure.kept and self._around.parent is not None:
-            self._around.parent.tell(about, engine=self._around.name, owner=self._tenure.owner, **facts)
+            self._around.parent.tell(
+                about, engine=self._around.name, owner=self._tenure.owner, **facts
+            )
 
 
 _ROLLBACK = 5.0

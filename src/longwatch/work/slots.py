@@ -23,17 +23,23 @@ from longwatch.work.tenure import Tenure
 
 
 class Runner(Protocol):
-    """Runs one row: decodes it, calls the user's code, says what to do with it; or that it is settled, None if nobody knows how.
+    """Runs one row: decodes it, calls the user's code, says what to do with it; or that it is
+    settled, None if nobody knows how.
 
-    What can be awaited instead of an answer is awaited on the engine's loop thread, while the slot waits; if it has a `close` and
-    cannot be, that is called. `Pending` says what is done with its result. A raise counts as a failure.
+    What can be awaited instead of an answer is awaited on the engine's loop thread, while the slot
+    waits; if it has a `close` and cannot be, that is called. `Pending` says what is done with its
+    result. A raise counts as a failure.
     """
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Pending | Awaitable[Answer] | Answer: ...
+    def __call__(
+        self, leased: Leased, context: WorkContext
+    ) -> Pending | Awaitable[Answer] | Answer: ...
 
 
 class Finished(NamedTuple):
-    """A row that is over with: without a settlement nothing is to be said about it; without a duration it was never begun."""
+    """A row that is over with: without a settlement nothing is to be said about it; without a
+    duration it was never begun.
+    """
 
     leased: Leased
     answer: Answer
@@ -65,11 +71,12 @@ class Slot:
         return self._crew.hand_in(self._end(context, self._run(context)))
 
     def _begin(self, leased: Leased) -> WorkContext | None:
-        """Its context, or None if it may not begin any more. The context is shown first: whoever then forbids it either finds
-        the context or is heeded here.
+        """Its context, or None if it may not begin any more. The context is shown first: whoever
+        then forbids it either finds the context or is heeded here.
         """
         now = self._crew.clock.monotonic()
-        self.pulse.heartbeat.beat()  # before it counts as busy: nobody is to take its rest for a stall
+        # before it counts as busy: nobody is to take its rest for a stall
+        self.pulse.heartbeat.beat()
         context = self.context = WorkContext(leased, self.pulse, self._crew.never, began=now)
         if not self._crew.may_begin(now):
             self.context = None
@@ -101,13 +108,17 @@ class Slot:
 
 
 class Crew:
-    """The slots of one engine, the line of rows before them and the heap of finished ones behind them.
+    """The slots of one engine, the line of rows before them and the heap of finished ones behind
+    them.
 
-    `bell` is what the feeder waits for while it rests: it is rung when `enough` rows are finished, or none is left in line.
-    `helper` does the feeder's work meanwhile, in the thread of a slot; then nobody has to be woken.
+    `bell` is what the feeder waits for while it rests: it is rung when `enough` rows are finished,
+    or none is left in line. `helper` does the feeder's work meanwhile, in the thread of a slot;
+    then nobody has to be woken.
     """
 
-    def __init__(self, runner: Runner, tenure: Tenure, page: BeatPage, around: Surroundings) -> None:
+    def __init__(
+        self, runner: Runner, tenure: Tenure, page: BeatPage, around: Surroundings
+    ) -> None:
         self.runner = runner
         self.name = around.name
         self.clock = around.clock
@@ -149,9 +160,15 @@ class Crew:
         return self.taking and self._tenure.is_trusted(now)
 
     def hand_in(self, finished: Finished) -> Leased | None:
-        """The same by a slot that has time now: if nothing else runs or waits, it settles the row itself, and may get another."""
+        """The same by a slot that has time now: if nothing else runs or waits, it settles the
+        row itself, and may get another.
+        """
         helper = self.helper
-        if helper is None or not self.line.empty() or any(slot.context is not None for slot in self.slots):
+        if (
+            helper is None
+            or not self.line.empty()
+            or any(slot.context is not None for slot in self.slots)
+        ):
             self.finish(finished)
             return None
         self.finished.append(finished)
@@ -187,11 +204,17 @@ class Crew:
 
     def is_stuck(self, after: float) -> bool:
         """Whether every slot is busy and none has begun anything for so long."""
-        return self.clock.monotonic() - self.begun_at >= after and len(self.running()) == len(self.slots)
+        return self.clock.monotonic() - self.begun_at >= after and len(self.running()) == len(
+            self.slots
+        )
 
     def stale(self, after: float) -> list[WorkContext]:
         """What runs and has given no beat for so long."""
-        return [context for slot in self.slots if (context := slot.context) and slot.pulse.heartbeat.elapsed() > after]
+        return [
+            context
+            for slot in self.slots
+            if (context := slot.context) and slot.pulse.heartbeat.elapsed() > after
+        ]
 
     def drop_waiting(self, *, keep: int = 0) -> None:
         """Finish what was not begun, but for the first `keep`, by handing it back."""
@@ -202,13 +225,17 @@ class Crew:
             self.finish(_handed_back(leased))
 
     def excuse_the_fresh(self, after: float) -> None:
-        """The process is about to be ended because slots have given no beat for so long: nobody else is to blame for that."""
+        """The process is about to be ended because slots have given no beat for so long: nobody
+        else is to blame for that.
+        """
         for slot in self.slots:
             if slot.context is not None and slot.pulse.heartbeat.elapsed() <= after:
                 slot.pulse.end()
 
     def lose(self, context: WorkContext, *, blameless: bool) -> None:
-        """The lease of what this slot runs is lost; without blame its end is nobody's fault from here on."""
+        """The lease of what this slot runs is lost; without blame its end is nobody's fault from
+        here on.
+        """
         context.lose_lease()
         for slot in self.slots:
             if blameless and slot.context is context:

@@ -1,7 +1,9 @@
-"""Who runs beside whom in one process: rows that have crashed a process before run with nothing beside them.
+"""Who runs beside whom in one process: rows that have crashed a process before run with nothing
+beside them.
 
-Every engine of a process has a seat. An engine that wants to run such a row asks for the process; from then on no other begins
-anything, and when the last of them has nothing running any more, the one who asked has the process to itself until it lets go.
+Every engine of a process has a seat. An engine that wants to run such a row asks for the process;
+from then on no other begins anything, and when the last of them has nothing running any more, the
+one who asked has the process to itself until it lets go.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Callable
 
 
 class Solitude:
-    """The seats of one process. Thread-safe; nothing here waits: seats are woken when it may be worth asking again."""
+    """The seats of one process. Thread-safe; nothing here waits: seats are woken when it may be
+    worth asking again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +51,9 @@ class Solitude:
             first = self._asker is None
             if first:
                 self._asker = seat
-            granted = self._asker is seat and not any(other.busy for other in self._seats if other is not seat)
+            granted = self._asker is seat and not any(
+                other.busy for other in self._seats if other is not seat
+            )
         if first and not granted:
             self._wake_others(seat)
         return granted
@@ -86,7 +92,9 @@ class Seat:
         return self._solitude.is_wanted_by_another(self)
 
     def occupy(self) -> bool:
-        """Say that rows may begin to run here; False if another engine wants the process to itself."""
+        """Say that rows may begin to run here; False if another engine wants the process to
+        itself.
+        """
         return self._solitude.occupy(self)
 
     def vacate(self) -> None:
@@ -94,7 +102,9 @@ class Seat:
         self._solitude.vacate(self)
 
     def ask(self) -> bool:
-        """Ask for the process; True once nothing runs at any other seat. Keeps asking until it lets go."""
+        """Ask for the process; True once nothing runs at any other seat. Keeps asking until it
+        lets go.
+        """
         return self._solitude.ask(self)
 
     def let_go(self) -> None:

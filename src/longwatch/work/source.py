@@ -1,6 +1,8 @@
-"""Where work comes from and goes back to: the seam between the engine and whatever holds claimable rows.
+"""Where work comes from and goes back to: the seam between the engine and whatever holds claimable
+rows.
 
-A mailbox implements it over SQL, memory or Redis, a flow over its computations. The engine knows nothing else about them.
+A mailbox implements it over SQL, memory or Redis, a flow over its computations. The engine knows
+nothing else about them.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from longwatch.store.claims import Claim
 class Leased(NamedTuple):
     """A row that was claimed: the right to it, and what the source knows about it.
 
-    `alone`: it has crashed a process before, so it runs with no other beside it, and the second crash names the culprit. `lasts`:
-    how long its lease lasts, if longer than the engine's; `retry`: how its tries are spaced, if not as the engine's. If the item
-    tells its `deliveries` and `failures`, the engine counts attempts and spaces the retries by them.
+    `alone`: it has crashed a process before, so it runs with no other beside it, and the second
+    crash names the culprit. `lasts`: how long its lease lasts, if longer than the engine's;
+    `retry`: how its tries are spaced, if not as the engine's. If the item tells its `deliveries`
+    and `failures`, the engine counts attempts and spaces the retries by them.
     """
 
     claim: Claim
@@ -52,8 +55,9 @@ class Outcome(StrEnum):
 class Settlement(NamedTuple):
     """What to do with one claimed row.
 
-    `reason`: why it is dead, from a closed list (poison, failed, expired, undecodable, permanent). `error`: what was raised, type
-    and text. `result`: what the work has made, for a source that keeps it.
+    `reason`: why it is dead, from a closed list (poison, failed, expired, undecodable, permanent).
+    `error`: what was raised, type and text. `result`: what the work has made, for a source that
+    keeps it.
     """
 
     claim: Claim
@@ -65,7 +69,8 @@ class Settlement(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The answer to one exchange: for each settlement whether the row was still the claimant's, and the rows newly leased.
+    """The answer to one exchange: for each settlement whether the row was still the claimant's, and
+    the rows newly leased.
 
     `is_all`: nothing is left to be claimed, as far as is known; who makes something ready tells.
     """
@@ -76,20 +81,28 @@ class Exchange(NamedTuple):
 
 
 class Source(Protocol):
-    """Holds claimable rows. Every method blocks on the store at the most for its own timeout, and may be called from any thread.
+    """Holds claimable rows. Every method blocks on the store at the most for its own timeout, and
+    may be called from any thread.
 
-    Errors of the store come out as they are (`StoreError`). After one it is unknown whether a settlement was made, and making it
-    again is safe: it is fenced. It is also unknown whether rows were claimed: `held` tells.
+    Errors of the store come out as they are (`StoreError`). After one it is unknown whether a
+    settlement was made, and making it again is safe: it is fenced. It is also unknown whether rows
+    were claimed: `held` tells.
     """
 
     def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
         """Become an owner of leases; `page` is where its beat page is."""
 
-    def exchange(self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float) -> Exchange:
-        """Settle the last and claim up to `want` next, in one transaction. Settlements come first."""
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
+    ) -> Exchange:
+        """Settle the last and claim up to `want` next, in one transaction. Settlements come
+        first.
+        """
 
     def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
-        """Prolong every lease of the owner but those to `skip` to `duration` from now, in one statement; how many there are."""
+        """Prolong every lease of the owner but those to `skip` to `duration` from now, in one
+        statement; how many there are.
+        """
 
     def held(self, *, owner: int) -> list[Claim]:
         """Every lease of the owner, as the store knows them; a read."""
@@ -101,10 +114,13 @@ class Source(Protocol):
         """Seconds until something that is delayed will be ready; None if nothing is."""
 
     def whereabouts(self) -> dict[str, str] | None:
-        """How another process of this machine finds the same rows, to renew leases there; None if none can. Opens nothing.
+        """How another process of this machine finds the same rows, to renew leases there; None if
+        none can. Opens nothing.
 
         `kind` says who can make a source of it.
         """
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set when something may be ready, or was closed or paused; returns what ends that."""
+        """Have the wakeup set when something may be ready, or was closed or paused; returns what
+        ends that.
+        """

@@ -1,4 +1,6 @@
-"""Events of a group in a process that is not ours, through stdlib logging; where they go is that process's business."""
+"""Events of a group in a process that is not ours, through stdlib logging; where they go is that
+process's business.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def told_to_logging() -> Events:
 
 
 def log_event(event: Event) -> None:
-    """One line: the event's name and its facts, which are on the record as `longwatch_event` too."""
+    """One line: the event's name and its facts, which are on the record as `longwatch_event`
+    too.
+    """
     level = _LEVELS[event.level]
     if _LOGGER.isEnabledFor(level):
         facts = " ".join(f"{field.name}={getattr(event, field.name)!r}" for field in fields(event))

@@ -1,11 +1,12 @@
 """Whether the leases of an engine are trusted, on this side's clock.
 
-All of them are renewed together, so one moment stands for all: the earliest of their grants. It is set by the first claim when
-nothing is held, and moved by renewals; a row that was claimed later lasts longer in the store than is believed here.
+All of them are renewed together, so one moment stands for all: the earliest of their grants. It is
+set by the first claim when nothing is held, and moved by renewals; a row that was claimed later
+lasts longer in the store than is believed here.
 
-A parent that renews for us writes the moment on our page, where it counts at once, whatever holds up the threads of this process.
-It counts from the moment the parent was about to ask, so it holds for every row that was ours then; one that was claimed after
-that has a later lease.
+A parent that renews for us writes the moment on our page, where it counts at once, whatever holds
+up the threads of this process. It counts from the moment the parent was about to ask, so it holds
+for every row that was ours then; one that was claimed after that has a later lease.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from longwatch.host.beatpage import BeatPage
 
 
 class Tenure:
-    """The engine's view of its leases. Thread-safe; `trusted_until` may be read without the lock. `kept`: a parent renews them."""
+    """The engine's view of its leases. Thread-safe; `trusted_until` may be read without the
+    lock. `kept`: a parent renews them.
+    """
 
-    def __init__(self, owner: int, policy: LeasePolicy, *, clock: Clock, page: BeatPage, kept: bool = False) -> None:
+    def __init__(
+        self, owner: int, policy: LeasePolicy, *, clock: Clock, page: BeatPage, kept: bool = False
+    ) -> None:
         self.owner = owner
         self.kept = kept
         self.broken = False
@@ -36,7 +41,9 @@ class Tenure:
         return self._lease
 
     def granted(self, asked: float) -> None:
-        """All that is held was claimed or renewed by a call that was about to be made at this moment; mends what was broken."""
+        """All that is held was claimed or renewed by a call that was about to be made at this
+        moment; mends what was broken.
+        """
         with self._lock:
             self._lease = self._lease.renewed(asked)
             if self._lease.trusted(self._clock.monotonic()):

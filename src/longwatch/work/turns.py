@@ -21,8 +21,8 @@ _LOOK_UP = 0.5
 def look_up() -> float | None:
     """How many seconds this thread may wait at a stretch; None: for ever.
 
-    The main thread has to look up now and then: a signal that came to another thread, or to this one in the moment before it
-    began to wait, is handled only then.
+    The main thread has to look up now and then: a signal that came to another thread, or to this
+    one in the moment before it began to wait, is handled only then.
     """
     return _LOOK_UP if threading.current_thread() is threading.main_thread() else None
 
@@ -49,7 +49,9 @@ class Turn:
 
 
 class Turns:
-    """The turns of what is called `name`. Thread-safe; by process, so one that was made before a fork runs in the child."""
+    """The turns of what is called `name`. Thread-safe; by process, so one that was made before a
+    fork runs in the child.
+    """
 
     def __init__(self, name: str, clock: Clock) -> None:
         self.name = name
@@ -77,7 +79,9 @@ class Turns:
             turn.ended.set()
 
     def tell(self, deadline: Deadline) -> Turn | None:
-        """Have the present run end by then, or the first one return at once; that run, if there is one."""
+        """Have the present run end by then, or the first one return at once; that run, if there
+        is one.
+        """
         self._notice_fork()
         with self._lock:  # or a run that begins just now would hear nothing of it
             turn = self._present
@@ -91,7 +95,9 @@ class Turns:
         self._notice_fork()
         with self._lock:
             if self._present is not None:
-                raise ServiceStateError(f"{self.name} is running already; shut it down first, or make another one")
+                raise ServiceStateError(
+                    f"{self.name} is running already; shut it down first, or make another one"
+                )
             turn = self._present = Turn(self._clock)
             told, self._told_beforehand, self._has_run = self._told_beforehand, False, True
         if told:

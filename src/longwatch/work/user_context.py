@@ -50,6 +50,8 @@ class IdentifiedLogger(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, logger: logging.Logger, ids: Mapping[str, object]) -> None:
         super().__init__(logger, ids)
 
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         return msg, kwargs

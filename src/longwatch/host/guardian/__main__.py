@@ -1,11 +1,15 @@
-"""Run as a script, isolated and without site-packages: `python -I -S …/guardian/__main__.py CONTROL_FD HOST_PID [CGROUP_NAME]`."""
+"""Run as a script, isolated and without site-packages: `python -I -S …/guardian/__main__.py
+CONTROL_FD HOST_PID [CGROUP_NAME]`.
+"""
 
 import os
 import sys
 
 
 def lean_packages() -> None:
-    """Stand-ins for the packages around this one: what those load for others would stay in memory here for nothing."""
+    """Stand-ins for the packages around this one: what those load for others would stay in
+    memory here for nothing.
+    """
     above = os.path.abspath(f"{os.path.dirname(__file__)}/../..")
     for name, folder in (("longwatch", above), ("longwatch.host", f"{above}/host")):
         package = type(sys)(name)

@@ -1,4 +1,6 @@
-"""A cgroup v2 for every tree, where one can be made: membership no process can shed, and a kill the kernel does at once."""
+"""A cgroup v2 for every tree, where one can be made: membership no process can shed, and a kill
+the kernel does at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Cgroup:
 
     @classmethod
     def named(cls, name: str) -> Cgroup | None:
-        """The one of that name below the one this process is in, be it there or not; None where there is no cgroup v2."""
+        """The one of that name below the one this process is in, be it there or not; None where
+        there is no cgroup v2.
+        """
         try:
             own = _own_cgroup()
         except OSError:
@@ -35,7 +39,9 @@ class Cgroup:
         return True
 
     def fork(self) -> int | None:
-        """Fork a child inside it; None where that cannot be, by an old kernel or because a filter of system calls forbids it."""
+        """Fork a child inside it; None where that cannot be, by an old kernel or because a
+        filter of system calls forbids it.
+        """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return fork_into(descriptor)
@@ -57,7 +63,9 @@ class Cgroup:
         return found - {0}
 
     def _folders(self) -> list[str]:
-        """Where it is, and where those made inside it are; there are some if more than itself and its parent link to it."""
+        """Where it is, and where those made inside it are; there are some if more than itself
+        and its parent link to it.
+        """
         with suppress(OSError):
             if os.stat(self.path).st_nlink > _LINKS_OF_AN_EMPTY_ONE:
                 return [folder for folder, _, _ in os.walk(self.path)]
@@ -65,7 +73,9 @@ class Cgroup:
 
     @property
     def populated(self) -> bool:
-        """Whether anything lives in it, as the kernel sees it: no process can hide by forking and exiting."""
+        """Whether anything lives in it, as the kernel sees it: no process can hide by forking
+        and exiting.
+        """
         try:
             with open(f"{self.path}/cgroup.events") as file:
                 return "populated 1" in file.read()
@@ -78,7 +88,9 @@ class Cgroup:
             self._write("cgroup.kill", "1")
 
     def limit_memory(self, amount: int) -> bool:
-        """At most so many bytes for all of it together, none of them swapped out, and all of it killed for one too many."""
+        """At most so many bytes for all of it together, none of them swapped out, and all of it
+        killed for one too many.
+        """
         try:
             self._write("memory.max", str(amount))
         except OSError:
@@ -93,12 +105,16 @@ class Cgroup:
         """Whether anything in it was killed for want of memory."""
         try:
             with open(f"{self.path}/memory.events") as file:
-                return any(line.startswith("oom_kill ") and int(line.split()[1]) > 0 for line in file)
+                return any(
+                    line.startswith("oom_kill ") and int(line.split()[1]) > 0 for line in file
+                )
         except OSError:
             return False
 
     def share(self, controller: str) -> bool:
-        """Have those made inside it controlled; False where it is not given that controller itself."""
+        """Have those made inside it controlled; False where it is not given that controller
+        itself.
+        """
         try:
             self._write("cgroup.subtree_control", f"+{controller}")
         except OSError:
@@ -120,7 +136,9 @@ class Cgroup:
 
 
 class Cgroups:
-    """Makes cgroups, all inside one that is held by a lock; one that nobody holds was left by a guardian that was killed."""
+    """Makes cgroups, all inside one that is held by a lock; one that nobody holds was left by a
+    guardian that was killed.
+    """
 
     def __init__(self, whole: Cgroup, lock: int) -> None:
         self.whole = whole
@@ -130,7 +148,9 @@ class Cgroups:
 
     @classmethod
     def find(cls, name: str) -> Cgroups | None:
-        """A place of that name where we may make cgroups that can be killed whole, or None. What others left is removed."""
+        """A place of that name where we may make cgroups that can be killed whole, or None. What
+        others left is removed.
+        """
         whole = Cgroup.named(name)
         lock = None if whole is None else _hold(whole)
         if whole is None or lock is None:
@@ -171,7 +191,10 @@ def _hold(cgroup: Cgroup) -> int | None:
 
 def _remove_abandoned(base: str) -> None:
     for name in os.listdir(base):
-        if name.startswith(_PREFIX) and (lock := _locked(f"{base}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
+        if (
+            name.startswith(_PREFIX)
+            and (lock := _locked(f"{base}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None
+        ):
             Cgroup(f"{base}/{name}").remove()
             os.close(lock)
 
@@ -191,7 +214,9 @@ def _locked(path: str, operation: int) -> int | None:
 
 
 def _usable(path: str) -> bool:
-    return os.access(f"{path}/cgroup.kill", os.W_OK) and os.access(f"{path}/../cgroup.procs", os.W_OK)
+    return os.access(f"{path}/cgroup.kill", os.W_OK) and os.access(
+        f"{path}/../cgroup.procs", os.W_OK
+    )
 
 
 def _own_cgroup() -> str | None:

@@ -22,18 +22,26 @@ def become_subreaper(*, on: bool = True) -> None:
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send us this signal when the thread that forked us ends; for the children of a one-threaded process."""
+    """Have the kernel send us this signal when the thread that forked us ends; for the children
+    of a one-threaded process.
+    """
     _call(_SET_PDEATHSIG, signum)
 
 
 def fork_into(cgroup: int) -> int:
-    """`os.fork` with the child in the cgroup of this open directory from the first moment; for a one-threaded process.
+    """`os.fork` with the child in the cgroup of this open directory from the first moment; for a
+    one-threaded process.
 
-    To move a process into a cgroup the kernel waits until every processor has been through the scheduler, some 10 ms; to fork it
-    there it does not. The interpreter is not told of this fork: the child may do nothing but exec or exit.
+    To move a process into a cgroup the kernel waits until every processor has been through the
+    scheduler, some 10 ms; to fork it there it does not. The interpreter is not told of this fork:
+    the child may do nothing but exec or exit.
     """
-    size = 11  # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
-    arguments = (ctypes.c_uint64 * size)(_CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup)
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+    # set_tid_size, cgroup
+    size = 11
+    arguments = (ctypes.c_uint64 * size)(
+        _CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup
+    )
     pid: int = _syscall(_CLONE3, arguments, ctypes.c_size_t(ctypes.sizeof(arguments)))
     if pid < 0:
         raise _error()

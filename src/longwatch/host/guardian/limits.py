@@ -1,4 +1,6 @@
-"""What a child may use, set between fork and exec, and how its end tells that it wanted more memory than that."""
+"""What a child may use, set between fork and exec, and how its end tells that it wanted more
+memory than that.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ def limit_open_files(count: int) -> None:
 
 
 def limit_data(amount: int) -> None:
-    """So many bytes of data for each process; not of address space, of which some runtimes reserve gigabytes they never touch."""
+    """So many bytes of data for each process; not of address space, of which some runtimes
+    reserve gigabytes they never touch.
+    """
     resource.setrlimit(resource.RLIMIT_DATA, (amount, amount))
 
 
 def ran_out(status: int, max_rss: int, limit: int) -> bool:
-    """Whether a process whose data is limited probably ended for it: a failure or a crash of its own, its memory nearly used up."""
+    """Whether a process whose data is limited probably ended for it: a failure or a crash of its
+    own, its memory nearly used up.
+    """
     code = os.waitstatus_to_exitcode(status)
     return (code > 0 or -code in _CRASHES) and max_rss >= _MOST_OF_IT * limit

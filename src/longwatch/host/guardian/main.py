@@ -1,4 +1,6 @@
-"""The guardian's own loop: one poll over the control, the host's pidfd, the signals' pipe and the pipes of pending execs."""
+"""The guardian's own loop: one poll over the control, the host's pidfd, the signals' pipe and
+the pipes of pending execs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _AGAIN = 0.003
 
 
 class Guardian:
-    """Spawns, signals, reaps and clears trees as the host asks; kills them all when the host is gone."""
+    """Spawns, signals, reaps and clears trees as the host asks; kills them all when the host is
+    gone.
+    """
 
     def __init__(self, control: socket.socket, host: int, cgroups: Cgroups | None) -> None:
         self.control = control
@@ -114,7 +118,12 @@ class Guardian:
         try:
             tree.leader, verdict = spawn(request, cgroup)
         except OSError as error:
-            self._tell("spawn_failed", tree, errno=error.errno, error=f"cannot fork: {os.strerror(error.errno or 0)}")
+            self._tell(
+                "spawn_failed",
+                tree,
+                errno=error.errno,
+                error=f"cannot fork: {os.strerror(error.errno or 0)}",
+            )
             self._remove_cgroup(tree)
             return
         finally:
@@ -133,7 +142,9 @@ class Guardian:
         tree.data_limit = None if request.caged else request.memory
 
     def _on_signal(self, message: Message, _: tuple[int, ...]) -> None:
-        """To the leader's process group, or to the leader alone; a number that may be somebody else's by now is not signalled."""
+        """To the leader's process group, or to the leader alone; a number that may be somebody
+        else's by now is not signalled.
+        """
         tree = self.trees.get(message["id"])
         if tree is None or not (tree.leader_alive or (message["group"] and self._has_group(tree))):
             return
@@ -141,7 +152,9 @@ class Guardian:
             (os.killpg if message["group"] else os.kill)(tree.leader, message["signal"])
 
     def _on_signal_rest(self, message: Message, _: tuple[int, ...]) -> None:
-        """To what a leader has left behind, wherever it went: sessions of its own heard nothing of what the group was told."""
+        """To what a leader has left behind, wherever it went: sessions of its own heard nothing
+        of what the group was told.
+        """
         if tree := self.trees.get(message["id"]):
             for process in self._members(tree):
                 self.forest.table.signal(process, message["signal"])
@@ -151,7 +164,9 @@ class Guardian:
         return any(process.group == tree.leader for process in self._members(tree))
 
     def _members(self, tree: Tree) -> list[Process]:
-        """As they were at the first question of this turn: a host that stops many at once asks for many."""
+        """As they were at the first question of this turn: a host that stops many at once asks
+        for many.
+        """
         if tree not in self.members:
             self.members = self.forest.members(self.trees.values())
         return self.members[tree]
@@ -181,7 +196,9 @@ class Guardian:
         self._collect()
 
     def _collect(self) -> None:
-        """Reap everything that has ended; leaders are told of, orphans make us look at the trees again."""
+        """Reap everything that has ended; leaders are told of, orphans make us look at the trees
+        again.
+        """
         leaders = {tree.leader: tree for tree in self.trees.values() if tree.leader_alive}
         while True:
             try:
@@ -210,10 +227,19 @@ class Guardian:
             tree.phase = Phase.LINGERING
         max_rss = usage.ru_maxrss * 1024
         oom = tree.ran_out_of_memory(status, max_rss)
-        self._tell("ended", tree, status=status, cpu=usage.ru_utime + usage.ru_stime, max_rss=max_rss, oom=oom)
+        self._tell(
+            "ended",
+            tree,
+            status=status,
+            cpu=usage.ru_utime + usage.ru_stime,
+            max_rss=max_rss,
+            oom=oom,
+        )
 
     def _look(self) -> None:
-        """One scan for all trees that are ending: clear the empty ones, kill the members of those being killed."""
+        """One scan for all trees that are ending: clear the empty ones, kill the members of
+        those being killed.
+        """
         ending = [tree for tree in self.trees.values() if tree.phase in ENDING]
         doomed = [tree for tree in ending if tree.phase is Phase.KILLING]
         self.next_look = time.monotonic() + (_AGAIN if doomed else _NET)
@@ -223,10 +249,16 @@ class Guardian:
             self.forest.hunt(doomed, self.trees.values())
         reaped, self.forest.unclear = self.orphans_reaped, False
         met = self.forest.kill(doomed, self.trees.values()) if doomed else {}
-        seen = met if len(doomed) == len(ending) else {**self.forest.members(self.trees.values()), **met}
+        seen = (
+            met
+            if len(doomed) == len(ending)
+            else {**self.forest.members(self.trees.values()), **met}
+        )
         self._collect()
         self.restless = self.orphans_reaped != reaped
-        for tree in (tree for tree in ending if tree.id in self.trees):  # one that was killed may turn out not to have started
+        for tree in (
+            tree for tree in ending if tree.id in self.trees
+        ):  # one that was killed may turn out not to have started
             if self._is_empty(tree, seen[tree]):
                 self._cleared(tree)
             elif tree.stubborn:
@@ -235,9 +267,10 @@ class Guardian:
     def _is_empty(self, tree: Tree, seen: list[Process]) -> bool:
         """Whether nothing of it is left.
 
-        A process that forks and exits without end is missed by a scan, but then an orphan was reaped meanwhile: such a scan
-        proves nothing, unless we have no child left at all. Nor does one that met somebody whose mark could not be read. A cgroup
-        that is not empty proves the contrary, but an empty one proves nothing either: who is privileged can leave it.
+        A process that forks and exits without end is missed by a scan, but then an orphan was
+        reaped meanwhile: such a scan proves nothing, unless we have no child left at all. Nor does
+        one that met somebody whose mark could not be read. A cgroup that is not empty proves the
+        contrary, but an empty one proves nothing either: who is privileged can leave it.
         """
         if seen or tree.leader_alive or tree.caged:
             return False
@@ -268,7 +301,9 @@ class Guardian:
             self.poll.unregister(descriptor)
 
     def _watch_host(self) -> None:
-        """Its pidfd tells of its end even where a forked copy of it still holds the control open."""
+        """Its pidfd tells of its end even where a forked copy of it still holds the control
+        open.
+        """
         try:
             self.host_descriptor = os.pidfd_open(self.host)
             self._watch(self.host_descriptor, self._host_is_gone)
@@ -286,12 +321,27 @@ class Guardian:
         self._watch(self.signals, self._reap)
 
 
-_DEAF_TO = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+_DEAF_TO = (
+    "SIGINT",
+    "SIGTERM",
+    "SIGHUP",
+    "SIGQUIT",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+)
 
 
 def main(arguments: list[str]) -> None:
-    """Take the control over by its number and serve; only SIGKILL and the end of the host end it."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
+    """Take the control over by its number and serve; only SIGKILL and the end of the host end
+    it.
+    """
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, ()
+    )  # whatever the thread that started us had blocked
     for name in _DEAF_TO:
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     control = socket.socket(fileno=int(arguments[0]))

@@ -1,7 +1,8 @@
 """A look at /proc: every process with its parent, session and start time.
 
-In a PID namespace whose /proc was not mounted anew (plain `unshare -pf`), /proc shows the outer namespace's numbers. Signals take
-ours, so each entry carries both: `key`, its name in /proc, and `pid`, its number here.
+In a PID namespace whose /proc was not mounted anew (plain `unshare -pf`), /proc shows the outer
+namespace's numbers. Signals take ours, so each entry carries both: `key`, its name in /proc, and
+`pid`, its number here.
 """
 
 from __future__ import annotations
@@ -54,11 +55,21 @@ class ProcTable:
         return {process.key: process for process in found if process is not None}
 
     def one(self, key: int) -> Process | None:
-        """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot signal into."""
+        """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot
+        signal into.
+        """
         try:
             fields = self._stat(key)
-            state, parent, group, session, start = fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19])
-            if state in b"ZX" and int(fields[_THREADS]) <= 1:  # with more, only its first thread has ended
+            state, parent, group, session, start = (
+                fields[0],
+                int(fields[1]),
+                int(fields[2]),
+                int(fields[3]),
+                int(fields[19]),
+            )
+            if (
+                state in b"ZX" and int(fields[_THREADS]) <= 1
+            ):  # with more, only its first thread has ended
                 return None
             if self._depth is None:
                 return Process(key, key, parent, group, session, start)
@@ -68,16 +79,22 @@ class ProcTable:
             return None
 
     def start_of(self, pid: int) -> int:
-        """When the process that bears this number here began; 0 if none does, or nobody can tell."""
+        """When the process that bears this number here began; 0 if none does, or nobody can
+        tell.
+        """
         bearer = self.one(pid) if self._depth is None else None
         return bearer.start if bearer else 0
 
     def is_younger(self, pid: int, start: int) -> bool:
-        """Whether the process that bears this number began after that time, as far as anybody can tell."""
+        """Whether the process that bears this number began after that time, as far as anybody
+        can tell.
+        """
         return 0 < start < self.start_of(pid)
 
     def own_children(self) -> list[Process]:
-        """Our direct children, read so fast that even one that forks and exits without end is met sooner or later."""
+        """Our direct children, read so fast that even one that forks and exits without end is
+        met sooner or later.
+        """
         try:
             with open(f"{self.root}/{self.own_key}/task/{self.own_key}/children", "rb") as file:
                 found = [self.one(int(key)) for key in file.read().split()]
@@ -86,7 +103,9 @@ class ProcTable:
         return [process for process in found if process is not None]
 
     def environment(self, process: Process) -> list[bytes] | None:
-        """What it was started with, as `NAME=value` each; None while nobody can tell: it is executing a program, or dying."""
+        """What it was started with, as `NAME=value` each; None while nobody can tell: it is
+        executing a program, or dying.
+        """
         for place in (f"{process.key}", *self._tasks(process.key)):
             try:
                 with open(f"{self.root}/{place}/environ", "rb") as file:
@@ -105,7 +124,9 @@ class ProcTable:
             yield from (f"{key}/task/{thread}" for thread in os.listdir(f"{self.root}/{key}/task"))
 
     def signal(self, process: Process, signum: int) -> None:
-        """Send a signal to exactly that process; one that ended meanwhile is passed over, its pid's next bearer spared."""
+        """Send a signal to exactly that process; one that ended meanwhile is passed over, its
+        pid's next bearer spared.
+        """
         with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(process.pid)
             try:
@@ -115,20 +136,26 @@ class ProcTable:
                 os.close(descriptor)
 
     def _has_none(self, key: int) -> bool:
-        """Whether one whose environment cannot be seen has none, as a thread of the kernel, or one that is gone by now.
+        """Whether one whose environment cannot be seen has none, as a thread of the kernel, or one
+        that is gone by now.
 
-        A program that is being executed gets its place in memory step by step, that of the code last; one that dies loses it first.
+        A program that is being executed gets its place in memory step by step, that of the code
+        last; one that dies loses it first.
         """
         try:
             fields = self._stat(key)
         except OSError:
             return True
-        flags, memory, code, begin, end = (int(number) for number in itemgetter(6, 20, 23, 47, 48)(fields))
+        flags, memory, code, begin, end = (
+            int(number) for number in itemgetter(6, 20, 23, 47, 48)(fields)
+        )
         gone = (fields[0] in b"ZX" and int(fields[_THREADS]) <= 1) or bool(flags & _KERNEL_THREAD)
         return gone or (memory != 0 and code != 0 and begin == end)
 
     def _stat(self, key: int) -> list[bytes]:
-        """The fields of its `stat` that come after the name. Read without a file object: a look at all processes is mostly this."""
+        """The fields of its `stat` that come after the name. Read without a file object: a look
+        at all processes is mostly this.
+        """
         descriptor = os.open(f"{self.root}/{key}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, _LONGEST_STAT).rpartition(b")")[2].split()
@@ -142,10 +169,15 @@ class ProcTable:
         return len(self._here(self.own_key)[0]) - 1
 
     def _here(self, key: int) -> list[list[int]]:
-        """Its pid, group and session, each in every namespace from that of /proc down to its own."""
+        """Its pid, group and session, each in every namespace from that of /proc down to its
+        own.
+        """
         with open(f"{self.root}/{key}/status", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file if b":" in line)
-        return [[int(number) for number in lines[name].split()] for name in (b"NSpid", b"NSpgid", b"NSsid")]
+        return [
+            [int(number) for number in lines[name].split()]
+            for name in (b"NSpid", b"NSpgid", b"NSsid")
+        ]
 
 
 def descendants(table: dict[int, Process], root: int) -> Iterator[Process]:

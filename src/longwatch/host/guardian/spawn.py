@@ -1,7 +1,8 @@
 """From a request to a running child: fork, new session, cgroup, limits, user, death signal, exec.
 
-Between fork and exec runs plain Python, which is safe because the guardian has one thread. How the exec went comes back through a
-pipe that closes itself on success, so the guardian never waits for it.
+Between fork and exec runs plain Python, which is safe because the guardian has one thread. How the
+exec went comes back through a pipe that closes itself on success, so the guardian never waits for
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _STANDARD = range(3)
 
 
 class Request:
-    """What to start: argv, environment, working directory, owner mark, limits, user, and the descriptors that become 0, 1 and 2."""
+    """What to start: argv, environment, working directory, owner mark, limits, user, and the
+    descriptors that become 0, 1 and 2.
+    """
 
     def __init__(self, message: Message, stdio: tuple[int, ...]) -> None:
         self.argv: list[str] = message["argv"]
@@ -35,7 +38,9 @@ class Request:
         self.open_files: int | None = message["limits"]["open_files"]
         self.nice: int | None = message["limits"]["nice"]
         self.caged = False
-        """Whether its memory is limited by its cgroup: then it has to be in it, and needs no other limit."""
+        """Whether its memory is limited by its cgroup: then it has to be in it, and needs no
+        other limit.
+        """
         self.stdio = stdio
 
 
@@ -67,7 +72,9 @@ def _fork(cgroup: Cgroup | None) -> tuple[int, bool]:
 
 
 def exec_error(verdict: int) -> tuple[int, str] | None:
-    """What the pipe says once it can be read: None after a good exec, else the errno and what could not be done."""
+    """What the pipe says once it can be read: None after a good exec, else the errno and what
+    could not be done.
+    """
     text = os.read(verdict, 4096).decode(errors="replace")
     if not text:
         return None
@@ -76,7 +83,9 @@ def exec_error(verdict: int) -> tuple[int, str] | None:
 
 
 class Becoming:
-    """The forked child on its way to its program, step by step; `doing` says what could not be done if the present one fails."""
+    """The forked child on its way to its program, step by step; `doing` says what could not be
+    done if the present one fails.
+    """
 
     def __init__(self, request: Request, cgroup: Cgroup | None, guardian: int) -> None:
         self.request = request
@@ -160,8 +169,12 @@ class Becoming:
 
 @cache
 def _changed_signals() -> list[int]:
-    """Those that are not at their default here. Found out once: to go through all of them is a third of a child's way to exec."""
-    return [number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_DFL]
+    """Those that are not at their default here. Found out once: to go through all of them is a
+    third of a child's way to exec.
+    """
+    return [
+        number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_DFL
+    ]
 
 
 def _default_signals() -> None:

@@ -1,4 +1,6 @@
-"""Trees: which processes belong to which child, and how a tree is killed until nothing of it is left."""
+"""Trees: which processes belong to which child, and how a tree is killed until nothing of it is
+left.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,15 @@ ENDING = frozenset({Phase.LINGERING, Phase.KILLING})
 class Tree:
     """One child and everything that came out of it."""
 
-    def __init__(self, number: int, mark: str, cgroup: Cgroup | None = None, *, leader: int = 0, leader_alive: bool = True) -> None:
+    def __init__(
+        self,
+        number: int,
+        mark: str,
+        cgroup: Cgroup | None = None,
+        *,
+        leader: int = 0,
+        leader_alive: bool = True,
+    ) -> None:
         self.id = number
         self.mark = f"{MARK}={mark}".encode()
         """As it stands in the environment."""
@@ -54,8 +64,12 @@ class Tree:
         """Whether the host was told that it is cleared, or cannot be."""
 
     def note_session(self, members: list[Process]) -> None:
-        """Once the leader has ended and its session is empty, its number may be given to somebody else: it says nothing then."""
-        self.session_over = self.session_over or not (self.leader_alive or any(p.session == self.leader for p in members))
+        """Once the leader has ended and its session is empty, its number may be given to
+        somebody else: it says nothing then.
+        """
+        self.session_over = self.session_over or not (
+            self.leader_alive or any(p.session == self.leader for p in members)
+        )
 
     def start_killing(self) -> None:
         self.phase = Phase.KILLING
@@ -75,11 +89,16 @@ class Tree:
     @property
     def stubborn(self) -> bool:
         """Whether it has been killed for so long that its survivors have to be told."""
-        return self.killing_since is not None and time.monotonic() - self.killing_since > _STUBBORN_AFTER
+        return (
+            self.killing_since is not None
+            and time.monotonic() - self.killing_since > _STUBBORN_AFTER
+        )
 
 
 class Signs:
-    """What tells trees apart, to be looked up: whose leader a pid is, whose session a number, whose mark an environment's entry."""
+    """What tells trees apart, to be looked up: whose leader a pid is, whose session a number,
+    whose mark an environment's entry.
+    """
 
     def __init__(self, trees: Iterable[Tree]) -> None:
         self.trees = list(trees)
@@ -94,16 +113,22 @@ class Forest:
     def __init__(self, table: ProcTable | None = None) -> None:
         self.table = table or ProcTable()
         self.unclear = False
-        """Set when somebody was met whose mark could not be read at that moment; the asker clears it."""
+        """Set when somebody was met whose mark could not be read at that moment; the asker
+        clears it.
+        """
 
     def members(self, trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
-        """The living processes of every tree, from one scan; the prose of the package says what belongs to whom."""
+        """The living processes of every tree, from one scan; the prose of the package says what
+        belongs to whom.
+        """
         known = Signs(trees)
         found: dict[Tree, list[Process]] = {tree: [] for tree in known.trees}
         caged = {pid: tree for tree in known.trees if tree.cgroup for pid in tree.cgroup.pids()}
         owners: dict[int, Tree | None] = {}
         for process in descendants(self.table.read(), self.table.own_key):
-            owner = caged.get(process.pid) or self._owner(process, known, owners.get(process.parent))
+            owner = caged.get(process.pid) or self._owner(
+                process, known, owners.get(process.parent)
+            )
             owners[process.key] = owner
             if owner is not None:
                 found[owner].append(process)
@@ -126,10 +151,11 @@ class Forest:
         return next((known.marks[entry] for entry in environment if entry in known.marks), None)
 
     def kill(self, doomed: list[Tree], trees: Iterable[Tree]) -> dict[Tree, list[Process]]:
-        """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then one by one; returns whom it met.
+        """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then
+        one by one; returns whom it met.
 
-        The first two are done by the kernel at one stroke, also to what is being forked just then: something that multiplies
-        faster than we can list it is caught by them or not at all.
+        The first two are done by the kernel at one stroke, also to what is being forked just then:
+        something that multiplies faster than we can list it is caught by them or not at all.
         """
         members = self.members(trees)
         for tree in doomed:
@@ -139,7 +165,9 @@ class Forest:
         return {tree: members[tree] for tree in doomed}
 
     def hunt(self, doomed: list[Tree], trees: Iterable[Tree]) -> None:
-        """Kill orphans of the doomed trees as fast as we can look: for one that has forked and gone whenever a scan comes to it."""
+        """Kill orphans of the doomed trees as fast as we can look: for one that has forked and
+        gone whenever a scan comes to it.
+        """
         known = Signs(trees)
         until = time.monotonic() + _HUNT_SECONDS
         while time.monotonic() < until:
@@ -154,18 +182,26 @@ class Forest:
 
     def kill_everything(self) -> None:
         """SIGKILL to whatever hangs below this process."""
-        for process in [*descendants(self.table.read(), self.table.own_key), *self.table.own_children()]:
+        for process in [
+            *descendants(self.table.read(), self.table.own_key),
+            *self.table.own_children(),
+        ]:
             self.table.signal(process, signal.SIGKILL)
 
 
 def kill_marked(
-    marks: Iterable[str], *, leaders: Iterable[tuple[int, int]] = (), cage: Cgroup | None = None, below: bool = False
+    marks: Iterable[str],
+    *,
+    leaders: Iterable[tuple[int, int]] = (),
+    cage: Cgroup | None = None,
+    below: bool = False,
 ) -> int:
-    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host that lost its guardian.
+    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host
+    that lost its guardian.
 
-    With `leaders`, pids and start times, first the process groups of those that lived just now; with `cage`, also what is in
-    this cgroup, which is removed; with `below`, also whatever hangs below this process. How many were met, those that died by
-    themselves included.
+    With `leaders`, pids and start times, first the process groups of those that lived just now;
+    with `cage`, also what is in this cgroup, which is removed; with `below`, also whatever hangs
+    below this process. How many were met, those that died by themselves included.
     """
     table = ProcTable()
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
@@ -188,25 +224,36 @@ def kill_marked(
     return len(met)
 
 
-def _marked(table: ProcTable, wanted: set[bytes], cage: Cgroup | None, *, below: bool) -> tuple[list[Process], bool]:
-    """Who bears a mark, is in the cage or hangs below us; and whether there is somebody of whom that cannot be told now."""
+def _marked(
+    table: ProcTable, wanted: set[bytes], cage: Cgroup | None, *, below: bool
+) -> tuple[list[Process], bool]:
+    """Who bears a mark, is in the cage or hangs below us; and whether there is somebody of whom
+    that cannot be told now.
+    """
     processes = table.read()
     ours = {process.key for process in descendants(processes, table.own_key)} if below else set()
     caged = cage.pids() if cage else set()
     others = [process for process in processes.values() if process.key != table.own_key]
     environments = {process: table.environment(process) for process in others} if wanted else {}
-    found = [p for p in others if p.key in ours or p.pid in caged or wanted.intersection(environments.get(p) or ())]
+    found = [
+        p
+        for p in others
+        if p.key in ours or p.pid in caged or wanted.intersection(environments.get(p) or ())
+    ]
     return found, None in environments.values()
 
 
 def strike(table: ProcTable, prey: Iterable[Process]) -> None:
     """SIGKILL to their process groups, then to each.
 
-    The group of a tree's member holds nobody else: groups live inside sessions, and the session was made inside the tree.
+    The group of a tree's member holds nobody else: groups live inside sessions, and the session was
+    made inside the tree.
     """
     prey = list(prey)
     by_age = sorted(prey, key=lambda process: process.start)
-    _strike_groups(table, {process.group: process.start for process in by_age if process.group != os.getpgrp()})
+    _strike_groups(
+        table, {process.group: process.start for process in by_age if process.group != os.getpgrp()}
+    )
     for process in prey:
         table.signal(process, signal.SIGKILL)
 
@@ -214,8 +261,8 @@ def strike(table: ProcTable, prey: Iterable[Process]) -> None:
 def _strike_groups(table: ProcTable, groups: dict[int, int]) -> None:
     """SIGKILL to process groups, each given with the start time of somebody who was seen in it.
 
-    The number may be somebody else's by now, if we were held up: numbers come round within seconds where much is forked. Then a
-    process bears it that is younger than the one that was seen.
+    The number may be somebody else's by now, if we were held up: numbers come round within seconds
+    where much is forked. Then a process bears it that is younger than the one that was seen.
     """
     for group, seen in groups.items():
         if group > 1 and not table.is_younger(group, seen):

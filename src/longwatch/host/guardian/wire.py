@@ -1,7 +1,8 @@
 """How host and guardian talk: JSON messages with a length in front, and descriptors beside them.
 
-A frame is `length (4 bytes) · number of descriptors (1 byte) · JSON`. The kernel never merges data across a message that carried
-descriptors, so they arrive no later than the frame they belong to, and in order.
+A frame is `length (4 bytes) · number of descriptors (1 byte) · JSON`. The kernel never merges data
+across a message that carried descriptors, so they arrive no later than the frame they belong to,
+and in order.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ _HEADER = struct.Struct("!IB")
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 16
 MOST_BYTES = 8 << 20
-"""A frame larger than this is refused by the sender: more than any argv and environment the kernel would take."""
+"""A frame larger than this is refused by the sender: more than any argv and environment the
+kernel would take.
+"""
 
 
 class Outbox:
-    """Frames on their way out. `flush` sends what the socket takes now; descriptors are closed here once they were sent."""
+    """Frames on their way out. `flush` sends what the socket takes now; descriptors are closed
+    here once they were sent.
+    """
 
     def __init__(self) -> None:
         self._frames: deque[tuple[memoryview, tuple[int, ...]]] = deque()
@@ -39,7 +44,9 @@ class Outbox:
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(body) > MOST_BYTES:
             raise ValueError(f"a message of {len(body)} bytes is larger than {MOST_BYTES}")
-        self._frames.append((memoryview(_HEADER.pack(len(body), len(descriptors)) + body), descriptors))
+        self._frames.append(
+            (memoryview(_HEADER.pack(len(body), len(descriptors)) + body), descriptors)
+        )
 
     def flush(self, sock: socket.socket) -> bool:
         """Send without blocking; True when nothing is left. A broken connection raises OSError."""
@@ -79,7 +86,9 @@ class Inbox:
             return False
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._descriptors.extend(array.array("i", payload[: len(payload) - len(payload) % 4]))
+                self._descriptors.extend(
+                    array.array("i", payload[: len(payload) - len(payload) % 4])
+                )
         self._data += data
         return bool(data)
 
@@ -98,7 +107,11 @@ class Inbox:
 
 
 def _send(sock: socket.socket, data: memoryview, descriptors: tuple[int, ...]) -> int:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    rights = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        if descriptors
+        else []
+    )
     return sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 

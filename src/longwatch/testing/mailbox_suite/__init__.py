@@ -1,6 +1,8 @@
-"""The checks behind `longwatch.testing.check_mailbox`, one file a subject; each check is a function whose name is its claim.
+"""The checks behind `longwatch.testing.check_mailbox`, one file a subject; each check is a function
+whose name is its claim.
 
-bench        what a check works with: mailboxes of its own, time that can be made to pass, ways to say what is expected
+bench        what a check works with: mailboxes of its own, time that can be made to pass, ways to
+             say what is expected
 sending      send, send_many, bodies, delays, de-duplication, bounds, room
 transactions sends and settlements that commit with the caller's own work
 receiving    receive and what ends its wait; acknowledge, nack, replies; close

@@ -31,10 +31,18 @@ FOREVER = 40_000.0
 class Bench:
     """Mailboxes of one check, under names nobody else has, and the clocks of their store.
 
-    `unit` is the length of time the checks count in: long where clocks can be jumped, as short as is safe where it really passes.
+    `unit` is the length of time the checks count in: long where clocks can be jumped, as short as
+    is safe where it really passes.
     """
 
-    def __init__(self, factory: Factory, *, jump: Jump | None, reopen: Factory | None, transact: Transact | None) -> None:
+    def __init__(
+        self,
+        factory: Factory,
+        *,
+        jump: Jump | None,
+        reopen: Factory | None,
+        transact: Transact | None,
+    ) -> None:
         self.jumps = jump is not None
         self.reopen = reopen
         self.transact = transact
@@ -44,7 +52,9 @@ class Bench:
         self._jumped = [0.0, 0.0]
         self._opened: list[Mailbox[Any]] = []
 
-    def open(self, name: str = "", body_type: Any = Any, *, limits: Limits | None = None) -> Mailbox[Any]:
+    def open(
+        self, name: str = "", body_type: Any = Any, *, limits: Limits | None = None
+    ) -> Mailbox[Any]:
         """A mailbox; without a name a new one, with one another handle on that."""
         mailbox = self._factory(name or f"check-{os.urandom(6).hex()}", body_type, limits=limits)
         self._opened.append(mailbox)
@@ -63,7 +73,9 @@ class Bench:
         mailbox.backend.sweep()
 
     def shift(self, mailbox: Mailbox[Any], *, lease: float = 0.0, wall: float = 0.0) -> None:
-        """Move the clocks of the store, in units; one without the other only where they can be jumped."""
+        """Move the clocks of the store, in units; one without the other only where they can be
+        jumped.
+        """
         if self._jump is None:
             expect(lease == wall, "the clocks of this store cannot be jumped one by one")
             SystemClock().wait(Wakeup(), lease * self.unit)
@@ -99,18 +111,24 @@ def expect_error(kind: type[ErrorT], call: Callable[[], object], claim: str) -> 
     except kind as error:
         return error
     except Exception as error:
-        raise AssertionError(f"not so: {claim}; expected {kind.__name__}, got {type(error).__name__}: {error}") from error
+        raise AssertionError(
+            f"not so: {claim}; expected {kind.__name__}, got {type(error).__name__}: {error}"
+        ) from error
     raise AssertionError(f"not so: {claim}; expected {kind.__name__}, got {result!r}")
 
 
 def take(mailbox: Mailbox[Any], claim: str = "a message is there", **options: Any) -> Message[Any]:
     """The one message that is received next."""
-    messages = mailbox.receive(visibility_timeout=options.pop("visibility_timeout", FOREVER), **options)
+    messages = mailbox.receive(
+        visibility_timeout=options.pop("visibility_timeout", FOREVER), **options
+    )
     expect(len(messages) == 1, f"{claim}, but {len(messages)} were received")
     return messages[0]
 
 
-def claim_rows(mailbox: Mailbox[Any], owner: int, *, want: int = 1000, duration: float = FOREVER) -> list[Leased]:
+def claim_rows(
+    mailbox: Mailbox[Any], owner: int, *, want: int = 1000, duration: float = FOREVER
+) -> list[Leased]:
     """What the engine would be given."""
     return mailbox.backend.exchange((), owner=owner, want=want, duration=duration).leased
 
@@ -126,8 +144,13 @@ def in_thread(work: Callable[[], object]) -> Errand:
 
 
 def await_errand(errand: Errand, title: str, *, times: float = 1) -> None:
-    """Wait for its end, so many times the usual patience; what it raised comes out with the title."""
+    """Wait for its end, so many times the usual patience; what it raised comes out with the
+    title.
+    """
     clock, patience = SystemClock(), PATIENCE * times
-    expect(errand.wait(clock, Deadline.after(patience, clock)), f"{title}: it ends within {patience:g} s")
+    expect(
+        errand.wait(clock, Deadline.after(patience, clock)),
+        f"{title}: it ends within {patience:g} s",
+    )
     if errand.error is not None:
         raise AssertionError(f"{title}: {errand.error}") from errand.error

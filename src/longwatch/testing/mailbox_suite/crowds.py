@@ -12,7 +12,13 @@ from typing import Any
 from longwatch.errors import MailboxClosedError
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message, Verdict
-from longwatch.testing.mailbox_suite.bench import FOREVER, Bench, await_errand, expect_equal, in_thread
+from longwatch.testing.mailbox_suite.bench import (
+    FOREVER,
+    Bench,
+    await_errand,
+    expect_equal,
+    in_thread,
+)
 
 SENDERS, RECEIVERS, EACH = 4, 4, 60
 TOTAL = SENDERS * EACH
@@ -43,7 +49,9 @@ def threads_that_send_and_receive_settle_every_message_once(bench: Bench) -> Non
         await_errand(errand, "threads that send and receive come to an end")
     expect_equal({1}, set(tally.settled.values()), "no message is settled twice")
     expect_equal(TOTAL, len(tally.settled), "no message is lost")
-    expect_equal((0, 0), (mailbox.approximate_count(), len(mailbox.dead)), "nothing is left, nobody is dead")
+    expect_equal(
+        (0, 0), (mailbox.approximate_count(), len(mailbox.dead)), "nothing is left, nobody is dead"
+    )
 
 
 def of_two_who_settle_one_delivery_one_succeeds(bench: Bench) -> None:
@@ -66,7 +74,10 @@ def of_two_who_settle_one_delivery_one_succeeds(bench: Bench) -> None:
 def a_key_sent_by_many_at_once_is_stored_once(bench: Bench) -> None:
     mailbox = bench.open()
     ids: list[str] = []
-    crowd = [in_thread(lambda: ids.append(mailbox.send("once", dedupe_key="k"))) for _ in range(SENDERS * 2)]
+    crowd = [
+        in_thread(lambda: ids.append(mailbox.send("once", dedupe_key="k")))
+        for _ in range(SENDERS * 2)
+    ]
     for errand in crowd:
         await_errand(errand, "threads that send come to an end")
     expect_equal(1, len(set(ids)), "all who send with one key get one id")
@@ -91,9 +102,15 @@ def _receiver(mailbox: Mailbox[Any], tally: Tally, number: int) -> Callable[[], 
 
     def receive() -> None:
         while not mailbox.closed:
-            messages = _kept(mailbox.receive(max_messages=1 + 3 * number, wait_time_seconds=FOREVER))
+            messages = _kept(
+                mailbox.receive(max_messages=1 + 3 * number, wait_time_seconds=FOREVER)
+            )
             if number % 2:
-                expect_equal({Verdict.SETTLED}, {*mailbox.acknowledge_many(messages), Verdict.SETTLED}, "a holder may settle")
+                expect_equal(
+                    {Verdict.SETTLED},
+                    {*mailbox.acknowledge_many(messages), Verdict.SETTLED},
+                    "a holder may settle",
+                )
             for message in messages:
                 if not message.is_finalized:
                     message.acknowledge()

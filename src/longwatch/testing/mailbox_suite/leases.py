@@ -10,7 +10,16 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message, Verdict
 from longwatch.store.claims import Claim
-from longwatch.testing.mailbox_suite.bench import FOREVER, Bench, bodies, claim_rows, expect, expect_equal, expect_error, take
+from longwatch.testing.mailbox_suite.bench import (
+    FOREVER,
+    Bench,
+    bodies,
+    claim_rows,
+    expect,
+    expect_equal,
+    expect_error,
+    take,
+)
 from longwatch.work.source import Outcome, Settlement
 
 
@@ -21,7 +30,11 @@ def a_lapsed_message_is_delivered_again(bench: Bench) -> None:
     expect_equal([], mailbox.receive(), "a leased message is not handed out")
     bench.shift(mailbox, lease=1.5, wall=1.5)
     again = take(mailbox, "receive() itself finds a lease that has ended")
-    expect_equal((sent, 2), (again.id, again.delivery_count), "a message whose lease has ended is delivered again")
+    expect_equal(
+        (sent, 2),
+        (again.id, again.delivery_count),
+        "a message whose lease has ended is delivered again",
+    )
 
 
 def a_stale_receipt_is_refused_and_changes_nothing(bench: Bench) -> None:
@@ -37,7 +50,11 @@ def a_stale_receipt_is_refused_and_changes_nothing(bench: Bench) -> None:
     for name, call in calls:
         expect_error(ReceiptHandleExpiredError, call, f"{name} with a stale receipt is refused")
     expect(not stale.is_finalized, "a refused call finalizes nothing")
-    expect_equal([Verdict.EXPIRED], mailbox.acknowledge_many([stale]), "acknowledge_many() of a stale receipt is expired")
+    expect_equal(
+        [Verdict.EXPIRED],
+        mailbox.acknowledge_many([stale]),
+        "acknowledge_many() of a stale receipt is expired",
+    )
     expect_equal(1, mailbox.stats().leased, "the new holder still has it")
     fresh.extend_visibility(FOREVER)
     bench.lapse(mailbox, 1.5)
@@ -61,12 +78,21 @@ def a_receipt_is_row_owner_and_term(bench: Bench) -> None:
     message = take(mailbox)
     seq, owner, term = message.receipt
     stranger = mailbox.backend.enter(Incarnation.mine())
-    forged = [Claim(seq, stranger, term), Claim(seq, owner, term + 1), Claim(seq, owner, term - 1), Claim(seq + 1, owner, term)]
+    forged = [
+        Claim(seq, stranger, term),
+        Claim(seq, owner, term + 1),
+        Claim(seq, owner, term - 1),
+        Claim(seq + 1, owner, term),
+    ]
     for claim in forged:
         for outcome in Outcome:
             settled = mailbox.backend.settle([Settlement(claim=claim, outcome=outcome)])
-            expect_equal([False], settled, f"{outcome} by {claim} is refused where {message.receipt} holds")
-        expect(not mailbox.backend.extend(claim, duration=FOREVER), f"extending by {claim} is refused")
+            expect_equal(
+                [False], settled, f"{outcome} by {claim} is refused where {message.receipt} holds"
+            )
+        expect(
+            not mailbox.backend.extend(claim, duration=FOREVER), f"extending by {claim} is refused"
+        )
     expect_equal(0, mailbox.stats().dead, "a settlement that is refused buries nothing")
     message.acknowledge()
 
@@ -89,12 +115,23 @@ def an_exchange_settles_before_it_claims(bench: Bench) -> None:
     back = Settlement(claim=leased.claim, outcome=Outcome.BACK)
     exchange = mailbox.backend.exchange([back], owner=owner, want=10, duration=FOREVER)
     expect_equal([True], exchange.settled, "an exchange settles")
-    expect_equal([leased.item.id], [each.item.id for each in exchange.leased], "an exchange claims what it has just freed")
+    expect_equal(
+        [leased.item.id],
+        [each.item.id for each in exchange.leased],
+        "an exchange claims what it has just freed",
+    )
     expect(exchange.leased[0].claim.term > leased.claim.term, "every claim raises the term")
     nothing = mailbox.backend.exchange(
-        [Settlement(claim=exchange.leased[0].claim, outcome=Outcome.BACK)], owner=owner, want=0, duration=1
+        [Settlement(claim=exchange.leased[0].claim, outcome=Outcome.BACK)],
+        owner=owner,
+        want=0,
+        duration=1,
     )
-    expect_equal(([True], []), (nothing.settled, nothing.leased), "an exchange that wants nothing claims nothing")
+    expect_equal(
+        ([True], []),
+        (nothing.settled, nothing.leased),
+        "an exchange that wants nothing claims nothing",
+    )
 
 
 def extending_prolongs_and_never_shortens(bench: Bench) -> None:
@@ -104,7 +141,11 @@ def extending_prolongs_and_never_shortens(bench: Bench) -> None:
     message.extend_visibility(3 * bench.unit)
     message.extend_visibility(0)
     bench.lapse(mailbox, 2)
-    expect_equal([], mailbox.receive(), "a lease that was extended lasts, and a shorter one takes nothing off")
+    expect_equal(
+        [],
+        mailbox.receive(),
+        "a lease that was extended lasts, and a shorter one takes nothing off",
+    )
     bench.lapse(mailbox, 1.5)
     expect_equal(2, take(mailbox, "an extended lease ends").delivery_count, "it is delivered again")
 
@@ -114,16 +155,30 @@ def renewing_prolongs_every_lease_of_one_owner(bench: Bench) -> None:
     mailbox.send_many([1, 2, 3])
     other.send(4)
     keeper, loser = (mailbox.backend.enter(Incarnation.mine()) for _ in range(2))
-    kept = claim_rows(mailbox, keeper, want=2, duration=bench.unit) + claim_rows(other, keeper, duration=bench.unit)
+    kept = claim_rows(mailbox, keeper, want=2, duration=bench.unit) + claim_rows(
+        other, keeper, duration=bench.unit
+    )
     claim_rows(mailbox, loser, duration=bench.unit)
-    expect_equal({each.claim for each in kept}, set(mailbox.backend.held(owner=keeper)), "held() tells the leases of one owner")
     expect_equal(
-        3, mailbox.backend.renew(owner=keeper, duration=3 * bench.unit), "renew() prolongs what an owner holds, in any mailbox"
+        {each.claim for each in kept},
+        set(mailbox.backend.held(owner=keeper)),
+        "held() tells the leases of one owner",
+    )
+    expect_equal(
+        3,
+        mailbox.backend.renew(owner=keeper, duration=3 * bench.unit),
+        "renew() prolongs what an owner holds, in any mailbox",
     )
     mailbox.backend.renew(owner=keeper, duration=0)
     bench.lapse(mailbox, 1.5)
-    expect_equal([3], bodies(mailbox.receive(max_messages=10)), "renewing never shortens, and prolongs nobody else's")
-    settled = mailbox.backend.settle([Settlement(claim=each.claim, outcome=Outcome.DONE) for each in kept])
+    expect_equal(
+        [3],
+        bodies(mailbox.receive(max_messages=10)),
+        "renewing never shortens, and prolongs nobody else's",
+    )
+    settled = mailbox.backend.settle(
+        [Settlement(claim=each.claim, outcome=Outcome.DONE) for each in kept]
+    )
     expect_equal([True] * 3, settled, "a renewed lease holds")
 
 
@@ -135,7 +190,9 @@ def what_renewing_is_told_to_skip_lapses(bench: Bench) -> None:
     renewed = mailbox.backend.renew(owner=owner, duration=3 * bench.unit, skip=[leased[1].claim])
     expect_equal(2, renewed, "renew() prolongs all but what it is told to skip")
     bench.lapse(mailbox, 1.5)
-    expect_equal([2], bodies(mailbox.receive(max_messages=10)), "what was skipped lapses, the others do not")
+    expect_equal(
+        [2], bodies(mailbox.receive(max_messages=10)), "what was skipped lapses, the others do not"
+    )
 
 
 def a_jump_of_the_wall_clock_does_not_touch_leases(bench: Bench) -> None:
@@ -150,7 +207,11 @@ def a_jump_of_the_wall_clock_does_not_touch_leases(bench: Bench) -> None:
     bench.shift(mailbox, wall=-72)
     message.extend_visibility(bench.unit)
     bench.lapse(mailbox, 1.5)
-    expect_equal(2, take(mailbox, "a wall clock that jumps back prolongs no lease").delivery_count, "it is delivered again")
+    expect_equal(
+        2,
+        take(mailbox, "a wall clock that jumps back prolongs no lease").delivery_count,
+        "it is delivered again",
+    )
 
 
 def only_the_wall_clock_makes_delays_pass(bench: Bench) -> None:
@@ -161,7 +222,9 @@ def only_the_wall_clock_makes_delays_pass(bench: Bench) -> None:
     bench.shift(mailbox, lease=20)
     expect_equal([], mailbox.receive(), "the clock of leases makes no delay pass")
     bench.shift(mailbox, wall=1.5)
-    expect_equal("later", take(mailbox, "the wall clock makes a delay pass").body, "the delayed one")
+    expect_equal(
+        "later", take(mailbox, "the wall clock makes a delay pass").body, "the delayed one"
+    )
 
 
 def what_comes_back_keeps_its_place(bench: Bench) -> None:
@@ -177,7 +240,11 @@ def what_comes_back_keeps_its_place(bench: Bench) -> None:
     bench.lapse(mailbox, 1.5)
     received = [message.body for _ in range(6) for message in mailbox.receive(max_messages=10)]
     expected = ["given back", "lapsed", "failed", "fourth", "fifth", "sixth"]
-    expect_equal(expected, received, "nacked, lapsed and delayed messages keep their place in the order of age")
+    expect_equal(
+        expected,
+        received,
+        "nacked, lapsed and delayed messages keep their place in the order of age",
+    )
 
 
 def a_busy_line_does_not_hide_what_has_lapsed(bench: Bench) -> None:
@@ -198,7 +265,9 @@ def _redelivered(bench: Bench, mailbox: Mailbox[Any]) -> tuple[Message[Any], Mes
     """Two deliveries of one message: the first has lost its lease to the second."""
     stale = take(mailbox, visibility_timeout=bench.unit)
     bench.lapse(mailbox, 1.5)
-    return stale, take(mailbox, "a lapsed message is delivered again", visibility_timeout=bench.unit)
+    return stale, take(
+        mailbox, "a lapsed message is delivered again", visibility_timeout=bench.unit
+    )
 
 
 MANY = 100

@@ -8,7 +8,13 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from longwatch.testing.mailbox_suite.bench import Bench
 from longwatch.testing.mailbox_suite.model import STEP, Pair
@@ -25,12 +31,24 @@ STEPS = st.sampled_from([0.0, STEP, 2 * STEP])
 
 
 def act(method: Callable[..., None], **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Act]:
-    """A call of one method with arguments drawn; it shows as what it is when a run that failed is printed."""
+    """A call of one method with arguments drawn; it shows as what it is when a run that failed
+    is printed.
+    """
     return st.builds(partial, st.just(method), **arguments)
 
 
 WEIGHTS: list[tuple[int, st.SearchStrategy[Act]]] = [
-    (4, act(Pair.send, count=st.integers(1, 3), delay=DELAYS, expires_in=EXPIRIES, keep=st.booleans(), key=KEYS)),
+    (
+        4,
+        act(
+            Pair.send,
+            count=st.integers(1, 3),
+            delay=DELAYS,
+            expires_in=EXPIRIES,
+            keep=st.booleans(),
+            key=KEYS,
+        ),
+    ),
     (6, act(Pair.receive, count=st.integers(1, 4), lease=LEASES)),
     (2, act(Pair.acknowledge, index=INDEXES)),
     (4, act(Pair.nack, index=INDEXES, delay=DELAYS, reason=REASONS)),
@@ -43,7 +61,9 @@ WEIGHTS: list[tuple[int, st.SearchStrategy[Act]]] = [
     (2, act(Pair.resume)),
     (1, act(Pair.purge)),
 ]
-ACTS: st.SearchStrategy[Act] = st.sampled_from([each for weight, each in WEIGHTS for _ in range(weight)]).flatmap(lambda each: each)
+ACTS: st.SearchStrategy[Act] = st.sampled_from(
+    [each for weight, each in WEIGHTS for _ in range(weight)]
+).flatmap(lambda each: each)
 
 
 def run_machine(bench: Bench, *, runs: settings | None = None) -> None:

@@ -14,9 +14,13 @@ def the_counts_tell_how_it_stands(bench: Bench) -> None:
     take(mailbox)
     stats = mailbox.stats()
     expect_equal(
-        (2, 1, 1, 1), (stats.ready, stats.delayed, stats.leased, stats.dead), "stats() counts ready, delayed, leased, dead"
+        (2, 1, 1, 1),
+        (stats.ready, stats.delayed, stats.leased, stats.dead),
+        "stats() counts ready, delayed, leased, dead",
     )
-    expect_equal(4, mailbox.approximate_count(), "approximate_count() is what is ready, delayed or leased")
+    expect_equal(
+        4, mailbox.approximate_count(), "approximate_count() is what is ready, delayed or leased"
+    )
 
 
 def the_oldest_age_is_that_of_what_is_ready(bench: Bench) -> None:
@@ -25,10 +29,16 @@ def the_oldest_age_is_that_of_what_is_ready(bench: Bench) -> None:
     bench.shift(mailbox, lease=1, wall=1)
     mailbox.send("new")
     age = mailbox.stats().oldest_age
-    expect(age is not None and age >= bench.unit, f"oldest_age is the time since the oldest was sent, not {age}")
+    expect(
+        age is not None and age >= bench.unit,
+        f"oldest_age is the time since the oldest was sent, not {age}",
+    )
     take(mailbox)
     age = mailbox.stats().oldest_age
-    expect(age is not None and age < bench.unit, f"oldest_age does not count what is leased, but it is {age}")
+    expect(
+        age is not None and age < bench.unit,
+        f"oldest_age does not count what is leased, but it is {age}",
+    )
     take(mailbox)
     expect_equal(None, mailbox.stats().oldest_age, "oldest_age is None when nothing is ready")
 
@@ -62,7 +72,9 @@ def a_paused_mailbox_hands_nothing_out_through_any_handle(bench: Bench) -> None:
     mailbox.send(3)
     mailbox.resume()
     expect(not other.stats().paused, "resume() ends the pause for all")
-    expect_equal([2, 3], bodies(other.receive(max_messages=10)), "what waited in a pause is there after it")
+    expect_equal(
+        [2, 3], bodies(other.receive(max_messages=10)), "what waited in a pause is there after it"
+    )
 
 
 def a_purge_takes_all_but_what_is_leased(bench: Bench) -> None:
@@ -74,7 +86,9 @@ def a_purge_takes_all_but_what_is_leased(bench: Bench) -> None:
     expect_equal(3, mailbox.purge(), "purge() says how many it removed")
     expect_equal(1, mailbox.approximate_count(), "what is leased stays")
     held.nack()
-    expect_equal([1], bodies(mailbox.receive(max_messages=10)), "what was leased in a purge goes on living")
+    expect_equal(
+        [1], bodies(mailbox.receive(max_messages=10)), "what was leased in a purge goes on living"
+    )
     expect_equal(0, mailbox.purge(), "purge() of nothing removes nothing")
     expect_equal("other", take(other).body, "another mailbox is not touched")
 
@@ -87,9 +101,17 @@ def a_peek_shows_what_comes_next_and_takes_nothing(bench: Bench) -> None:
     mailbox.send("old", expires_in=bench.unit)
     take(mailbox)
     bench.shift(mailbox, lease=1.5, wall=1.5)
-    expect_equal(ids[:2], [delivery.id for delivery in mailbox.backend.peek(limit=2)], "peek() shows the next, oldest first")
+    expect_equal(
+        ids[:2],
+        [delivery.id for delivery in mailbox.backend.peek(limit=2)],
+        "peek() shows the next, oldest first",
+    )
     seen = mailbox.backend.peek(limit=100)
-    expect_equal([(each, 0) for each in ids], [(delivery.id, delivery.deliveries) for delivery in seen], "and only what is ready")
+    expect_equal(
+        [(each, 0) for each in ids],
+        [(delivery.id, delivery.deliveries) for delivery in seen],
+        "and only what is ready",
+    )
     expect_equal(1, take(mailbox).delivery_count, "peek() takes nothing")
 
 

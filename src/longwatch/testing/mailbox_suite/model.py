@@ -1,7 +1,9 @@
-"""A mailbox beside a simple model of it: hypothesis looks for a sequence of calls after which the two disagree.
+"""A mailbox beside a simple model of it: hypothesis looks for a sequence of calls after which the
+two disagree.
 
-The model is a list of messages in the order they were sent, and two clocks that stand still unless they are jumped. What the
-mailbox may choose is left to it: how many messages of those it could hand out it does, and how early it gives up what is spent.
+The model is a list of messages in the order they were sent, and two clocks that stand still unless
+they are jumped. What the mailbox may choose is left to it: how many messages of those it could hand
+out it does, and how early it gives up what is spent.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from longwatch.testing.mailbox_suite.bench import Bench, expect, expect_equal
 
 LIMITS = Limits(max_failures=1, max_crashes=2, max_size=8)
 STEP = 10.0
-"""Clocks are jumped by this; leases, delays and expiry end half-way between, so that real time does not matter."""
+"""Clocks are jumped by this; leases, delays and expiry end half-way between, so that real time
+does not matter.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,7 +69,14 @@ class Model:
         ids: list[str] = []
         fresh: list[Entry] = []
         for entry in entries:
-            first = next((each for each in self.line + fresh if entry.key is not None and each.key == entry.key), None)
+            first = next(
+                (
+                    each
+                    for each in self.line + fresh
+                    if entry.key is not None and each.key == entry.key
+                ),
+                None,
+            )
             ids.append(entry.id if first is None else first.id)
             fresh += [entry] if first is None else []
         if len(self.line) + len(fresh) > (LIMITS.max_size or 0):
@@ -74,10 +85,16 @@ class Model:
         return ids
 
     def free(self) -> list[Entry]:
-        return [entry for entry in self.line if entry.lease_until is None and entry.ready_at <= self.wall_now]
+        return [
+            entry
+            for entry in self.line
+            if entry.lease_until is None and entry.ready_at <= self.wall_now
+        ]
 
     def deliverable(self, count: int) -> list[Entry]:
-        """What a receive may return at the most: the oldest that are not spent, one that has crashed alone."""
+        """What a receive may return at the most: the oldest that are not spent, one that has
+        crashed alone.
+        """
         found: list[Entry] = []
         for entry in (each for each in self.free() if each.reason is None):
             if len(found) == count or (entry.crashes and found):
@@ -96,7 +113,11 @@ class Model:
             if entry.lease_until is not None and entry.lease_until < self.lease_now:
                 entry.lease_until = None
                 entry.crashes += 1
-        overdue = [each for each in self.line if each.lease_until is None and each.expires_at and each.expires_at <= self.wall_now]
+        overdue = [
+            each
+            for each in self.line
+            if each.lease_until is None and each.expires_at and each.expires_at <= self.wall_now
+        ]
         for entry in overdue:
             self.expired += 1
             self.line.remove(entry)
@@ -110,7 +131,14 @@ class Model:
     def counts(self) -> tuple[object, ...]:
         leased = sum(entry.lease_until is not None for entry in self.line)
         ready = len(self.free())
-        return ready, len(self.line) - leased - ready, leased, len(self.dead), self.paused, self.expired
+        return (
+            ready,
+            len(self.line) - leased - ready,
+            leased,
+            len(self.dead),
+            self.paused,
+            self.expired,
+        )
 
 
 class Pair:
@@ -123,11 +151,19 @@ class Pair:
         self.held: list[tuple[Message[Any], Entry, int]] = []
         self._numbers = iter(range(1_000_000))
 
-    def send(self, count: int, *, delay: float, expires_in: float | None, keep: bool, key: str | None) -> None:
+    def send(
+        self, count: int, *, delay: float, expires_in: float | None, keep: bool, key: str | None
+    ) -> None:
         numbers = [next(self._numbers) for _ in range(count)]
         keys = [key] * count
         try:
-            ids = self.mailbox.send_many(numbers, delay_seconds=delay, expires_in=expires_in, keep_expired=keep, dedupe_keys=keys)
+            ids = self.mailbox.send_many(
+                numbers,
+                delay_seconds=delay,
+                expires_in=expires_in,
+                keep_expired=keep,
+                dedupe_keys=keys,
+            )
         except MailboxFullError:
             ids = None
         entries = [self._entry(number, key, delay, expires_in, keep) for number in numbers]
@@ -143,20 +179,30 @@ class Pair:
         messages = self.mailbox.receive(max_messages=count, visibility_timeout=lease)
         possible = self.model.deliverable(count)
         expect_equal(
-            [entry.id for entry in possible[: len(messages)]], [message.id for message in messages], "the oldest come first"
+            [entry.id for entry in possible[: len(messages)]],
+            [message.id for message in messages],
+            "the oldest come first",
         )
         expect(messages or not possible, f"one of {len(possible)} is handed out")
         for message, entry in zip(messages, possible, strict=False):
             entry.deliveries += 1
             entry.lease_until = self.model.lease_now + lease
-            expect_equal((entry.body, entry.deliveries), (message.body, message.delivery_count), "it is what the model has")
+            expect_equal(
+                (entry.body, entry.deliveries),
+                (message.body, message.delivery_count),
+                "it is what the model has",
+            )
             self.held.append((message, entry, entry.deliveries))
         self._bury_what_is_spent(possible[: len(messages)])
 
     def acknowledge(self, index: int) -> None:
         for message, entry, current in self._pick(index):
             [verdict] = self.mailbox.acknowledge_many([message])
-            expect_equal(Verdict.SETTLED if current else Verdict.EXPIRED, verdict, "who holds a message may settle it, nobody else")
+            expect_equal(
+                Verdict.SETTLED if current else Verdict.EXPIRED,
+                verdict,
+                "who holds a message may settle it, nobody else",
+            )
             if current:
                 self.model.line.remove(entry)
 
@@ -186,7 +232,11 @@ class Pair:
     def cancel(self, index: int) -> None:
         if self.model.line:
             entry = self.model.line[index % len(self.model.line)]
-            expect_equal(entry.lease_until is None, self.mailbox.cancel(entry.id), "what is not leased can be cancelled")
+            expect_equal(
+                entry.lease_until is None,
+                self.mailbox.cancel(entry.id),
+                "what is not leased can be cancelled",
+            )
             if entry.lease_until is None:
                 self.model.line.remove(entry)
 
@@ -205,13 +255,21 @@ class Pair:
 
     def replay(self, index: int) -> None:
         for message_id in self._pick_dead(index):
-            expect_equal([True, False], self.mailbox.dead.replay(message_id, "unknown"), "a dead letter can be replayed")
+            expect_equal(
+                [True, False],
+                self.mailbox.dead.replay(message_id, "unknown"),
+                "a dead letter can be replayed",
+            )
             _, entry = self.model.dead.pop(message_id)
             self.model.line.append(Entry(id=entry.id, body=entry.body))
 
     def drop(self, index: int) -> None:
         for message_id in self._pick_dead(index):
-            expect_equal([True, False], self.mailbox.dead.drop(message_id, "unknown"), "a dead letter can be dropped")
+            expect_equal(
+                [True, False],
+                self.mailbox.dead.drop(message_id, "unknown"),
+                "a dead letter can be dropped",
+            )
             del self.model.dead[message_id]
 
     def jump(self, *, lease: float, wall: float) -> None:
@@ -224,7 +282,11 @@ class Pair:
         self.model.sweep()
         stats = self.mailbox.stats()
         counts = (stats.ready, stats.delayed, stats.leased, stats.dead, stats.paused, stats.expired)
-        expect_equal(self.model.counts(), counts, "ready, delayed, leased, dead, paused and expired are as in the model")
+        expect_equal(
+            self.model.counts(),
+            counts,
+            "ready, delayed, leased, dead, paused and expired are as in the model",
+        )
         dead = [(letter.reason, (letter.id, *letter[6:10])) for letter in self.mailbox.dead]
         expected = {(reason, entry.history) for reason, entry in self.model.dead.values()}
         expect_equal(expected, set(dead), "the dead have the model's histories")
@@ -235,23 +297,44 @@ class Pair:
         self.mailbox.purge()
         self.mailbox.dead.drop_all()
 
-    def _entry(self, number: int, key: str | None, delay: float, expires_in: float | None, keep: bool) -> Entry:  # noqa: FBT001
+    def _entry(
+        self,
+        number: int,
+        key: str | None,
+        delay: float,
+        expires_in: float | None,
+        keep: bool,  # noqa: FBT001
+    ) -> Entry:
         now = self.model.wall_now
         ready_at = now + delay if delay else 0.0
         return Entry(
-            id="", body=number, key=key, ready_at=ready_at, expires_at=None if expires_in is None else now + expires_in, kept=keep
+            id="",
+            body=number,
+            key=key,
+            ready_at=ready_at,
+            expires_at=None if expires_in is None else now + expires_in,
+            kept=keep,
         )
 
     def _bury_what_is_spent(self, received: list[Entry]) -> None:
-        """What the mailbox gave up must be spent; what is spent and older than something it handed out must be given up."""
+        """What the mailbox gave up must be spent; what is spent and older than something it
+        handed out must be given up.
+        """
         for entry in [each for each in self.model.free() if each.reason is not None]:
             shown = self.mailbox.dead.show(entry.id)
-            newer = any(self.model.line.index(entry) < self.model.line.index(each) for each in received)
-            expect(shown is not None or not newer, "what is spent is given up when it would be handed out")
+            newer = any(
+                self.model.line.index(entry) < self.model.line.index(each) for each in received
+            )
+            expect(
+                shown is not None or not newer,
+                "what is spent is given up when it would be handed out",
+            )
             if shown is not None:
                 self.model.bury(entry, entry.reason or "")
 
-    def _pick(self, index: int, *, keep: bool = False) -> Iterator[tuple[Message[Any], Entry, bool]]:
+    def _pick(
+        self, index: int, *, keep: bool = False
+    ) -> Iterator[tuple[Message[Any], Entry, bool]]:
         """One delivery, if there is any, and whether it is still its holder's."""
         if self.held:
             place = index % len(self.held)

@@ -1,7 +1,7 @@
 """Several processes on one mailbox, and one that is killed while it holds a message.
 
-A child is a new interpreter that opens the mailbox with `reopen`, which has to be picklable, does one of the errands below and
-prints what came of it, one JSON value a line.
+A child is a new interpreter that opens the mailbox with `reopen`, which has to be picklable, does
+one of the errands below and prints what came of it, one JSON value a line.
 """
 
 from __future__ import annotations
@@ -18,10 +18,22 @@ from functools import partial
 from typing import Any
 
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.testing.mailbox_suite.bench import FOREVER, PATIENCE, Bench, Factory, bodies, expect, expect_equal, take
+from longwatch.testing.mailbox_suite.bench import (
+    FOREVER,
+    PATIENCE,
+    Bench,
+    Factory,
+    bodies,
+    expect,
+    expect_equal,
+    take,
+)
 
 SENT = 100
-_CHILD = "import sys; sys.path[:] = {path!r}; from longwatch.testing.mailbox_suite.processes import run_child; run_child()"
+_CHILD = (
+    "import sys; sys.path[:] = {path!r}; from longwatch.testing.mailbox_suite.processes import "
+    "run_child; run_child()"
+)
 
 
 def processes_that_send_and_receive_settle_every_message_once(bench: Bench) -> None:
@@ -37,8 +49,14 @@ def processes_that_send_and_receive_settle_every_message_once(bench: Bench) -> N
         _done(low)
         _done(high)
         settled = [number for child in (first, second) for number in _done(child)]
-    expect_equal(list(range(2 * SENT)), sorted(settled), "over processes every message is settled once, none is lost")
-    expect_equal((0, 0), (mailbox.approximate_count(), len(mailbox.dead)), "nothing is left, nobody is dead")
+    expect_equal(
+        list(range(2 * SENT)),
+        sorted(settled),
+        "over processes every message is settled once, none is lost",
+    )
+    expect_equal(
+        (0, 0), (mailbox.approximate_count(), len(mailbox.dead)), "nothing is left, nobody is dead"
+    )
 
 
 def a_message_wakes_a_receiver_in_another_process(bench: Bench) -> None:
@@ -70,14 +88,24 @@ def the_message_of_a_killed_process_is_found_at_once_and_its_crash_counted(bench
     mailbox.send("held")
     with _child(bench, mailbox, hold_one) as child:
         expect_equal("held", _line(child), "the other process holds the message")
-        expect_equal([], mailbox.receive(wait_time_seconds=0.6), "the lease of a live process is not taken")
+        expect_equal(
+            [], mailbox.receive(wait_time_seconds=0.6), "the lease of a live process is not taken"
+        )
         child.kill()
         child.wait(PATIENCE)
-        again = take(mailbox, "a dead owner is found within a second, long before its lease ends", wait_time_seconds=1.0)
+        again = take(
+            mailbox,
+            "a dead owner is found within a second, long before its lease ends",
+            wait_time_seconds=1.0,
+        )
     expect_equal(2, again.delivery_count, "it is delivered again")
     again.nack()
     [delivery] = mailbox.backend.peek(limit=1)
-    expect_equal((1, 0), (delivery.crashes, delivery.failures), "the end of the process counts as a crash of the message it held")
+    expect_equal(
+        (1, 0),
+        (delivery.crashes, delivery.failures),
+        "the end of the process counts as a crash of the message it held",
+    )
 
 
 def killed_three_times_a_message_is_poison(bench: Bench) -> None:
@@ -138,11 +166,15 @@ def run_child() -> None:
 
 
 @contextmanager
-def _child(bench: Bench, mailbox: Mailbox[Any], errand: Callable[[Mailbox[Any]], None]) -> Iterator[subprocess.Popen[str]]:
+def _child(
+    bench: Bench, mailbox: Mailbox[Any], errand: Callable[[Mailbox[Any]], None]
+) -> Iterator[subprocess.Popen[str]]:
     """A process that does the errand; it is killed at the end if it has not ended."""
     order: tuple[Factory | None, str, Any] = (bench.reopen, mailbox.name, errand)
     command = [sys.executable, "-c", _CHILD.format(path=sys.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own
+    with subprocess.Popen(  # noqa: S603 - our own
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         try:
             assert child.stdin is not None
             child.stdin.write(base64.b64encode(pickle.dumps(order)).decode() + "\n")

@@ -41,12 +41,18 @@ def a_receive_never_waits_to_fill_a_batch(bench: Bench) -> None:
     received = mailbox.receive(max_messages=10, wait_time_seconds=FOREVER)
     expect_equal([1, 2, 3], bodies(received), "receive() returns what there is")
     mailbox.send_many([4, 5])
-    expect_equal([4], bodies(mailbox.receive(max_messages=1)), "receive() takes no more than was asked for")
+    expect_equal(
+        [4], bodies(mailbox.receive(max_messages=1)), "receive() takes no more than was asked for"
+    )
 
 
 def an_arrival_wakes_a_receive_at_once(bench: Bench) -> None:
     mailbox = bench.open()
-    expect_equal(["news"], bodies(_woken_by(bench, mailbox, lambda: mailbox.send("news"))), "an arrival wakes a receive")
+    expect_equal(
+        ["news"],
+        bodies(_woken_by(bench, mailbox, lambda: mailbox.send("news"))),
+        "an arrival wakes a receive",
+    )
 
 
 def a_message_given_back_wakes_a_receive_at_once(bench: Bench) -> None:
@@ -60,7 +66,10 @@ def closing_wakes_a_receive_at_once(bench: Bench) -> None:
     mailbox = bench.open()
     handle, clock = bench.frozen(mailbox)
     received: list[Message[Any]] = []
-    waiting = [in_thread(lambda: received.extend(handle.receive(wait_time_seconds=FOREVER))) for _ in range(3)]
+    waiting = [
+        in_thread(lambda: received.extend(handle.receive(wait_time_seconds=FOREVER)))
+        for _ in range(3)
+    ]
     clock.await_parked(3)
     handle.close()
     for errand in waiting:
@@ -70,9 +79,17 @@ def closing_wakes_a_receive_at_once(bench: Bench) -> None:
 
 def a_cancel_token_wakes_a_receive_at_once(bench: Bench) -> None:
     mailbox, token = bench.open(), CancelToken()
-    expect_equal([], _woken_by(bench, mailbox, token.cancel, cancel=token), "a cancelled receive returns nothing")
+    expect_equal(
+        [],
+        _woken_by(bench, mailbox, token.cancel, cancel=token),
+        "a cancelled receive returns nothing",
+    )
     mailbox.send("kept")
-    expect_equal([], mailbox.receive(cancel=token, wait_time_seconds=FOREVER), "a token that is cancelled takes nothing")
+    expect_equal(
+        [],
+        mailbox.receive(cancel=token, wait_time_seconds=FOREVER),
+        "a token that is cancelled takes nothing",
+    )
     expect_equal("kept", take(mailbox).body, "what a cancelled receive left is there for others")
 
 
@@ -80,7 +97,9 @@ def a_resumed_mailbox_wakes_a_receive_at_once(bench: Bench) -> None:
     mailbox = bench.open()
     mailbox.pause()
     mailbox.send("paused")
-    expect_equal(["paused"], bodies(_woken_by(bench, mailbox, mailbox.resume)), "resume() wakes a receive")
+    expect_equal(
+        ["paused"], bodies(_woken_by(bench, mailbox, mailbox.resume)), "resume() wakes a receive"
+    )
 
 
 def a_replayed_letter_wakes_a_receive_at_once(bench: Bench) -> None:
@@ -88,7 +107,11 @@ def a_replayed_letter_wakes_a_receive_at_once(bench: Bench) -> None:
     text = bench.open(mailbox.name)
     dead = text.send("no number")
     expect_equal([], mailbox.receive(), "a body that cannot be read is not handed out")
-    expect_equal(["no number"], bodies(_woken_by(bench, text, lambda: mailbox.dead.replay(dead))), "replay() wakes a receive")
+    expect_equal(
+        ["no number"],
+        bodies(_woken_by(bench, text, lambda: mailbox.dead.replay(dead))),
+        "replay() wakes a receive",
+    )
 
 
 def an_acknowledged_message_is_gone_and_final(bench: Bench) -> None:
@@ -108,7 +131,11 @@ def a_message_given_back_comes_again_and_its_first_delivery_is_final(bench: Benc
     first.nack()
     _expect_final(first)
     second = take(mailbox)
-    expect_equal((sent, "again", 2), (second.id, second.body, second.delivery_count), "a nacked message is delivered again")
+    expect_equal(
+        (sent, "again", 2),
+        (second.id, second.body, second.delivery_count),
+        "a nacked message is delivered again",
+    )
     expect(first.receipt != second.receipt, "every delivery has a receipt of its own")
     expect_equal(first.enqueued_at, second.enqueued_at, "it keeps the time it was sent at")
 
@@ -117,10 +144,16 @@ def a_message_given_back_with_a_timeout_waits_for_it(bench: Bench) -> None:
     mailbox = bench.open()
     mailbox.send("later")
     take(mailbox).nack(visibility_timeout=bench.unit, reason="not now")
-    expect_equal([], mailbox.receive(), "a message nacked with a timeout is not delivered before it")
+    expect_equal(
+        [], mailbox.receive(), "a message nacked with a timeout is not delivered before it"
+    )
     expect_equal(1, mailbox.stats().delayed, "it is delayed")
     bench.shift(mailbox, lease=1.5, wall=1.5)
-    expect_equal(2, take(mailbox, "a message nacked with a timeout is delivered after it").delivery_count, "the second time")
+    expect_equal(
+        2,
+        take(mailbox, "a message nacked with a timeout is delivered after it").delivery_count,
+        "the second time",
+    )
 
 
 def acknowledging_many_says_for_each_how_it_went(bench: Bench) -> None:
@@ -133,7 +166,9 @@ def acknowledging_many_says_for_each_how_it_went(bench: Bench) -> None:
     expected = [Verdict.SETTLED, Verdict.EXPIRED, Verdict.EXPIRED, Verdict.SETTLED]
     expect_equal(expected, verdicts, "acknowledge_many() gives a verdict for each, in order")
     expect(all(message.is_finalized for message in messages), "all of them are finalized")
-    expect_equal([2], bodies(mailbox.receive(max_messages=4)), "only the one that was given back is left")
+    expect_equal(
+        [2], bodies(mailbox.receive(max_messages=4)), "only the one that was given back is left"
+    )
     expect_equal([], mailbox.acknowledge_many([]), "acknowledging nothing is allowed")
 
 
@@ -152,9 +187,17 @@ def a_reply_goes_where_the_message_says(bench: Bench) -> None:
 def a_reply_without_a_place_is_refused(bench: Bench) -> None:
     mailbox = bench.open()
     mailbox.send("no reply")
-    expect_error(ReplyNotAvailableError, lambda: take(mailbox).reply(1), "a message without reply_to takes no reply")
+    expect_error(
+        ReplyNotAvailableError,
+        lambda: take(mailbox).reply(1),
+        "a message without reply_to takes no reply",
+    )
     elsewhere: Mailbox[Any] = Mailbox("elsewhere", MemoryStore().lane("elsewhere"))
-    expect_error(UnsupportedError, lambda: mailbox.send(1, reply_to=elsewhere), "a mailbox of another store takes no reply")
+    expect_error(
+        UnsupportedError,
+        lambda: mailbox.send(1, reply_to=elsewhere),
+        "a mailbox of another store takes no reply",
+    )
     expect_error(InvalidParameterError, lambda: mailbox.send(1, reply_to=""), "no name is no place")
     expect_equal(1, mailbox.approximate_count(), "what was refused is not sent")
 
@@ -168,20 +211,34 @@ def a_closed_mailbox_takes_no_more_but_loses_nothing(bench: Bench) -> None:
     mailbox.close()
     expect(mailbox.closed, "a closed mailbox says so")
     expect_error(MailboxClosedError, lambda: mailbox.send(1), "send() after close() is refused")
-    expect_error(MailboxClosedError, lambda: mailbox.send_many([1]), "send_many() after close() is refused")
+    expect_error(
+        MailboxClosedError, lambda: mailbox.send_many([1]), "send_many() after close() is refused"
+    )
     expect_error(MailboxClosedError, mailbox.receive, "receive() after close() is refused")
     held.acknowledge()
     again = bench.open(mailbox.name)
-    expect_equal(["kept"], bodies(again.receive(max_messages=10)), "the messages of a closed mailbox stay, but what was settled")
+    expect_equal(
+        ["kept"],
+        bodies(again.receive(max_messages=10)),
+        "the messages of a closed mailbox stay, but what was settled",
+    )
 
 
 def _woken_by(
-    bench: Bench, mailbox: Mailbox[Any], act: Callable[[], object], *, cancel: CancelToken | None = None
+    bench: Bench,
+    mailbox: Mailbox[Any],
+    act: Callable[[], object],
+    *,
+    cancel: CancelToken | None = None,
 ) -> list[Message[Any]]:
-    """What a receive returns that waits while the act is done; its clock stands still, so that nothing else ends it."""
+    """What a receive returns that waits while the act is done; its clock stands still, so that
+    nothing else ends it.
+    """
     handle, clock = bench.frozen(mailbox)
     received: list[Message[Any]] = []
-    waiting = in_thread(lambda: received.extend(handle.receive(wait_time_seconds=FOREVER, cancel=cancel)))
+    waiting = in_thread(
+        lambda: received.extend(handle.receive(wait_time_seconds=FOREVER, cancel=cancel))
+    )
     clock.await_parked(1)
     act()
     await_errand(waiting, "a receive that waits is woken")

@@ -11,9 +11,29 @@ import msgspec
 from longwatch.errors import InvalidParameterError, MailboxFullError, SerializationError
 from longwatch.mailbox.backend import Limits
 from longwatch.mailbox.bounds import LARGEST_BODY, LONGEST_DELAY, LONGEST_VISIBILITY, MOST_MESSAGES
-from longwatch.testing.mailbox_suite.bench import Bench, bodies, expect, expect_equal, expect_error, take
+from longwatch.testing.mailbox_suite.bench import (
+    Bench,
+    bodies,
+    expect,
+    expect_equal,
+    expect_error,
+    take,
+)
 
-PLAIN: list[Any] = [None, True, 0, -5, 2**53, 0.5, "", "grün ☃ \u0000", [], [1, ["a", None]], {}, {"a": {"b": [1, 2]}}]
+PLAIN: list[Any] = [
+    None,
+    True,
+    0,
+    -5,
+    2**53,
+    0.5,
+    "",
+    "grün ☃ \u0000",
+    [],
+    [1, ["a", None]],
+    {},
+    {"a": {"b": [1, 2]}},
+]
 
 
 @dataclass
@@ -73,16 +93,34 @@ def typed_bodies_come_back_as_their_type(bench: Bench) -> None:
         mailbox.send(body)
         message = take(mailbox)
         expect_equal(body, message.body, f"a body of type {kind} is decoded to that type")
-        expect_equal(type(body), type(message.body), f"a body of type {kind} is decoded to that type")
+        expect_equal(
+            type(body), type(message.body), f"a body of type {kind} is decoded to that type"
+        )
 
 
 def a_batch_is_stored_whole_or_not_at_all(bench: Bench) -> None:
     mailbox = bench.open(limits=Limits(max_size=3))
-    expect_error(SerializationError, lambda: mailbox.send_many([1, object()]), "a body that cannot be written is refused")
-    expect_error(InvalidParameterError, lambda: mailbox.send_many([1, "x" * LARGEST_BODY]), "a body that is too large is refused")
-    expect_error(MailboxFullError, lambda: mailbox.send_many([1, 2, 3, 4]), "a batch that does not fit is refused")
+    expect_error(
+        SerializationError,
+        lambda: mailbox.send_many([1, object()]),
+        "a body that cannot be written is refused",
+    )
+    expect_error(
+        InvalidParameterError,
+        lambda: mailbox.send_many([1, "x" * LARGEST_BODY]),
+        "a body that is too large is refused",
+    )
+    expect_error(
+        MailboxFullError,
+        lambda: mailbox.send_many([1, 2, 3, 4]),
+        "a batch that does not fit is refused",
+    )
     expect_equal(0, mailbox.approximate_count(), "of a batch that is refused nothing is stored")
-    expect_error(InvalidParameterError, lambda: mailbox.send_many([1, 2], dedupe_keys=["a"]), "keys are one for each body")
+    expect_error(
+        InvalidParameterError,
+        lambda: mailbox.send_many([1, 2], dedupe_keys=["a"]),
+        "keys are one for each body",
+    )
 
 
 def a_full_mailbox_counts_what_is_leased_and_delayed(bench: Bench) -> None:
@@ -90,7 +128,9 @@ def a_full_mailbox_counts_what_is_leased_and_delayed(bench: Bench) -> None:
     mailbox.send("held")
     held = take(mailbox)
     first = mailbox.send("later", delay_seconds=bench.unit, dedupe_key="k")
-    expect_error(MailboxFullError, lambda: mailbox.send("more"), "max_size counts the leased and the delayed")
+    expect_error(
+        MailboxFullError, lambda: mailbox.send("more"), "max_size counts the leased and the delayed"
+    )
     expect_equal(first, mailbox.send("again", dedupe_key="k"), "a repeated key needs no room")
     held.acknowledge()
     mailbox.send("more")
@@ -108,17 +148,23 @@ def a_repeated_key_returns_the_first_id_while_it_is_queued_or_leased(bench: Benc
     mailbox = bench.open()
     first = mailbox.send(1, dedupe_key="k")
     expect_equal(first, mailbox.send(2, dedupe_key="k"), "the key of a queued message gives its id")
-    expect_equal([first, first], mailbox.send_many([3, 4], dedupe_keys=["k", "k"]), "also in a batch")
+    expect_equal(
+        [first, first], mailbox.send_many([3, 4], dedupe_keys=["k", "k"]), "also in a batch"
+    )
     message = take(mailbox)
     expect_equal(first, mailbox.send(5, dedupe_key="k"), "the key of a leased message gives its id")
     expect_equal([], mailbox.receive(), "nothing was stored for a repeated key")
     message.nack()
-    expect_equal(first, mailbox.send(6, dedupe_key="k"), "the key holds when the message comes back")
+    expect_equal(
+        first, mailbox.send(6, dedupe_key="k"), "the key holds when the message comes back"
+    )
     other = mailbox.send(7, dedupe_key="other")
     expect(other != first, "another key is another message")
     take(mailbox).acknowledge()
     expect(mailbox.send(8, dedupe_key="k") != first, "the key is free once the message is settled")
-    expect_equal([7, 8], bodies(mailbox.receive(max_messages=10)), "what was sent with a free key is stored")
+    expect_equal(
+        [7, 8], bodies(mailbox.receive(max_messages=10)), "what was sent with a free key is stored"
+    )
 
 
 def keys_in_one_batch_and_in_two_mailboxes(bench: Bench) -> None:
@@ -140,7 +186,9 @@ def a_key_is_free_when_its_message_is_cancelled_dead_or_expired(bench: Bench) ->
     expired = mailbox.send(3, dedupe_key="k", expires_in=bench.unit)
     bench.shift(mailbox, lease=1.5, wall=1.5)
     last = mailbox.send(4, dedupe_key="k")
-    expect_equal(4, len({cancelled, dead, expired, last}), "a key is free after a cancel, a death, an expiry")
+    expect_equal(
+        4, len({cancelled, dead, expired, last}), "a key is free after a cancel, a death, an expiry"
+    )
     expect_equal(4, take(mailbox).body, "a message that has expired never stands for a new one")
 
 
@@ -148,12 +196,20 @@ def a_delayed_message_is_not_received_before_its_time(bench: Bench) -> None:
     mailbox = bench.open()
     mailbox.send("later", delay_seconds=bench.unit)
     mailbox.send("now")
-    expect_equal(["now"], bodies(mailbox.receive(max_messages=10)), "a delayed message is not handed out")
+    expect_equal(
+        ["now"], bodies(mailbox.receive(max_messages=10)), "a delayed message is not handed out"
+    )
     expect_equal([], mailbox.receive(), "a delayed message is not handed out")
     due = mailbox.backend.next_due()
-    expect(due is not None and 0 < due <= bench.unit, f"next_due() is the time until it is, not {due}")
+    expect(
+        due is not None and 0 < due <= bench.unit, f"next_due() is the time until it is, not {due}"
+    )
     bench.shift(mailbox, lease=1.5, wall=1.5)
-    expect_equal("later", take(mailbox, "a delayed message is handed out when its time has come").body, "the delayed one")
+    expect_equal(
+        "later",
+        take(mailbox, "a delayed message is handed out when its time has come").body,
+        "the delayed one",
+    )
     expect_equal(None, mailbox.backend.next_due(), "next_due() is None when nothing is delayed")
 
 
@@ -177,7 +233,9 @@ def values_outside_their_bounds_are_refused_by_name(bench: Bench) -> None:
         ("name", lambda: mailbox.send(1, reply_to="no spaces")),
     ]
     for name, call in refused:
-        error = expect_error(InvalidParameterError, call, f"a value of {name} outside its bounds is refused")
+        error = expect_error(
+            InvalidParameterError, call, f"a value of {name} outside its bounds is refused"
+        )
         expect(name in str(error), f"the error names {name}: {error}")
     message.extend_visibility(LONGEST_VISIBILITY)
     expect_equal(1, mailbox.approximate_count(), "a call that is refused changes nothing")
