@@ -29,7 +29,6 @@ if os.environ.get("FAULT_BOOT"):
 from longwatch.core.events import Events
 from longwatch.flow import Computation, Execution, Flow, FlowContext, Graph
 from longwatch.host.beatpage import read_page
-from longwatch.host.incarnation import Incarnation
 from longwatch.store.database import Database
 from longwatch.store.opening import open_database
 from written import written_lines
@@ -38,7 +37,6 @@ DIAMOND = {"a": ["number"], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"]}
 MOST_SECONDS = 900.0
 """A test that went wrong leaves nothing for good."""
 _NEVER = threading.Event()
-_OWNERS = "SELECT incarnation, page FROM longwatch_owners"
 _IN_TRANSACTION = (
     "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
@@ -148,6 +146,11 @@ class WorkerProcess:
         self.process.kill()
         self.process.wait()
 
+    def pages(self) -> set[str]:
+        """Return the paths of the beat pages that the process has mapped."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+        return {line.split(maxsplit=5)[5] for line in maps if "/page-" in line}
+
     def _states(self) -> set[str]:
         return {
             (task / "stat").read_text().rpartition(")")[2].split()[0]
@@ -198,17 +201,12 @@ class Rig:
         self.workers.remove(worker)
 
     def begun_by(self, worker: WorkerProcess) -> set[int]:
-        """The attempts that its pages say it runs."""
-        owners = self.database.read(lambda tx: tx.rows(_OWNERS))
-        pages = [
-            page for incarnation, page in owners if Incarnation.parse(incarnation).pid == worker.pid
-        ]
-        return {
-            row
-            for page in pages
-            if (reading := read_page(page)) is not None
-            for row in reading.started
-        }
+        """The attempts that the mapped beat pages of the worker list as started.
+
+        This does not read the store: a worker stopped in a commit keeps SQLite readers waiting.
+        """
+        readings = (read_page(page) for page in worker.pages())
+        return {row for reading in readings if reading is not None for row in reading.started}
 
     def _is_at_rest(self) -> bool:
         """Whether nobody is in the middle of a transaction."""
