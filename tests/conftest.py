@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("longwatch")
     group.addoption("--chaos-seed", type=int, default=1, help="the seed of tests marked chaos")
     group.addoption(
-        "--chaos-seconds", type=float, default=10.0, help="how long a test marked chaos runs"
+        "--chaos-seconds", type=float, default=4.0, help="how long a test marked chaos runs"
     )
 
 

@@ -7,23 +7,28 @@ import psutil
 import pytest
 
 from awaiting import eventually
+from chaos_plan import ChaosPlan
 from den import Den, cgroup_folders, den, require_cgroups
 from longwatch.host.process import StopPolicy
 
 MEBIBYTE = 1 << 20
+WARM_UP = 60
+CYCLES_PER_SECOND = 60
+"""Measured cycles for each chaos second: 240 in `make test`, 3,600 in `make chaos`."""
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("cgroups", [True, False], ids=["cgroups", "marks"])
-def test_a_thousand_starts_and_stops_leave_descriptors_and_memory_flat_and_nobody_behind(
-    *, cgroups: bool
+def test_many_starts_and_stops_leave_descriptors_and_memory_flat_and_no_process_behind(
+    chaos: ChaosPlan, *, cgroups: bool
 ) -> None:
     if cgroups:
         require_cgroups()
     with den(cgroups=cgroups) as home:
-        cycle(home, 200)
+        cycle(home, WARM_UP)
         descriptors, memory = measured(home)
         folders = len(cgroup_folders(os.getpid()))
-        cycle(home, 800)
+        cycle(home, int(CYCLES_PER_SECOND * chaos.seconds))
         assert eventually(
             lambda: max(growths(descriptors, measured(home)[0])) <= 0
         )  # others of this process may close some
