@@ -23,6 +23,8 @@ settings.register_profile(
 settings.register_profile(
     "chaos", settings.get_profile("default"), derandomize=False, max_examples=1000, print_blob=True
 )
+# For the other Pythons: the first examples of those that the main one runs.
+settings.register_profile("few", settings.get_profile("default"), max_examples=20)
 settings.load_profile("default")
 
 # Tests send these signals to programs they start. A shell may have had them ignored (nohup, `make

@@ -39,17 +39,7 @@ class PostgresServer:
         self.data = folder / "data"
         self.port = free_port()
         _give_away(folder)
-        _run(
-            "initdb",
-            "-D",
-            str(self.data),
-            "-U",
-            "postgres",
-            "--auth=trust",
-            "--encoding=utf8",
-            "--no-sync",
-            "--no-instructions",
-        )
+        _run(Path("/bin/cp"), "-a", str(_initialised()), str(self.data))
         chosen = {
             **_QUICK,
             **settings,
@@ -69,7 +59,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start it, and wait until it takes connections."""
         _run(
-            "pg_ctl",
+            _program("pg_ctl"),
             "-D",
             str(self.data),
             "-w",
@@ -85,7 +75,8 @@ class PostgresServer:
         """Stop it as an operator does: `smart`, `fast`, or `immediate`, which is a crash without
         a dead postmaster.
         """
-        _run("pg_ctl", "-D", str(self.data), "-w", "-t", str(PATIENCE), "-m", mode, "-s", "stop")
+        words = ("-D", str(self.data), "-w", "-t", str(PATIENCE), "-m", mode, "-s", "stop")
+        _run(_program("pg_ctl"), *words)
 
     def kill(self) -> None:
         """Kill the server and every backend, as a crash of its machine does; first it is kept
@@ -159,6 +150,17 @@ def make_server(**settings: str) -> PostgresServer:
     return server
 
 
+@cache
+def _initialised() -> Path:
+    """Return a data directory to copy: a copy takes a tenth of the time of `initdb`."""
+    folder = Path(tempfile.mkdtemp(prefix="longwatch-initdb-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _give_away(folder)
+    options = ("-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
+    _run(_program("initdb"), "-D", str(folder / "data"), *options, "--no-instructions")
+    return folder / "data"
+
+
 def end_server(server: PostgresServer) -> None:
     """End it and remove its folder; idempotent."""
     with suppress(OSError, ValueError, psutil.Error):
@@ -187,14 +189,18 @@ def _give_away(folder: Path) -> None:
         os.chown(folder, _NOBODY, _NOBODY)
 
 
-def _run(program: str, *words: str) -> None:
+def _program(name: str) -> Path:
     folder = _binaries()
     assert folder is not None
+    return folder / name
+
+
+def _run(program: Path, *words: str) -> None:
     other: dict[str, Any] = (
         {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     )
     done = subprocess.run(
-        [str(folder / program), *words],
+        [str(program), *words],
         check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,10 @@ SOURCES = [
     name for name in ("src", "tests", "tools", "bench", "examples") if (ROOT / name).exists()
 ]
 NO_TESTS_COLLECTED = 5
-WORKERS = 2
+WORKERS = 4
+"""Processes that run all tests: two a core, because half of the tests mostly wait."""
+UNIT_WORKERS = 2
+"""Processes that run the unit tests, which compute and do not wait."""
 MOST_AGAIN = 20
 """Failed tests that run again alone: more failures than this are no matter of luck."""
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
@@ -41,6 +45,8 @@ class Run:
     steps: list[tuple[str, bool, float]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     counts: TestCounts = field(default_factory=TestCounts)
+    environments: dict[str, Future[Path]] = field(default_factory=dict)
+    """The Python of each other version's environment, made while other steps run."""
 
     def step(self, name: str, action: Callable[[], bool]) -> None:
         print(f"\n── {name}", flush=True)
@@ -108,6 +114,8 @@ def wheel(run: Run) -> None:
 
 
 def tests(run: Run) -> None:
+    # Tests start thousands of interpreters, also where PYTHONDONTWRITEBYTECODE is set.
+    run.command("bytecode", *_tool("compileall"), "-q", *SOURCES)
     run.pytest("tests in parallel", sys.executable, "-m", "not serial", parallel=WORKERS)
     run.pytest("tests one by one", sys.executable, "-m", "serial")
 
@@ -117,8 +125,8 @@ def pythons(run: Run) -> None:
     code.
     """
     for version in other_pythons.others():
-        if interpreter := other_pythons.find(version):
-            _unit_tests(run, version, interpreter)
+        if version in run.environments:
+            _unit_tests(run, version, run.environments[version])
         else:
             run.skipped.append(f"unit tests on Python {version}: not on this machine")
 
@@ -133,21 +141,34 @@ GROUPS = {group.__name__: group for group in (lint, parts, wheel, tests, pythons
 def main(wanted: Sequence[str]) -> int:
     run = Run()
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for name in wanted or GROUPS:
-        GROUPS[name](run)
+    with ThreadPoolExecutor() as background:
+        if "pythons" in (wanted or GROUPS):
+            run.environments = _environments(background)
+        for name in wanted or GROUPS:
+            GROUPS[name](run)
     return _summary(run, counted="tests" in (wanted or GROUPS))
 
 
-def _unit_tests(run: Run, version: str, interpreter: str) -> None:
-    ready: list[Path] = []
+def _environments(background: ThreadPoolExecutor) -> dict[str, Future[Path]]:
+    """Start to make the environment of each other Python that is on this machine."""
+    found = {version: other_pythons.find(version) for version in other_pythons.others()}
+    return {
+        version: background.submit(other_pythons.environment, version, interpreter)
+        for version, interpreter in found.items()
+        if interpreter is not None
+    }
 
-    def made() -> bool:
-        ready.append(other_pythons.environment(version, interpreter))
-        return True
 
-    run.step(f"environment for Python {version}", made)
-    for python in ready:
-        run.pytest(f"unit tests on Python {version}", python, "tests/unit", parallel=WORKERS)
+def _unit_tests(run: Run, version: str, environment: Future[Path]) -> None:
+    run.step(f"environment for Python {version}", lambda: environment.result().exists())
+    if run.steps[-1][1]:
+        run.pytest(
+            f"unit tests on Python {version}",
+            environment.result(),
+            "--hypothesis-profile=few",
+            "tests/unit",
+            parallel=UNIT_WORKERS,
+        )
 
 
 def _summary(run: Run, *, counted: bool) -> int:

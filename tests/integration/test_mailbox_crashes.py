@@ -100,10 +100,14 @@ class Stage:
         self.players = [self._enter(role) for role in cast]
 
     def let_them_die(self, seconds: float) -> None:
-        """Kill one after another at random, and put another in its place."""
+        """Kill one after another at random, and put another in its place.
+
+        On a slow machine this takes longer: until a victim has left receipts to try.
+        """
         end, poisons = time.monotonic() + seconds, iter(range(POISONS))
+        latest = end + DRAINED_WITHIN
         due = [time.monotonic() + seconds * part / (POISONS + 1) for part in range(POISONS)]
-        while time.monotonic() < end:
+        while time.monotonic() < (end if self.stale_tried else latest):
             pause(self._dice.uniform(0.02, 0.4))
             if due and time.monotonic() > due[0]:
                 due.pop(0)
