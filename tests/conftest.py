@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos-seconds", type=float, default=4.0, help="how long a test marked chaos runs"
     )
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from garbage collection, which many tests force."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
