@@ -107,7 +107,26 @@ def _children() -> list[psutil.Process]:
     nobody's leak.
     """
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return [child for child in psutil.Process().children() if child.pid != tracker]
+    return [child for child in _all_children() if child.pid != tracker]
+
+
+def _all_children() -> list[psutil.Process]:
+    """Read the kernel's own list where there is one: psutil looks at every process."""
+    files = list(Path("/proc/self/task").glob("*/children"))
+    if not files:
+        return psutil.Process().children()
+    found = []
+    for file in files:
+        with suppress(OSError):  # the thread has ended
+            found += [int(pid) for pid in file.read_text().split()]
+    return [child for pid in found for child in _process(pid)]
+
+
+def _process(pid: int) -> list[psutil.Process]:
+    try:
+        return [psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _described(child: psutil.Process) -> str:

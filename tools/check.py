@@ -33,6 +33,10 @@ UNIT_WORKERS = 2
 """Processes that run the unit tests, which compute and do not wait."""
 MOST_AGAIN = 20
 """Failed tests that run again alone: more failures than this are no matter of luck."""
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
+"""Test processes and thousands of interpreters that they start share byte code."""
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
@@ -114,8 +118,6 @@ def wheel(run: Run) -> None:
 
 
 def tests(run: Run) -> None:
-    # Tests start thousands of interpreters, also where PYTHONDONTWRITEBYTECODE is set.
-    run.command("bytecode", *_tool("compileall"), "-q", *SOURCES)
     run.pytest("tests in parallel", sys.executable, "-m", "not serial", parallel=WORKERS)
     run.pytest("tests one by one", sys.executable, "-m", "serial")
 
@@ -142,6 +144,8 @@ def main(wanted: Sequence[str]) -> int:
     run = Run()
     REPORTS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as background:
+        if "tests" in (wanted or GROUPS):
+            background.submit(_collect, sys.executable, "tests")
         if "pythons" in (wanted or GROUPS):
             run.environments = _environments(background)
         for name in wanted or GROUPS:
@@ -153,10 +157,29 @@ def _environments(background: ThreadPoolExecutor) -> dict[str, Future[Path]]:
     """Start to make the environment of each other Python that is on this machine."""
     found = {version: other_pythons.find(version) for version in other_pythons.others()}
     return {
-        version: background.submit(other_pythons.environment, version, interpreter)
+        version: background.submit(_environment, version, interpreter)
         for version, interpreter in found.items()
         if interpreter is not None
     }
+
+
+def _environment(version: str, interpreter: str) -> Path:
+    python = other_pythons.environment(version, interpreter)
+    _collect(python, "tests/unit")
+    return python
+
+
+def _collect(python: str | Path, folder: str) -> None:
+    """Compile the tests once: several test processes would each do it at the same time."""
+    subprocess.run(
+        [python, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder],
+        check=False,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _unit_tests(run: Run, version: str, environment: Future[Path]) -> None:
@@ -215,7 +238,9 @@ def _tool(module: str) -> tuple[str, str, str]:
 
 
 def _call(command: Sequence[str | Path]) -> int:
-    return subprocess.run(command, check=False, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL
+    ).returncode
 
 
 if __name__ == "__main__":
