@@ -76,7 +76,9 @@ class Run:
         """
         report = _report(name)
         together = (
-            ("-n", str(parallel), "--cache-clear") if parallel else ("-p", "no:cacheprovider")
+            ("-n", str(parallel), "--dist=worksteal", "--cache-clear")
+            if parallel
+            else ("-p", "no:cacheprovider")
         )
         self.step(name, lambda: _pytest(python, report, *together, *arguments))
         if report.exists():
