@@ -94,14 +94,30 @@ def test_one_that_hangs_is_replaced_with_its_stacks_saved_and_its_message_runs_a
     assert "gave no beat" in stacks(run)
 
 
+def stop_after_a_beat_of_the_engine(pid: int, runtime: Path) -> None:
+    """Stop the process while the beat of its row is the oldest, so that this row is to blame."""
+
+    def stopped() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        [page] = pages(runtime)
+        if any(slot.row and slot.beat < page.beat for slot in page.slots):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    assert eventually(stopped)
+
+
 def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_saved(
-    longwatch_bin: Path, tmp_path: Path
+    longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
+    env = {"THRESHOLD": str(THRESHOLD), "XDG_RUNTIME_DIR": str(runtime)}
+    with worked(longwatch_bin, tmp_path, env=env) as run:
         [first] = run.joined("worker")
-        send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
+        send(tmp_path, {"id": "a", "do": "wait", "until": "go", "every": 0.5})
         run.notes.until("begin", "a")
-        os.kill(first, signal.SIGSTOP)
+        stop_after_a_beat_of_the_engine(first, runtime)
         run.heard("worker_stalled", program="worker", pid=first)
         (tmp_path / "go").touch()
         again = run.notes.until("end", "a")
