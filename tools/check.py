@@ -33,10 +33,6 @@ UNIT_WORKERS = 2
 """Processes that run the unit tests, which compute and do not wait."""
 MOST_AGAIN = 20
 """Failed tests that run again alone: more failures than this are no matter of luck."""
-ENVIRONMENT = {
-    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-}
-"""Test processes and thousands of interpreters that they start share byte code."""
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
@@ -177,7 +173,7 @@ def _collect(python: str | Path, folder: str) -> None:
         [python, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder],
         check=False,
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env=_environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -239,9 +235,14 @@ def _tool(module: str) -> tuple[str, str, str]:
     return (sys.executable, "-m", module)
 
 
+def _environ() -> dict[str, str]:
+    """Let test processes, and the thousands of interpreters that they start, share byte code."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def _call(command: Sequence[str | Path]) -> int:
     return subprocess.run(
-        command, check=False, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL
+        command, check=False, cwd=ROOT, env=_environ(), stdin=subprocess.DEVNULL
     ).returncode
 
 
