@@ -100,11 +100,14 @@ def test_what_a_process_said_itself_it_does_not_hear_again(two: Two) -> None:
     here, there = two
     mine, theirs, after = heard_by(here, "x"), heard_by(there, "x"), Wakeup()
     here.listen("after", after)
-    announce(here, "x")
-    mine.clear()
-    assert theirs.block(PATIENCE)
-    announce(there, "after")
-    assert after.block(PATIENCE)
+    for _ in range(2):  # the greeting of the second listener may wake all in the first round
+        theirs.clear()
+        after.clear()
+        announce(here, "x")
+        mine.clear()
+        assert theirs.block(PATIENCE)
+        announce(there, "after")
+        assert after.block(PATIENCE)
     assert not mine.is_set()
 
 
