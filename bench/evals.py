@@ -36,7 +36,7 @@ from longwatch.mailbox import open_mailbox
 from longwatch.runtime import MainLoop, MainLoopContext
 
 WAIT = 0.005
-PATIENCE = 300.0
+TIMEOUT = 300.0
 Handler = Callable[[Any], Any]
 APP = """
 from longwatch.mailbox import open_mailbox
@@ -98,9 +98,7 @@ def through_a_loop(function: Handler, samples: Dataset, slots: int, folder: Path
     try:
         began = time.perf_counter()
         submit_dataset(samples, requests, reply_to=results)
-        report = EvalReport.of(
-            samples, collect_results(results, expected=samples, timeout=PATIENCE)
-        )
+        report = EvalReport.of(samples, collect_results(results, expected=samples, timeout=TIMEOUT))
         took = time.perf_counter() - began
     finally:
         loop.shutdown()

@@ -1,7 +1,7 @@
 """Faults: PostgreSQL and Redis fail in every known way under working actors that nobody restarts;
 what it costs.
 
-The actors of tests/fault_actors.py: two that send and two that work, some with a clock that is an
+The actors of tests/fault_client.py: two that send and two that work, some with a clock that is an
 hour off. Lost: sent and never run or settled. Doubled: settled twice. Recovered after: from the end
 of the fault until everybody got through again. Failed calls: what was told to those who send, and
 the failures that the engines reported. Under 30 seconds a group calls are given up after 3 s where
@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))  # where the actors, the servers and the faults are
 
-from queueing import environments  # noqa: E402 - after the path
+from queue_bench import environments  # noqa: E402 - after the path
 
 if TYPE_CHECKING:
-    from fault_postgres import PostgresTarget
-    from fault_stage import Stage
+    from fault_harness import FaultHarness
+    from fault_postgres import PostgresFaults
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds that a peer is given to come back, and to finish what it was sent."""
 _COLUMNS = (
     "recovered after (s)",
@@ -49,18 +49,18 @@ _HEAD = f"| queue | fault | {' | '.join(_COLUMNS)} |\n|---|---|{'---:|' * len(_C
 
 
 @dataclass(frozen=True)
-class Contender:
+class FaultContender:
     """A queue under a restart of its server: what runs its actors, and the SQL that counts what
     is not done.
     """
 
     name: str
     command: tuple[str, ...]
-    left: str
+    left_sql: str
 
 
-def contenders() -> list[Contender]:
-    import fault_actors  # noqa: PLC0415
+def contenders() -> list[FaultContender]:
+    import fault_client  # noqa: PLC0415
 
     python = str(environments.BUILD / "bench-peers" / "bin" / "python")
     peers = {
@@ -69,15 +69,15 @@ def contenders() -> list[Contender]:
         ),
         "pgqueuer": "SELECT count(*) FROM pgqueuer",
     }
-    ours = Contender(
+    ours = FaultContender(
         "longwatch",
-        (sys.executable, fault_actors.__file__),
+        (sys.executable, fault_client.__file__),
         "SELECT count(*) FROM longwatch_messages",
     )
     return [
         ours,
         *(
-            Contender(name, (python, str(HERE / "peers" / f"fault_{name}.py")), left)
+            FaultContender(name, (python, str(HERE / "peers" / f"fault_{name}.py")), left)
             for name, left in peers.items()
         ),
     ]
@@ -85,28 +85,28 @@ def contenders() -> list[Contender]:
 
 def ours(stores: list[str], seconds: float) -> None:
     from chaos_plan import ChaosPlan  # noqa: PLC0415 - its packages are there only now
-    from fault_reckoning import table  # noqa: PLC0415
-    from fault_run import GROUPS, played  # noqa: PLC0415
+    from fault_harness import report_table  # noqa: PLC0415
+    from fault_run import GROUPS, run_faults  # noqa: PLC0415
 
     for kind in stores:
         lines = []
         for group in GROUPS:
             with (
                 _folder() as folder,
-                played(kind, group, folder, ChaosPlan(1, seconds)) as (stage, _),
+                run_faults(kind, group, folder, ChaosPlan(1, seconds)) as (harness, _),
             ):
-                lines += stage.reckoned()
-        print(f"\n### {kind}\n\n{table(lines)}", flush=True)
+                lines += harness.reports()
+        print(f"\n### {kind}\n\n{report_table(lines)}", flush=True)
 
 
 def peers() -> None:
     print(f"\n### Beside others, under a restart of PostgreSQL\n\n{_HEAD}", flush=True)
     for contender in contenders():
-        print("\n".join(_restarted(contender)), flush=True)
+        print("\n".join(_run_restarts(contender)), flush=True)
     print(
         f"\nRecovered after: until every actor that was left got through again; – if not "
-        f"within {PATIENCE:.0f} s. Never run: sent,"
-        f" but not run when {PATIENCE:.0f} s had passed after the last; stuck: what is still "
+        f"within {TIMEOUT:.0f} s. Never run: sent,"
+        f" but not run when {TIMEOUT:.0f} s had passed after the last; stuck: what is still "
         f"in the queue then, of both faults."
         " Ran twice: run to the end twice, which at-least-once allows. Actors ended: of two "
         "that send and two that work, by both"
@@ -114,49 +114,49 @@ def peers() -> None:
     )
 
 
-def _restarted(contender: Contender) -> list[str]:
-    from fault_postgres import postgres_target  # noqa: PLC0415
-    from fault_stage import staged  # noqa: PLC0415
+def _run_restarts(contender: FaultContender) -> list[str]:
+    from fault_harness import running_clients  # noqa: PLC0415
+    from fault_postgres import postgres_faults  # noqa: PLC0415
 
-    cast: list[tuple[str, dict[str, str]]] = [
+    clients: list[tuple[str, dict[str, str]]] = [
         (role, {}) for role in ("produce", "produce", "work", "work")
     ]
-    with postgres_target() as target, _folder() as folder:
+    with postgres_faults() as server, _folder() as folder:
         if contender.name != "longwatch":
             subprocess.run(
-                [*contender.command, "install", target.url, folder / "install", "0"],
+                [*contender.command, "install", server.url, folder / "install", "0"],
                 check=True,
                 stdout=sys.stderr,
             )
-        with staged(folder, target.url, cast, contender.command) as stage:
-            ended = _suffer(stage, target)
+        with running_clients(folder, server.url, clients, contender.command) as harness:
+            ended = _apply_faults(harness, server)
             with suppress(AssertionError):
-                stage.drain(lambda: _left(target, contender) == 0)
-            stuck = _left(target, contender)
+                harness.drain(lambda: _count_left(server, contender) == 0)
+            stuck = _count_left(server, contender)
             return [
                 f"| {contender.name} | {line.fault} | {_seconds(line.recovered_after)} | "
-                f"{line.sent} | {line.failed} |"
-                f" {line.lost} | {line.doubled} | {stuck} | {ended} |"
-                for line in stage.reckoned(settled="ran")
+                f"{line.sent} | {line.failed_calls} |"
+                f" {line.lost} | {line.duplicated} | {stuck} | {ended} |"
+                for line in harness.reports(settled="ran")
             ]
 
 
-def _suffer(stage: Stage, target: PostgresTarget) -> int:
+def _apply_faults(harness: FaultHarness, server: PostgresFaults) -> int:
     """A stop and a kill; how many actors ended by them. Those are started again in the end."""
-    stage.patience, stage.is_lenient = PATIENCE, True
-    for fault in target.groups()["server"][:2]:
+    harness.timeout, harness.allows_exits = TIMEOUT, True
+    for fault in server.groups()["server"][:2]:
         with suppress(AssertionError):
-            stage.suffer(fault)
-    gone = [player for player in stage.players if player.has_ended]
-    for player in gone:
-        player.revive()
+            harness.apply(fault)
+    gone = [client for client in harness.clients if client.has_ended]
+    for client in gone:
+        client.restart()
     return len(gone)
 
 
-def _left(target: PostgresTarget, contender: Contender) -> int:
+def _count_left(server: PostgresFaults, contender: FaultContender) -> int:
     from fault_postgres import DATABASE  # noqa: PLC0415
 
-    [(left,)] = target.server.sql(contender.left, DATABASE)
+    [(left,)] = server.server.sql(contender.left_sql, DATABASE)
     return int(left)
 
 
@@ -170,25 +170,25 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def several(name: str, default: str) -> list[str]:
+def env_list(name: str, default: str) -> list[str]:
     return [word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip()]
 
 
 def main() -> None:
     environments.BUILD.mkdir(exist_ok=True)
-    if not (environments.complete() and importlib.util.find_spec("pytest")):
-        python = environments.ours()
+    if not (environments.is_complete() and importlib.util.find_spec("pytest")):
+        python = environments.make_own()
         environments.install(environments.OURS, "pytest")  # which the servers of the tests skip by
         sys.exit(subprocess.run([python, __file__], check=False).returncode)
     parts: dict[str, Callable[[], None]] = {
         "ours": lambda: ours(
-            several("BENCH_STORES", "postgresql,redis"),
+            env_list("BENCH_STORES", "postgresql,redis"),
             float(os.environ.get("BENCH_SECONDS") or 10),
         ),
         "peers": peers,
     }
-    environments.peers()
-    for part in several("BENCH_PARTS", "ours,peers"):
+    environments.make_peers()
+    for part in env_list("BENCH_PARTS", "ours,peers"):
         parts[part]()
 
 

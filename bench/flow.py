@@ -21,15 +21,15 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 
-from queueing.parts import run_parts, several  # noqa: E402 - after the path
+from queue_bench.parts import env_list, run_parts  # noqa: E402 - after the path
 
 STORES = ("sqlite", "postgresql")
-WAYS = {"sequential": "one after the other", "in_flight": "50 in flight"}
+MODES = {"sequential": "one after the other", "in_flight": "50 in flight"}
 Rounds = Sequence[dict[str, float]]
 
 
 def rounds_of(kind: str, fresh: object) -> tuple[Rounds, Rounds]:
-    from flowing import trials  # noqa: PLC0415 - its packages are there only now
+    from flow_bench import trials  # noqa: PLC0415 - its packages are there only now
 
     count = int(os.environ.get("BENCH_EXECUTIONS") or 400)
     ours: list[dict[str, float]] = []
@@ -42,13 +42,13 @@ def rounds_of(kind: str, fresh: object) -> tuple[Rounds, Rounds]:
 
 
 def race(place: Path) -> None:
-    from queueing import stores  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
 
     print("| store | | Longwatch/s | DBOS/s | ratio |\n|---|---|---:|---:|---:|")
-    for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / f"race-{kind}") as store:
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"race-{kind}") as store:
             ours, theirs = rounds_of(kind, store.fresh)
-        for way, words in WAYS.items():
+        for way, words in MODES.items():
             mine, other = (
                 statistics.median(each[way] for each in rounds) for rounds in (ours, theirs)
             )
@@ -58,16 +58,16 @@ def race(place: Path) -> None:
             )
 
 
-def closer(place: Path) -> None:
-    from flowing import trials  # noqa: PLC0415
-    from queueing import stores  # noqa: PLC0415
+def closer_look(place: Path) -> None:
+    from flow_bench import trials  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
 
     print(
         "\n| store | `set` to first line, p50 ms | idle worker, % of a core | commits an "
         "execution |\n|---|---:|---:|---:|"
     )
-    for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / f"closer-{kind}") as store:
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"closer-{kind}") as store:
             found = trials.longwatch(store.fresh(), 1, "closer")
             commits = trials.commits(store.fresh(), place) if kind == "sqlite" else None
         shown = "–" if commits is None else f"{commits:.2f}"
@@ -75,21 +75,21 @@ def closer(place: Path) -> None:
 
 
 def rows(place: Path) -> None:
-    from flowing import rows as many  # noqa: PLC0415
-    from queueing import stores  # noqa: PLC0415
+    from flow_bench import rows as many  # noqa: PLC0415
+    from queue_bench import stores  # noqa: PLC0415
 
     print(
         "\n| store | renewing 10,000 attempts, ms | a sweep beside 1,000 ended, ms | beside "
         "1,000,000, ms |\n|---|---:|---:|---:|"
     )
-    for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / f"rows-{kind}") as store:
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / f"rows-{kind}") as store:
             renewed = many.renewal(store.fresh())
             few, lots = many.sweeps(store.fresh())
         print(f"| {kind} | {renewed:.0f} | {few:.1f} | {lots:.1f} |", flush=True)
 
 
-PARTS = {"race": race, "closer": closer, "rows": rows}
+PARTS = {"race": race, "closer": closer_look, "rows": rows}
 
 
 def main() -> None:

@@ -25,11 +25,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))  # for the marks, which stand beside the apps
 
-from queueing import environments  # noqa: E402 - after the path
+from queue_bench import environments  # noqa: E402 - after the path
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What of the benchmark to run."""
 
     stores: tuple[str, ...]
@@ -38,7 +38,7 @@ class Plan:
     rounds: int
 
     @classmethod
-    def wanted(cls) -> Plan:
+    def from_environment(cls) -> BenchPlan:
         def several(name: str, default: str) -> tuple[str, ...]:
             return tuple(
                 word.strip()
@@ -51,8 +51,8 @@ class Plan:
         return cls(stores, several("BENCH_PARTS", "race,closer"), several("BENCH_ONLY", ""), rounds)
 
 
-def run(plan: Plan) -> None:
-    from queueing import tables  # noqa: PLC0415 - its packages are there only now
+def run(plan: BenchPlan) -> None:
+    from queue_bench import tables  # noqa: PLC0415 - its packages are there only now
 
     looks: dict[str, dict[str, str]] = {}
     with _folder() as place:
@@ -64,23 +64,25 @@ def run(plan: Plan) -> None:
                 print(f"Not measured: {error}", flush=True)
     if "closer" in plan.parts:
         print("\n### A closer look\n")
-        print(tables.lines("longwatch", looks))
+        print(tables.closer_table("longwatch", looks))
     print(
         f"\nMedians of {plan.rounds} interleaved rounds on {os.cpu_count()} cores, shared by "
         f"everybody. {environments.versions()}."
     )
 
 
-def _one_store(kind: str, plan: Plan, place: Path) -> dict[str, str]:
-    from queueing import closer, race, stores, tables  # noqa: PLC0415
+def _one_store(kind: str, plan: BenchPlan, place: Path) -> dict[str, str]:
+    from queue_bench import closer, race, stores, tables  # noqa: PLC0415
 
-    with stores.opened(kind, place / kind) as store:
+    with stores.opened_store(kind, place / kind) as store:
         if "race" in plan.parts:
             print(
-                tables.race(race.run(store, plan.rounds, plan.only), race.yardstick(kind)),
+                tables.race_table(
+                    race.run_race(store, plan.rounds, plan.only), race.baseline(kind)
+                ),
                 flush=True,
             )
-        return closer.look(store, plan.rounds) if "closer" in plan.parts else {}
+        return closer.measure_all(store, plan.rounds) if "closer" in plan.parts else {}
 
 
 @contextmanager
@@ -93,10 +95,10 @@ def _folder() -> Iterator[Path]:
 
 def main() -> None:
     environments.BUILD.mkdir(exist_ok=True)
-    if not environments.complete():
-        sys.exit(subprocess.run([environments.ours(), __file__], check=False).returncode)
-    environments.peers()
-    run(Plan.wanted())
+    if not environments.is_complete():
+        sys.exit(subprocess.run([environments.make_own(), __file__], check=False).returncode)
+    environments.make_peers()
+    run(BenchPlan.from_environment())
 
 
 if __name__ == "__main__":

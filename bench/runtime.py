@@ -17,23 +17,23 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))  # for the marks, which stand beside the apps
 
-from queueing.parts import run_parts, several  # noqa: E402 - after the path
+from queue_bench.parts import env_list, run_parts  # noqa: E402 - after the path
 
 
 def run_race(place: Path) -> None:
-    from looping.contenders import STORES, contenders  # noqa: PLC0415 - its packages are there only now
-    from queueing import race, stores, tables  # noqa: PLC0415
+    from queue_bench import race, stores, tables  # noqa: PLC0415
+    from runtime_bench.contenders import STORES, contenders  # noqa: PLC0415 - its packages are there only now
 
     rounds = int(os.environ.get("BENCH_ROUNDS") or 3)
-    for kind in several("BENCH_STORES", ",".join(STORES)):
-        with stores.opened(kind, place / kind) as store:
-            results = race.run(store, rounds, (), contenders(kind))
-        print(f"\n### {kind}\n\n{tables.race(results, race.yardstick(kind))}", flush=True)
+    for kind in env_list("BENCH_STORES", ",".join(STORES)):
+        with stores.opened_store(kind, place / kind) as store:
+            results = race.run_race(store, rounds, (), contenders(kind))
+        print(f"\n### {kind}\n\n{tables.race_table(results, race.baseline(kind))}", flush=True)
     print(f"\nMedians of {rounds} interleaved rounds on {os.cpu_count()} cores.")
 
 
 def run_figures(place: Path) -> None:
-    from looping import small_figures  # noqa: PLC0415
+    from runtime_bench import small_figures  # noqa: PLC0415
 
     print("\n### Small figures\n\n| what | figure |\n|---|---:|")
     print(f"| `Heartbeat.beat()` | {small_figures.beat():.0f} ns |")
@@ -44,9 +44,9 @@ def run_figures(place: Path) -> None:
 
 
 def run_health(_: Path) -> None:
-    from looping import health  # noqa: PLC0415
+    from runtime_bench import health  # noqa: PLC0415
 
-    found = health.measured()
+    found = health.measure()
     print("\n### Health port, `wrk -t1 -c16`\n")
     if found is None:
         print("Not measured: wrk is not installed.")
@@ -57,23 +57,23 @@ def run_health(_: Path) -> None:
 
 
 def run_endings(place: Path) -> None:
-    from looping import endings  # noqa: PLC0415
+    from runtime_bench import shutdown_times  # noqa: PLC0415
 
-    there = endings.Place(place)
+    there = shutdown_times.BenchApp(place)
     print("\n### Ends, on SQLite\n\n| what | seconds |\n|---|---:|")
-    print(f"| SIGTERM to exit, idle | {endings.stopping(there, 0.0):.2f} |")
+    print(f"| SIGTERM to exit, idle | {shutdown_times.stop_time(there, 0.0):.2f} |")
     print(
-        f"| SIGTERM to exit, busy, beyond the handler's {endings.BUSY:g} s | "
-        f"{endings.stopping(there, endings.BUSY):.2f} |"
+        f"| SIGTERM to exit, busy, beyond the handler's {shutdown_times.BUSY:g} s | "
+        f"{shutdown_times.stop_time(there, shutdown_times.BUSY):.2f} |"
     )
     print(
         f"| kill -9 of a child to its message running elsewhere | "
-        f"{endings.child_killed(there):.2f} |",
+        f"{shutdown_times.child_takeover_time(there):.2f} |",
         flush=True,
     )
     print(
         f"| kill -9 of parent and child to the same, under another parent | "
-        f"{endings.everything_killed(there):.2f} |"
+        f"{shutdown_times.host_takeover_time(there):.2f} |"
     )
 
 

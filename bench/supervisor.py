@@ -14,20 +14,20 @@ import os
 import tempfile
 from pathlib import Path
 
-from queueing import environments
-from supervising import endurance, race, tables
-from supervising.contenders import CONTENDERS, PACKAGES, PEERS
+from queue_bench import environments
+from supervisor_bench import endurance, race, tables
+from supervisor_bench.contenders import CONTENDERS, PACKAGES, PEERS
 
 
-def several(name: str, default: str) -> list[str]:
+def env_list(name: str, default: str) -> list[str]:
     return [word.strip() for word in (os.environ.get(name) or default).split(",") if word.strip()]
 
 
 def run_race(place: Path) -> None:
     rounds = int(os.environ.get("BENCH_ROUNDS") or 3)
-    only = several("BENCH_ONLY", ",".join(each.name for each in CONTENDERS))
-    results = race.run([each for each in CONTENDERS if each.name in only], rounds, place)
-    print(tables.race(results))
+    only = env_list("BENCH_ONLY", ",".join(each.name for each in CONTENDERS))
+    results = race.run_race([each for each in CONTENDERS if each.name in only], rounds, place)
+    print(tables.race_table(results))
     print(*(f"\nNot measured: {failure}." for failure in tables.failures(results)))
     kills = ", ".join(f"{len(readings.restarts)} ({name})" for name, readings in results.items())
     print(
@@ -40,7 +40,7 @@ def run_race(place: Path) -> None:
 
 def run_endurance(place: Path) -> None:
     print("\n### Many restarts\n")
-    print(tables.endurance(endurance.run(place)))
+    print(tables.endurance_table(endurance.run(place)))
     print(
         "\nTen programs that fail at once, restarted without a pause; looked at while nothing "
         "happens."
@@ -54,7 +54,7 @@ def main() -> None:
     environments.BUILD.mkdir(exist_ok=True)
     environments.install(PEERS, *PACKAGES)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=environments.BUILD) as place:
-        for part in several("BENCH_PARTS", "race"):
+        for part in env_list("BENCH_PARTS", "race"):
             PARTS[part](Path(place))
 
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 
 import wheel_env
 from chaos_plan import ChaosPlan
-from den import Den, den, require_cgroups
-from leaks import Running
+from guardian_fixture import GuardianFixture, require_cgroups, running_guardian
+from leaks import Snapshot
 
 # A slow machine is no fault of the code under test.
 settings.register_profile(
@@ -59,25 +59,25 @@ def chaos(request: pytest.FixtureRequest) -> ChaosPlan:
 
 
 @pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
-def home(request: pytest.FixtureRequest) -> Iterator[Den]:
+def guardian(request: pytest.FixtureRequest) -> Iterator[GuardianFixture]:
     """A guardian and a loop, with each way to know one's children."""
     if request.param:
         require_cgroups()
-    with den(cgroups=request.param) as opened:
+    with running_guardian(cgroups=request.param) as opened:
         yield opened
 
 
 @pytest.fixture
-def marks() -> Iterator[Den]:
+def guardian_without_cgroups() -> Iterator[GuardianFixture]:
     """A guardian that knows its children by their marks only."""
-    with den(cgroups=False) as opened:
+    with running_guardian(cgroups=False) as opened:
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_running() -> Iterator[None]:
+def no_leaked_processes() -> Iterator[None]:
     """Fails a test that leaves a child process or a thread that would keep the process alive."""
-    before = Running.now()
+    before = Snapshot.take()
     yield
     if left := before.left_behind():
         pytest.fail("left running: " + "; ".join(left), pytrace=False)
@@ -86,7 +86,7 @@ def nothing_left_running() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def wheel_python() -> Path:
     """The interpreter of the environment that holds the built wheel and nothing else."""
-    if problem := wheel_env.problem():
+    if problem := wheel_env.stale_reason():
         pytest.fail(problem, pytrace=False)
     return wheel_env.PYTHON
 

@@ -1,4 +1,4 @@
-"""What happens to a PostgreSQL server. The actors are its user `actor`, who owns their database
+"""What happens to a PostgreSQL server. The clients are its user `actor`, who owns their database
 and is nobody else.
 """
 
@@ -12,22 +12,22 @@ from functools import partial
 
 import psycopg
 
+from fault_harness import Fault, pause
 from fault_network import network_faults
-from fault_stage import Fault, pause
-from longwatch.store.postgres import PostgresDatabase
-from postgres_server import PostgresServer, end_server, make_server
-from tcp_proxy import TcpProxy
+from longwatch.store.postgres.database import PostgresDatabase
+from loopback import TcpProxy
+from postgres_server import PostgresServer, destroy_server, make_server
 
 USER = "actor"
 DATABASE = "faults"
-PLACES = 30
+MAX_CONNECTIONS = 30
 _OLD_SNAPSHOT = (
     "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM longwatch_messages"
 )
 _TERMINATE = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{USER}'"
 
 
-class PostgresTarget:
+class PostgresFaults:
     """A server and the ways to hurt it."""
 
     name = "PostgreSQL"
@@ -58,36 +58,43 @@ class PostgresTarget:
         return {
             "server": [
                 Fault("server stopped and restarted", self._stopped),
-                Fault("server killed and restarted", self._killed, hold=0.5),
-                Fault("server frozen for 3 s", self.server.frozen, hold=3.0),
+                Fault("server killed and restarted", self._killed, seconds=0.5),
+                Fault("server frozen for 3 s", self.server.frozen, seconds=3.0),
                 kept,
             ],
             "connections": [
-                Fault("backends terminated", self._terminated, hold=0.5),
-                Fault("no connection left", self._exhausted, hold=1.5),
-                Fault("old snapshot held", partial(self._held, _OLD_SNAPSHOT), hold=1.0),
+                Fault("backends terminated", self._terminated, seconds=0.5),
+                Fault("no connection left", self._exhausted, seconds=1.5),
                 Fault(
-                    "rows locked",
-                    partial(self._held, "SELECT 1 FROM longwatch_messages FOR UPDATE SKIP LOCKED"),
-                    hold=1.5,
+                    "old snapshot held", partial(self._idle_transaction, _OLD_SNAPSHOT), seconds=1.0
                 ),
                 Fault(
-                    "table locked", partial(self._held, "LOCK TABLE longwatch_messages"), hold=1.5
+                    "rows locked",
+                    partial(
+                        self._idle_transaction,
+                        "SELECT 1 FROM longwatch_messages FOR UPDATE SKIP LOCKED",
+                    ),
+                    seconds=1.5,
+                ),
+                Fault(
+                    "table locked",
+                    partial(self._idle_transaction, "LOCK TABLE longwatch_messages"),
+                    seconds=1.5,
                 ),
             ],
             "rules": [
-                Fault("permission denied", self._denied, is_felt=True),
-                Fault("read-only", self.read_only, is_felt=True),
-                Fault("clocks an hour off", _nothing, hold=1.0),
+                Fault("permission denied", self._denied, fails_calls=True),
+                Fault("read-only", self.read_only, fails_calls=True),
+                Fault("clocks an hour off", _nothing, seconds=1.0),
             ],
             "network": network_faults(self.proxy),
         }
 
     def older_state(self) -> tuple[Fault, Fault]:
         """A copy is taken, and put back."""
-        restored = Fault("older state restored", self._restored, hold=0.5, restores_state=True)
+        restored = Fault("older state restored", self._restored, seconds=0.5, restores_state=True)
         return Fault(
-            "stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored
+            "stopped and copied", self._copied, seconds=0.5, saves_state=True, followed_by=restored
         ), restored
 
     @contextmanager
@@ -134,12 +141,12 @@ class PostgresTarget:
                     _TERMINATE.replace("usename", "application_name <> 'other' AND usename")
                 )
                 with suppress(psycopg.OperationalError):
-                    for _ in range(PLACES):
+                    for _ in range(MAX_CONNECTIONS):
                         others.enter_context(psycopg.connect(self.url, application_name="other"))
             yield
 
     @contextmanager
-    def _held(self, statement: str) -> Iterator[None]:
+    def _idle_transaction(self, statement: str) -> Iterator[None]:
         """Somebody is idle in a transaction."""
         with psycopg.connect(self.server.url(DATABASE)) as connection:
             connection.execute(statement.encode())
@@ -163,14 +170,14 @@ class PostgresTarget:
 
 
 @contextmanager
-def postgres_target() -> Iterator[PostgresTarget]:
-    server = make_server(max_connections=str(PLACES))
+def postgres_faults() -> Iterator[PostgresFaults]:
+    server = make_server(max_connections=str(MAX_CONNECTIONS))
     try:
         server.start()
         with TcpProxy(server.port) as proxy:
-            yield PostgresTarget(server, proxy)
+            yield PostgresFaults(server, proxy)
     finally:
-        end_server(server)
+        destroy_server(server)
 
 
 @contextmanager

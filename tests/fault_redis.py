@@ -1,4 +1,4 @@
-"""What happens to a Redis server. The actors are its user `actor`; every write is on its disk
+"""What happens to a Redis server. The clients are its user `actor`; every write is on its disk
 before it is answered.
 """
 
@@ -12,18 +12,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fault_harness import Fault, pause
 from fault_network import network_faults
-from fault_stage import Fault, pause
-from ports import free_port
-from redis_server import ALWAYS, RedisServer, await_that
-from tcp_proxy import TcpProxy
+from loopback import TcpProxy, free_port
+from redis_server import FSYNC_ALWAYS, RedisServer, wait_until
 
 USER = "actor"
-PLACES = 20
+MAX_CONNECTIONS = 20
 _RIGHTS = ("resetkeys", "resetchannels", "~longwatch:*", "&longwatch:*", "+@all", "-@dangerous")
 
 
-class RedisTarget:
+class RedisFaults:
     """A server and the ways to hurt it."""
 
     name = "Redis"
@@ -51,30 +50,30 @@ class RedisTarget:
             "server": [
                 Fault("server stopped and restarted", self._stopped),
                 Fault("server killed and restarted", self._killed),
-                Fault("server frozen for 3 s", self._frozen, hold=3.0),
+                Fault("server frozen for 3 s", self._frozen, seconds=3.0),
                 kept,
             ],
             "connections": [
-                Fault("connections killed", self._terminated, hold=0.5),
-                Fault("no connection left", self._exhausted, hold=1.5, is_felt=True),
-                Fault("memory full", self._full, hold=1.5, is_felt=True),
+                Fault("connections killed", self._terminated, seconds=0.5),
+                Fault("no connection left", self._exhausted, seconds=1.5, fails_calls=True),
+                Fault("memory full", self._full, seconds=1.5, fails_calls=True),
             ],
             "rules": [
-                Fault("permission denied", self._denied, is_felt=True),
-                Fault("read-only", self._read_only, is_felt=True),
-                Fault("clocks an hour off", _nothing, hold=1.0),
+                Fault("permission denied", self._denied, fails_calls=True),
+                Fault("read-only", self._read_only, fails_calls=True),
+                Fault("clocks an hour off", _nothing, seconds=1.0),
             ],
             "network": [
                 *network_faults(self.proxy),
-                Fault("failed over to a replica", self.failed_over, is_felt=True),
+                Fault("failed over to a replica", self.failed_over, fails_calls=True),
             ],
         }
 
     def older_state(self) -> tuple[Fault, Fault]:
         """A copy is taken, and put back."""
-        restored = Fault("older state restored", self._restored, hold=0.5, restores_state=True)
+        restored = Fault("older state restored", self._restored, seconds=0.5, restores_state=True)
         return Fault(
-            "stopped and copied", self._copied, hold=0.5, keeps_state=True, then=restored
+            "stopped and copied", self._copied, seconds=0.5, saves_state=True, followed_by=restored
         ), restored
 
     @contextmanager
@@ -113,74 +112,74 @@ class RedisTarget:
 
     @contextmanager
     def _terminated(self) -> Iterator[None]:
-        self._ask("CLIENT", "KILL", "USER", USER)
+        self._run_command("CLIENT", "KILL", "USER", USER)
         yield
-        self._ask("CLIENT", "KILL", "USER", USER)
+        self._run_command("CLIENT", "KILL", "USER", USER)
 
     @contextmanager
     def _exhausted(self) -> Iterator[None]:
         """Others have every connection."""
         with self.server.client() as admin, ExitStack() as others:
-            admin.execute_command("CONFIG", "SET", "maxclients", PLACES)
+            admin.execute_command("CONFIG", "SET", "maxclients", MAX_CONNECTIONS)
             for _ in range(4):
                 admin.execute_command("CLIENT", "KILL", "USER", USER)
-                for _ in range(PLACES):
+                for _ in range(MAX_CONNECTIONS):
                     others.enter_context(socket.create_connection(("127.0.0.1", self.server.port)))
             yield
             admin.execute_command("CONFIG", "SET", "maxclients", 10_000)
 
     @contextmanager
     def _full(self) -> Iterator[None]:
-        self._ask("CONFIG", "SET", "maxmemory", 1)
+        self._run_command("CONFIG", "SET", "maxmemory", 1)
         yield
-        self._ask("CONFIG", "SET", "maxmemory", 0)
+        self._run_command("CONFIG", "SET", "maxmemory", 0)
 
     @contextmanager
     def _denied(self) -> Iterator[None]:
-        self._ask("ACL", "SETUSER", USER, "-@all")
+        self._run_command("ACL", "SETUSER", USER, "-@all")
         yield
-        self._ask("ACL", "SETUSER", USER, *_RIGHTS)
+        self._run_command("ACL", "SETUSER", USER, *_RIGHTS)
 
     @contextmanager
     def _read_only(self) -> Iterator[None]:
         """The replica of nobody."""
-        self._ask("REPLICAOF", "127.0.0.1", free_port())
+        self._run_command("REPLICAOF", "127.0.0.1", free_port())
         yield
-        self._ask("REPLICAOF", "NO", "ONE")
+        self._run_command("REPLICAOF", "NO", "ONE")
 
     @contextmanager
     def failed_over(self) -> Iterator[None]:
         """And back. The one that was the master goes on as a replica, and so do the connections
         to it.
         """
-        with running(self.server.settings) as other:
-            self._hand_over(self.server, other)
+        with acl_server(self.server.settings) as other:
+            self._fail_over(self.server, other)
             yield
-            self._hand_over(other, self.server)
+            self._fail_over(other, self.server)
             pause(
                 1.0
             )  # so long the other one is there, and those who stayed with it have to notice
 
-    def _hand_over(self, master: RedisServer, replica: RedisServer) -> None:
+    def _fail_over(self, master: RedisServer, replica: RedisServer) -> None:
         with master.client() as old, replica.client() as new:
             new.execute_command("REPLICAOF", "127.0.0.1", master.port)
-            await_that(
+            wait_until(
                 lambda: new.info("replication").get("master_link_status") == "up",
                 "the replica has caught up",
             )
             old.execute_command("FAILOVER", "TO", "127.0.0.1", replica.port)
-            await_that(
+            wait_until(
                 lambda: new.info("replication")["role"] == "master", "the replica is the master"
             )
         self.proxy.retarget(replica.port)
 
-    def _ask(self, *words: Any) -> None:
+    def _run_command(self, *words: Any) -> None:
         with self.server.client() as admin:
             admin.execute_command(*words)
 
 
 @contextmanager
-def running(settings: dict[str, str]) -> Iterator[RedisServer]:
+def acl_server(settings: dict[str, str]) -> Iterator[RedisServer]:
     """A server that knows the user."""
     with TemporaryDirectory(prefix="longwatch-redis-") as folder:
         (Path(folder) / "users.acl").write_text(f"user {USER} on >secret {' '.join(_RIGHTS)}\n")
@@ -193,9 +192,12 @@ def running(settings: dict[str, str]) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def redis_target() -> Iterator[RedisTarget]:
-    with running({**ALWAYS, "aclfile": "users.acl"}) as server, TcpProxy(server.port) as proxy:
-        yield RedisTarget(server, proxy)
+def redis_faults() -> Iterator[RedisFaults]:
+    with (
+        acl_server({**FSYNC_ALWAYS, "aclfile": "users.acl"}) as server,
+        TcpProxy(server.port) as proxy,
+    ):
+        yield RedisFaults(server, proxy)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One group of faults of one kind of server, from the first actor to the reckoning."""
+"""One group of faults of one kind of server, from the first client to the report."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from chaos_plan import ChaosPlan
-from fault_postgres import postgres_target
-from fault_reckoning import Watcher
-from fault_redis import redis_target
-from fault_stage import Fault, Stage, staged
+from fault_harness import Fault, FaultHarness, MailboxWatcher, running_clients
+from fault_postgres import postgres_faults
+from fault_redis import redis_faults
 
-TARGETS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "postgresql": postgres_target,
-    "redis": redis_target,
+SERVERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "postgresql": postgres_faults,
+    "redis": redis_faults,
 }
 GROUPS = ("server", "connections", "rules", "network")
-CAST: tuple[tuple[str, dict[str, str]], ...] = (
+CLIENTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("produce", {}),
     ("produce", {"FAULT_CLOCK": "3600"}),
     ("work", {"FAULT_LEASE": "9", "FAULT_CLOCK": "-3600"}),
     ("work", {"FAULT_LEASE": "3"}),
 )
-IMPATIENT = 3.0
+SHORT_TIMEOUT = 3.0
 """Seconds that a call may take where a connection is silent for good, unless there is time for
 the usual ones.
 """
-LONG = 30.0
+LONG_RUN_SECONDS = 30.0
 
 
-def chosen(faults: list[Fault], chaos: ChaosPlan) -> Iterator[Fault]:
+def fault_sequence(faults: list[Fault], chaos: ChaosPlan) -> Iterator[Fault]:
     """Each once, in an order by chance; in a long run again and again."""
     dice = chaos.random()
     rounds = max(int(chaos.seconds // 15), 1)
@@ -39,36 +38,36 @@ def chosen(faults: list[Fault], chaos: ChaosPlan) -> Iterator[Fault]:
         yield from dice.sample(faults, len(faults))
 
 
-def cast_for(group: str, chaos: ChaosPlan) -> list[tuple[str, dict[str, str]]]:
-    if group == "network" and chaos.seconds < LONG:
-        return [(role, {**extra, "FAULT_PATIENCE": str(IMPATIENT)}) for role, extra in CAST]
-    return list(CAST)
+def clients_for(group: str, chaos: ChaosPlan) -> list[tuple[str, dict[str, str]]]:
+    if group == "network" and chaos.seconds < LONG_RUN_SECONDS:
+        return [(role, {**extra, "FAULT_PATIENCE": str(SHORT_TIMEOUT)}) for role, extra in CLIENTS]
+    return list(CLIENTS)
 
 
-def url_for(target: Any, group: str, chaos: ChaosPlan) -> str:
+def url_for(server: Any, group: str, chaos: ChaosPlan) -> str:
     if group != "network":
-        return str(target.url)
-    impatient = chaos.seconds < LONG and target.name == "Redis"
+        return str(server.url)
+    impatient = chaos.seconds < LONG_RUN_SECONDS and server.name == "Redis"
     return (
-        f"{target.proxied_url}?socket_timeout={IMPATIENT / 2}"
+        f"{server.proxied_url}?socket_timeout={SHORT_TIMEOUT / 2}"
         if impatient
-        else str(target.proxied_url)
+        else str(server.proxied_url)
     )
 
 
 @contextmanager
-def played(
+def run_faults(
     kind: str, group: str, folder: Path, chaos: ChaosPlan
-) -> Iterator[tuple[Stage, Watcher]]:
-    """A stage whose actors have suffered every fault of the group, and have finished what was
-    sent.
-    """
+) -> Iterator[tuple[FaultHarness, MailboxWatcher]]:
+    """Run every fault of the group on a harness whose clients then finish what was sent."""
     with (
-        TARGETS[kind]() as target,
-        Watcher(target.watcher_url) as watcher,
-        staged(folder, url_for(target, group, chaos), cast_for(group, chaos)) as stage,
+        SERVERS[kind]() as server,
+        MailboxWatcher(server.watcher_url) as watcher,
+        running_clients(
+            folder, url_for(server, group, chaos), clients_for(group, chaos)
+        ) as harness,
     ):
-        for fault in chosen(target.groups()[group], chaos):
-            stage.suffer(fault)
-        stage.drain(watcher.is_empty)
-        yield stage, watcher
+        for fault in fault_sequence(server.groups()[group], chaos):
+            harness.apply(fault)
+        harness.drain(watcher.is_empty)
+        yield harness, watcher

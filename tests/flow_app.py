@@ -71,12 +71,15 @@ def made() -> Flow:
     return flow
 
 
-class Letters(MainLoop[str, None]):
+class MessageLoop(MainLoop[str, None]):
     def handle(self, request: str, context: MainLoopContext) -> None:
         note("end", request, context.attempt)
 
 
 group = LoopGroup(
-    [flow.worker(name="nodes"), Letters(requests=open_mailbox(STORE, "letters"), name="letters")]
+    [
+        flow.worker(name="nodes"),
+        MessageLoop(requests=open_mailbox(STORE, "letters"), name="letters"),
+    ]
 )
-both = [flow, Letters(requests=open_mailbox(STORE, "letters"), name="letters")]
+both = [flow, MessageLoop(requests=open_mailbox(STORE, "letters"), name="letters")]

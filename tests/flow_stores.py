@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from longwatch.store.database import Database
-from longwatch.store.opening import open_database
+from longwatch.store.url import open_database
 from postgres_server import shared_server
 
 KINDS = ("sqlite", "postgresql")

@@ -13,59 +13,57 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE = 2.0
+TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
-class Running:
+class Snapshot:
     """The children and the non-daemon threads of this process at one moment."""
 
     children: frozenset[psutil.Process]
     threads: frozenset[threading.Thread]
 
     @classmethod
-    def now(cls) -> Running:
+    def take(cls) -> Snapshot:
         threads = (thread for thread in threading.enumerate() if not thread.daemon)
         return cls(frozenset(_children()), frozenset(threads))
 
     def left_behind(
-        self, *, patience: float = PATIENCE, now: Callable[[], Running] | None = None
+        self, *, timeout: float = TIMEOUT, take: Callable[[], Snapshot] | None = None
     ) -> list[str]:
         """What runs now and did not run then; something that is just ending is given a moment."""
-        look = now or Running.now
-        return _after_a_moment(lambda: self._extra(look()), patience)
+        look = take or Snapshot.take
+        return _poll_until_empty(lambda: self._new_since(look()), timeout)
 
-    def _extra(self, later: Running) -> list[str]:
-        children = [
-            f"child process {_described(child)}" for child in later.children - self.children
-        ]
+    def _new_since(self, later: Snapshot) -> list[str]:
+        children = [f"child process {_describe(child)}" for child in later.children - self.children]
         return sorted(
             children + [f"thread {thread.name}" for thread in later.threads - self.threads]
         )
 
 
 @contextmanager
-def nothing_left_open() -> Iterator[None]:
+def no_leaks() -> Iterator[None]:
     """What happens within leaves no thread and no descriptor behind.
 
     Those of tests before may end meanwhile, and what their threads open for a moment is given that
     moment.
     """
     threads = set(threading.enumerate())
-    with no_descriptor_left_open():
+    with no_descriptor_leaks():
         yield
-        left = _after_a_moment(
-            lambda: [thread.name for thread in set(threading.enumerate()) - threads], 5 * PATIENCE
+        left = _poll_until_empty(
+            lambda: [thread.name for thread in set(threading.enumerate()) - threads], 5 * TIMEOUT
         )
         assert not left, f"threads left behind: {', '.join(left)}"
 
 
 @contextmanager
-def no_descriptor_left_open(
-    *, but_for: int = 0, kept: Callable[[str], bool] = lambda _: False
+def no_descriptor_leaks(
+    *, allowed: int = 0, ignored: Callable[[str], bool] = lambda _: False
 ) -> Iterator[None]:
-    """The same for descriptors alone, where threads may come and go. `but_for` so many; those
-    that `kept` says yes to may stay.
+    """The same for descriptors alone, where threads may come and go. `allowed` so many may stay,
+    and those that `ignored` accepts.
     """
     before = open_descriptors()
     yield
@@ -74,11 +72,11 @@ def no_descriptor_left_open(
         new = {
             number: what
             for number, what in open_descriptors().items()
-            if before.get(number) != what and not kept(what)
+            if before.get(number) != what and not ignored(what)
         }
-        return [f"{number} ({what})" for number, what in new.items()] if len(new) > but_for else []
+        return [f"{number} ({what})" for number, what in new.items()] if len(new) > allowed else []
 
-    found = _after_a_moment(left, 5 * PATIENCE)
+    found = _poll_until_empty(left, 5 * TIMEOUT)
     assert not found, f"left open: {', '.join(found)}"
 
 
@@ -94,9 +92,9 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
-def _after_a_moment(look: Callable[[], list[str]], patience: float) -> list[str]:
+def _poll_until_empty(look: Callable[[], list[str]], timeout: float) -> list[str]:
     """What is seen when nothing is seen any more, or after so long."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while (seen := look()) and time.monotonic() < end:
         threading.Event().wait(0.02)
     return seen
@@ -129,7 +127,7 @@ def _process(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _described(child: psutil.Process) -> str:
+def _describe(child: psutil.Process) -> str:
     try:
         return f"{child.pid} ({child.status()}): {' '.join(child.cmdline()) or child.name()}"
     except psutil.NoSuchProcess:

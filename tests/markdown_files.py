@@ -24,7 +24,7 @@ class Block:
     text: str
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}"
 
 
@@ -43,7 +43,7 @@ class Page:
         for number, line in lines:
             if fence := _FENCE.match(line):
                 blocks.append(
-                    Block(path, number, tuple(fence["info"].split()), _inside(fence, lines))
+                    Block(path, number, tuple(fence["info"].split()), _block_text(fence, lines))
                 )
             else:
                 prose.append(line)
@@ -58,7 +58,7 @@ class Page:
         dashes, repeats numbered.
         """
         seen: dict[str, int] = {}
-        return {_numbered(_slug(text), seen) for _, text in self.headings()}
+        return {_number_repeats(_slug(text), seen) for _, text in self.headings()}
 
     def links(self) -> list[str]:
         text = re.sub(r"(`+)[^`].*?\1", "", "\n".join(self.prose))
@@ -85,7 +85,7 @@ def section(page: Page, title: str) -> str | None:
     return re.split(rf"^#{{1,{level}}} ", body, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def _inside(fence: re.Match[str], lines: Iterator[tuple[int, str]]) -> str:
+def _block_text(fence: re.Match[str], lines: Iterator[tuple[int, str]]) -> str:
     """The lines up to the closing fence, without the indentation of the opening one."""
     taken = []
     for _, line in lines:
@@ -100,6 +100,6 @@ def _slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
 
 
-def _numbered(slug: str, seen: dict[str, int]) -> str:
+def _number_repeats(slug: str, seen: dict[str, int]) -> str:
     count = seen[slug] = seen.get(slug, -1) + 1
     return f"{slug}-{count}" if count else slug

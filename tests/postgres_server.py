@@ -24,11 +24,11 @@ from typing import Any
 import psutil
 import pytest
 
-from ports import free_port
+from loopback import free_port
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 _NOBODY = 65534
-_QUICK = {"shared_buffers": "64MB", "max_connections": "60", "listen_addresses": "127.0.0.1"}
+_SETTINGS = {"shared_buffers": "64MB", "max_connections": "60", "listen_addresses": "127.0.0.1"}
 
 
 class PostgresServer:
@@ -38,10 +38,10 @@ class PostgresServer:
         self.folder = folder
         self.data = folder / "data"
         self.port = free_port()
-        _give_away(folder)
+        _chown_to_nobody(folder)
         _run(Path("/bin/cp"), "-a", str(_initialised()), str(self.data))
         chosen = {
-            **_QUICK,
+            **_SETTINGS,
             **settings,
             "port": str(self.port),
             "unix_socket_directories": str(folder),
@@ -64,7 +64,7 @@ class PostgresServer:
             str(self.data),
             "-w",
             "-t",
-            str(PATIENCE),
+            str(TIMEOUT),
             "-l",
             str(self.folder / "log"),
             "-s",
@@ -75,7 +75,7 @@ class PostgresServer:
         """Stop it as an operator does: `smart`, `fast`, or `immediate`, which is a crash without
         a dead postmaster.
         """
-        words = ("-D", str(self.data), "-w", "-t", str(PATIENCE), "-m", mode, "-s", "stop")
+        words = ("-D", str(self.data), "-w", "-t", str(TIMEOUT), "-m", mode, "-s", "stop")
         _run(_program("pg_ctl"), *words)
 
     def kill(self) -> None:
@@ -88,7 +88,7 @@ class PostgresServer:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        gone, alive = psutil.wait_procs(processes, PATIENCE)
+        gone, alive = psutil.wait_procs(processes, TIMEOUT)
         assert not alive, f"of {len(gone) + len(alive)} processes {len(alive)} would not die"
 
     def processes(self) -> list[psutil.Process]:
@@ -146,7 +146,7 @@ def make_server(**settings: str) -> PostgresServer:
     """
     _require_binaries()
     server = PostgresServer(Path(tempfile.mkdtemp(prefix="longwatch-postgres-")), **settings)
-    atexit.register(end_server, server)
+    atexit.register(destroy_server, server)
     return server
 
 
@@ -155,13 +155,13 @@ def _initialised() -> Path:
     """Return a data directory to copy: a copy takes a tenth of the time of `initdb`."""
     folder = Path(tempfile.mkdtemp(prefix="longwatch-initdb-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _give_away(folder)
+    _chown_to_nobody(folder)
     options = ("-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync")
     _run(_program("initdb"), "-D", str(folder / "data"), *options, "--no-instructions")
     return folder / "data"
 
 
-def end_server(server: PostgresServer) -> None:
+def destroy_server(server: PostgresServer) -> None:
     """End it and remove its folder; idempotent."""
     with suppress(OSError, ValueError, psutil.Error):
         server.kill()
@@ -184,7 +184,7 @@ def _require_binaries() -> None:
         pytest.fail(reason, pytrace=False) if os.environ.get("CI") else pytest.skip(reason)
 
 
-def _give_away(folder: Path) -> None:
+def _chown_to_nobody(folder: Path) -> None:
     if os.geteuid() == 0:
         os.chown(folder, _NOBODY, _NOBODY)
 

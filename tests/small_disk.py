@@ -23,7 +23,7 @@ def mount(*words: str) -> None:
 
 
 @contextmanager
-def mounted(folder: Path, *, size: str = "2m") -> Iterator[Path]:
+def small_filesystem(folder: Path, *, size: str = "2m") -> Iterator[Path]:
     """A file system of this size. Unmounted lazily: what is open there may be closed later."""
     place = folder / "disk"
     place.mkdir()
@@ -32,7 +32,7 @@ def mounted(folder: Path, *, size: str = "2m") -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def stuff(disk: Path) -> Path:
+def fill_disk(disk: Path) -> Path:
     """Take all the space there is."""
     ballast = disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from textwrap import dedent
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Snippet:
@@ -30,22 +30,22 @@ class Snippet:
         assert self._child.stderr is not None
         self._in, self._out, self._err = self._child.stdin, self._child.stdout, self._child.stderr
 
-    def line(self) -> str:
+    def read_line(self) -> str:
         """The next line it prints; empty when it prints no more."""
         return self._out.readline().rstrip("\n")
 
-    def say(self, line: str = "") -> None:
+    def send_line(self, line: str = "") -> None:
         self._in.write(line + "\n")
         self._in.flush()
 
     def signal(self, signum: signal.Signals) -> None:
         self._child.send_signal(signum)
 
-    def end(self) -> tuple[int, str]:
+    def wait(self) -> tuple[int, str]:
         """Wait for its end: the exit code, or minus the signal that ended it, and what it
         complained about.
         """
-        code = self._child.wait(PATIENCE)
+        code = self._child.wait(TIMEOUT)
         return code, self._err.read()
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Snippet:
 
 
 @contextmanager
-def running(code: str) -> Iterator[Snippet]:
+def run_snippet(code: str) -> Iterator[Snippet]:
     """Run the program within the block; it is killed at the end if it still runs."""
     snippet = Snippet(code)
     try:

@@ -17,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import debian_parts
 import other_pythons
+import system_tools
 from test_counts import MOST_FLAKY, TestCounts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 
 
 @dataclass
-class Run:
+class CheckRun:
     """What has happened so far: the steps with their outcome, the tests counted, the things
     skipped.
     """
@@ -94,16 +94,16 @@ class Run:
             self.steps[-2] = (self.steps[-2][0], True, self.steps[-2][2])
 
 
-def lint(run: Run) -> None:
+def lint(run: CheckRun) -> None:
     run.command("ruff check", *_tool("ruff"), "check", *SOURCES)
     run.command("ruff format", *_tool("ruff"), "format", "--check", *SOURCES)
     run.command("types", *_tool("mypy"), *SOURCES)
     run.command("layers", Path(sys.executable).parent / "lint-imports", "--no-logo")
 
 
-def parts(run: Run) -> None:
+def system_packages(run: CheckRun) -> None:
     def provided() -> bool:
-        lacking = debian_parts.provide()
+        lacking = system_tools.install_missing()
         run.skipped.extend(f"part {line}" for line in lacking)
         print(*lacking or ["all there"], sep="\n")
         return not (lacking and os.environ.get("CI"))
@@ -111,35 +111,35 @@ def parts(run: Run) -> None:
     run.step("debian parts", provided)
 
 
-def wheel(run: Run) -> None:
+def wheel(run: CheckRun) -> None:
     run.command("wheel", sys.executable, ROOT / "tools" / "wheel_env.py")
 
 
-def tests(run: Run) -> None:
+def tests(run: CheckRun) -> None:
     run.pytest("tests in parallel", sys.executable, "-m", "not serial", parallel=WORKERS)
     run.pytest("tests one by one", sys.executable, "-m", "serial")
 
 
-def pythons(run: Run) -> None:
+def pythons(run: CheckRun) -> None:
     """The unit tests on the other Pythons that are here; one that is not is no fault of the
     code.
     """
-    for version in other_pythons.others():
+    for version in other_pythons.other_versions():
         if version in run.environments:
             _unit_tests(run, version, run.environments[version])
         else:
             run.skipped.append(f"unit tests on Python {version}: not on this machine")
 
 
-def shape(run: Run) -> None:
-    run.command("shape of src", sys.executable, ROOT / "tools" / "shape.py")
+def sizes(run: CheckRun) -> None:
+    run.command("sizes of src", sys.executable, ROOT / "tools" / "size_limits.py")
 
 
-GROUPS = {group.__name__: group for group in (lint, parts, wheel, tests, pythons, shape)}
+GROUPS = {group.__name__: group for group in (lint, system_packages, wheel, tests, pythons, sizes)}
 
 
 def main(wanted: Sequence[str]) -> int:
-    run = Run()
+    run = CheckRun()
     REPORTS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as background:
         if "tests" in (wanted or GROUPS):
@@ -153,7 +153,10 @@ def main(wanted: Sequence[str]) -> int:
 
 def _environments(background: ThreadPoolExecutor) -> dict[str, Future[Path]]:
     """Start to make the environment of each other Python that is on this machine."""
-    found = {version: other_pythons.find(version) for version in other_pythons.others()}
+    found = {
+        version: other_pythons.find_interpreter(version)
+        for version in other_pythons.other_versions()
+    }
     return {
         version: background.submit(_environment, version, interpreter)
         for version, interpreter in found.items()
@@ -180,7 +183,7 @@ def _collect(python: str | Path, folder: str) -> None:
     )
 
 
-def _unit_tests(run: Run, version: str, environment: Future[Path]) -> None:
+def _unit_tests(run: CheckRun, version: str, environment: Future[Path]) -> None:
     run.step(f"environment for Python {version}", lambda: environment.result().exists())
     if run.steps[-1][1]:
         run.pytest(
@@ -192,7 +195,7 @@ def _unit_tests(run: Run, version: str, environment: Future[Path]) -> None:
         )
 
 
-def _summary(run: Run, *, counted: bool) -> int:
+def _summary(run: CheckRun, *, counted: bool) -> int:
     print("\n── summary")
     for name, passed, seconds in run.steps:
         print(f"{'ok  ' if passed else 'FAIL'} {seconds:6.1f} s  {name}")

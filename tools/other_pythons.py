@@ -17,18 +17,20 @@ SUPPORTED = ((3, 11), (3, 12), (3, 13))
 UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randomly", "pytest-xdist")
 
 
-def others() -> list[str]:
+def other_versions() -> list[str]:
     """The supported versions besides the one that runs this, as `3.12`."""
     return [
         f"{major}.{minor}" for major, minor in SUPPORTED if (major, minor) != sys.version_info[:2]
     ]
 
 
-def find(version: str) -> str | None:
+def find_interpreter(version: str) -> str | None:
     """An interpreter of exactly this version, from the path or from pyenv; a pyenv shim that
     leads nowhere is passed over.
     """
-    return next((candidate for candidate in _candidates(version) if _is(candidate, version)), None)
+    return next(
+        (candidate for candidate in _candidates(version) if _has_version(candidate, version)), None
+    )
 
 
 def environment(version: str, interpreter: str) -> Path:
@@ -37,7 +39,7 @@ def environment(version: str, interpreter: str) -> Path:
     """
     home = ROOT / f".venv-{version}"
     python = home / "bin" / "python"
-    wanted = _wanted()
+    wanted = _fingerprint()
     stamp = home / ".unit"
     if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
@@ -62,13 +64,13 @@ def _candidates(version: str) -> Iterator[str]:
     yield from map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python"), reverse=True))
 
 
-def _is(interpreter: str, version: str) -> bool:
+def _has_version(interpreter: str, version: str) -> bool:
     code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([interpreter, "-c", code], check=False, capture_output=True, text=True)
     return done.returncode == 0 and done.stdout.strip() == version
 
 
-def _wanted() -> str:
+def _fingerprint() -> str:
     digest = hashlib.sha256(" ".join(UNIT_NEEDS).encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())

@@ -15,7 +15,7 @@ import longwatch
 def lazy_packages() -> Iterator[ModuleType]:
     yield longwatch
     for found in pkgutil.walk_packages(longwatch.__path__, "longwatch."):
-        if found.ispkg and hasattr(package := import_module(found.name), "_HOMES"):
+        if found.ispkg and "lazy_exports" in vars(package := import_module(found.name)):
             yield package
 
 

@@ -50,7 +50,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def problem() -> str | None:
+def stale_reason() -> str | None:
     """Why the installed wheel must not be used for tests, or None."""
     if not LONGWATCH.exists() or not _STAMP.exists():
         return "the wheel is not installed: run `make wheel`"
@@ -59,27 +59,27 @@ def problem() -> str | None:
     return None
 
 
-def the_wheel() -> Path:
+def built_wheel() -> Path:
     """The one wheel in dist/."""
     [wheel] = DIST.glob("longwatch-*.whl")
     return wheel
 
 
-def the_sdist() -> Path:
+def built_sdist() -> Path:
     """The one sdist in dist/."""
     [sdist] = DIST.glob("longwatch-*.tar.gz")
     return sdist
 
 
 def main() -> None:
-    if problem() is None:
+    if stale_reason() is None:
         print("the wheel is installed and current")
         return
     before = fingerprint()
     _build()
     _install()
     _STAMP.write_text(before, encoding="utf-8")
-    print(f"{the_wheel().name} is installed in {ENVIRONMENT.relative_to(ROOT)}")
+    print(f"{built_wheel().name} is installed in {ENVIRONMENT.relative_to(ROOT)}")
 
 
 def _build() -> None:
@@ -102,7 +102,7 @@ def _install() -> None:
     """A new environment every time, so that nothing of an older version stays behind."""
     _quietly(sys.executable, "-m", "venv", "--clear", ENVIRONMENT)
     pip = (PYTHON, "-m", "pip", "--disable-pip-version-check")
-    _quietly(*pip, "install", "--constraint", ROOT / "constraints.txt", the_wheel())
+    _quietly(*pip, "install", "--constraint", ROOT / "constraints.txt", built_wheel())
 
 
 def _quietly(*command: str | Path) -> None:

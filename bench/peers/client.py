@@ -1,5 +1,8 @@
 """The sending side of every peer: `batch N` as fast as it can, `light RATE SECONDS` evenly;
 `settled N` waits for the last one.
+
+Seconds in which a contender gets to its usual pace: its connections are made, its plans are
+laid, its neighbours are known.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ from pathlib import Path
 
 import marks
 
-One = Callable[[float], object]
-Many = Callable[[Sequence[float]], object]
+SendOne = Callable[[float], object]
+SendMany = Callable[[Sequence[float]], object]
 
 
 def send(
-    one: One, many: Many | None = None, *, chunk: int = 100, left: Callable[[], int] | None = None
+    one: SendOne,
+    many: SendMany | None = None,
+    *,
+    chunk: int = 100,
+    left: Callable[[], int] | None = None,
 ) -> None:
     """Do what the command line says. `left` tells how many jobs are not acknowledged yet."""
     kind, *numbers = sys.argv[1:]
@@ -32,7 +39,7 @@ def send(
         sys.exit(f"no such verb: {kind}")
 
 
-def batch(total: int, one: One, many: Many | None, chunk: int) -> float:
+def batch(total: int, one: SendOne, many: SendMany | None, chunk: int) -> float:
     """Send so many, in chunks where there is a way to; how many a second."""
     began = time.perf_counter()
     if many is None:
@@ -44,7 +51,7 @@ def batch(total: int, one: One, many: Many | None, chunk: int) -> float:
     return total / (time.perf_counter() - began)
 
 
-def light(rate: float, seconds: float, one: One) -> None:
+def light(rate: float, seconds: float, one: SendOne) -> None:
     began = time.perf_counter()
     for number in range(int(rate * seconds)):
         time.sleep(max(began + number / rate - time.perf_counter(), 0))
@@ -62,3 +69,11 @@ def settled(total: int, left: Callable[[], int]) -> float:
     while left():
         time.sleep(0.005)
     return time.time()
+
+
+def warm_up(work: Callable[[], object]) -> None:
+    """Do it once, then again for a while."""
+    until = time.monotonic() + float(os.environ.get("BENCH_WARMTH", "2"))
+    work()
+    while time.monotonic() < until:
+        work()

@@ -1,4 +1,4 @@
-"""What an actor of another queue writes down: the words of tests/fault_actors.py, by the same
+"""What an actor of another queue writes down: the words of tests/fault_client.py, by the same
 rules.
 
 intend N · sent N · failed N      before a send, and how it ended
@@ -13,8 +13,8 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 
-_PACE = 0.01
-_AFTER_A_FAILURE = 0.1
+_SEND_INTERVAL = 0.01
+_FAILURE_PAUSE = 0.1
 
 
 class Journal:
@@ -23,7 +23,7 @@ class Journal:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, *words: object) -> None:
+    def write(self, *words: object) -> None:
         os.write(self._descriptor, (" ".join(map(str, words)) + "\n").encode())
 
     async def handle(self, n: int) -> None:
@@ -31,17 +31,17 @@ class Journal:
         something happens.
         """
         await asyncio.sleep(0.2 if n % 50 == 0 else 0.001)
-        self.note("ran", n)
-        self.note("traded")
+        self.write("ran", n)
+        self.write("traded")
 
     async def produce(self, send: Callable[[int], Awaitable[object]], number: int) -> None:
         for n in itertools.count(number * 10_000_000):
-            self.note("intend", n)
+            self.write("intend", n)
             try:
                 await send(n)
             except Exception:  # noqa: BLE001 - each client has its own errors for a server that is gone
-                self.note("failed", n)
-                await asyncio.sleep(_AFTER_A_FAILURE)
+                self.write("failed", n)
+                await asyncio.sleep(_FAILURE_PAUSE)
             else:
-                self.note("sent", n)
-                await asyncio.sleep(_PACE)
+                self.write("sent", n)
+                await asyncio.sleep(_SEND_INTERVAL)

@@ -1,5 +1,5 @@
 """PgQueuer whose server fails: `fault_pgqueuer.py ROLE URL JOURNAL NUMBER`, as
-tests/fault_actors.py.
+tests/fault_client.py.
 """
 
 from __future__ import annotations

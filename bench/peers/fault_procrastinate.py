@@ -1,5 +1,5 @@
 """Procrastinate whose server fails: `fault_procrastinate.py ROLE URL JOURNAL NUMBER`, as
-tests/fault_actors.py.
+tests/fault_client.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dbos import DBOS
 
-from warmth import warm_up
+from client import warm_up
 
 IN_FLIGHT = 50
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from client import warm_up
 from longwatch.flow import Flow, Graph
-from warmth import warm_up
 
 IN_FLIGHT = 50
-PATIENCE = 120.0
-REST = 5.0
+TIMEOUT = 120.0
+IDLE_SECONDS = 5.0
 
 chain = Graph("chain", version="1")
 chain.input("number")
@@ -42,7 +42,7 @@ def c(b: int) -> int:
 
 
 def one(flow: Flow, number: int) -> None:
-    assert flow.start("chain", number=number).get("c", timeout=PATIENCE) == number + 3
+    assert flow.start("chain", number=number).get("c", timeout=TIMEOUT) == number + 3
 
 
 def sequential(flow: Flow, count: int) -> None:
@@ -64,7 +64,7 @@ def rate(run: Callable[[Flow, int], None], flow: Flow, count: int) -> float:
 def latency(flow: Flow, count: int) -> float:
     """Milliseconds from `set` to the first line of the first node, the median."""
     execution = flow.start("chain", number=-1)
-    execution.get("c", timeout=PATIENCE)
+    execution.get("c", timeout=TIMEOUT)
     return statistics.median(_one_latency(flow, number) for number in range(count)) * 1e3
 
 
@@ -72,14 +72,14 @@ def _one_latency(flow: Flow, number: int) -> float:
     execution = flow.start("chain")
     started = time.perf_counter()
     execution.set(number=number)
-    execution.get("c", timeout=PATIENCE)
+    execution.get("c", timeout=TIMEOUT)
     return began["a"] - started
 
 
 def idle() -> float:
     """Percent of a core that the process takes with nothing to do."""
     before, started = _cpu(), time.perf_counter()
-    time.sleep(REST)
+    time.sleep(IDLE_SECONDS)
     return (_cpu() - before) / (time.perf_counter() - started) * 100
 
 

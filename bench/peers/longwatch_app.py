@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import client
 import marks
+from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.mailbox import open_mailbox
-from longwatch.mailbox.runner import MessageRunner
-from longwatch.work.engine import Engine, EnginePolicy
+from longwatch.mailbox.message_runner import MessageRunner
 
 CHUNK = 1000
 
@@ -62,10 +62,10 @@ def singles(total: str) -> None:
 
 def alone() -> None:
     for line in sys.stdin:
-        print(_answer(*line.split()), flush=True)
+        print(_run_verb(*line.split()), flush=True)
 
 
-def _answer(verb: str, *numbers: str) -> float:
+def _run_verb(verb: str, *numbers: str) -> float:
     match verb:
         case "batch":
             return client.batch(int(numbers[0]), mailbox.send, mailbox.send_many, CHUNK)

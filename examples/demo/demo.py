@@ -30,12 +30,12 @@ OPTIONS = (
     "--stop-grace=2",
     "--log-format=json",
 )
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 Record = dict[str, Any]
 
 
-class Show:
+class Demo:
     """The demo's stage: one `longwatch run`, its log as it comes, and what there is to say about
     it.
     """
@@ -57,17 +57,19 @@ class Show:
                 sys.executable,
                 str(SERVER),
             ],
-            env={**os.environ, "PORT": str(port), "MOODY": "1"},
+            env={**os.environ, "PORT": str(port), "CRASH_AT_RANDOM": "1"},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
         assert self.process.stderr is not None
-        threading.Thread(target=self._read, args=(self.process.stderr,), daemon=True).start()
+        threading.Thread(
+            target=self._read_records, args=(self.process.stderr,), daemon=True
+        ).start()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
 
-    def ask(self, path: str, timeout: float = 1.0) -> str:
+    def get(self, path: str, timeout: float = 1.0) -> str:
         """GET the path; the answer, or what went wrong."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
@@ -78,66 +80,68 @@ class Show:
         finally:
             connection.close()
 
-    def until(self, *events: str) -> Record:
+    def wait_for_event(self, *events: str) -> Record:
         """Tell what longwatch does until one of these events comes; returns it."""
         while True:
-            record = self.records.get(timeout=PATIENCE)
-            self._tell(record)
+            record = self.records.get(timeout=TIMEOUT)
+            self._print_record(record)
             if record["event"] in events:
                 return record
 
-    def serving(self) -> Record:
+    def wait_until_serving(self) -> Record:
         """Wait until the server answers again; returns the record of its start."""
-        started = self.until("program_started")
-        while self.process.poll() is None and "healthy" not in (answer := self.ask("/health")):
+        started = self.wait_for_event("program_started")
+        while self.process.poll() is None and "healthy" not in (answer := self.get("/health")):
             time.sleep(0.05)
-        self.say(f"   the server answers: {answer}")
+        self.print_line(f"   the server answers: {answer}")
         return started
 
-    def _read(self, lines: IO[bytes]) -> None:
+    def _read_records(self, lines: IO[bytes]) -> None:
         for line in lines:
             with suppress(ValueError):
                 self.records.put(json.loads(line))
 
-    def _tell(self, record: Record) -> None:
+    def _print_record(self, record: Record) -> None:
         match record["event"]:
             case "program_started":
-                self.say(
+                self.print_line(
                     f"   longwatch: started the server, pid {record['pid']} (start "
                     f"{record['start']})"
                 )
             case "restart_scheduled":
-                self.say(f"   longwatch: will start it again in {record['delay']:g} s")
+                self.print_line(f"   longwatch: will start it again in {record['delay']:g} s")
             case "health_check_failed":
-                self.say(
+                self.print_line(
                     f"   longwatch: health check failed ({record['failures']} of "
                     f"{record['allowed']}): {record['reason']}"
                 )
             case "unexpected_exit" | "health_check_restart" | "shutdown_complete":
-                self.say(
+                self.print_line(
                     f"   longwatch: {record['event']}, {record['cause']}, after "
                     f"{record['lasted']:.1f} s"
                 )
 
 
-def play(show: Show) -> int:
+def run_scenes(demo: Demo) -> int:
     """The four acts."""
-    show.say("act 1: a web server is started, and dies by itself when it feels like it")
-    show.serving()
-    show.until("unexpected_exit")
-    show.say("act 2: it comes back, and is killed with kill -9")
-    os.kill(show.serving()["pid"], signal.SIGKILL)
-    show.until("unexpected_exit")
-    show.say("act 3: it comes back, and hangs: alive, but answering nobody")
-    show.serving()
-    show.ask("/hang", timeout=0.1)
-    if show.until("health_check_restart", "unexpected_exit")["event"] == "unexpected_exit":
-        show.say("   (its mood was quicker than the check: that is a failure like any other)")
-    show.say("act 4: it comes back, and SIGTERM to longwatch stops both")
-    show.serving()
-    show.process.terminate()
-    show.until("shutdown_complete")
-    return show.process.wait(PATIENCE)
+    demo.print_line("act 1: a web server is started, and dies by itself when it feels like it")
+    demo.wait_until_serving()
+    demo.wait_for_event("unexpected_exit")
+    demo.print_line("act 2: it comes back, and is killed with kill -9")
+    os.kill(demo.wait_until_serving()["pid"], signal.SIGKILL)
+    demo.wait_for_event("unexpected_exit")
+    demo.print_line("act 3: it comes back, and hangs: alive, but answering nobody")
+    demo.wait_until_serving()
+    demo.get("/hang", timeout=0.1)
+    if demo.wait_for_event("health_check_restart", "unexpected_exit")["event"] == "unexpected_exit":
+        demo.print_line(
+            "   (its mood was quicker than the check: that is a failure like any other)"
+        )
+    demo.print_line("act 4: it comes back, and SIGTERM to longwatch stops both")
+    demo.wait_until_serving()
+    demo.process.terminate()
+    demo.wait_for_event("shutdown_complete")
+    return demo.process.wait(TIMEOUT)
 
 
 def free_port() -> int:
@@ -148,16 +152,16 @@ def free_port() -> int:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="longwatch-demo-") as state:
-        show = Show(free_port(), state)
+        show = Demo(free_port(), state)
         try:
-            code = play(show)
+            code = run_scenes(show)
         finally:
             if show.process.poll() is None:
                 show.process.kill()
                 show.process.wait()
         log = Path(state, "logs", "watchdog.log").read_text().splitlines()
         restarts = sum(json.loads(line)["event"] == "restart_scheduled" for line in log)
-        show.say(
+        show.print_line(
             f"the end: started again {restarts} times, exit code {code} (128 + SIGTERM); the "
             f"log had {len(log)} JSON lines"
         )

@@ -11,7 +11,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-LIVES_FOR = (4.0, 7.0)
+LIFETIME_SECONDS = (4.0, 7.0)
 """Seconds until it dies by itself, drawn anew at each start."""
 
 
@@ -38,8 +38,8 @@ def die() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("MOODY") == "1":
-        timer = threading.Timer(random.uniform(*LIVES_FOR), die)  # noqa: S311 - a mood, not a secret
+    if os.environ.get("CRASH_AT_RANDOM") == "1":
+        timer = threading.Timer(random.uniform(*LIFETIME_SECONDS), die)  # noqa: S311 - a mood, not a secret
         timer.daemon = True
         timer.start()
     server = HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler)

@@ -1,50 +1,46 @@
 """Every exception that Longwatch raises on purpose.
 
 LongwatchError                      exit code 1    something went wrong
-├── UsageError                      exit code 2    asked for wrongly; the message says the cure
+├── UsageError                      exit code 2    wrong use; the message says the cure
 │   ├── ConfigError                                settings with faults, all of them listed
-│   └── GraphError                                 a graph that does not hold together
+│   └── GraphError                                 a graph whose nodes do not fit together
 ├── TryAgainError                   exit code 75   the same call may work later
-│   ├── DeadlineExceededError                      it was not done in its time
-│   │   └── ShutdownTimeoutError                   loops were told to stop and did not, in their
-                                                   time
+│   ├── DeadlineExceededError                      the call took longer than its deadline
+│   │   └── ShutdownTimeoutError                   loops did not stop before their deadline
 │   ├── GuardianLostError                          the guardian died; its children were killed
-│   └── ServiceStateError                          a service was asked for what its state does not
-                                                   allow
-│   └── StoreError                                 the store did not do it; nothing was written
-                                                   unless it says unknown
+│   ├── ServiceStateError                          a service's state does not allow the call
+│   └── StoreError                                 the store failed; nothing was written unless it
+│       │                                          says unknown
 │       ├── StoreBusyError                         locked or overloaded
 │       ├── StoreFullError                         no space left
 │       ├── StoreReadOnlyError                     may not be written
 │       ├── StoreUnreachableError                  cannot be opened or reached
-│       │   ├── StoreMisplacedError     exit code 2    is where it cannot be
-│       │   └── LoginRefusedError       exit code 2    lets nobody in with this user and password
+│       │   ├── StoreLocationError      exit code 2    is where it cannot be
+│       │   └── StoreAuthenticationError exit code 2   refuses this user and password
 │       ├── StoreCorruptError                      damaged, or not a database
 │       ├── StoreClosedError                       was closed
-│       └── SchemaTooNewError                      made by a newer version of this product
-├── NeedsPersonError                exit code 100  trying again will not help; someone has to look
-├── MailboxError                                   something about messages
-│   ├── ReceiptHandleExpiredError                  the lease was lost: somebody else has the
-                                                   message, or had it
-│   ├── MessageFinalizedError                      this delivery was settled already
-│   ├── MailboxFullError                           it holds as many messages as it may
-│   ├── MailboxClosedError                         it was closed
+│       ├── SchemaTooNewError       exit code 2    made by a newer version of this product
+│       └── SchemaTooOldError       exit code 2    made by an older version that cannot be migrated
+├── NeedsOperatorError              exit code 100  trying again will not help; a person has to look
+├── MailboxError                                   an error of messages and mailboxes
+│   ├── ReceiptHandleExpiredError                  the lease was lost; another worker may have the
+│   │                                              message
+│   ├── MessageFinalizedError                      this delivery was settled before
+│   ├── MailboxFullError                           the mailbox holds as many messages as it may
+│   ├── MailboxClosedError                         the mailbox was closed
 │   ├── SerializationError                         a body cannot be written or read
-│   ├── MailboxConnectionError                     its store cannot be reached, or the outcome is
-                                                   unknown
-│   ├── ReplyNotAvailableError                     there is nowhere to reply to
-│   ├── InvalidParameterError                      a value outside its bounds, which the message
-                                                   names
+│   ├── MailboxConnectionError                     the store cannot be reached, or the outcome is
+│   │                                              unknown
+│   ├── ReplyNotAvailableError                     the message has no reply address
+│   ├── InvalidParameterError                      a value out of bounds; the message names them
 │   └── UnsupportedError                           this backend cannot do that
-├── FlowError                                      something about graphs and their executions
-│   ├── UnknownExecutionError       exit code 2    there is none of that id
-│   ├── UnknownGraphError           exit code 2    it is of a graph that was not given to this Flow
+├── FlowError                                      an error of graphs and executions
+│   ├── UnknownExecutionError       exit code 2    no execution has this id
+│   ├── UnknownGraphError           exit code 2    its graph was not given to this Flow
 │   ├── NotSetError                                the node has no value
-│   └── ComputationFailedError                     the node has no value and will get none: its
-                                                   attempts are spent
-├── CancelledError                                 the work was told to stop
-├── PermanentError                                 raised by your code: this piece of work will
-                                                   never succeed
+│   └── ComputationFailedError                     the node's attempts are spent; it gets no value
+├── CancelledError                                 the work was cancelled
+├── PermanentError                                 raised by your code: this work never succeeds
 └── SpawnError                                     a child could not be started
 """
 
@@ -143,13 +139,13 @@ class StoreUnreachableError(StoreError):
     """The store cannot be opened or reached."""
 
 
-class StoreMisplacedError(StoreUnreachableError):
+class StoreLocationError(StoreUnreachableError):
     """The store is where it cannot be: on a network disk, in a directory that does not exist."""
 
     exit_code = 2
 
 
-class LoginRefusedError(StoreUnreachableError):
+class StoreAuthenticationError(StoreUnreachableError):
     """The server is there and lets nobody in with this user and password."""
 
     exit_code = 2
@@ -171,7 +167,13 @@ class SchemaTooNewError(StoreError):
     exit_code = 2
 
 
-class NeedsPersonError(LongwatchError):
+class SchemaTooOldError(StoreError):
+    """The store was made by an older version of this product, and no migration leads from it."""
+
+    exit_code = 2
+
+
+class NeedsOperatorError(LongwatchError):
     """Trying again will not help; a person has to look at it."""
 
     exit_code = 100

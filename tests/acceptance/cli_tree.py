@@ -61,7 +61,7 @@ def parse(command: Any, arguments: list[str], parent: Any = None) -> None:
         parse(child, rest, context)
 
 
-def fault(command: Any, arguments: list[str]) -> str | None:
+def usage_error(command: Any, arguments: list[str]) -> str | None:
     """Why the command line is wrong use, or None."""
     try:
         with redirect_stdout(sys.stderr):  # `--version` speaks while it is parsed
@@ -74,7 +74,7 @@ def fault(command: Any, arguments: list[str]) -> str | None:
 def main(lines: list[str]) -> None:
     command = root()
     answer = (
-        [fault(command, json.loads(line)) for line in lines]
+        [usage_error(command, json.loads(line)) for line in lines]
         if lines
         else list(commands(command, "longwatch"))
     )

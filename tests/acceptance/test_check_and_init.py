@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from supervised import longwatch_says
+from run_process import run_longwatch
 
 
-class Calls:
+class Command:
     """Calls `longwatch` in a directory."""
 
     def __init__(self, longwatch: Path, cwd: Path) -> None:
@@ -23,7 +23,7 @@ class Calls:
         self.cwd = cwd
 
     def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return longwatch_says(self.longwatch, self.cwd, *arguments, env=env)
+        return run_longwatch(self.longwatch, self.cwd, *arguments, env=env)
 
     def ok(self, *arguments: str, **env: str) -> str:
         done = self(*arguments, **env)
@@ -49,14 +49,14 @@ class Calls:
 
 
 @pytest.fixture
-def call(longwatch_bin: Path, tmp_path: Path) -> Calls:
-    return Calls(longwatch_bin, tmp_path)
+def call(longwatch_bin: Path, tmp_path: Path) -> Command:
+    return Command(longwatch_bin, tmp_path)
 
 
 # --- init ---
 
 
-def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Calls) -> None:
+def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Command) -> None:
     said = call.ok("init").splitlines()
     assert (
         "longwatch.toml is written: one program to begin with, and every setting with its "
@@ -74,7 +74,7 @@ def test_init_writes_a_file_that_passes_check_and_says_what_to_do_next(call: Cal
     )
 
 
-def test_init_elsewhere_is_followed_by_commands_that_go_there(call: Calls) -> None:
+def test_init_elsewhere_is_followed_by_commands_that_go_there(call: Command) -> None:
     (call.cwd / "my app").mkdir()
     said = call.ok("init", "--config", "my app/a.toml").splitlines()
     assert "  longwatch check --config 'my app/a.toml'" == said[1]
@@ -84,7 +84,7 @@ def test_init_elsewhere_is_followed_by_commands_that_go_there(call: Calls) -> No
     )
 
 
-def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Calls) -> None:
+def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Command) -> None:
     path = call.cwd / "longwatch.toml"
     path.write_text("mine")
     assert [
@@ -96,7 +96,7 @@ def test_init_does_not_write_over_a_file_unless_it_is_told_to(call: Calls) -> No
     assert [path] == list(call.cwd.iterdir())
 
 
-def test_init_with_force_writes_through_a_link(call: Calls) -> None:
+def test_init_with_force_writes_through_a_link(call: Command) -> None:
     (call.cwd / "real.toml").write_text("mine")
     (call.cwd / "longwatch.toml").symlink_to("real.toml")
     assert [
@@ -109,7 +109,7 @@ def test_init_with_force_writes_through_a_link(call: Calls) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--force",)])
 def test_init_where_nothing_can_be_written_is_told_so(
-    call: Calls, options: tuple[str, ...]
+    call: Command, options: tuple[str, ...]
 ) -> None:
     lines = call.refused("init", "--config", "no/where.toml", *options)
     assert [
@@ -136,7 +136,7 @@ health.kind = "heartbeat"
 """
 
 
-def test_check_tells_every_program_in_the_order_of_its_start(call: Calls) -> None:
+def test_check_tells_every_program_in_the_order_of_its_start(call: Command) -> None:
     first, head, *rows = call.checked(THREE)
     assert "longwatch.toml is in order: 3 programs" == first
     assert ["wave", "program", "command", "ready when", "waits for", "notes"] == [
@@ -151,7 +151,7 @@ def test_check_tells_every_program_in_the_order_of_its_start(call: Calls) -> Non
     assert "critical" in rows[2]
 
 
-def test_check_in_json_has_the_same_in_keys_and_no_secret(call: Calls) -> None:
+def test_check_in_json_has_the_same_in_keys_and_no_secret(call: Command) -> None:
     call.checked(THREE)
     said = call.ok("check", "--json")
     told = json.loads(said)
@@ -167,18 +167,18 @@ def test_check_in_json_has_the_same_in_keys_and_no_secret(call: Calls) -> None:
     } == told["programs"][1]  # fmt: skip
 
 
-def test_check_starts_nothing_and_leaves_nothing_behind(call: Calls) -> None:
+def test_check_starts_nothing_and_leaves_nothing_behind(call: Command) -> None:
     call.checked("[program.web]\ncommand = 'touch started'")
     assert ["longwatch.toml"] == [path.name for path in call.cwd.iterdir()]
 
 
-def test_check_without_a_file_says_how_to_get_one(call: Calls) -> None:
+def test_check_without_a_file_says_how_to_get_one(call: Command) -> None:
     assert [
         "no longwatch.toml here; write one with `longwatch init`, or name it with --config"
     ] == call.refused("check")
 
 
-def test_check_finds_the_file_that_the_environment_names(call: Calls) -> None:
+def test_check_finds_the_file_that_the_environment_names(call: Command) -> None:
     (call.cwd / "a.toml").write_text("[program.web]\ncommand = 'true'")
     assert (
         "a.toml is in order: 1 program"
@@ -186,7 +186,7 @@ def test_check_finds_the_file_that_the_environment_names(call: Calls) -> None:
     )
 
 
-def test_check_tells_every_fault_of_the_file_at_once(call: Calls) -> None:
+def test_check_tells_every_fault_of_the_file_at_once(call: Command) -> None:
     text = (
         "[program.a]\ncommand = 'true'\ndepends_on = ['b']\n[program.b]\ncommand = "
         "'true'\ndepends_on = ['a', 'webb']\n"
@@ -198,7 +198,7 @@ def test_check_tells_every_fault_of_the_file_at_once(call: Calls) -> None:
     ] == call.faults(f"{text}[program.web]\ncommand = 'true'\nstop_grase = 1")
 
 
-def test_check_tells_everything_that_the_machine_does_not_have(call: Calls) -> None:
+def test_check_tells_everything_that_the_machine_does_not_have(call: Command) -> None:
     text = (
         "[program]\na = {command = 'true', user = 'nobdy'}\nb = {command = 'true', cwd = "
         "'no'}\nc.command = 'zzqy-not-a-command'"
@@ -216,7 +216,7 @@ def test_check_tells_everything_that_the_machine_does_not_have(call: Calls) -> N
     ] == call.faults(text)
 
 
-def test_check_tells_two_programs_of_one_name(call: Calls) -> None:
+def test_check_tells_two_programs_of_one_name(call: Command) -> None:
     (call.cwd / "longwatch.toml").write_text(
         "[program.web]\ncommand = 'true'\n[program.web]\ncommand = 'true'"
     )
@@ -224,7 +224,7 @@ def test_check_tells_two_programs_of_one_name(call: Calls) -> None:
     assert [f"longwatch.toml:3:13: {problem}"] == call.refused("check")
 
 
-def test_check_tells_a_port_that_is_in_use(call: Calls) -> None:
+def test_check_tells_a_port_that_is_in_use(call: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         [fault] = call.faults(f"[program.web]\ncommand = 'true'\nhealth.port = {port}")
@@ -235,7 +235,7 @@ def test_check_tells_a_port_that_is_in_use(call: Calls) -> None:
 
 
 def test_check_leaves_ports_alone_that_a_running_supervisor_may_have_given_to_its_programs(
-    call: Calls,
+    call: Command,
 ) -> None:
     state = call.cwd / ".longwatch"
     state.mkdir()

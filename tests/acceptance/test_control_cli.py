@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import SystemClock
-from longwatch.core.events import Events
+from longwatch.core.events.base import Events
 from longwatch.errors import ConfigError, Fault, LongwatchError, TryAgainError, UsageError
-from longwatch.host.loop import LoopThread
+from longwatch.host.loop import EventLoopThread
 from longwatch.observe.logfile import LogFile
 from longwatch.supervisor.control import ControlServer
-from longwatch.supervisor.presence import LOCK_FILE, Presence
-from supervised import PATIENCE, Lines, clean_environment
+from longwatch.supervisor.supervisor_lock import LOCK_FILE, SupervisorLock
+from run_process import TIMEOUT, PipeLines, clean_environment
 
 Facts = dict[str, Any]
 STATE = ".longwatch"
@@ -70,7 +70,7 @@ def end(cause: str, verdict: str, *, ago: float = 300.0) -> Facts:
     return {"cause": cause, "verdict": verdict, "at": time.time() - ago, "lasted": 5.0}
 
 
-class Supervisor:
+class FakeSupervisor:
     """Answers with what the test wants, and keeps what it was asked."""
 
     def __init__(self, *programs: Facts) -> None:
@@ -80,28 +80,28 @@ class Supervisor:
             "version": "1",
             "state_dir": "/s",
         }
-        self.asked: list[Facts] = []
+        self.requests: list[Facts] = []
 
     async def __call__(self, request: Facts) -> Facts:
-        self.asked.append(request)
+        self.requests.append(request)
         if isinstance(self.answer, LongwatchError):
             raise self.answer
         return self.answer
 
 
 @contextmanager
-def supervising(state: Path, *programs: Facts) -> Iterator[Supervisor]:
-    supervisor = Supervisor(*programs)
+def fake_supervisor(state: Path, *programs: Facts) -> Iterator[FakeSupervisor]:
+    supervisor = FakeSupervisor(*programs)
     state.mkdir(exist_ok=True)
     server = ControlServer(state / "control", supervisor, clock=SystemClock(), events=Events())
-    presence = Presence.claim(state)
-    with LoopThread() as loop:
-        loop.call(server.open(), timeout=PATIENCE)
-        presence.announce(server.path)
+    presence = SupervisorLock.acquire(state)
+    with EventLoopThread() as loop:
+        loop.call(server.open(), timeout=TIMEOUT)
+        presence.publish_socket(server.path)
         try:
             yield supervisor
         finally:
-            loop.call(server.close(), timeout=PATIENCE)
+            loop.call(server.close(), timeout=TIMEOUT)
             presence.release()
 
 
@@ -123,16 +123,16 @@ class Shell:
             capture_output=True,
             text=True,
             errors="surrogateescape",
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
 
-    def says(self, *words: str, code: int = 0, **env: str) -> str:
+    def output(self, *words: str, code: int = 0, **env: str) -> str:
         """What it says when nothing is wrong with the question, without the last line end."""
         done = self(*words, **env)
         assert (code, "") == (done.returncode, done.stderr), done.stderr
         return done.stdout.removesuffix("\n")
 
-    def refuses(self, *words: str, code: int = 2, **env: str) -> str:
+    def refusal(self, *words: str, code: int = 2, **env: str) -> str:
         """The one line of a refusal, without its `longwatch: `."""
         done = self(*words, **env)
         assert (code, "") == (done.returncode, done.stdout), done.stderr
@@ -159,7 +159,7 @@ class Shell:
             stderr=subprocess.PIPE,
         )
         os.close(writer)
-        following = Following(process, Lines(reader))
+        following = Following(process, PipeLines(reader))
         try:
             yield following
         finally:
@@ -169,17 +169,17 @@ class Shell:
 
 
 class Following:
-    def __init__(self, process: subprocess.Popen[bytes], out: Lines) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], out: PipeLines) -> None:
         self.process = process
         self.out = out
 
     def line(self) -> str:
-        line = self.out.next(time.monotonic() + PATIENCE)
+        line = self.out.next_line(time.monotonic() + TIMEOUT)
         return "" if line is None else line.decode().removesuffix("\n")
 
     def end(self) -> tuple[int, bytes]:
         """Its exit code, and what it complained about."""
-        _, complaint = self.process.communicate(timeout=PATIENCE)
+        _, complaint = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, complaint
 
 
@@ -204,8 +204,8 @@ def test_status_shows_programs_that_are_as_they_are_wanted_and_exits_with_0(shel
         down("migrate", "ended", last_end=end("exit 0", "clean_exit")),
         down("old", "stopped", desired="stopped"),
     ]
-    with supervising(shell.state, *programs):
-        told = shell.says("status").split("\n")
+    with fake_supervisor(shell.state, *programs):
+        told = shell.output("status").split("\n")
     assert [
         "program  state     pid  up for  restarts  ready                 last end",
         (
@@ -240,8 +240,8 @@ def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with
         down("front", "pending", waiting_for=["db: ready", "migrate: completed"]),
         down("bad", "ended", last_end=end("exit 2", "configuration_error")),
     ]
-    with supervising(shell.state, *programs):
-        told = shell.says("status", code=1).split("\n")
+    with fake_supervisor(shell.state, *programs):
+        told = shell.output("status", code=1).split("\n")
     by_hand = "`longwatch reset crash` starts it now"
     assert [
         "program  state    pid  up for  restarts  ready  last end",
@@ -280,30 +280,30 @@ def test_status_shows_why_programs_are_not_up_and_what_comes_next_and_exits_with
 def test_the_exit_code_of_status_says_whether_all_is_as_it_is_wanted(
     shell: Shell, facts: Facts, code: int
 ) -> None:
-    with supervising(shell.state, facts):
-        assert json.loads(shell.says("status", "--json", code=code))["programs"] == [facts]
+    with fake_supervisor(shell.state, facts):
+        assert json.loads(shell.output("status", "--json", code=code))["programs"] == [facts]
 
 
 def test_status_asks_for_the_programs_that_are_named_and_json_is_the_answer_in_one_line(
     shell: Shell,
 ) -> None:
-    with supervising(shell.state, program()) as supervisor:
-        told = json.loads(shell.says("status", "web", "api", "--json"))
+    with fake_supervisor(shell.state, program()) as supervisor:
+        told = json.loads(shell.output("status", "web", "api", "--json"))
         assert {
             "ok": True,
             **(supervisor.answer if isinstance(supervisor.answer, dict) else {}),
         } == told
-        assert ["web", "api"] == supervisor.asked[0]["programs"]
+        assert ["web", "api"] == supervisor.requests[0]["programs"]
 
 
 def test_status_without_programs_says_so(shell: Shell) -> None:
-    with supervising(shell.state):
-        assert "there are no programs" == shell.says("status")
+    with fake_supervisor(shell.state):
+        assert "there are no programs" == shell.output("status")
 
 
 def test_what_programs_say_of_themselves_cannot_move_the_cursor(shell: Shell) -> None:
-    with supervising(shell.state, program(status_text="\x1b[2J\nall gone")):
-        assert "\\x1b[2J\\nall gone" in shell.says("status")
+    with fake_supervisor(shell.state, program(status_text="\x1b[2J\nall gone")):
+        assert "\\x1b[2J\\nall gone" in shell.output("status")
 
 
 # --- no supervisor ---
@@ -323,7 +323,7 @@ def test_what_programs_say_of_themselves_cannot_move_the_cursor(shell: Shell) ->
 def test_without_a_supervisor_a_command_says_so_and_makes_nothing(
     shell: Shell, words: Sequence[str]
 ) -> None:
-    assert NOBODY == shell.refuses(*words, code=75)
+    assert NOBODY == shell.refusal(*words, code=75)
     assert [] == list(shell.cwd.iterdir())
 
 
@@ -333,16 +333,16 @@ def test_a_supervisor_that_was_killed_is_told(shell: Shell) -> None:
     expected = (
         "the supervisor of .longwatch (pid 17) was killed; start it again with `longwatch up`"
     )
-    assert expected == shell.refuses("status", code=75)
+    assert expected == shell.refusal("status", code=75)
 
 
 def test_a_supervisor_that_answers_nobody_any_more_is_told(shell: Shell) -> None:
     shell.state.mkdir()
-    presence = Presence.claim(shell.state)
+    presence = SupervisorLock.acquire(shell.state)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(shell.state / "control"))
-        presence.announce(shell.state / "control")
-        assert shell.refuses("status", code=75).startswith(
+        presence.publish_socket(shell.state / "control")
+        assert shell.refusal("status", code=75).startswith(
             f"nobody answers at {shell.state}/control: "
         )
     presence.release()
@@ -366,7 +366,7 @@ def test_the_state_directory_is_found_as_up_finds_it(
     shell: Shell, words: list[str], env: dict[str, str], toml: str
 ) -> None:
     (shell.cwd / "longwatch.toml").write_text(toml)
-    with supervising(shell.cwd / "here", program()):
+    with fake_supervisor(shell.cwd / "here", program()):
         assert 0 == shell("status", *words, **env).returncode
 
 
@@ -378,29 +378,29 @@ def test_a_state_directory_of_the_settings_is_beside_them(
 ) -> None:
     (shell.cwd / "there").mkdir()
     (shell.cwd / "there" / "some.toml").write_text(toml)
-    with supervising(shell.cwd / place, program()):
-        assert shell.says("status", "--config", "there/some.toml")
+    with fake_supervisor(shell.cwd / place, program()):
+        assert shell.output("status", "--config", "there/some.toml")
 
 
 def test_settings_that_do_not_say_where_are_told(shell: Shell) -> None:
     toml = shell.cwd / "longwatch.toml"
-    assert shell.refuses("status", "--config", "none.toml").startswith(
+    assert shell.refusal("status", "--config", "none.toml").startswith(
         "none.toml: cannot be read: no such file"
     )
     toml.write_text("state_dir = [")
-    assert shell.refuses("status").startswith("longwatch.toml:1:14: is not valid TOML")
+    assert shell.refusal("status").startswith("longwatch.toml:1:14: is not valid TOML")
     toml.write_text("state_dir = 7")
-    assert "longwatch.toml: state_dir: must be text that is not empty" == shell.refuses("status")
+    assert "longwatch.toml: state_dir: must be text that is not empty" == shell.refusal("status")
     toml.write_text('state_dir = "off"')
-    assert shell.refuses("logs").startswith("the state directory is off")
+    assert shell.refusal("logs").startswith("the state directory is off")
 
 
 # --- commands ---
 
 
 def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell) -> None:
-    with supervising(shell.state, program("web"), down("job", "stopped")) as supervisor:
-        assert "web is up, pid 4711, ready\njob is stopped" == shell.says(
+    with fake_supervisor(shell.state, program("web"), down("job", "stopped")) as supervisor:
+        assert "web is up, pid 4711, ready\njob is stopped" == shell.output(
             "start", "web", "job", "--ready", "--timeout", "7.5"
         )
         assert {
@@ -408,41 +408,44 @@ def test_commands_ask_for_what_was_said_and_tell_how_programs_stand(shell: Shell
             "programs": ["web", "job"],
             "ready": True,
             "timeout": 7.5,
-        } == supervisor.asked[-1]
-        shell.says("start", "web")
+        } == supervisor.requests[-1]
+        shell.output("start", "web")
         assert {
             "do": "start",
             "programs": ["web"],
             "ready": False,
             "timeout": 30.0,
-        } == supervisor.asked[-1]
-        shell.says("restart", "--all", "--ready")
+        } == supervisor.requests[-1]
+        shell.output("restart", "--all", "--ready")
         assert {
             "do": "restart",
             "programs": [],
             "ready": True,
             "timeout": 30.0,
-        } == supervisor.asked[-1]
-        shell.says("stop", "web")
+        } == supervisor.requests[-1]
+        shell.output("stop", "web")
         assert {
             "do": "stop",
             "programs": ["web"],
             "ready": False,
             "timeout": None,
-        } == supervisor.asked[-1]
-        told = json.loads(shell.says("reset", "--all", "--json"))
-        assert {"do": "reset", "programs": [], "ready": False, "timeout": None} == supervisor.asked[
-            -1
-        ]
+        } == supervisor.requests[-1]
+        told = json.loads(shell.output("reset", "--all", "--json"))
+        assert {
+            "do": "reset",
+            "programs": [],
+            "ready": False,
+            "timeout": None,
+        } == supervisor.requests[-1]
         assert (True, ["web", "job"]) == (told["ok"], [each["name"] for each in told["programs"]])
 
 
 @pytest.mark.parametrize("command", ["start", "stop", "restart", "reset"])
 def test_that_everything_is_meant_has_to_be_said(shell: Shell, command: str) -> None:
-    with supervising(shell.state) as supervisor:
-        assert "name programs, or say --all" == shell.refuses(command)
-        assert "name programs or say --all, not both" == shell.refuses(command, "web", "--all")
-        assert [] == supervisor.asked
+    with fake_supervisor(shell.state) as supervisor:
+        assert "name programs, or say --all" == shell.refusal(command)
+        assert "name programs or say --all, not both" == shell.refusal(command, "web", "--all")
+        assert [] == supervisor.requests
 
 
 @pytest.mark.parametrize(
@@ -451,9 +454,9 @@ def test_that_everything_is_meant_has_to_be_said(shell: Shell, command: str) -> 
 def test_a_refusal_is_told_with_its_exit_code_and_a_machine_gets_it_as_json_too(
     shell: Shell, error: LongwatchError
 ) -> None:
-    with supervising(shell.state) as supervisor:
+    with fake_supervisor(shell.state) as supervisor:
         supervisor.answer = error
-        assert str(error) == shell.refuses("stop", "wbe", code=error.exit_code)
+        assert str(error) == shell.refusal("stop", "wbe", code=error.exit_code)
         done = shell("status", "wbe", "--json")
     assert (error.exit_code, f"longwatch: {error}\n") == (done.returncode, done.stderr)
     assert {"ok": False, "error": str(error), "exit_code": error.exit_code} == json.loads(
@@ -462,12 +465,12 @@ def test_a_refusal_is_told_with_its_exit_code_and_a_machine_gets_it_as_json_too(
 
 
 def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:
-    with supervising(shell.state) as supervisor:
+    with fake_supervisor(shell.state) as supervisor:
         supervisor.answer = {"added": ["a", "b"], "changed": ["c"], "updated": [], "removed": ["d"]}
-        assert "added: a, b\nchanged: c\nremoved: d" == shell.says("reload")
-        assert {"ok": True, **supervisor.answer} == json.loads(shell.says("reload", "--json"))
+        assert "added: a, b\nchanged: c\nremoved: d" == shell.output("reload")
+        assert {"ok": True, **supervisor.answer} == json.loads(shell.output("reload", "--json"))
         supervisor.answer = {"added": [], "changed": [], "updated": [], "removed": []}
-        assert "nothing has changed" == shell.says("reload")
+        assert "nothing has changed" == shell.output("reload")
         supervisor.answer = ConfigError(
             Fault("longwatch.toml: a", "is wrong"), Fault("longwatch.toml: b", "is wrong, too")
         )
@@ -480,14 +483,14 @@ def test_reload_tells_what_changed_or_every_fault(shell: Shell) -> None:
 
 def test_a_command_for_a_hundred_programs_is_heard(shell: Shell) -> None:
     names = [f"program-{number}" for number in range(100)]
-    with supervising(shell.state, *map(program, names)):
-        assert 101 == len(shell.says("status").split("\n"))
-        assert 100 == len(shell.says("restart", *names).split("\n"))
+    with fake_supervisor(shell.state, *map(program, names)):
+        assert 101 == len(shell.output("status").split("\n"))
+        assert 100 == len(shell.output("restart", *names).split("\n"))
 
 
 def test_a_timeout_that_is_none_is_refused(shell: Shell) -> None:
-    assert "--timeout" in shell.refuses("start", "web", "--timeout", "soon")
-    assert "--timeout" in shell.refuses("start", "web", "--timeout", "0")
+    assert "--timeout" in shell.refusal("start", "web", "--timeout", "soon")
+    assert "--timeout" in shell.refusal("start", "web", "--timeout", "0")
 
 
 # --- logs ---
@@ -498,19 +501,19 @@ def test_logs_shows_the_last_lines_of_a_program_as_it_wrote_them_without_a_super
 ) -> None:
     shell.write("web", *(f"line {number} \x1b[31mred\x1b[0m" for number in range(30))).close()
     shell.write("api", "hello").close()
-    assert [f"line {number} \x1b[31mred\x1b[0m" for number in range(20, 30)] == shell.says(
+    assert [f"line {number} \x1b[31mred\x1b[0m" for number in range(20, 30)] == shell.output(
         "logs", "web"
     ).split("\n")
-    assert "line 29 \x1b[31mred\x1b[0m" == shell.says("logs", "web", "-n", "1")
-    assert "" == shell.says("logs", "web", "--lines", "0")
+    assert "line 29 \x1b[31mred\x1b[0m" == shell.output("logs", "web", "-n", "1")
+    assert "" == shell.output("logs", "web", "--lines", "0")
 
 
 def test_logs_tags_the_lines_of_several_programs_and_leaves_out_our_own(shell: Shell) -> None:
     shell.write("worker", "w1", "w2", "w3").close()
     shell.write("api", "a1").close()
     shell.write("watchdog", "{}").close()
-    assert "api    | a1\nworker | w2\nworker | w3" == shell.says("logs", "-n", "2")
-    assert "worker | w3\napi    | a1" == shell.says("logs", "worker", "api", "-n", "1")
+    assert "api    | a1\nworker | w2\nworker | w3" == shell.output("logs", "-n", "2")
+    assert "worker | w3\napi    | a1" == shell.output("logs", "worker", "api", "-n", "1")
 
 
 def test_logs_goes_back_into_the_files_that_were_rotated(shell: Shell) -> None:
@@ -518,7 +521,7 @@ def test_logs_goes_back_into_the_files_that_were_rotated(shell: Shell) -> None:
     for number in range(100):
         log.write(f"line {number:030}\n".encode())
     log.close()
-    assert [f"line {number:030}" for number in range(40, 100)] == shell.says(
+    assert [f"line {number:030}" for number in range(40, 100)] == shell.output(
         "logs", "web", "-n", "60"
     ).split("\n")
 
@@ -529,7 +532,7 @@ def test_logs_copes_with_bytes_long_lines_and_an_unfinished_one(shell: Shell) ->
     with path.open("ab") as file:
         file.write(b"\n\xff\xfe\r\nunfinished")
     with shell.following("logs", "web") as following:
-        following.out.rest(time.monotonic() + PATIENCE)
+        following.out.read_to_end(time.monotonic() + TIMEOUT)
         assert b"first\n" + b"x" * 200_000 + b"\n\n\xff\xfe\r\n" == following.out.text
 
 
@@ -538,17 +541,17 @@ def test_a_program_without_a_log_is_told_with_the_nearest_name(shell: Shell) -> 
         "there is no log of program 'web' in .longwatch/logs; start something with `longwatch "
         "up`, or give --state-dir"
     )
-    assert missing == shell.refuses("logs", "web")
+    assert missing == shell.refusal("logs", "web")
     shell.write("worker").close()
     assert (
         "there is no log of program 'wroker' in .longwatch/logs; did you mean worker?"
-        == shell.refuses("logs", "wroker")
+        == shell.refusal("logs", "wroker")
     )
     assert (
         "there is no log of program '../x' in .longwatch/logs; there are worker"
-        == shell.refuses("logs", "../x")
+        == shell.refusal("logs", "../x")
     )
-    assert "" == shell.says("logs")
+    assert "" == shell.output("logs")
 
 
 def test_logs_follows_through_rotation_truncation_and_removal(shell: Shell) -> None:
@@ -632,33 +635,38 @@ def record(event: str, minute: int, **facts: Any) -> str:
 
 
 def test_events_shows_what_happened_last_with_its_day(shell: Shell) -> None:
-    lines = [record("program_started", number, program="web", start=number) for number in range(15)]
+    lines = [
+        record("program_started", number, program="web", start_number=number)
+        for number in range(15)
+    ]
     shell.write("watchdog", *lines, "not JSON", "[]").close()
-    told = shell.says("events", TZ="UTC").split("\n")
+    told = shell.output("events", TZ="UTC").split("\n")
     assert 10 == len(told)
-    assert "2026-02-03 12:14:00.000 info     program_started program=web start=14" == told[-1]
-    assert lines[-2:] == shell.says("events", "--json", "-n", "2").split("\n")
+    assert (
+        "2026-02-03 12:14:00.000 info     program_started program=web start_number=14" == told[-1]
+    )
+    assert lines[-2:] == shell.output("events", "--json", "-n", "2").split("\n")
 
 
 def test_events_of_a_program_are_those_that_name_it(shell: Shell) -> None:
     lines = [
         record("program_started", 1, program="web"),
         record("program_started", 2, program="api"),
-        record("control_command", 3, command="stop", programs=["api", "web"]),
+        record("control_command_received", 3, command="stop", programs=["api", "web"]),
         record("supervisor_stopped", 4),
     ]
     for name in ("web", "api"):
         shell.write(name).close()
     shell.write("watchdog", *lines).close()
-    assert [lines[0], lines[2]] == shell.says("events", "web", "--json").split("\n")
-    assert "did you mean api?" in shell.refuses("events", "apii")
+    assert [lines[0], lines[2]] == shell.output("events", "web", "--json").split("\n")
+    assert "did you mean api?" in shell.refusal("events", "apii")
 
 
 def test_events_leaves_out_what_is_for_machines_unless_it_speaks_to_one(shell: Shell) -> None:
-    quiet = record("settings_in_effect", 1, level="debug")
+    quiet = record("settings_loaded", 1, level="debug")
     shell.write("watchdog", record("a", 0), quiet).close()
-    assert "settings_in_effect" not in shell.says("events")
-    assert quiet in shell.says("events", "--json")
+    assert "settings_loaded" not in shell.output("events")
+    assert quiet in shell.output("events", "--json")
 
 
 def test_events_follows(shell: Shell) -> None:
@@ -672,11 +680,11 @@ def test_events_follows(shell: Shell) -> None:
 
 def test_events_has_colours_only_on_a_terminal(shell: Shell) -> None:
     shell.write("watchdog", record("a", 1)).close()
-    assert "\x1b" not in shell.says("events")
+    assert "\x1b" not in shell.output("events")
     ours, theirs = pty.openpty()
     command: list[str | Path] = [shell.longwatch, "events"]
     subprocess.run(
-        command, check=True, cwd=shell.cwd, env=clean_environment(), stdout=theirs, timeout=PATIENCE
+        command, check=True, cwd=shell.cwd, env=clean_environment(), stdout=theirs, timeout=TIMEOUT
     )
     shown = os.read(ours, 1000)
     os.close(theirs)
@@ -688,11 +696,11 @@ def test_without_a_log_of_events_that_is_told(shell: Shell) -> None:
     expected = (
         "no events are kept in .longwatch; start something with `longwatch up`, or give --state-dir"
     )
-    assert expected == shell.refuses("events")
+    assert expected == shell.refusal("events")
 
 
 def test_many_ask_at_once(shell: Shell) -> None:
-    with supervising(shell.state, program()):
+    with fake_supervisor(shell.state, program()):
         codes: list[int] = []
         threads = [
             threading.Thread(target=lambda: codes.append(shell("status").returncode))
@@ -701,5 +709,5 @@ def test_many_ask_at_once(shell: Shell) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
     assert [0] * 6 == codes

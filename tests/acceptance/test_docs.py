@@ -33,7 +33,7 @@ LOADS = (
     "s.load_settings(path=pathlib.Path(sys.argv[1]), environ={}, flags={})"
 )
 COMMAND_LINES = [
-    (block.where, line)
+    (block.location, line)
     for block in SHELL
     for line in block.text.replace("\\\n", " ").splitlines()
     if line.startswith("$ longwatch")
@@ -86,10 +86,10 @@ def run_example(block: Block, python: Path, directory: Path) -> None:
         text=True,
         timeout=TIME_LIMIT,
     )
-    assert 0 == done.returncode, block.where + "\n" + done.stdout + done.stderr
+    assert 0 == done.returncode, block.location + "\n" + done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.location)
 def test_a_python_example_runs(block: Block, wheel_python: Path, tmp_path: Path) -> None:
     run_example(block, wheel_python, tmp_path)
 
@@ -115,7 +115,7 @@ def test_every_command_line_in_the_docs_parses(wheel_python: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("block", TOML, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", TOML, ids=lambda block: block.location)
 def test_a_file_of_settings_in_the_docs_has_no_faults(
     block: Block, wheel_python: Path, tmp_path: Path
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_file_of_settings_in_the_docs_has_no_faults(
         text=True,
         timeout=TIME_LIMIT,
     )
-    assert 0 == done.returncode, block.where + "\n" + done.stderr
+    assert 0 == done.returncode, block.location + "\n" + done.stderr
 
 
 def test_every_command_is_documented(commands: list[dict[str, Any]]) -> None:

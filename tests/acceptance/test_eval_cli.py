@@ -16,22 +16,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from awaiting import eventually
-from evaluated import Place, doing, lives, right
+from eval_process import EvalDirectory, is_alive, passing_samples, samples_that
 from markdown_files import ROOT, Page
-from supervised import PATIENCE, launched
+from polling import eventually
+from run_process import TIMEOUT, start_process
 
 
 @pytest.fixture
-def place(longwatch_bin: Path, tmp_path: Path) -> Place:
-    return Place(longwatch_bin, tmp_path)
+def place(longwatch_bin: Path, tmp_path: Path) -> EvalDirectory:
+    return EvalDirectory(longwatch_bin, tmp_path)
 
 
 # --- what it tells ---
 
 
-def test_a_dataset_is_run_scored_and_reported(place: Place) -> None:
-    file = place.dataset(*right(20), {"id": "wrong", "input": {"n": 20}, "expected": "a | b"})
+def test_a_dataset_is_run_scored_and_reported(place: EvalDirectory) -> None:
+    file = place.dataset(
+        *passing_samples(20), {"id": "wrong", "input": {"n": 20}, "expected": "a | b"}
+    )
     done = place.eval("run", file, "app:loop")
     assert 0 == done.returncode, done.stderr
     begins, *progress = done.stderr.splitlines()
@@ -65,8 +67,10 @@ def test_a_dataset_is_run_scored_and_reported(place: Place) -> None:
     assert {1} == set(place.notes("begin").values())
 
 
-def test_in_json_it_is_one_line(place: Place) -> None:
-    facts = place.facts("run", place.dataset(*right(4)), "app:made", "--evaluator", "app:judge")
+def test_in_json_it_is_one_line(place: EvalDirectory) -> None:
+    facts = place.json_output(
+        "run", place.dataset(*passing_samples(4)), "app:made", "--evaluator", "app:judge"
+    )
     assert {
         "samples": 4,
         "passed": 3,
@@ -84,10 +88,10 @@ def test_in_json_it_is_one_line(place: Place) -> None:
     assert {"value": 0.75, "passed": False, "reason": "3 is not small"} == result["score"]
 
 
-def test_on_a_terminal_a_bar_shows_how_far_it_is(place: Place) -> None:
-    file = place.dataset(*right(7))
+def test_on_a_terminal_a_bar_shows_how_far_it_is(place: EvalDirectory) -> None:
+    file = place.dataset(*passing_samples(7))
     ours, theirs = pty.openpty()
-    with launched(
+    with start_process(
         [place.longwatch, "eval", "run", file, "app:loop"],
         place.cwd,
         env={"TERM": "xterm"},
@@ -99,8 +103,8 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is(place: Place) -> None:
     ):
         os.close(theirs)
         shown = _read_terminal(ours)
-        out.rest(time.monotonic() + PATIENCE)
-        assert 0 == process.wait(PATIENCE)
+        out.read_to_end(time.monotonic() + TIMEOUT)
+        assert 0 == process.wait(TIMEOUT)
     assert "━" in shown
     assert "7/7" in shown
 
@@ -115,10 +119,10 @@ def _read_terminal(descriptor: int) -> str:
     return seen.decode()
 
 
-def test_several_processes_share_the_samples(place: Place) -> None:
-    with place.begun(
+def test_several_processes_share_the_samples(place: EvalDirectory) -> None:
+    with place.started(
         "run",
-        place.dataset(*right(8, do="wait")),
+        place.dataset(*passing_samples(8, do="wait")),
         "app:loop",
         "--processes",
         "2",
@@ -127,12 +131,12 @@ def test_several_processes_share_the_samples(place: Place) -> None:
     ) as at_work:
         assert eventually(lambda: len(place.notes("begin")) == 8)
         (place.cwd / "go").touch()
-        assert 0 == at_work.end(), at_work.told
+        assert 0 == at_work.wait(), at_work.stderr_text
     assert (2, {1}) == (len(place.processes), set(place.notes("begin").values()))
 
 
-def test_too_few_passed_is_exit_code_1(place: Place) -> None:
-    file = place.dataset(*right(4))
+def test_too_few_passed_is_exit_code_1(place: EvalDirectory) -> None:
+    file = place.dataset(*passing_samples(4))
     done = place.eval("run", file, "app:worse", "--min-pass-rate", "0.51")
     assert 1 == done.returncode
     assert (
@@ -142,16 +146,16 @@ def test_too_few_passed_is_exit_code_1(place: Place) -> None:
     run = done.stdout.split()[-2].removesuffix(":")
     assert 0 == place.eval("resume", run, "--min-pass-rate", "0.5").returncode
     assert 1 == place.eval("resume", run, "--min-pass-rate", "0.75").returncode
-    assert 0.5 == place.facts("resume", run, "--min-pass-rate", "1", code=1)["pass_rate"]
+    assert 0.5 == place.json_output("resume", run, "--min-pass-rate", "1", code=1)["pass_rate"]
 
 
 # --- comparing ---
 
 
-def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: Place) -> None:
-    file = place.dataset(*right(4))
+def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: EvalDirectory) -> None:
+    file = place.dataset(*passing_samples(4))
     before, after = (
-        place.facts("run", file, target)["run"] for target in ("app:worse", "app:loop")
+        place.json_output("run", file, target)["run"] for target in ("app:worse", "app:loop")
     )
     done = place.eval("compare", before, after)
     assert (0, "") == (done.returncode, done.stderr)
@@ -160,7 +164,7 @@ def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: Pla
     assert ["passed", "2", "4", "+2"] in lines
     assert ["pass", "rate", "50.0%", "100.0%", "+50.0%"] in lines
     assert "improved: s0, s2" == done.stdout.splitlines()[-1]
-    facts = place.facts("compare", f".longwatch/evals/{after}.json", before)
+    facts = place.json_output("compare", f".longwatch/evals/{after}.json", before)
     assert ([], ["s0", "s2"], 4, 2) == (
         facts["improved"],
         facts["regressed"],
@@ -169,22 +173,24 @@ def test_two_evaluations_of_one_dataset_are_compared_by_id_or_by_file(place: Pla
     )
 
 
-def test_what_cannot_be_compared_is_told(place: Place) -> None:
+def test_what_cannot_be_compared_is_told(place: EvalDirectory) -> None:
     first, second = (
-        place.facts("run", place.dataset(*right(n), name=f"d{n}"), "app:loop")["run"]
+        place.json_output("run", place.dataset(*passing_samples(n), name=f"d{n}"), "app:loop")[
+            "run"
+        ]
         for n in (1, 2)
     )
     message = (
         "these are reports of different datasets (d1.jsonl, 1 samples; d2.jsonl, 2 samples); run "
         "both on the same one"
     )
-    assert f"longwatch: {message}\n" == place.refuses("compare", first, second)
+    assert f"longwatch: {message}\n" == place.refusal("compare", first, second)
     missing = (
         f"no report 'none': there is no {Path('.longwatch/evals/none.json')}, nor a file of that "
         f"name"
     )
-    assert missing in place.refuses("compare", first, "none")
-    assert "longwatch: app.py is no report of an evaluation: " in place.refuses(
+    assert missing in place.refusal("compare", first, "none")
+    assert "longwatch: app.py is no report of an evaluation: " in place.refusal(
         "compare", "app.py", first
     )
 
@@ -192,18 +198,21 @@ def test_what_cannot_be_compared_is_told(place: Place) -> None:
 # --- the night ---
 
 
-def test_after_kill_9_of_everything_it_goes_on_with_what_is_left(place: Place) -> None:
+def test_after_kill_9_of_everything_it_goes_on_with_what_is_left(place: EvalDirectory) -> None:
     """Half of 500 samples are done, and the others wait, when the power goes."""
-    held = [{**sample, "input": {**sample["input"], "do": "wait"}} for sample in right(500)[250:]]
-    with place.begun("run", place.dataset(*right(250), *held), "app:loop") as at_work:
-        run = at_work.run
-        assert eventually(lambda: place.left(run) == 250)
+    held = [
+        {**sample, "input": {**sample["input"], "do": "wait"}}
+        for sample in passing_samples(500)[250:]
+    ]
+    with place.started("run", place.dataset(*passing_samples(250), *held), "app:loop") as at_work:
+        run = at_work.run_id
+        assert eventually(lambda: place.remaining(run) == 250)
         assert eventually(lambda: len(place.notes("begin")) > 250)
         at_work.kill_everything()
-    finished, begun = place.finished(run), place.notes("begin")
+    finished, begun = place.finished_samples(run), place.notes("begin")
     assert {f"s{n}" for n in range(250)} == finished
     (place.cwd / "go").touch()
-    facts = place.facts("resume", run)
+    facts = place.json_output("resume", run)
     assert (500, 500, 0) == (facts["samples"], facts["passed"], facts["missing"])
     assert dict.fromkeys(finished, 1) == {
         sample: place.notes("begin")[sample] for sample in finished
@@ -217,23 +226,31 @@ def test_after_kill_9_of_everything_it_goes_on_with_what_is_left(place: Place) -
     assert [f"s{n}" for n in range(500)] == ids
 
 
-def test_killed_again_and_again_at_any_moment_no_finished_sample_is_run_again(place: Place) -> None:
-    words: Sequence[str] = ("run", place.dataset(*right(400)), "app:loop", "--attempts", "20")
+def test_killed_again_and_again_at_any_moment_no_finished_sample_is_run_again(
+    place: EvalDirectory,
+) -> None:
+    words: Sequence[str] = (
+        "run",
+        place.dataset(*passing_samples(400)),
+        "app:loop",
+        "--attempts",
+        "20",
+    )
     finished_before: dict[str, int] = {}
     run = ""
     for enough in (60, 160):
-        with place.begun(*words) as at_work:
-            run = run or at_work.run
+        with place.started(*words) as at_work:
+            run = run or at_work.run_id
             assert eventually(lambda enough=enough: len(place.notes("end")) >= enough)  # type: ignore[misc] # bound at once
             at_work.process.kill()
-            assert eventually(lambda: not any(map(lives, place.processes)))
+            assert eventually(lambda: not any(map(is_alive, place.processes)))
         begun = place.notes("begin")
         assert (
             finished_before.items() <= {sample: begun[sample] for sample in finished_before}.items()
         )
-        finished_before = {sample: begun[sample] for sample in place.finished(run)}
+        finished_before = {sample: begun[sample] for sample in place.finished_samples(run)}
         words = ("resume", run)
-    facts = place.facts("resume", run)
+    facts = place.json_output("resume", run)
     begun = place.notes("begin")
     assert (400, 400) == (facts["samples"], facts["passed"])
     assert finished_before == {sample: begun[sample] for sample in finished_before}
@@ -242,20 +259,20 @@ def test_killed_again_and_again_at_any_moment_no_finished_sample_is_run_again(pl
     ]
 
 
-def test_one_that_is_done_is_only_reported_again(place: Place) -> None:
-    facts = place.facts("run", place.dataset(*right(5)), "app:loop")
+def test_one_that_is_done_is_only_reported_again(place: EvalDirectory) -> None:
+    facts = place.json_output("run", place.dataset(*passing_samples(5)), "app:loop")
     before = place.notes("begin")
     (place.cwd / ".longwatch" / "evals" / f"{facts['run']}.json").unlink()
-    assert facts == place.facts("resume", facts["run"])
+    assert facts == place.json_output("resume", facts["run"])
     assert (before, 5) == (place.notes("begin"), len(place.report(facts["run"])["results"]))
 
 
 def test_a_sample_that_hangs_fails_or_ends_its_process_is_reported_and_the_rest_goes_on(
-    place: Place,
+    place: EvalDirectory,
 ) -> None:
     bad = ("hang", "kill", "leave", "misconfigured", "fail", "refuse")
-    file = place.dataset(*doing(*bad, "slow"), *right(20))
-    facts = place.facts(
+    file = place.dataset(*samples_that(*bad, "slow"), *passing_samples(20))
+    facts = place.json_output(
         "run", file, "app:loop", "--sample-timeout", "2", "--attempts", "2", "--processes", "2"
     )
     results = {each["sample_id"]: each for each in place.report(facts["run"])["results"]}
@@ -273,8 +290,8 @@ def test_a_sample_that_hangs_fails_or_ends_its_process_is_reported_and_the_rest_
     )
 
 
-def test_processes_that_never_come_to_a_sample_are_given_up(place: Place) -> None:
-    done = place.eval("run", place.dataset(*right(2)), "once:loop")
+def test_processes_that_never_come_to_a_sample_are_given_up(place: EvalDirectory) -> None:
+    done = place.eval("run", place.dataset(*passing_samples(2)), "once:loop")
     assert 100 == done.returncode
     last = done.stderr.splitlines()[-1]
     assert (
@@ -291,65 +308,69 @@ def test_processes_that_never_come_to_a_sample_are_given_up(place: Place) -> Non
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_told_to_stop_it_lets_what_is_at_work_finish_and_says_how_to_go_on(
-    place: Place, signum: int
+    place: EvalDirectory, signum: int
 ) -> None:
-    with place.begun(
-        "run", place.dataset(*right(30, do="wait")), "app:loop", "--concurrency", "3"
+    with place.started(
+        "run", place.dataset(*passing_samples(30, do="wait")), "app:loop", "--concurrency", "3"
     ) as at_work:
-        run = at_work.run
+        run = at_work.run_id
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.process.send_signal(signum)
-        at_work.says(
+        at_work.wait_for_line(
             "^stopping: the samples at work may finish; to end them too, say it once more$"
         )
         (place.cwd / "go").touch()
-        assert 130 == at_work.end()
-    left = place.left(run)
+        assert 130 == at_work.wait()
+    left = place.remaining(run)
     assert (
         f"longwatch: interrupted with {left} samples left; go on: longwatch eval resume {run}\n"
-        == at_work.told.splitlines(True)[-1]
+        == at_work.stderr_text.splitlines(True)[-1]
     )
     assert 30 - 3 >= left > 0
-    assert (30, 0) == tuple(place.facts("resume", run)[key] for key in ("passed", "errors"))
+    assert (30, 0) == tuple(place.json_output("resume", run)[key] for key in ("passed", "errors"))
     assert {1} == set(place.notes("begin").values())
 
 
-def test_a_second_ctrl_c_ends_it_at_once_and_nothing_is_left_running(place: Place) -> None:
-    with place.begun(
-        "run", place.dataset(*right(3, do="wait")), "app:loop", "--concurrency", "3"
+def test_a_second_ctrl_c_ends_it_at_once_and_nothing_is_left_running(place: EvalDirectory) -> None:
+    with place.started(
+        "run", place.dataset(*passing_samples(3, do="wait")), "app:loop", "--concurrency", "3"
     ) as at_work:
-        run = at_work.run
+        run = at_work.run_id
         assert eventually(lambda: len(place.notes("begin")) == 3)
         at_work.process.send_signal(signal.SIGINT)
-        at_work.says("^stopping: ")
+        at_work.wait_for_line("^stopping: ")
         at_work.process.send_signal(signal.SIGINT)
-        assert 130 == at_work.process.wait(PATIENCE)
-        assert eventually(lambda: not any(map(lives, place.processes)))
-    assert 3 == place.left(run)
+        assert 130 == at_work.process.wait(TIMEOUT)
+        assert eventually(lambda: not any(map(is_alive, place.processes)))
+    assert 3 == place.remaining(run)
 
 
-def test_without_its_guardian_it_ends_and_says_how_to_go_on(place: Place) -> None:
-    with place.begun("run", place.dataset(*right(3, do="wait")), "app:loop") as at_work:
-        run = at_work.run
+def test_without_its_guardian_it_ends_and_says_how_to_go_on(place: EvalDirectory) -> None:
+    with place.started("run", place.dataset(*passing_samples(3, do="wait")), "app:loop") as at_work:
+        run = at_work.run_id
         assert eventually(lambda: len(place.notes("begin")) == 3)
         [guardian] = psutil.Process(at_work.process.pid).children()
         guardian.kill()
-        assert 75 == at_work.end()
-    assert at_work.told.endswith(f"; go on: longwatch eval resume {run}\n")
+        assert 75 == at_work.wait()
+    assert at_work.stderr_text.endswith(f"; go on: longwatch eval resume {run}\n")
     (place.cwd / "go").touch()
-    assert 3 == place.facts("resume", run)["passed"]
+    assert 3 == place.json_output("resume", run)["passed"]
 
 
 # --- elsewhere ---
 
 
 def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_time(
-    place: Place,
+    place: EvalDirectory,
 ) -> None:
-    with place.begun(
-        "run", place.dataset(*right(3, do="wait")), "app:loop", "--store", "sqlite:///night.db"
+    with place.started(
+        "run",
+        place.dataset(*passing_samples(3, do="wait")),
+        "app:loop",
+        "--store",
+        "sqlite:///night.db",
     ) as at_work:
-        run = at_work.says(
+        run = at_work.wait_for_line(
             r"^evaluation (\S+): 3 samples; if .* go on: longwatch eval resume \1 --store "
             r"sqlite:///night.db$"
         )
@@ -357,7 +378,10 @@ def test_another_store_is_named_by_its_url_and_may_be_named_otherwise_the_next_t
         at_work.kill_everything()
     (place.cwd / "go").touch()
     assert "no store at sqlite:///.longwatch/evals.db" in place.eval("resume", run).stderr
-    assert 3 == place.facts("resume", run, "--store", f"sqlite:///{place.cwd}/night.db")["passed"]
+    assert (
+        3
+        == place.json_output("resume", run, "--store", f"sqlite:///{place.cwd}/night.db")["passed"]
+    )
 
 
 # --- bad input ---
@@ -388,15 +412,17 @@ EMPTY = (
     ("text", "told"), [(FAULTY, FAULTS), ("\n", EMPTY)], ids=["faulty", "empty"]
 )
 def test_a_dataset_with_faults_is_told_before_anything_runs(
-    place: Place, text: str, told: str
+    place: EvalDirectory, text: str, told: str
 ) -> None:
     (place.cwd / "bad.jsonl").write_text(text)
-    assert told == place.refuses("run", "bad.jsonl", "app:loop")
+    assert told == place.refusal("run", "bad.jsonl", "app:loop")
 
 
-def test_a_sample_that_cannot_be_stored_is_told_before_anything_runs(place: Place) -> None:
+def test_a_sample_that_cannot_be_stored_is_told_before_anything_runs(place: EvalDirectory) -> None:
     done = place.eval(
-        "run", place.dataset(*right(3), {"id": "big", "input": "x" * (1 << 20)}), "app:loop"
+        "run",
+        place.dataset(*passing_samples(3), {"id": "big", "input": "x" * (1 << 20)}),
+        "app:loop",
     )
     message = "longwatch: sample 'big' cannot be sent: a body of "
     assert (2, message) == (done.returncode, done.stderr[: len(message)])
@@ -479,20 +505,22 @@ WRONG: tuple[tuple[tuple[str, ...], str], ...] = (
     ("words", "message"), WRONG, ids=[" ".join(words[1:]) for words, _ in WRONG]
 )
 def test_what_cannot_be_run_is_told_before_anything_is_written(
-    place: Place, words: tuple[str, ...], message: str
+    place: EvalDirectory, words: tuple[str, ...], message: str
 ) -> None:
     (place.cwd / "ok.jsonl").write_text(ONE)
-    told = place.refuses("run", *words)
+    told = place.refusal("run", *words)
     assert f"longwatch: {message}" == told[: len(f"longwatch: {message}")]
     assert 1 == len(told.splitlines())
 
 
-def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(place: Place) -> None:
-    assert "longwatch: no store at sqlite:///.longwatch/evals.db; " in place.refuses(
+def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(
+    place: EvalDirectory,
+) -> None:
+    assert "longwatch: no store at sqlite:///.longwatch/evals.db; " in place.refusal(
         "resume", "night-1"
     )
-    run = place.facts("run", place.dataset(*right(1)), "app:loop")["run"]
-    assert f"longwatch: no evaluation '{run}0' here; did you mean {run}?\n" == place.refuses(
+    run = place.json_output("run", place.dataset(*passing_samples(1)), "app:loop")["run"]
+    assert f"longwatch: no evaluation '{run}0' here; did you mean {run}?\n" == place.refusal(
         "resume", f"{run}0"
     )
 
@@ -511,10 +539,10 @@ def test_an_evaluation_that_is_not_there_is_told_without_a_store_being_made(plac
     ],
 )
 def test_what_an_evaluator_gets_wrong_is_the_error_of_each_sample(
-    place: Place, evaluator: str, error: str
+    place: EvalDirectory, evaluator: str, error: str
 ) -> None:
-    facts = place.facts(
-        "run", place.dataset(*right(2)), "app:loop", "--evaluator", f"app:{evaluator}"
+    facts = place.json_output(
+        "run", place.dataset(*passing_samples(2)), "app:loop", "--evaluator", f"app:{evaluator}"
     )
     results = place.report(facts["run"])["results"]
     assert (["error", "error"], {1}) == (
@@ -527,7 +555,7 @@ def test_what_an_evaluator_gets_wrong_is_the_error_of_each_sample(
 # --- the tutorial ---
 
 
-def test_the_tutorial_does_what_it_says(place: Place) -> None:
+def test_the_tutorial_does_what_it_says(place: EvalDirectory) -> None:
     blocks = Page.read(ROOT / "docs" / "tutorial-evals.md").blocks
     python = [block.text for block in blocks if block.info == ("python",)]
     [samples] = [block.text for block in blocks if block.info == ("json",)]
@@ -541,7 +569,7 @@ def test_the_tutorial_does_what_it_says(place: Place) -> None:
         first.stderr
     )
     (place.cwd / "answers.py").write_text(python[0].replace("Sydney", "Canberra"))
-    second = place.facts(*words, "checks:judge")
+    second = place.json_output(*words, "checks:judge")
     before = first.stdout.split()[-2].removesuffix(":")
     compared = place.eval("compare", before, second["run"])
     assert (0, _without_times(shown[1])) == (

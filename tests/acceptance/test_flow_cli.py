@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 import flow_app
-from awaiting import eventually
-from longwatch.app.sources import found_source
 from longwatch.flow import Execution, Flow
-from longwatch.flow.source import FlowSource
+from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.host.incarnation import Incarnation
+from longwatch.workers.lease_renewer import open_claim_source
+from polling import eventually
 from postgres_server import shared_server
-from supervised import PATIENCE, clean_environment, launched
-from upheld import unused_port, upheld
-from worked import Worked, migrated, most_down
+from run_process import TIMEOUT, clean_environment, start_process
+from up_process import start_up, unused_port
+from worker_process import WorkerProcess, migrate, most_down
 
 APP = Path(flow_app.__file__)
 TARGET = "flow_app:flow"
@@ -39,7 +39,7 @@ NO_CODE = (
 )
 
 
-class Place:
+class FlowDirectory:
     """A directory with the application and its store, in which `longwatch flow` is called."""
 
     def __init__(self, longwatch: Path, cwd: Path) -> None:
@@ -50,18 +50,18 @@ class Place:
         shutil.copy(APP, cwd)
 
     def __call__(self, *words: str | bytes, **env: str) -> subprocess.CompletedProcess[str]:
-        return ended([self.longwatch, "flow", *words], self.cwd, **env)
+        return run_to_end([self.longwatch, "flow", *words], self.cwd, **env)
 
-    def says(self, *words: str, **env: str) -> list[str]:
+    def output(self, *words: str, **env: str) -> list[str]:
         done = self(*words, **env)
         assert (0, "") == (done.returncode, done.stderr), done.stderr
         return done.stdout.splitlines()
 
-    def facts(self, *words: str) -> Any:
-        [line] = self.says(*words, "--json")
+    def json_output(self, *words: str) -> Any:
+        [line] = self.output(*words, "--json")
         return json.loads(line)
 
-    def refuses(self, *words: str | bytes, code: int = 2, **env: str) -> str:
+    def refusal_of(self, *words: str | bytes, code: int = 2, **env: str) -> str:
         """The one line of a refusal, without its `longwatch: `."""
         return refusal(self(*words, **env), code=code)
 
@@ -82,7 +82,7 @@ class Place:
         return started
 
 
-def ended(
+def run_to_end(
     words: Sequence[str | bytes | Path], cwd: Path, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -93,7 +93,7 @@ def ended(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
 
 
@@ -105,9 +105,11 @@ def refusal(done: subprocess.CompletedProcess[str], *, code: int) -> str:
 
 
 @pytest.fixture
-def place(longwatch_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(
+    longwatch_bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FlowDirectory]:
     monkeypatch.chdir(tmp_path)  # where nodes that are computed in this process make their notes
-    made = Place(longwatch_bin, tmp_path)
+    made = FlowDirectory(longwatch_bin, tmp_path)
     with closing(made.flow):
         yield made
 
@@ -130,41 +132,43 @@ WITH_CODE = (
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_a_store_that_is_not_there_is_told_and_not_made(
-    place: Place, words: tuple[str, ...]
+    place: FlowDirectory, words: tuple[str, ...]
 ) -> None:
-    told = place.refuses(*words)
+    told = place.refusal_of(*words)
     assert (
         "no store at sqlite:///longwatch.db; name the flow first, as module:name, or give --store"
         == told
     )
     assert ["flow_app.py"] == [each.name for each in place.cwd.iterdir()]
-    told = place.refuses(*words, "--store", "sqlite:///nope.db")
+    told = place.refusal_of(*words, "--store", "sqlite:///nope.db")
     assert "no store at sqlite:///nope.db; check the URL; the first flow.start(…) makes it" == told
 
 
 @pytest.mark.parametrize("words", [*LOOKING, *WITH_CODE[2:-1], WITH_CODE[0]], ids=" ".join)
 def test_a_flow_in_which_nothing_was_started_is_told_and_its_store_not_made(
-    place: Place, words: tuple[str, ...]
+    place: FlowDirectory, words: tuple[str, ...]
 ) -> None:
     command, *rest = words
-    told = place.refuses(command, TARGET, *rest)
+    told = place.refusal_of(command, TARGET, *rest)
     assert "no store at sqlite:///flow.db; start an execution first, as in: flow.start(…)" == told
     assert not (place.cwd / "flow.db").exists()
 
 
-def test_a_database_that_is_not_ours_is_left_as_it_is(place: Place) -> None:
+def test_a_database_that_is_not_ours_is_left_as_it_is(place: FlowDirectory) -> None:
     with closing(sqlite3.connect(place.cwd / "flow.db")) as other:
         other.execute("CREATE TABLE something_else (n INTEGER)")
     before = (place.cwd / "flow.db").read_bytes()
-    assert place.refuses("ls", TARGET).startswith(
+    assert place.refusal_of("ls", TARGET).startswith(
         "sqlite:///flow.db holds no executions; start an execution first"
     )
     assert before == (place.cwd / "flow.db").read_bytes()
 
 
 @pytest.mark.parametrize("words", WITH_CODE, ids=" ".join)
-def test_what_needs_the_code_says_how_to_name_it(place: Place, words: tuple[str, ...]) -> None:
-    assert NO_CODE.format(words[0]) == place.refuses(*words)
+def test_what_needs_the_code_says_how_to_name_it(
+    place: FlowDirectory, words: tuple[str, ...]
+) -> None:
+    assert NO_CODE.format(words[0]) == place.refusal_of(*words)
 
 
 UNUSABLE = {
@@ -180,10 +184,10 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("target", UNUSABLE)
-def test_code_that_cannot_be_used_is_told_in_one_line(place: Place, target: str) -> None:
+def test_code_that_cannot_be_used_is_told_in_one_line(place: FlowDirectory, target: str) -> None:
     (place.cwd / "broken.py").write_text("1 / 0\n")
     (place.cwd / "exits.py").write_text("import sys\nsys.exit(3)\n")
-    assert place.refuses("ls", target).startswith(UNUSABLE[target])
+    assert place.refusal_of("ls", target).startswith(UNUSABLE[target])
 
 
 @pytest.mark.parametrize(
@@ -230,12 +234,14 @@ def test_code_that_cannot_be_used_is_told_in_one_line(place: Place, target: str)
     ],
     ids=str,
 )
-def test_wrong_use_is_told_in_one_line(place: Place, words: tuple[str, ...], said: str) -> None:
-    assert place.refuses(*words).startswith(said)
+def test_wrong_use_is_told_in_one_line(
+    place: FlowDirectory, words: tuple[str, ...], said: str
+) -> None:
+    assert place.refusal_of(*words).startswith(said)
 
 
-def test_words_that_are_no_text_are_wrong_use(place: Place) -> None:
-    assert "is not UTF-8" in place.refuses("show", b"\xff")
+def test_words_that_are_no_text_are_wrong_use(place: FlowDirectory) -> None:
+    assert "is not UTF-8" in place.refusal_of("show", b"\xff")
 
 
 @pytest.mark.parametrize(
@@ -251,11 +257,13 @@ def test_words_that_are_no_text_are_wrong_use(place: Place) -> None:
     ],
     ids=" ".join,
 )
-def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, ...]) -> None:
+def test_an_execution_that_is_not_there_is_told(
+    place: FlowDirectory, words: tuple[str, ...]
+) -> None:
     place.start()
     more = {"set": ["job=1"], "retry": ["pages"], "abandon": ["pages"]}.get(words[0], [])
     command, *options = words
-    told = place.refuses(command, TARGET, *options, "abc", *more)
+    told = place.refusal_of(command, TARGET, *options, "abc", *more)
     assert told.startswith("there is no execution 'abc' in sqlite:///flow.db")
 
 
@@ -285,33 +293,33 @@ def test_an_execution_that_is_not_there_is_told(place: Place, words: tuple[str, 
     ids=str,
 )
 def test_what_an_execution_cannot_do_is_told_and_changes_nothing(
-    place: Place, words: tuple[str, ...], said: str
+    place: FlowDirectory, words: tuple[str, ...], said: str
 ) -> None:
     started = place.start()
     command, *rest = words
-    assert place.refuses(command, TARGET, started.id, *rest).startswith(said)
+    assert place.refusal_of(command, TARGET, started.id, *rest).startswith(said)
     assert (1, {"job": {"id": "a"}}) == (started.revision, started.values())
 
 
-def test_a_cancelled_execution_changes_no_more(place: Place) -> None:
+def test_a_cancelled_execution_changes_no_more(place: FlowDirectory) -> None:
     started = place.start()
     started.cancel()
-    assert place.refuses("set", TARGET, started.id, "draft=1").startswith(
+    assert place.refusal_of("set", TARGET, started.id, "draft=1").startswith(
         f"execution {started.id} was cancelled and changes no more"
     )
 
 
 def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_not_explained(
-    place: Place,
+    place: FlowDirectory,
 ) -> None:
     started = place.flow.start("other", n=1)
-    assert place.refuses("explain", TARGET, started.id).startswith(
+    assert place.refusal_of("explain", TARGET, started.id).startswith(
         "graph 'other' was not given to this Flow"
     )
-    assert place.refuses("graph", TARGET, "--execution", started.id).startswith(
+    assert place.refusal_of("graph", TARGET, "--execution", started.id).startswith(
         "graph 'other' was not given to this Flow"
     )
-    assert "other" == place.facts("show", TARGET, started.id)["graph"]
+    assert "other" == place.json_output("show", TARGET, started.id)["graph"]
 
 
 @pytest.mark.parametrize(
@@ -337,25 +345,29 @@ def test_an_execution_of_a_graph_that_the_flow_does_not_have_can_be_shown_but_no
     ],
     ids=str,
 )
-def test_a_graph_that_there_is_not_is_told(place: Place, words: tuple[str, ...], said: str) -> None:
-    assert said == place.refuses("graph", *words)
+def test_a_graph_that_there_is_not_is_told(
+    place: FlowDirectory, words: tuple[str, ...], said: str
+) -> None:
+    assert said == place.refusal_of("graph", *words)
 
 
-def test_a_store_that_is_away_is_worth_another_try(place: Place) -> None:
+def test_a_store_that_is_away_is_worth_another_try(place: FlowDirectory) -> None:
     url = f"postgresql://me:word@127.0.0.1:{unused_port()}/flow"
-    done = ended([*SOURCE, "flow", "ls", "--store", url], place.cwd)
+    done = run_to_end([*SOURCE, "flow", "ls", "--store", url], place.cwd)
     assert "word" not in refusal(done, code=75)
 
 
 # --- looking ---
 
 
-def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(place: Place) -> None:
+def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(
+    place: FlowDirectory,
+) -> None:
     done = place.computed({"id": "a", "pages": 20})
     cancelled = place.start()
     cancelled.cancel()
     waiting = place.flow.start("other", n=1)
-    told = place.facts("ls", TARGET)
+    told = place.json_output("ls", TARGET)
     assert [waiting.id, cancelled.id, done.id] == [each["execution"] for each in told]
     assert ["waiting", "cancelled", "idle"] == [each["state"] for each in told]
     assert {
@@ -371,28 +383,28 @@ def test_ls_lists_executions_from_a_flow_a_store_and_the_environment_alike(place
         for key in ("graph", "version", "revision", "set", "running", "waiting", "failed")
     }
     same = [
-        place.says("ls", "--store", "sqlite:///flow.db", "--json"),
-        place.says("ls", "--json", LONGWATCH_STORE="sqlite:///flow.db"),
-        place.says("ls", "--json", LONGWATCH_FLOW=TARGET, LONGWATCH_STORE="sqlite:///nothing.db"),
-        place.says("ls", "--json", "--store", "sqlite:///flow.db", LONGWATCH_FLOW="nothing:flow"),
-        place.says("ls", "flow_app:made", "--json"),
+        place.output("ls", "--store", "sqlite:///flow.db", "--json"),
+        place.output("ls", "--json", LONGWATCH_STORE="sqlite:///flow.db"),
+        place.output("ls", "--json", LONGWATCH_FLOW=TARGET, LONGWATCH_STORE="sqlite:///nothing.db"),
+        place.output("ls", "--json", "--store", "sqlite:///flow.db", LONGWATCH_FLOW="nothing:flow"),
+        place.output("ls", "flow_app:made", "--json"),
     ]
     assert [told] * 5 == [json.loads(line) for [line] in same]
     assert [waiting.id] == [
-        each["execution"] for each in place.facts("ls", TARGET, "--graph", "other")
+        each["execution"] for each in place.json_output("ls", TARGET, "--graph", "other")
     ]
-    head, first, more = place.says("ls", TARGET, "--limit", "1")
+    head, first, more = place.output("ls", TARGET, "--limit", "1")
     assert ["execution", "graph", "version", "state"] == head.split()[:4]
     assert [waiting.id, "other", "2", "waiting"] == first.split()[:4]
     assert "the newest 1; more with --limit" == more
-    assert ["no executions of graph 'nothing' in sqlite:///flow.db"] == place.says(
+    assert ["no executions of graph 'nothing' in sqlite:///flow.db"] == place.output(
         "ls", TARGET, "--graph", "nothing"
     )
 
 
-def test_show_tells_values_and_attempts_without_code(place: Place) -> None:
+def test_show_tells_values_and_attempts_without_code(place: FlowDirectory) -> None:
     started = place.computed({"id": "a", "pages": 500})
-    told = place.facts("show", started.id, "--store", "sqlite:///flow.db")
+    told = place.json_output("show", started.id, "--store", "sqlite:///flow.db")
     assert {"value": "x" * 500, "revision": 3} == told["values"]["report"]
     assert ["job", "pages", "report"] == list(told["values"])
     assert [("pages", 1, "success", None), ("report", 1, "success", None)] == [
@@ -400,24 +412,24 @@ def test_show_tells_values_and_attempts_without_code(place: Place) -> None:
         for each in told["attempts"]
     ]
     assert {"job": 1} == told["attempts"][0]["computed_with"]
-    text = place.says("show", started.id, "--store", "sqlite:///flow.db")
+    text = place.output("show", started.id, "--store", "sqlite:///flow.db")
     assert ["execution", started.id] == text[0].split()
     assert any(
         line.startswith("report") and line.endswith("… (382 more characters)") for line in text
     )
-    one = place.says("show", TARGET, started.id, "--limit", "1")
+    one = place.output("show", TARGET, started.id, "--limit", "1")
     assert "1 older attempt not shown; more with --limit" == one[-1]
 
 
-def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: Place) -> None:
+def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: FlowDirectory) -> None:
     started = place.start(error="first\n\x1b[31mlast")
     with place.flow.worker():
         assert eventually(lambda: len(started.computations()) > 1)
     with closing(sqlite3.connect(place.cwd / "flow.db")) as store, store:
         store.execute(
-            "UPDATE longwatch_computations SET ready_at = ready_at + 10000 WHERE held = 1"
+            "UPDATE longwatch_computations SET ready_at = ready_at + 10000 WHERE lease_state = 1"
         )
-    *_, first, second = place.says("show", TARGET, started.id)
+    *_, first, second = place.output("show", TARGET, started.id)
     assert (True, True) == (
         first.startswith("pages        1  failed "),
         first.endswith(r"  \x1b[31mlast"),
@@ -425,50 +437,54 @@ def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: Place) -> No
     assert second.startswith("pages        2  due in 3 h ")
 
 
-def test_show_tells_how_long_a_running_attempt_may_be_silent(place: Place) -> None:
+def test_show_tells_how_long_a_running_attempt_may_be_silent(place: FlowDirectory) -> None:
     started = place.start(until="go")
     with place.flow.worker():
         assert eventually(lambda: started.computations()[0].state == "computing")
-        [attempt] = place.facts("show", TARGET, started.id)["attempts"]
+        [attempt] = place.json_output("show", TARGET, started.id)["attempts"]
         (place.cwd / "go").touch()
     assert ("computing", True) == (attempt["state"], 200 < attempt["heartbeat_in"] <= 240)
     assert 3500 < attempt["deadline_in"] <= 3600
 
 
-def test_explain_prints_the_tree_and_tells_it_to_machines(place: Place) -> None:
+def test_explain_prints_the_tree_and_tells_it_to_machines(place: FlowDirectory) -> None:
     started = place.start()
-    assert str(started.explain()).splitlines() == place.says("explain", TARGET, started.id)
-    told = place.facts("explain", TARGET, started.id)
+    assert str(started.explain()).splitlines() == place.output("explain", TARGET, started.id)
+    told = place.json_output("explain", TARGET, started.id)
     assert [("job", "set"), ("draft", "unset"), ("pages", "waiting"), ("report", "blocked")] == [
         (each["node"], each["state"]) for each in told["nodes"]
     ]
     assert {"text": "job is set", "met": True, "parts": []} == told["nodes"][2]["gate"]["parts"][0]
-    assert place.says("explain", started.id, LONGWATCH_FLOW=TARGET) == place.says(
+    assert place.output("explain", started.id, LONGWATCH_FLOW=TARGET) == place.output(
         "explain", TARGET, started.id
     )
 
 
-def test_graph_draws_a_graph_without_a_store_and_an_execution_with_its_states(place: Place) -> None:
-    drawn = place.says("graph", TARGET)
+def test_graph_draws_a_graph_without_a_store_and_an_execution_with_its_states(
+    place: FlowDirectory,
+) -> None:
+    drawn = place.output("graph", TARGET)
     assert "graph jobs 1" == drawn[0]
     assert "  report  compute  ← is long(pages) and (job or not draft)" == drawn[-1]
     assert not (place.cwd / "flow.db").exists()
-    assert ["graph other 2", "  n       input", "  double  compute  ← n"] == place.says(
+    assert ["graph other 2", "  n       input", "  double  compute  ← n"] == place.output(
         "graph", "flow_app:two", "other"
     )
     started = place.start()
-    assert "  pages   compute  waiting  ← job" in place.says(
+    assert "  pages   compute  waiting  ← job" in place.output(
         "graph", TARGET, "--execution", started.id
     )
-    chart = place.says("graph", TARGET, "--mermaid", "--execution", started.id)
+    chart = place.output("graph", TARGET, "--mermaid", "--execution", started.id)
     assert "flowchart LR" in chart
     assert '    n3["pages<br/>compute · waiting"]:::waiting' in chart
-    told = place.facts("graph", TARGET)
+    told = place.json_output("graph", TARGET)
     assert drawn == told["picture"].splitlines()
     assert {"node": "pages", "kind": "compute", "after": ["job"], "gate": "job"} == told["nodes"][2]
 
 
-def test_what_a_module_prints_when_it_is_imported_is_no_part_of_the_answer(place: Place) -> None:
+def test_what_a_module_prints_when_it_is_imported_is_no_part_of_the_answer(
+    place: FlowDirectory,
+) -> None:
     (place.cwd / "loud.py").write_text("print('loud')\nfrom flow_app import flow\n")
     done = place("graph", "loud:flow", "--json")
     assert ("loud\n", "jobs") == (done.stderr, json.loads(done.stdout)["graph"])
@@ -493,71 +509,73 @@ def test_what_a_module_prints_when_it_is_imported_is_no_part_of_the_answer(place
     ids=str,
 )
 def test_set_takes_json_and_text_that_cannot_be_json(
-    place: Place, words: tuple[str, ...], value: Any
+    place: FlowDirectory, words: tuple[str, ...], value: Any
 ) -> None:
     started = place.start()
-    assert {"execution": started.id, "revision": 2} == place.facts(
+    assert {"execution": started.id, "revision": 2} == place.json_output(
         "set", TARGET, started.id, *words
     )
     assert {"job": value} == started.values()
 
 
-def test_set_sets_all_in_one_revision(place: Place) -> None:
+def test_set_sets_all_in_one_revision(place: FlowDirectory) -> None:
     started = place.start()
-    told = place.says("set", started.id, "job=1", "draft=2", LONGWATCH_FLOW=TARGET)
+    told = place.output("set", started.id, "job=1", "draft=2", LONGWATCH_FLOW=TARGET)
     assert [f"execution {started.id} has its inputs, at revision 2"] == told
     assert {"job": 1, "draft": 2} == started.values()
 
 
-def test_abandon_retry_and_cancel_act_on_an_execution(place: Place) -> None:
+def test_abandon_retry_and_cancel_act_on_an_execution(place: FlowDirectory) -> None:
     started = place.start()
-    source = FlowSource(place.flow.database, place.flow.registry)
-    owner = source.enter(Incarnation.mine())
+    source = FlowClaimSource(place.flow.database, place.flow.registry)
+    owner = source.register_owner(Incarnation.current())
     for _ in range(3):
-        assert 1 == len(source.exchange([], owner=owner, want=1, duration=60.0).leased)
-        assert {"execution": started.id, "revision": 1} == place.facts(
+        assert 1 == len(source.exchange([], owner=owner, limit=1, lease_seconds=60.0).claimed)
+        assert {"execution": started.id, "revision": 1} == place.json_output(
             "abandon", TARGET, started.id, "pages"
         )
-    assert "failed" == place.facts("ls", TARGET)[0]["state"]
-    assert [f"execution {started.id} tries pages again, at revision 1"] == place.says(
+    assert "failed" == place.json_output("ls", TARGET)[0]["state"]
+    assert [f"execution {started.id} tries pages again, at revision 1"] == place.output(
         "retry", TARGET, started.id, "pages"
     )
-    assert "waiting" == place.facts("ls", TARGET)[0]["state"]
-    assert [f"execution {started.id} is cancelled, at revision 1"] == place.says(
+    assert "waiting" == place.json_output("ls", TARGET)[0]["state"]
+    assert [f"execution {started.id} is cancelled, at revision 1"] == place.output(
         "cancel", TARGET, started.id
     )
-    assert "cancelled" == place.facts("ls", TARGET)[0]["state"]
+    assert "cancelled" == place.json_output("ls", TARGET)[0]["state"]
 
 
-def test_sweep_brings_back_what_has_lapsed(place: Place) -> None:
+def test_sweep_brings_back_what_has_lapsed(place: FlowDirectory) -> None:
     started = place.start(until="never")
-    source = FlowSource(place.flow.database, place.flow.registry)
-    source.exchange([], owner=source.enter(Incarnation.mine()), want=1, duration=60.0)
+    source = FlowClaimSource(place.flow.database, place.flow.registry)
+    source.exchange(
+        [], owner=source.register_owner(Incarnation.current()), limit=1, lease_seconds=60.0
+    )
     with closing(sqlite3.connect(place.cwd / "flow.db")) as store, store:
         store.execute("UPDATE longwatch_computations SET heartbeat_deadline = 0")
-    assert {"moved": 1} == place.facts("sweep", TARGET)
+    assert {"moved": 1} == place.json_output("sweep", TARGET)
     assert ["abandoned", "not_set"] == [each.state for each in started.computations()]
-    assert ["0 rows moved"] == place.says("sweep", TARGET)
+    assert ["0 rows moved"] == place.output("sweep", TARGET)
 
 
 # --- workers ---
 
 
 @contextmanager
-def working(
-    place: Place,
+def flow_worker(
+    place: FlowDirectory,
     *options: str,
     command: Sequence[str] = ("flow", "work"),
     target: str = TARGET,
     longwatch: Sequence[str] = (),
     **env: str,
-) -> Iterator[Worked]:
+) -> Iterator[WorkerProcess]:
     """`longwatch flow work` with a health port, killed at the end of the block if it still runs."""
     port = unused_port()
     health = ("--health-port", str(port), "--health-host", "127.0.0.1")
     words = [*(longwatch or [str(place.longwatch)]), *command, target, *health, *options]
-    with launched(words, place.cwd, env=env) as (process, out, err):
-        yield Worked(process, out, err, port=port, longwatch=place.longwatch, cwd=place.cwd)
+    with start_process(words, place.cwd, env=env) as (process, out, err):
+        yield WorkerProcess(process, out, err, port=port, longwatch=place.longwatch, cwd=place.cwd)
 
 
 def states(execution: Execution) -> list[str]:
@@ -584,36 +602,36 @@ def states(execution: Execution) -> list[str]:
         ("broken:flow", "'broken:flow' cannot be imported: ZeroDivisionError: division by zero ("),
     ],
 )
-def test_work_refuses_what_is_no_flow(place: Place, target: str, said: str) -> None:
+def test_work_refuses_what_is_no_flow(place: FlowDirectory, target: str, said: str) -> None:
     (place.cwd / "broken.py").write_text("1 / 0\n")
-    assert place.refuses("work", target).startswith(said)
+    assert place.refusal_of("work", target).startswith(said)
     assert not (place.cwd / "flow.db").exists()
 
 
-def test_work_computes_with_as_many_at_a_time_as_it_was_told(place: Place) -> None:
+def test_work_computes_with_as_many_at_a_time_as_it_was_told(place: FlowDirectory) -> None:
     waiting = [place.start(id=name, until="go") for name in "abc"]
-    with working(place, "--concurrency", "2") as run:
-        run.joined("flow")
+    with flow_worker(place, "--concurrency", "2") as run:
+        run.joined_pids("flow")
         assert eventually(lambda: len(run.notes.all("begin")) == 2)
-        run.comes_to("/health/ready", lambda answer: answer.status == 200)
+        run.wait_for_reply("/health/ready", lambda answer: answer.status == 200)
         assert ["computing", "computing", "not_set"] == [
             each.computations()[0].state for each in waiting
         ]
         (place.cwd / "go").touch()
-        assert [1, 1, 1] == [each.get("pages", timeout=PATIENCE) for each in waiting]
-        run.finish()
+        assert [1, 1, 1] == [each.get("pages", timeout=TIMEOUT) for each in waiting]
+        run.stop_cleanly()
     assert ["abc"] == ["".join(sorted(note.job for note in run.notes.all("end")))]
 
 
-def kill_and_see_it_run_elsewhere(run: Worked, started: Execution) -> None:
-    run.joined("flow-1", "flow-2")
-    first = run.notes.until("begin", "a")
+def kill_and_expect_takeover(run: WorkerProcess, started: Execution) -> None:
+    run.joined_pids("flow-1", "flow-2")
+    first = run.notes.wait_for("begin", "a")
     os.kill(first.pid, signal.SIGKILL)
-    second = run.notes.until("begin", "a", times=2)  # long before its heartbeat is missed
+    second = run.notes.wait_for("begin", "a", times=2)  # long before its heartbeat is missed
     assert (True, 2) == (second.pid != first.pid, second.attempt)
     (run.cwd / "go").touch()
-    assert 1 == started.get("pages", timeout=PATIENCE)
-    run.finish()
+    assert 1 == started.get("pages", timeout=TIMEOUT)
+    run.stop_cleanly()
     assert [("abandoned", "crash"), ("success", "done")] == [
         (each.state, each.end_cause) for each in started.computations()
     ]
@@ -622,22 +640,24 @@ def kill_and_see_it_run_elsewhere(run: Worked, started: Execution) -> None:
 TWO = ("--processes", "2", "--concurrency", "1")
 
 
-def test_what_a_killed_process_was_at_runs_elsewhere_at_once(place: Place) -> None:
+def test_what_a_killed_process_was_at_runs_elsewhere_at_once(place: FlowDirectory) -> None:
     started = place.start(until="go")
-    with working(place, *TWO) as run:
-        kill_and_see_it_run_elsewhere(run, started)
+    with flow_worker(place, *TWO) as run:
+        kill_and_expect_takeover(run, started)
 
 
-def test_postgresql_is_worked_on_and_looked_at_alike(place: Place) -> None:
+def test_postgresql_is_worked_on_and_looked_at_alike(place: FlowDirectory) -> None:
     with (
         shared_server().database() as url,
-        closing(Flow(migrated(url), graphs=[flow_app.graph])) as flow,
+        closing(Flow(migrate(url), graphs=[flow_app.graph])) as flow,
     ):
         started = flow.start("jobs", job={"id": "a", "until": "go"})
-        with working(place, *TWO, longwatch=SOURCE, STORE=url) as run:
-            kill_and_see_it_run_elsewhere(run, started)
-        listed = ended([*SOURCE, "flow", "ls", "--store", url, "--json"], place.cwd)
-        shown = ended([*SOURCE, "flow", "show", TARGET, started.id, "--json"], place.cwd, STORE=url)
+        with flow_worker(place, *TWO, longwatch=SOURCE, STORE=url) as run:
+            kill_and_expect_takeover(run, started)
+        listed = run_to_end([*SOURCE, "flow", "ls", "--store", url, "--json"], place.cwd)
+        shown = run_to_end(
+            [*SOURCE, "flow", "show", TARGET, started.id, "--json"], place.cwd, STORE=url
+        )
     assert [(started.id, "idle")] == [
         (each["execution"], each["state"]) for each in json.loads(listed.stdout)
     ]
@@ -646,46 +666,48 @@ def test_postgresql_is_worked_on_and_looked_at_alike(place: Place) -> None:
     ]
 
 
-def test_a_parent_takes_no_turn_in_sweeps_that_need_graphs(place: Place) -> None:
+def test_a_parent_takes_no_turn_in_sweeps_that_need_graphs(place: FlowDirectory) -> None:
     place.start()
     stores: dict[str, Any] = {}
-    source = found_source({"kind": "flow", "url": place.url, "name": "jobs"}, stores)
+    source = open_claim_source({"kind": "flow", "url": place.url, "name": "jobs"}, stores)
     with closing(stores[place.url]):
         assert 0 == source.sweep()
     assert [] == place.flow.sweeps()
 
 
-def test_what_the_only_process_was_at_is_released_by_its_parent(place: Place) -> None:
+def test_what_the_only_process_was_at_is_released_by_its_parent(place: FlowDirectory) -> None:
     started = place.start(until="go")
-    with working(place) as run:
-        [first] = run.joined("flow")
-        run.notes.until("begin", "a")
+    with flow_worker(place) as run:
+        [first] = run.joined_pids("flow")
+        run.notes.wait_for("begin", "a")
         os.kill(first, signal.SIGKILL)
-        assert 1 == run.heard("worker_released", pid=first)["rows"]
+        assert 1 == run.wait_for_event("worker_rows_reclaimed", pid=first)["rows"]
         (place.cwd / "go").touch()
-        assert 1 == started.get("pages", timeout=PATIENCE)
-        run.finish()
+        assert 1 == started.get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()
 
 
-def test_heartbeats_come_from_the_parent(place: Place) -> None:
+def test_heartbeats_come_from_the_parent(place: FlowDirectory) -> None:
     started = place.start(until="go")
-    with working(place, "--log-level", "debug") as run:
-        run.notes.until("begin", "a")
+    with flow_worker(place, "--log-level", "debug") as run:
+        run.notes.wait_for("begin", "a")
         begun = started.computations()[0].last_heartbeat_at or 0.0
-        run.heard("leases_renewed", managerPid=run.pid, engine="flow", rows=1)
+        run.wait_for_event("leases_renewed", managerPid=run.pid, engine="flow", rows=1)
         assert eventually(lambda: (started.computations()[0].last_heartbeat_at or 0.0) > begun)
         (place.cwd / "go").touch()
-        assert 1 == started.get("pages", timeout=PATIENCE)
-        run.finish()
-    assert (["success"], []) == (states(started), run.said("flow", "leases_renewed"))
+        assert 1 == started.get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()
+    assert (["success"], []) == (states(started), run.child_events("flow", "leases_renewed"))
 
 
-def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(place: Place) -> None:
+def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(
+    place: FlowDirectory,
+) -> None:
     started = [place.start(id=str(number), pages=20) for number in range(150)]
-    with working(place, "--processes", "2") as run:
-        run.joined("flow-1", "flow-2")
+    with flow_worker(place, "--processes", "2") as run:
+        run.joined_pids("flow-1", "flow-2")
         assert eventually(lambda: len(run.notes.all("end")) > 10)
-        run.finish()
+        run.stop_cleanly()
     found = [attempt for each in started for attempt in each.computations()]
     assert {("success", 1), ("not_set", 1)} >= {(each.state, each.attempt) for each in found}
     ended_notes = [note.job for note in run.notes.all("end")]
@@ -694,72 +716,72 @@ def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(place:
         == len(set(ended_notes))
         == sum(each.state == "success" for each in found if each.node == "pages")
     )
-    assert [] == run.told("worker_released")
+    assert [] == run.events("worker_rows_reclaimed")
 
 
-def test_sigterm_lets_what_runs_finish(place: Place) -> None:
+def test_sigterm_lets_what_runs_finish(place: FlowDirectory) -> None:
     started = place.start(until="go")
-    with working(place) as run:
-        run.notes.until("begin", "a")
+    with flow_worker(place) as run:
+        run.notes.wait_for("begin", "a")
         run.signal(signal.SIGTERM)
-        run.heard("program_stopping", program="flow")
+        run.wait_for_event("program_stopping", program="flow")
         (place.cwd / "go").touch()
-        assert 0 == run.end()
+        assert 0 == run.wait()
     assert ["success"] == states(started)
 
 
 def test_sighup_restarts_the_processes_one_after_another_and_nothing_is_tried_twice(
-    place: Place,
+    place: FlowDirectory,
 ) -> None:
     names = ["flow-1", "flow-2"]
-    with working(place, "--processes", "2") as run:
-        run.joined(*names)
+    with flow_worker(place, "--processes", "2") as run:
+        run.joined_pids(*names)
         run.signal(signal.SIGHUP)
         started: list[Execution] = []
         for name in names:
             started += [place.start() for _ in range(50)]
-            run.heard("program_stopping", program=name)
+            run.wait_for_event("program_stopping", program=name)
             started += [place.start() for _ in range(50)]
-            run.heard("program_ready", program=name, times=2)
-        assert {1} == {each.get("pages", timeout=PATIENCE) for each in started}
-        run.finish()
-    assert [2, 2] == [len(run.records("program_started", program=name)) for name in names]
-    assert 1 == most_down(run.told())
+            run.wait_for_event("program_ready", program=name, times=2)
+        assert {1} == {each.get("pages", timeout=TIMEOUT) for each in started}
+        run.stop_cleanly()
+    assert [2, 2] == [len(run.matching_events("program_started", program=name)) for name in names]
+    assert 1 == most_down(run.events())
     assert [["success"]] * 200 == [states(each) for each in started]
 
 
 @pytest.mark.parametrize("target", [TARGET, "flow_app:made", "flow_app:group", "flow_app:both"])
-def test_worker_runs_a_flow_and_groups_that_have_one(place: Place, target: str) -> None:
-    with working(place, command=("worker",), target=target) as run:
-        run.joined("worker")
-        assert 1 == place.start().get("pages", timeout=PATIENCE)
-        run.finish()
+def test_worker_runs_a_flow_and_groups_that_have_one(place: FlowDirectory, target: str) -> None:
+    with flow_worker(place, command=("worker",), target=target) as run:
+        run.joined_pids("worker")
+        assert 1 == place.start().get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()
 
 
 def test_flows_and_mailboxes_of_one_process_are_kept_and_measured_side_by_side(
-    place: Place,
+    place: FlowDirectory,
 ) -> None:
     started = place.start(until="go")
-    with working(place, command=("worker",), target="flow_app:group") as run:
-        [pid] = run.joined("worker")
-        run.notes.until("begin", "a")
-        run.comes_to("/health/ready", lambda answer: answer.status == 200)
+    with flow_worker(place, command=("worker",), target="flow_app:group") as run:
+        [pid] = run.joined_pids("worker")
+        run.notes.wait_for("begin", "a")
+        run.wait_for_reply("/health/ready", lambda answer: answer.status == 200)
         assert 0 == run.metric("longwatch_mailbox_ready", mailbox="letters")
         assert eventually(lambda: run.metric("longwatch_leases_held", loop="nodes") == 1)
         assert [] == [
             line for line in run.get("/metrics").body.splitlines() if 'mailbox="jobs"' in line
         ]
         os.kill(pid, signal.SIGKILL)
-        assert 1 == run.heard("worker_released", pid=pid)["rows"]
+        assert 1 == run.wait_for_event("worker_rows_reclaimed", pid=pid)["rows"]
         (place.cwd / "go").touch()
-        assert 1 == started.get("pages", timeout=PATIENCE)
-        run.finish()
+        assert 1 == started.get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()
 
 
-def test_up_keeps_a_worker_whose_target_is_a_flow(place: Place) -> None:
-    with upheld(
+def test_up_keeps_a_worker_whose_target_is_a_flow(place: FlowDirectory) -> None:
+    with start_up(
         place.longwatch, place.cwd, {}, worker={"nodes": {"target": TARGET, "processes": 2}}
     ) as run:
-        run.until("nodes-1", ready=True)
-        assert 1 == place.start().get("pages", timeout=PATIENCE)
-        run.finish()
+        run.wait_for_status("nodes-1", ready=True)
+        assert 1 == place.start().get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()

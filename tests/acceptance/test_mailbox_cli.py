@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from longwatch.mailbox import Limits, Mailbox, open_mailbox, open_store
+from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox, open_store
 from markdown_files import ROOT, Page
-from supervised import PATIENCE, Lines, clean_environment
+from run_process import TIMEOUT, PipeLines, clean_environment
 
 FILE = "longwatch.db"
 NO_STORE = (
@@ -70,23 +70,23 @@ class Shell:
             env=clean_environment(env),
             input=given,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         return subprocess.CompletedProcess(
             done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
         )
 
-    def says(self, *words: str, given: bytes = b"") -> str:
+    def output(self, *words: str, given: bytes = b"") -> str:
         """What it says when all is well, without the last line end."""
         done = self(*words, given=given)
         assert (0, "") == (done.returncode, done.stderr), done.stderr
         return done.stdout.removesuffix("\n")
 
-    def facts(self, *words: str, given: bytes = b"") -> Any:
+    def json_output(self, *words: str, given: bytes = b"") -> Any:
         """What it tells a machine."""
-        return json.loads(self.says(*words, "--json", given=given))
+        return json.loads(self.output(*words, "--json", given=given))
 
-    def refuses(self, *words: str | bytes, given: bytes = b"", code: int = 2, **env: str) -> str:
+    def refusal(self, *words: str | bytes, given: bytes = b"", code: int = 2, **env: str) -> str:
         """The one line of a refusal, without its `longwatch: `."""
         done = self(*words, given=given, **env)
         assert (code, "") == (done.returncode, done.stdout), done.stderr
@@ -95,7 +95,7 @@ class Shell:
 
     @contextmanager
     def mailbox(
-        self, name: str = "jobs", *, limits: Limits | None = None
+        self, name: str = "jobs", *, limits: MailboxLimits | None = None
     ) -> Iterator[Mailbox[Any]]:
         """The same mailbox from the library's side."""
         with closing(open_store(f"sqlite:///{self.cwd / FILE}")) as store:
@@ -103,7 +103,7 @@ class Shell:
 
     def kill(self, *bodies: Any) -> list[str]:
         """Dead letters of mailbox jobs: each body failed once, which was once too often."""
-        with self.mailbox(limits=Limits(max_failures=1)) as mailbox:
+        with self.mailbox(limits=MailboxLimits(max_failures=1)) as mailbox:
             ids = mailbox.send_many(bodies)
             for message in mailbox.receive(max_messages=len(bodies)):
                 message.nack(reason="ValueError: no \x1b[31mgood")
@@ -116,7 +116,7 @@ def shell(longwatch_bin: Path, tmp_path: Path) -> Shell:
     return Shell(longwatch_bin, tmp_path)
 
 
-def standing(**facts: Any) -> dict[str, Any]:
+def stats_of(**facts: Any) -> dict[str, Any]:
     counts = {"ready": 0, "delayed": 0, "leased": 0, "dead": 0, "expired": 0}
     return {"mailbox": "jobs", **counts, "oldest_age": None, "paused": False, **facts}
 
@@ -142,7 +142,7 @@ def test_a_database_without_mailboxes_is_left_as_it_is(
         "sqlite:///longwatch.db holds no mailboxes; `longwatch mailbox send` makes one, or give "
         "--store"
     )
-    assert expected == shell.refuses(*words)
+    assert expected == shell.refusal(*words)
     assert before == (shell.cwd / FILE).read_bytes()
 
 
@@ -150,17 +150,17 @@ def test_a_database_without_mailboxes_is_left_as_it_is(
 def test_a_mailbox_that_is_not_there_is_not_made_and_the_nearest_is_named(
     shell: Shell, words: tuple[str, ...]
 ) -> None:
-    shell.says("mailbox", "send", "job", "1")
+    shell.output("mailbox", "send", "job", "1")
     expected = "there is no mailbox 'jobs' in sqlite:///longwatch.db; did you mean job?"
-    assert expected == shell.refuses(*words)
-    assert ["job"] == [each["mailbox"] for each in shell.facts("mailbox", "ls")]
+    assert expected == shell.refusal(*words)
+    assert ["job"] == [each["mailbox"] for each in shell.json_output("mailbox", "ls")]
 
 
 def test_the_store_comes_from_the_option_or_else_from_the_environment(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1", "--store", "sqlite:///one.db")
+    shell.output("mailbox", "send", "jobs", "1", "--store", "sqlite:///one.db")
     done = shell("mailbox", "send", "jobs", "1", LONGWATCH_STORE="sqlite:///two.db")
     assert 0 == done.returncode
-    assert "no store at sqlite:///three.db;" in shell.refuses(
+    assert "no store at sqlite:///three.db;" in shell.refusal(
         "mailbox", "ls", "--store", "sqlite:///three.db", LONGWATCH_STORE="sqlite:///one.db"
     )
     assert ["one.db", "two.db"] == sorted(path.name for path in shell.cwd.glob("*.db"))
@@ -184,7 +184,7 @@ def test_the_store_comes_from_the_option_or_else_from_the_environment(shell: She
     ],
 )
 def test_a_url_that_names_no_store_is_refused(shell: Shell, url: str, said: str) -> None:
-    refusal = shell.refuses("mailbox", "send", "jobs", "1", "--store", url)
+    refusal = shell.refusal("mailbox", "send", "jobs", "1", "--store", url)
     assert said in refusal
     assert [] == list(shell.cwd.iterdir())
 
@@ -196,7 +196,7 @@ def test_a_url_that_names_no_store_is_refused(shell: Shell, url: str, said: str)
 )
 def test_a_file_that_is_no_database_needs_a_person(shell: Shell, words: tuple[str, ...]) -> None:
     (shell.cwd / FILE).write_text("no database, but long enough to be looked at\n" * 100)
-    refusal = shell.refuses(*words, code=100)
+    refusal = shell.refusal(*words, code=100)
     assert refusal.endswith(
         "longwatch.db is not a SQLite database; name another file, or move this one aside"
     )
@@ -206,7 +206,7 @@ def test_a_file_that_is_no_database_needs_a_person(shell: Shell, words: tuple[st
 
 
 def test_a_sent_message_is_received_by_the_library(shell: Shell) -> None:
-    sent = shell.says("mailbox", "send", "jobs", '{"page": [1, 2.50, "é"]}')
+    sent = shell.output("mailbox", "send", "jobs", '{"page": [1, 2.50, "é"]}')
     with shell.mailbox() as mailbox:
         [message] = mailbox.receive()
         assert (sent, {"page": [1, 2.5, "é"]}) == (message.id, message.body)
@@ -227,8 +227,8 @@ def test_a_sent_message_is_received_by_the_library(shell: Shell) -> None:
 def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
     shell: Shell, words: tuple[str, ...], given: bytes, body: Any
 ) -> None:
-    shell.says("mailbox", "send", "jobs", *words, given=given)
-    [message] = shell.facts("mailbox", "peek", "jobs")
+    shell.output("mailbox", "send", "jobs", *words, given=given)
+    [message] = shell.json_output("mailbox", "peek", "jobs")
     assert (body, None) == (message["body"], message["raw"])
 
 
@@ -249,19 +249,19 @@ def test_a_body_is_an_argument_or_standard_input_and_json_or_text(
 def test_what_cannot_be_sent_is_refused_and_makes_no_store(
     shell: Shell, words: tuple[str, ...], given: bytes, said: str
 ) -> None:
-    assert shell.refuses("mailbox", "send", "jobs", *words, given=given).startswith(said)
+    assert shell.refusal("mailbox", "send", "jobs", *words, given=given).startswith(said)
     assert [] == list(shell.cwd.iterdir())
 
 
 def test_words_that_are_no_text_are_wrong_use(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1")
-    assert "is not UTF-8" in shell.refuses("mailbox", "cancel", "jobs", b"\xff")
-    assert "is not UTF-8" in shell.refuses("mailbox", "send", "jobs", "1", "--dedupe-key", b"\xff")
+    shell.output("mailbox", "send", "jobs", "1")
+    assert "is not UTF-8" in shell.refusal("mailbox", "cancel", "jobs", b"\xff")
+    assert "is not UTF-8" in shell.refusal("mailbox", "send", "jobs", "1", "--dedupe-key", b"\xff")
 
 
 def test_options_of_send_reach_the_message(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1", "--delay", "3600")
-    first = shell.says(
+    shell.output("mailbox", "send", "jobs", "1", "--delay", "3600")
+    first = shell.output(
         "mailbox",
         "send",
         "jobs",
@@ -273,8 +273,8 @@ def test_options_of_send_reach_the_message(shell: Shell) -> None:
         "--expires-in",
         "3600",
     )
-    assert {"id": first} == shell.facts("mailbox", "send", "jobs", "3", "--dedupe-key", "k")
-    [told] = shell.facts("mailbox", "peek", "jobs")
+    assert {"id": first} == shell.json_output("mailbox", "send", "jobs", "3", "--dedupe-key", "k")
+    [told] = shell.json_output("mailbox", "peek", "jobs")
     assert (first, 2, "answers") == (told["id"], told["body"], told["reply_to"])
     with closing(sqlite3.connect(shell.cwd / FILE)) as store:
         [(lasts,)] = store.execute(
@@ -287,10 +287,10 @@ def test_peek_shows_what_would_come_next_and_leases_nothing(shell: Shell) -> Non
     with shell.mailbox() as mailbox:
         ids = mailbox.send_many(range(12))
         [taken] = mailbox.receive()
-        told = shell.facts("mailbox", "peek", "jobs")
+        told = shell.json_output("mailbox", "peek", "jobs")
         assert ids[1:11] == [each["id"] for each in told]
         assert ids[1:3] == [
-            each["id"] for each in shell.facts("mailbox", "peek", "jobs", "--limit", "2")
+            each["id"] for each in shell.json_output("mailbox", "peek", "jobs", "--limit", "2")
         ]
         assert (11, 0, 1) == mailbox.stats()[:3]
         taken.nack()
@@ -306,7 +306,9 @@ def test_peek_counts_what_is_due_and_leaves_out_what_has_expired(shell: Shell) -
         mailbox.send("ready")
         store.jump.wall = 100.0
         assert [b'"due"', b'"ready"'] == [each.body for each in mailbox.backend.peek(limit=10)]
-    assert ["expired", "ready"] == [each["body"] for each in shell.facts("mailbox", "peek", "jobs")]
+    assert ["expired", "ready"] == [
+        each["body"] for each in shell.json_output("mailbox", "peek", "jobs")
+    ]
 
 
 def test_stats_and_ls_tell_how_mailboxes_stand(shell: Shell) -> None:
@@ -315,15 +317,15 @@ def test_stats_and_ls_tell_how_mailboxes_stand(shell: Shell) -> None:
         mailbox.send_many([1, 2])
         mailbox.send(3, delay_seconds=60)
         mailbox.receive()
-        told = shell.facts("mailbox", "stats", "jobs")
-        assert standing(ready=1, delayed=1, leased=1, dead=1) == {**told, "oldest_age": None}
+        told = shell.json_output("mailbox", "stats", "jobs")
+        assert stats_of(ready=1, delayed=1, leased=1, dead=1) == {**told, "oldest_age": None}
         assert told["oldest_age"] > 0
         mailbox.pause()
-        shell.says("mailbox", "send", "others", "1")
+        shell.output("mailbox", "send", "others", "1")
         assert [("jobs", True), ("others", False)] == [
-            (each["mailbox"], each["paused"]) for each in shell.facts("mailbox", "ls")
+            (each["mailbox"], each["paused"]) for each in shell.json_output("mailbox", "ls")
         ]
-        head, jobs, others = shell.says("mailbox", "ls").split("\n")
+        head, jobs, others = shell.output("mailbox", "ls").split("\n")
     assert ["mailbox", "ready", "delayed", "leased", "dead", "oldest"] == head.split()
     assert ["jobs", "1", "1", "1", "1", "paused"] == [*jobs.split()[:5], jobs.split()[-1]]
     assert ["others", "1", "0", "0", "0"] == others.split()[:5]
@@ -332,9 +334,9 @@ def test_stats_and_ls_tell_how_mailboxes_stand(shell: Shell) -> None:
 
 def test_control_characters_of_others_are_escaped(shell: Shell) -> None:
     [dead] = shell.kill("\x1b]0;title\x07\u202e")
-    shell.says("mailbox", "send", "jobs", "--text", "\x9b2J\u2028")
+    shell.output("mailbox", "send", "jobs", "--text", "\x9b2J\u2028")
     outputs = [
-        shell.says(*words)
+        shell.output(*words)
         for words in (
             ("mailbox", "peek", "jobs"),
             ("mailbox", "peek", "jobs", "--json"),
@@ -351,62 +353,66 @@ def test_control_characters_of_others_are_escaped(shell: Shell) -> None:
 
 
 def test_a_long_body_is_cut_for_people_and_whole_for_machines(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "--text", "x" * 1000)
-    assert shell.says("mailbox", "peek", "jobs").endswith("… (882 more characters)")
-    assert "x" * 1000 == shell.facts("mailbox", "peek", "jobs")[0]["body"]
+    shell.output("mailbox", "send", "jobs", "--text", "x" * 1000)
+    assert shell.output("mailbox", "peek", "jobs").endswith("… (882 more characters)")
+    assert "x" * 1000 == shell.json_output("mailbox", "peek", "jobs")[0]["body"]
 
 
 def test_a_body_that_is_not_json_is_told_in_base64(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1")
+    shell.output("mailbox", "send", "jobs", "1")
     with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
         store.execute("UPDATE longwatch_messages SET body = x'ff00'")
-    [told] = shell.facts("mailbox", "peek", "jobs")
+    [told] = shell.json_output("mailbox", "peek", "jobs")
     assert (None, "/wA=") == (told["body"], told["raw"])
-    assert shell.says("mailbox", "peek", "jobs").endswith(r"\xff\x00")
+    assert shell.output("mailbox", "peek", "jobs").endswith(r"\xff\x00")
 
 
 # --- changing ---
 
 
 def test_a_paused_mailbox_hands_nothing_out_until_it_is_resumed(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1")
-    assert {"mailbox": "jobs", "paused": True} == shell.facts("mailbox", "pause", "jobs")
+    shell.output("mailbox", "send", "jobs", "1")
+    assert {"mailbox": "jobs", "paused": True} == shell.json_output("mailbox", "pause", "jobs")
     with shell.mailbox() as mailbox:
         assert [] == mailbox.receive()
-        assert {"mailbox": "jobs", "paused": False} == shell.facts("mailbox", "resume", "jobs")
+        assert {"mailbox": "jobs", "paused": False} == shell.json_output(
+            "mailbox", "resume", "jobs"
+        )
         assert [1] == [message.body for message in mailbox.receive()]
 
 
 def test_cancel_removes_a_queued_message_and_says_so_if_there_is_none(shell: Shell) -> None:
-    sent = shell.says("mailbox", "send", "jobs", "1")
-    assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.facts(
+    sent = shell.output("mailbox", "send", "jobs", "1")
+    assert {"mailbox": "jobs", "id": sent, "cancelled": True} == shell.json_output(
         "mailbox", "cancel", "jobs", sent
     )
     expected = f"message '{sent}' is not queued in mailbox 'jobs': it was taken, or was never there"
-    assert expected == shell.refuses("mailbox", "cancel", "jobs", sent)
+    assert expected == shell.refusal("mailbox", "cancel", "jobs", sent)
 
 
 def test_purge_removes_what_nobody_has_taken(shell: Shell) -> None:
     with shell.mailbox() as mailbox:
         mailbox.send_many([1, 2, 3])
         mailbox.receive()
-        assert {"mailbox": "jobs", "removed": 2} == shell.facts("mailbox", "purge", "jobs", "--yes")
+        assert {"mailbox": "jobs", "removed": 2} == shell.json_output(
+            "mailbox", "purge", "jobs", "--yes"
+        )
         assert (0, 1) == mailbox.stats()[0:3:2]
 
 
 def test_dead_letters_are_listed_and_shown_with_their_history(shell: Shell) -> None:
     first, second = shell.kill({"n": 1}, {"n": 2})
-    told = shell.facts("mailbox", "dead", "ls", "jobs")
+    told = shell.json_output("mailbox", "dead", "ls", "jobs")
     assert [(first, "failed", 1), (second, "failed", 1)] == [
         (each["id"], each["reason"], each["failures"]) for each in told
     ]
     assert [told[0] | {"body": {"n": 1}, "raw": None}] == [
-        shell.facts("mailbox", "dead", "show", "jobs", first)
+        shell.json_output("mailbox", "dead", "show", "jobs", first)
     ]
-    assert shell.says("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith(
+    assert shell.output("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith(
         "\n1 of 2; more with --limit"
     )
-    assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refuses(
+    assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refusal(
         "mailbox", "dead", "show", "jobs", "x"
     )
 
@@ -418,11 +424,11 @@ def test_some_dead_letters_are_replayed_or_dropped_by_their_ids(
     shell: Shell, verb: str, told: str, ready: int
 ) -> None:
     first, second = shell.kill(1, 2)
-    assert {"mailbox": "jobs", told: 1, "missing": []} == shell.facts(
+    assert {"mailbox": "jobs", told: 1, "missing": []} == shell.json_output(
         "mailbox", "dead", verb, "jobs", first, first, "--yes"
     )
-    assert [second] == [each["id"] for each in shell.facts("mailbox", "dead", "ls", "jobs")]
-    assert ready == shell.facts("mailbox", "stats", "jobs")["ready"]
+    assert [second] == [each["id"] for each in shell.json_output("mailbox", "dead", "ls", "jobs")]
+    assert ready == shell.json_output("mailbox", "stats", "jobs")["ready"]
 
 
 @pytest.mark.parametrize(
@@ -432,10 +438,10 @@ def test_all_dead_letters_are_replayed_or_dropped(
     shell: Shell, verb: str, told: str, ready: int
 ) -> None:
     shell.kill(*range(250))
-    assert {"mailbox": "jobs", told: 250, "missing": []} == shell.facts(
+    assert {"mailbox": "jobs", told: 250, "missing": []} == shell.json_output(
         "mailbox", "dead", verb, "jobs", "--all", "--yes"
     )
-    stats = shell.facts("mailbox", "stats", "jobs")
+    stats = shell.json_output("mailbox", "stats", "jobs")
     assert (ready, 0) == (stats["ready"], stats["dead"])
 
 
@@ -456,8 +462,8 @@ def test_an_id_that_is_missing_is_told_after_the_others_were_done(shell: Shell) 
 def test_which_dead_letters_has_to_be_said(shell: Shell, verb: str) -> None:
     shell.kill(1)
     wanted = "name the dead letters by their ids, or all of them with --all"
-    assert wanted == shell.refuses("mailbox", "dead", verb, "jobs", "--yes")
-    assert f"{wanted}; not both" == shell.refuses(
+    assert wanted == shell.refusal("mailbox", "dead", verb, "jobs", "--yes")
+    assert f"{wanted}; not both" == shell.refusal(
         "mailbox", "dead", verb, "jobs", "1", "--all", "--yes"
     )
 
@@ -468,15 +474,15 @@ def test_which_dead_letters_has_to_be_said(shell: Shell, verb: str) -> None:
 @pytest.mark.parametrize("words", DESTRUCTIVE, ids=line)
 def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[str, ...]) -> None:
     shell.kill(1)
-    shell.says("mailbox", "send", "jobs", "2")
-    refusal = shell.refuses(*words, given=b"y\n")
+    shell.output("mailbox", "send", "jobs", "2")
+    refusal = shell.refusal(*words, given=b"y\n")
     assert refusal.endswith(
         "of mailbox 'jobs' for good? There is no terminal to ask at; say --yes to do it"
     ) or (
         "Replay 1 dead letter of mailbox 'jobs'? There is no terminal to ask at; say --yes to do it"
         == refusal
     )
-    stats = shell.facts("mailbox", "stats", "jobs")
+    stats = shell.json_output("mailbox", "stats", "jobs")
     assert (1, 1) == (stats["ready"], stats["dead"])
 
 
@@ -493,7 +499,7 @@ def test_without_a_terminal_what_destroys_wants_yes(shell: Shell, words: tuple[s
 def test_at_a_terminal_only_yes_means_yes(
     shell: Shell, answer: str, code: int, left: int, said: str
 ) -> None:
-    shell.says("mailbox", "send", "jobs", "1")
+    shell.output("mailbox", "send", "jobs", "1")
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
     command: list[str | Path] = [shell.longwatch, "mailbox", "purge", "jobs"]
@@ -506,18 +512,18 @@ def test_at_a_terminal_only_yes_means_yes(
             stdin=theirs,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
     finally:
         os.close(ours)
         os.close(theirs)
     assert (code, said) == (done.returncode, done.stdout)
     assert done.stderr.startswith("Remove 1 message of mailbox 'jobs' for good? [y/N] ")
-    assert left == shell.facts("mailbox", "stats", "jobs")["ready"]
+    assert left == shell.json_output("mailbox", "stats", "jobs")["ready"]
 
 
 def test_ctrl_c_at_the_question_is_told_and_nothing_is_done(shell: Shell) -> None:
-    shell.says("mailbox", "send", "jobs", "1")
+    shell.output("mailbox", "send", "jobs", "1")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(shell.cwd)
@@ -535,7 +541,7 @@ def test_ctrl_c_at_the_question_is_told_and_nothing_is_done(shell: Shell) -> Non
         "Remove 1 message of mailbox 'jobs' for good? [y/N] ^C\r\nlongwatch: interrupted\r\n"
         == said.decode()
     )
-    assert 1 == shell.facts("mailbox", "stats", "jobs")["ready"]
+    assert 1 == shell.json_output("mailbox", "stats", "jobs")["ready"]
 
 
 # --- the schema ---
@@ -544,32 +550,43 @@ def test_ctrl_c_at_the_question_is_told_and_nothing_is_done(shell: Shell) -> Non
 def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> None:
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
-    before = shell.facts("db", "status")
-    assert (url, 0, before["known"]) == (before["store"], before["schema"], len(before["pending"]))
+    before = shell.json_output("db", "status")
+    assert (url, 0, 4) == (before["store"], before["schema"], before["known"])
+    assert ["0004_initial"] == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
-    made = shell.facts("db", "migrate")
+    made = shell.json_output("db", "migrate")
     assert {"store": url, "from": 0, "to": before["known"], "applied": before["pending"]} == made
-    assert {**before, "schema": before["known"], "pending": []} == shell.facts("db", "status")
-    assert f"{url} is at schema {before['known']}: nothing to do" == shell.says("db", "migrate")
+    assert {**before, "schema": before["known"], "pending": []} == shell.json_output("db", "status")
+    assert f"{url} is at schema {before['known']}: nothing to do" == shell.output("db", "migrate")
 
 
 def test_db_migrate_makes_a_store_that_only_its_owner_can_read(shell: Shell) -> None:
-    shell.says("db", "migrate", "--store", "sqlite:///new.db")
+    shell.output("db", "migrate", "--store", "sqlite:///new.db")
     assert 0o600 == (shell.cwd / "new.db").stat().st_mode & 0o777
-    assert "no mailboxes in sqlite:///new.db" == shell.says(
+    assert "no mailboxes in sqlite:///new.db" == shell.output(
         "mailbox", "ls", "--store", "sqlite:///new.db"
     )
 
 
 def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
-    shell.says("db", "migrate")
+    shell.output("db", "migrate")
     with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
         store.execute("INSERT INTO longwatch_schema VALUES (9999, 'far', CURRENT_TIMESTAMP)")
-    told = shell.facts("db", "status")
+    told = shell.json_output("db", "status")
     assert (9999, []) == (told["schema"], told["pending"])
-    assert "made by a newer Longwatch" in shell.says("db", "status")
+    assert "made by a newer Longwatch" in shell.output("db", "status")
     for words in (("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "migrate")):
-        assert "the store was made by a newer Longwatch (schema 9999, " in shell.refuses(*words)
+        assert "the store was made by a newer Longwatch (schema 9999, " in shell.refusal(*words)
+
+
+def test_a_store_of_schema_3_is_refused_with_the_cure(shell: Shell) -> None:
+    with closing(sqlite3.connect(shell.cwd / FILE)) as store, store:
+        store.execute("CREATE TABLE longwatch_schema (version INTEGER, name TEXT, applied_at TEXT)")
+        store.execute("INSERT INTO longwatch_schema VALUES (3, 'flow', CURRENT_TIMESTAMP)")
+    for words in (("mailbox", "send", "jobs", "1"), ("db", "migrate")):
+        refusal = shell.refusal(*words)
+        assert "made by an older Longwatch (schema 3), which cannot be migrated; " in refusal
+        assert "name a new file or an empty database" in refusal
 
 
 # --- two shells ---
@@ -590,8 +607,8 @@ def consumer(wheel_python: Path, shell: Shell) -> Iterator[Callable[[], str]]:
         stdout=subprocess.PIPE,
     ) as running:
         assert running.stdout is not None
-        lines = Lines(running.stdout.fileno())
-        yield lambda: (lines.next(time.monotonic() + PATIENCE) or b"").decode().rstrip("\n")
+        lines = PipeLines(running.stdout.fileno())
+        yield lambda: (lines.next_line(time.monotonic() + TIMEOUT) or b"").decode().rstrip("\n")
         running.kill()
 
 
@@ -599,5 +616,5 @@ def test_what_one_shell_sends_the_consumer_of_the_tutorial_receives_in_another(
     shell: Shell, consumer: Callable[[], str]
 ) -> None:
     assert "waiting for messages" == consumer()
-    sent = shell.says("mailbox", "send", "jobs", '{"page": 1}')
+    sent = shell.output("mailbox", "send", "jobs", '{"page": 1}')
     assert f"{sent} {{'page': 1}} delivery 1" == consumer()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised import clean_environment, longwatch_says
+from run_process import clean_environment, run_longwatch
 
 CHILD = ("touch", "started")
 """A command that would show that it was started."""
@@ -37,7 +37,7 @@ class Refusal:
         return line
 
     def lines(self, *arguments: str | Path, **env: str) -> list[str]:
-        done = longwatch_says(self.longwatch, self.cwd, *arguments, within=self.within, env=env)
+        done = run_longwatch(self.longwatch, self.cwd, *arguments, within=self.within, env=env)
         said = done.stderr.removesuffix("\n").split("\n")
         assert (2, "") == (done.returncode, done.stdout), done.stderr
         assert [] == [line for line in said if not line.startswith("longwatch: ")]
@@ -67,10 +67,10 @@ def unprivileged(longwatch_bin: Path) -> Iterator[Refusal]:
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        yield Refusal(longwatch_bin, Path(folder), within=somebody(longwatch_bin))
+        yield Refusal(longwatch_bin, Path(folder), within=as_other_user(longwatch_bin))
 
 
-def somebody(longwatch: Path) -> tuple[str, ...]:
+def as_other_user(longwatch: Path) -> tuple[str, ...]:
     """What to start it with to be another user than root."""
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     if os.geteuid() != 0:
@@ -186,7 +186,7 @@ def test_a_file_the_kernel_cannot_execute_is_told_the_cure(
 ) -> None:
     """Known only by trying: this one has begun its log, but says its one line all the same."""
     executable(tmp_path / "app", "echo no interpreter line\n")
-    done = longwatch_says(longwatch_bin, tmp_path, "run", "--", "./app")
+    done = run_longwatch(longwatch_bin, tmp_path, "run", "--", "./app")
     lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert (2, "") == (done.returncode, done.stdout)
     expected = (
@@ -244,7 +244,7 @@ def test_a_current_directory_that_was_deleted_is_told_so(
 ) -> None:
     (tmp_path / "gone").mkdir()
     script = 'cd gone && rmdir ../gone && exec "$0" run --state-dir off -- true'
-    done = longwatch_says(Path("sh"), tmp_path, "-c", script, longwatch_bin)
+    done = run_longwatch(Path("sh"), tmp_path, "-c", script, longwatch_bin)
     assert (2, "longwatch: the current directory no longer exists; change to one that does\n") == (
         done.returncode,
         done.stderr,
@@ -459,7 +459,7 @@ def test_a_log_directory_without_permission_is_told_the_ways_out(unprivileged: R
 def test_only_debug_shows_the_traceback_and_still_ends_with_the_line(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    done = longwatch_says(longwatch_bin, tmp_path, "--debug", "run", "--", "./no/such")
+    done = run_longwatch(longwatch_bin, tmp_path, "--debug", "run", "--", "./no/such")
     first, *_, last = done.stderr.splitlines()
     assert (2, "Traceback (most recent call last):") == (done.returncode, first)
     assert "longwatch: './no/such' does not exist; check the path" == last

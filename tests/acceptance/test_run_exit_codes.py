@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PYTHON, QUICK, supervise
+from run_process import NO_BACKOFF_OPTIONS, PYTHON, start_run
 
 STOPS_CLEANLY = """
 import signal, sys
@@ -38,72 +38,72 @@ signal.pause()
 def test_a_code_that_is_final_is_passed_on_after_one_start(
     longwatch_bin: Path, tmp_path: Path, code: int, verdict: str
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"]) as run:
-        assert code == run.end()
+    with start_run(longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"]) as run:
+        assert code == run.wait()
     assert [(f"exit {code}", False)] == [
-        (end["cause"], end["restart"]) for end in run.logged(verdict)
+        (end["cause"], end["restart"]) for end in run.logged_events(verdict)
     ]
-    assert [1] == [start["start"] for start in run.logged("program_started")]
-    assert [code] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
+    assert [1] == [start["start_number"] for start in run.logged_events("program_started")]
+    assert [code] == [stopped["exit_code"] for stopped in run.logged_events("supervisor_stopped")]
 
 
 @pytest.mark.parametrize("code", [1, 3, 99])
 def test_restart_never_passes_any_code_on_after_one_start(
     longwatch_bin: Path, tmp_path: Path, code: int
 ) -> None:
-    with supervise(
+    with start_run(
         longwatch_bin, tmp_path, ["sh", "-c", f"exit {code}"], options=("--restart", "never")
     ) as run:
-        assert code == run.end()
+        assert code == run.wait()
     assert [(f"exit {code}", False)] == [
-        (end["cause"], end["restart"]) for end in run.logged("unexpected_exit")
+        (end["cause"], end["restart"]) for end in run.logged_events("unexpected_exit")
     ]
-    assert [1] == [start["start"] for start in run.logged("program_started")]
+    assert [1] == [start["start_number"] for start in run.logged_events("program_started")]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_program_told_to_stop_from_outside_is_not_started_again(
     longwatch_bin: Path, tmp_path: Path, signum: int
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
-        os.kill(run.event("program_started")["pid"], signum)
-        assert 128 + signum == run.end()
+    with start_run(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
+        os.kill(run.next_event("program_started")["pid"], signum)
+        assert 128 + signum == run.wait()
     assert [(f"signal {signum}", False)] == [
-        (end["cause"], end["restart"]) for end in run.logged("intentional_signal")
+        (end["cause"], end["restart"]) for end in run.logged_events("intentional_signal")
     ]
-    assert [1] == [start["start"] for start in run.logged("program_started")]
+    assert [1] == [start["start_number"] for start in run.logged_events("program_started")]
 
 
 def test_sigterm_with_a_program_that_ends_cleanly_is_0(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, STOPS_CLEANLY]) as run:
-        assert "ready" == run.line()
+    with start_run(longwatch_bin, tmp_path, [*PYTHON, STOPS_CLEANLY]) as run:
+        assert "ready" == run.next_line()
         run.signal(signal.SIGTERM)
-        assert 0 == run.end()
-    assert ["exit 0"] == [end["cause"] for end in run.logged("shutdown_complete")]
+        assert 0 == run.wait()
+    assert ["exit 0"] == [end["cause"] for end in run.logged_events("shutdown_complete")]
 
 
 def test_sigterm_with_a_program_that_dies_of_it_is_143(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
-        run.event("program_started")
+    with start_run(longwatch_bin, tmp_path, ["sleep", "1000"]) as run:
+        run.next_event("program_started")
         run.signal(signal.SIGTERM)
-        assert 143 == run.end()
-    assert ["signal 15"] == [end["cause"] for end in run.logged("shutdown_complete")]
+        assert 143 == run.wait()
+    assert ["signal 15"] == [end["cause"] for end in run.logged_events("shutdown_complete")]
 
 
 def test_a_breaker_that_trips_is_100(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(
-        longwatch_bin, tmp_path, ["false"], options=(*QUICK, "--breaker-restarts", "1")
+    with start_run(
+        longwatch_bin, tmp_path, ["false"], options=(*NO_BACKOFF_OPTIONS, "--breaker-restarts", "1")
     ) as run:
-        assert 100 == run.end()
-    assert [100] == [stopped["exit_code"] for stopped in run.logged("supervisor_stopped")]
+        assert 100 == run.wait()
+    assert [100] == [stopped["exit_code"] for stopped in run.logged_events("supervisor_stopped")]
 
 
 def test_restart_always_starts_a_clean_exit_again(longwatch_bin: Path, tmp_path: Path) -> None:
-    with supervise(
+    with start_run(
         longwatch_bin,
         tmp_path,
         ["true"],
-        options=(*QUICK, "--restart", "always", "--breaker-restarts", "2"),
+        options=(*NO_BACKOFF_OPTIONS, "--restart", "always", "--breaker-restarts", "2"),
     ) as run:
-        assert 100 == run.end()
-    assert [1, 2, 3] == [start["start"] for start in run.logged("program_started")]
+        assert 100 == run.wait()
+    assert [1, 2, 3] == [start["start_number"] for start in run.logged_events("program_started")]

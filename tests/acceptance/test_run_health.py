@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised import PYTHON, QUICK, supervise
+from run_process import NO_BACKOFF_OPTIONS, PYTHON, start_run
 
 SERVER = r"""
 import os, signal, socket, sys
@@ -33,7 +33,7 @@ sending half an answer.
 """
 
 FAST = (
-    *QUICK,
+    *NO_BACKOFF_OPTIONS,
     "--health-interval",
     "0.05",
     "--health-timeout",
@@ -62,17 +62,19 @@ def test_a_server_that_stops_answering_is_replaced(
     longwatch_bin: Path, tmp_path: Path, port: int, then: str
 ) -> None:
     command = [*PYTHON, SERVER, "2", then]
-    with supervise(longwatch_bin, tmp_path, command, options=FAST, env={"PORT": str(port)}) as run:
-        first = run.event("health_check_passed")["pid"]
-        ended = run.event("health_check_restart")
-        second = run.event("health_check_passed")["pid"]
-        run.event("health_check_failed")
+    with start_run(longwatch_bin, tmp_path, command, options=FAST, env={"PORT": str(port)}) as run:
+        first = run.next_event("health_check_passed")["pid"]
+        ended = run.next_event("health_check_restart")
+        second = run.next_event("health_check_passed")["pid"]
+        run.next_event("health_check_failed")
         run.signal(signal.SIGTERM)
-        assert 143 == run.end()
+        assert 143 == run.wait()
     assert (first, True, "signal 15") == (ended["pid"], ended["restart"], ended["cause"])
-    assert [first, second] == [started["pid"] for started in run.logged("program_started")]
+    assert [first, second] == [started["pid"] for started in run.logged_events("program_started")]
     hanging = [
-        failed["failures"] for failed in run.logged("health_check_failed") if failed["pid"] == first
+        failed["failures"]
+        for failed in run.logged_events("health_check_failed")
+        if failed["pid"] == first
     ][-10:]
     assert list(range(1, 11)) == hanging
 
@@ -82,14 +84,14 @@ def test_failures_are_counted_from_zero_after_a_restart(
 ) -> None:
     """It never answers: each start has all its failures before it is ended."""
     options = (*FAST, "--breaker-restarts", "2")
-    with supervise(
+    with start_run(
         longwatch_bin, tmp_path, ["sleep", "1000"], options=options, env={"PORT": str(port)}
     ) as run:
-        assert 100 == run.end()
-    counted = [failed["failures"] for failed in run.logged("health_check_failed")]
-    assert list(range(1, 11)) * len(run.logged("program_started")) == counted
-    assert {10} == {failed["allowed"] for failed in run.logged("health_check_failed")}
-    assert 2 <= len(run.logged("health_check_restart"))
+        assert 100 == run.wait()
+    counted = [failed["failures"] for failed in run.logged_events("health_check_failed")]
+    assert list(range(1, 11)) * len(run.logged_events("program_started")) == counted
+    assert {10} == {failed["threshold"] for failed in run.logged_events("health_check_failed")}
+    assert 2 <= len(run.logged_events("health_check_restart"))
 
 
 def test_a_deaf_server_that_hangs_is_killed_after_the_grace(
@@ -97,11 +99,11 @@ def test_a_deaf_server_that_hangs_is_killed_after_the_grace(
 ) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     options = (*FAST, "--stop-grace", "0.1", "--breaker-restarts", "1")
-    with supervise(
+    with start_run(
         longwatch_bin, tmp_path, [*PYTHON, deaf], options=options, env={"PORT": str(port)}
     ) as run:
-        assert 100 == run.end()
-    assert {"signal 9"} == {ended["cause"] for ended in run.logged("health_check_restart")}
+        assert 100 == run.wait()
+    assert {"signal 9"} == {ended["cause"] for ended in run.logged_events("health_check_restart")}
 
 
 @pytest.mark.parametrize(
@@ -130,43 +132,43 @@ def test_health_is_asked_only_where_it_is_wanted(  # noqa: PLR0913 - half of the
     fast = ("--health-interval", "0.05", "--health-start-grace", "0", "--health-failures", "1000")
     given = [option.format(port=port) for option in options]
     env = {name: value.format(port=port) for name, value in environ.items()}
-    with supervise(
+    with start_run(
         longwatch_bin,
         tmp_path,
         ["sh", "-c", "sleep 0.4; exit 101"],
         options=(*fast, *given),
         env=env,
     ) as run:
-        assert 101 == run.end()
-    assert wanted == bool(run.logged("health_check_failed"))
+        assert 101 == run.wait()
+    assert wanted == bool(run.logged_events("health_check_failed"))
 
 
 def test_health_can_be_asked_on_a_port_of_its_own(
     longwatch_bin: Path, tmp_path: Path, port: int
 ) -> None:
     options = (*FAST, "--health-port", str(port))
-    with supervise(
+    with start_run(
         longwatch_bin,
         tmp_path,
         ["env", f"PORT={port}", *PYTHON, SERVER, "1000", "hangs"],
         options=options,
     ) as run:
-        run.event("health_check_passed")
+        run.next_event("health_check_passed")
         run.signal(signal.SIGTERM)
-        assert 143 == run.end()
+        assert 143 == run.wait()
 
 
 def test_with_checks_a_run_is_stable_once_it_was_healthy_after_the_time(
     longwatch_bin: Path, tmp_path: Path, port: int
 ) -> None:
     options = (*FAST, "--stable-after", "0.3")
-    with supervise(
+    with start_run(
         longwatch_bin,
         tmp_path,
         [*PYTHON, SERVER, "1000", "hangs"],
         options=options,
         env={"PORT": str(port)},
     ) as run:
-        assert 0.3 < run.event("program_stable")["lasted"]
+        assert 0.3 < run.next_event("program_stable")["lasted"]
         run.signal(signal.SIGTERM)
-        assert 143 == run.end()
+        assert 143 == run.wait()

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import parts
-from awaiting import eventually
-from supervised import PYTHON, QUICK, Supervised, supervise
+import requires
+from polling import eventually
+from run_process import NO_BACKOFF_OPTIONS, PYTHON, RunProcess, start_run
 
 NAMESPACES = {
     "own /proc": ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -50,10 +50,10 @@ signalled.
 
 @pytest.fixture(autouse=True)
 def _namespaces_work() -> None:
-    parts.require("unshare")
+    requires.require_tool("unshare")
 
 
-def init_of(run: Supervised) -> psutil.Process:
+def init_of(run: RunProcess) -> psutil.Process:
     """The `longwatch` inside, as seen from outside."""
     [init] = psutil.Process(run.pid).children()
     return init
@@ -63,21 +63,21 @@ def init_of(run: Supervised) -> psutil.Process:
 def test_an_orphan_that_ends_is_reaped_and_the_code_passed_on(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, [*PYTHON, LEAVES_AN_ORPHAN], within=namespace) as run:
-        assert "the orphan was reaped" == run.line()
-        assert 101 == run.end()
-    assert {1} == {record["managerPid"] for record in run.logged()}
+    with start_run(longwatch_bin, tmp_path, [*PYTHON, LEAVES_AN_ORPHAN], within=namespace) as run:
+        assert "the orphan was reaped" == run.next_line()
+        assert 101 == run.wait()
+    assert {1} == {record["managerPid"] for record in run.logged_events()}
 
 
 @within
 def test_sigterm_to_pid_1_stops_the_program(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
-        run.event("program_started")
+    with start_run(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
+        run.next_event("program_started")
         os.kill(init_of(run).pid, signal.SIGTERM)
-        assert 143 == run.end()
-    assert ["signal 15"] == [end["cause"] for end in run.logged("shutdown_complete")]
+        assert 143 == run.wait()
+    assert ["signal 15"] == [end["cause"] for end in run.logged_events("shutdown_complete")]
 
 
 @within
@@ -85,23 +85,23 @@ def test_a_killed_program_comes_back(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
     script = "echo >> starts; [ $(wc -l < starts) -eq 1 ] && kill -9 $$; exit 5"
-    options = (*QUICK, "--breaker-restarts", "1")
-    with supervise(
+    options = (*NO_BACKOFF_OPTIONS, "--breaker-restarts", "1")
+    with start_run(
         longwatch_bin, tmp_path, ["sh", "-c", script], options=options, within=namespace
     ) as run:
-        assert 100 == run.end()
-    assert ["signal 9", "exit 5"] == [end["cause"] for end in run.logged("unexpected_exit")]
+        assert 100 == run.wait()
+    assert ["signal 9", "exit 5"] == [end["cause"] for end in run.logged_events("unexpected_exit")]
 
 
 @within
 def test_kill_9_of_the_guardian_ends_all_with_75(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
-    with supervise(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
-        run.event("program_started")
+    with start_run(longwatch_bin, tmp_path, ["sleep", "1000"], within=namespace) as run:
+        run.next_event("program_started")
         [guardian] = init_of(run).children()
         os.kill(guardian.pid, signal.SIGKILL)
-        assert 75 == run.end()
+        assert 75 == run.wait()
 
 
 def strangers_below(init: psutil.Process) -> list[psutil.Process]:
@@ -114,10 +114,10 @@ def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_
     """
     if shutil.which("nsenter") is None:
         pytest.skip("nsenter is not here (Debian package util-linux)")
-    with supervise(
+    with start_run(
         longwatch_bin, tmp_path, ["sleep", "1000"], within=NAMESPACES["own /proc"]
     ) as run:
-        run.event("program_started")
+        run.next_event("program_started")
         init = init_of(run)
         ours, theirs = os.pipe()
         script = 'exec 3<&0; sh -c "read _ <&3" stranger &'
@@ -134,4 +134,4 @@ def test_a_stranger_that_only_pid_1_can_reap_is_reaped(longwatch_bin: Path, tmp_
         os.close(theirs)
         assert eventually(lambda: stranger not in init.children())
         os.kill(init.pid, signal.SIGTERM)
-        assert 143 == run.end()
+        assert 143 == run.wait()

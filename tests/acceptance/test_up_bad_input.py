@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervised import longwatch_says
+from run_process import run_longwatch
 
 SLEEPS = 'command = ["sleep", "1000"]'
 MARKS = '[program.mark]\ncommand = ["touch", "started"]\n'
@@ -50,7 +50,7 @@ FAULTS = {
 
 def refused(longwatch: Path, cwd: Path, *options: str) -> list[str]:
     """The lines of the refusal."""
-    done = longwatch_says(longwatch, cwd, "up", *options)
+    done = run_longwatch(longwatch, cwd, "up", *options)
     assert (2, "") == (done.returncode, done.stdout), done.stderr
     assert not (cwd / "started").exists()
     return done.stderr.splitlines()

@@ -10,9 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from awaiting import eventually
-from supervised import PATIENCE, longwatch_says
-from upheld import AT_ONCE, SLEEPER, Upheld, sh, upheld
+from polling import eventually
+from run_process import TIMEOUT, run_longwatch
+from up_process import NO_BACKOFF, SLEEPER, UpProcess, sh, start_up
 
 FACTS = {
     "name",
@@ -47,10 +47,10 @@ def one_line(done: subprocess.CompletedProcess[str], *, code: int) -> str:
     return line.removeprefix("longwatch: ")
 
 
-def kill_supervisor(run: Upheld) -> None:
+def kill_supervisor(run: UpProcess) -> None:
     run.signal(signal.SIGKILL)
-    run.process.wait(PATIENCE)
-    run.err.rest(time.monotonic() + PATIENCE)
+    run.process.wait(TIMEOUT)
+    run.err.read_to_end(time.monotonic() + TIMEOUT)
 
 
 def test_status_json_tells_everything_about_each_program_and_about_us(
@@ -61,16 +61,16 @@ def test_status_json_tells_everything_about_each_program_and_about_us(
         "b": sh("exit 7", no_restart_codes=[7]),
         "c": {**SLEEPER, "autostart": False, "critical": True},
     }
-    with upheld(longwatch_bin, tmp_path, programs) as run:
-        pid = run.heard("program_started", program="a")["pid"]
-        run.until("b", state="ended")
-        done = run.command("status", "--json")
+    with start_up(longwatch_bin, tmp_path, programs) as run:
+        pid = run.wait_for_event("program_started", program="a")["pid"]
+        run.wait_for_status("b", state="ended")
+        done = run.run_command("status", "--json")
         assert "" == done.stderr
         told = json.loads(done.stdout)
-        run.finish()
+        run.stop_cleanly()
     assert 1 == done.returncode, "b is not as it is wanted"
     assert ABOUT == told.keys()
-    assert (run.pid, str(run.state)) == (told["pid"], told["state_dir"])
+    assert (run.pid, str(run.state_dir)) == (told["pid"], told["state_dir"])
     assert [FACTS] * 3 == [facts.keys() for facts in told["programs"]]
     facts = {facts["name"]: facts for facts in told["programs"]}
     assert (pid, "up", True, True) == tuple(
@@ -90,34 +90,34 @@ def test_status_json_tells_everything_about_each_program_and_about_us(
 def test_stop_start_and_restart_do_what_they_say_and_say_what_they_did(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
-        first = run.heard("program_started", program="a")["pid"]
-        b = run.heard("program_started", program="b")["pid"]
-        stopped = run.command("stop", "a")
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
+        first = run.wait_for_event("program_started", program="a")["pid"]
+        b = run.wait_for_event("program_started", program="b")["pid"]
+        stopped = run.run_command("stop", "a")
         assert (0, "a is stopped\n") == (stopped.returncode, stopped.stdout)
         assert ("stopped", None) == (run.status("a")["desired"], run.status("a")["pid"])
-        started = run.command("start", "a")
+        started = run.run_command("start", "a")
         second = run.status("a")["pid"]
         assert (0, f"a is up, pid {second}, ready\n") == (started.returncode, started.stdout)
-        restarted = run.command("restart", "--all", "--json")
+        restarted = run.run_command("restart", "--all", "--json")
         pids = {facts["name"]: facts["pid"] for facts in json.loads(restarted.stdout)["programs"]}
         assert run.pids() == pids
         assert 5 == len({first, second, pids["a"], b, pids["b"]})
-        run.finish()
+        run.stop_cleanly()
     assert ["stop", "start", "restart"] == [
-        told["command"] for told in run.logged("control_command")
+        told["command"] for told in run.logged_events("control_command_received")
     ]
 
 
 def test_an_unknown_program_gets_the_nearest_name(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"worker": SLEEPER}) as run:
-        run.heard("program_started")
+    with start_up(longwatch_bin, tmp_path, {"worker": SLEEPER}) as run:
+        run.wait_for_event("program_started")
         for command in ("status", "stop", "start", "restart", "reset"):
             assert "no program 'wroker'; did you mean worker?" == one_line(
-                run.command(command, "wroker"), code=2
+                run.run_command(command, "wroker"), code=2
             )
         assert run.status("worker")["up"]
-        run.finish()
+        run.stop_cleanly()
 
 
 # --- what survives kill -9 ---
@@ -129,38 +129,38 @@ def test_an_operators_stop_and_an_open_breaker_survive_kill_9_of_the_supervisor(
     programs = {
         "held": SLEEPER,
         "up": SLEEPER,
-        "crash": sh("exit 1", **AT_ONCE, breaker={"restarts": 1}),
+        "crash": sh("exit 1", **NO_BACKOFF, breaker={"restarts": 1}),
     }
-    with upheld(longwatch_bin, tmp_path, programs) as run:
-        up = run.heard("program_started", program="up")["pid"]
-        run.heard("program_started", program="held")
-        run.until("crash", state="broken")
-        run.command("stop", "held")
+    with start_up(longwatch_bin, tmp_path, programs) as run:
+        up = run.wait_for_event("program_started", program="up")["pid"]
+        run.wait_for_event("program_started", program="held")
+        run.wait_for_status("crash", state="broken")
+        run.run_command("stop", "held")
         kill_supervisor(run)
-        dead = run.command("status")
+        dead = run.run_command("status")
         assert "was killed; start it again with `longwatch up`" in one_line(dead, code=75)
         assert eventually(lambda: not Path(f"/proc/{up}").exists())
-    with upheld(longwatch_bin, tmp_path) as run:
-        run.until("up", up=True, total_restarts=0)
+    with start_up(longwatch_bin, tmp_path) as run:
+        run.wait_for_status("up", up=True, total_restarts=0)
         assert ("stopped", "stopped") == tuple(
             run.status("held")[key] for key in ("state", "desired")
         )
         assert ("open", 1) == (
-            run.until("crash", state="broken")["breaker"]["phase"],
+            run.wait_for_status("crash", state="broken")["breaker"]["phase"],
             run.status("crash")["total_restarts"],
         )
         run.signal(signal.SIGHUP)
-        run.heard("plan_reloaded")
+        run.wait_for_event("config_reloaded")
         assert "stopped" == run.status("held")["state"], "nor does a reload undo it"
-        assert {"up"} == {record["program"] for record in run.told("program_started")}
-        run.finish()
+        assert {"up"} == {record["program"] for record in run.events("program_started")}
+        run.stop_cleanly()
 
 
 def test_the_socket_of_a_dead_supervisor_and_none_at_all_are_told_in_one_line(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
-        assert run.until("a", up=True)
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
+        assert run.wait_for_status("a", up=True)
         kill_supervisor(run)
         for words in (
             ("status",),
@@ -170,31 +170,31 @@ def test_the_socket_of_a_dead_supervisor_and_none_at_all_are_told_in_one_line(
             ("reset", "a"),
             ("reload",),
         ):
-            said = one_line(run.command(*words), code=75)
+            said = one_line(run.run_command(*words), code=75)
             assert f"(pid {run.pid}) was killed; start it again with `longwatch up`" in said
-        assert 0 == run.command("logs", "a").returncode, "files can be read without anybody"
-    with upheld(longwatch_bin, tmp_path) as run:
-        run.until("a", up=True)
-        run.finish()
+        assert 0 == run.run_command("logs", "a").returncode, "files can be read without anybody"
+    with start_up(longwatch_bin, tmp_path) as run:
+        run.wait_for_status("a", up=True)
+        run.stop_cleanly()
     assert "no supervisor runs on .longwatch; start one" in one_line(
-        longwatch_says(longwatch_bin, tmp_path, "status"), code=75
+        run_longwatch(longwatch_bin, tmp_path, "status"), code=75
     )
 
 
 def test_a_second_up_on_the_same_state_directory_is_refused_and_the_first_goes_on(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
-        pid = run.heard("program_started")["pid"]
-        said = one_line(run.command("up"), code=75)
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
+        pid = run.wait_for_event("program_started")["pid"]
+        said = one_line(run.run_command("up"), code=75)
         assert f"pid {run.pid} is supervising on" in said
         assert "use `longwatch status`, end it with `kill " in said
         assert pid == run.status("a")["pid"]
-        with upheld(longwatch_bin, tmp_path, options=("--state-dir", "elsewhere")) as other:
-            assert pid != other.heard("program_started")["pid"]
-            other.finish()
-        run.finish()
-    assert 1 == len(run.logged("supervisor_started")), (
+        with start_up(longwatch_bin, tmp_path, options=("--state-dir", "elsewhere")) as other:
+            assert pid != other.wait_for_event("program_started")["pid"]
+            other.stop_cleanly()
+        run.stop_cleanly()
+    assert 1 == len(run.logged_events("supervisor_started")), (
         "the second has not written into the log of the first"
     )
 
@@ -203,34 +203,34 @@ def test_a_ledger_that_cannot_be_read_is_kept_aside_and_told_and_one_begun_anew(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     garbage = b"this is no ledger at all, " * 1000
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
-        run.until("a", up=True)
-        run.ask("stop", "b")
-        run.finish()
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}) as run:
+        run.wait_for_status("a", up=True)
+        run.request("stop", "b")
+        run.stop_cleanly()
     ledger = tmp_path / ".longwatch" / "supervisor.db"
     ledger.write_bytes(garbage)
-    with upheld(longwatch_bin, tmp_path) as run:
-        told = run.heard("ledger_set_aside")
+    with start_up(longwatch_bin, tmp_path) as run:
+        told = run.wait_for_event("state_file_quarantined")
         assert ("error", str(ledger)) == (told["level"], told["path"])
-        run.until("b", up=True)
-        run.ask("stop", "a")
-        run.finish()
-    assert garbage == Path(told["kept_as"]).read_bytes()
+        run.wait_for_status("b", up=True)
+        run.request("stop", "a")
+        run.stop_cleanly()
+    assert garbage == Path(told["quarantined_as"]).read_bytes()
     with sqlite3.connect(ledger) as database:
         assert "ok" == database.execute("PRAGMA integrity_check").fetchone()[0]
     database.close()
-    with upheld(longwatch_bin, tmp_path) as run:
-        run.until("b", up=True)
+    with start_up(longwatch_bin, tmp_path) as run:
+        run.wait_for_status("b", up=True)
         assert "stopped" == run.status("a")["state"], "the new one remembers"
-        run.finish()
-    assert [] == run.told("ledger_set_aside")
+        run.stop_cleanly()
+    assert [] == run.events("state_file_quarantined")
 
 
 def test_who_may_ask_is_the_owner_alone(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
-        run.until("a", up=True)
-        socket = Path(json.loads((run.state / "supervisor.lock").read_text())["socket"])
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER}) as run:
+        run.wait_for_status("a", up=True)
+        socket = Path(json.loads((run.state_dir / "supervisor.lock").read_text())["socket"])
         assert [0o600, 0o700] == [path.stat().st_mode & 0o777 for path in (socket, socket.parent)]
         assert 107 >= len(os.fsencode(socket))
-        run.finish()
+        run.stop_cleanly()
     assert not socket.parent.exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from upheld import AT_ONCE, NOTIFIER, SLEEPER, Facts, py, sh, unused_port, upheld
+from up_process import NO_BACKOFF, NOTIFY_PRELUDE, SLEEPER, Facts, py, sh, start_up, unused_port
 
 OFTEN = {
     "interval": 0.1,
@@ -46,7 +46,7 @@ os.kill(os.getpid(), 19)
 well again.
 """
 BEATER = (
-    NOTIFIER
+    NOTIFY_PRELUDE
     + """
 assert os.environ["WATCHDOG_USEC"].isdigit()
 while True:
@@ -74,19 +74,19 @@ def kinds(port: int) -> dict[str, Facts]:
 def test_a_program_that_turns_bad_is_started_again_and_is_well(
     longwatch_bin: Path, tmp_path: Path, kind: str
 ) -> None:
-    program = {**kinds(unused_port())[kind], **AT_ONCE, "stop_grace": 0.2}
-    with upheld(longwatch_bin, tmp_path, {"a": program, "other": SLEEPER}) as run:
-        first = run.heard("health_check_passed", program="a")["pid"]
-        assert run.until("a", ready=True)["up"]
+    program = {**kinds(unused_port())[kind], **NO_BACKOFF, "stop_grace": 0.2}
+    with start_up(longwatch_bin, tmp_path, {"a": program, "other": SLEEPER}) as run:
+        first = run.wait_for_event("health_check_passed", program="a")["pid"]
+        assert run.wait_for_status("a", ready=True)["up"]
         (tmp_path / "bad").touch()
-        ended = run.heard("health_check_restart", program="a", restart=True)
+        ended = run.wait_for_event("health_check_restart", program="a", restart=True)
         (tmp_path / "bad").unlink()
-        second = run.heard("health_check_passed", program="a", times=2)["pid"]
+        second = run.wait_for_event("health_check_passed", program="a", times=2)["pid"]
         run.signal(signal.SIGTERM)
-        run.end()
+        run.wait()
     assert first == ended["pid"] != second
     counted = [
-        failed["failures"] for failed in run.told("health_check_failed") if failed["pid"] == first
+        failed["failures"] for failed in run.events("health_check_failed") if failed["pid"] == first
     ]
     assert [1, 2, 3] == counted[-3:]
 
@@ -104,18 +104,18 @@ def test_one_that_is_slow_to_start_delays_no_check_of_another(
                 "timeout": 25,
             },
         },
-        "quick": {**SLEEPER, **AT_ONCE, "health": {"command": "sh -c '! test -e bad'", **OFTEN}},
+        "quick": {**SLEEPER, **NO_BACKOFF, "health": {"command": "sh -c '! test -e bad'", **OFTEN}},
     }
-    with upheld(longwatch_bin, tmp_path, programs) as run:
-        run.heard("health_check_passed", program="quick")
+    with start_up(longwatch_bin, tmp_path, programs) as run:
+        run.wait_for_event("health_check_passed", program="quick")
         (tmp_path / "bad").touch()
-        run.heard("health_check_restart", program="quick")
+        run.wait_for_event("health_check_restart", program="quick")
         (tmp_path / "bad").unlink()
-        run.heard("health_check_passed", program="quick", times=2)
+        run.wait_for_event("health_check_passed", program="quick", times=2)
         assert ("up", False) == tuple(run.status("slow")[key] for key in ("state", "ready"))
         (tmp_path / "go").touch()
-        run.heard("health_check_passed", program="slow")
-        run.finish()
+        run.wait_for_event("health_check_passed", program="slow")
+        run.stop_cleanly()
 
 
 def test_one_that_is_not_ready_in_time_is_started_again(
@@ -123,20 +123,20 @@ def test_one_that_is_not_ready_in_time_is_started_again(
 ) -> None:
     never = {"command": ["false"], "startup": 0.2, "startup_interval": 0.05}
     programs = {
-        "asked": {**SLEEPER, **AT_ONCE, "health": never, "breaker": {"restarts": 1}},
+        "asked": {**SLEEPER, **NO_BACKOFF, "health": never, "breaker": {"restarts": 1}},
         "awaited": {
             **SLEEPER,
-            **AT_ONCE,
+            **NO_BACKOFF,
             "ready": "notify",
             "ready_timeout": 0.2,
             "breaker": {"restarts": 1},
         },
     }
-    with upheld(longwatch_bin, tmp_path, programs) as run:
+    with start_up(longwatch_bin, tmp_path, programs) as run:
         for name in programs:
-            run.heard("health_check_restart", program=name)
-            assert "broken" == run.until(name, state="broken")["state"]
-        run.finish()
+            run.wait_for_event("health_check_restart", program=name)
+            assert "broken" == run.wait_for_status(name, state="broken")["state"]
+        run.stop_cleanly()
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_the_environment_can_turn_every_check_off(
         "a": sh("sleep 0.3; exit 101", health={**always, "port": unused_port()}),
         "b": SLEEPER,
     }
-    with upheld(longwatch_bin, tmp_path, programs, env={"HEALTH_CHECK_ENABLED": value}) as run:
-        run.heard("fatal_error_no_restart", program="a")
-        run.finish()
-    assert asked == bool(run.told("health_check_failed"))
+    with start_up(longwatch_bin, tmp_path, programs, env={"HEALTH_CHECK_ENABLED": value}) as run:
+        run.wait_for_event("fatal_error_no_restart", program="a")
+        run.stop_cleanly()
+    assert asked == bool(run.events("health_check_failed"))
 
 
 def test_the_port_of_the_environment_is_asked_and_passed_on(
@@ -163,6 +163,6 @@ def test_the_port_of_the_environment_is_asked_and_passed_on(
     port = unused_port()
     script = SERVER.replace("int(sys.argv[1])", "int(os.environ['PORT'])")
     program = py(script, "-", "says no", health=OFTEN)
-    with upheld(longwatch_bin, tmp_path, {"a": program}, env={"PORT": str(port)}) as run:
-        run.heard("health_check_passed", program="a")
-        run.finish()
+    with start_up(longwatch_bin, tmp_path, {"a": program}, env={"PORT": str(port)}) as run:
+        run.wait_for_event("health_check_passed", program="a")
+        run.stop_cleanly()

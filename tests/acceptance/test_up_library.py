@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from supervised import PATIENCE, clean_environment
+from run_process import TIMEOUT, clean_environment
 
 PROGRAM = '''
 import os, signal, subprocess, sys, threading
@@ -30,7 +30,7 @@ def keep():
     supervisor.start()
 
 supervisor = Supervisor(
-    [ProgramPlan.of(name, ["sleep", "1000"]) for name in ("a", "b")], state=Path.cwd()
+    [ProgramPlan.of(name, ["sleep", "1000"]) for name in ("a", "b")], state_dir=Path.cwd()
 )
 keeper = threading.Thread(target=keep)
 keeper.start()
@@ -74,6 +74,6 @@ def test_a_threaded_program_keeps_programs_up_and_keeps_its_own_children_to_itse
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert (0, "nothing is left\n", "") == (done.returncode, done.stdout, done.stderr)

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from awaiting import eventually
-from supervised import PATIENCE, Lines, launched
-from upheld import AT_ONCE, SLEEPER, Upheld, sh, upheld
+from polling import eventually
+from run_process import TIMEOUT, PipeLines, start_process
+from up_process import NO_BACKOFF, SLEEPER, UpProcess, sh, start_up
 
 SAYS_TWO = "echo one; echo two >&2; exec sleep 1000"
 COUNTS = "n=0; while :; do n=$((n + 1)); echo line $n; sleep 0.02; done"
 
 
-def log_of(run: Upheld, name: str) -> str:
+def log_of(run: UpProcess, name: str) -> str:
     path = run.logs / f"{name}.log"
     return path.read_text() if path.exists() else ""
 
@@ -33,31 +33,31 @@ def test_lines_bear_the_name_of_their_program_on_stdout_and_stand_alone_in_its_f
         "worker": sh(SAYS_TWO),
         "quiet": sh(SAYS_TWO, log={"console": False}),
     }
-    with upheld(longwatch_bin, tmp_path, programs) as run:
+    with start_up(longwatch_bin, tmp_path, programs) as run:
         for name in ("web", "worker"):
-            run.says(f"{name:<6} | one")
-            run.says(f"{name:<6} | two")
+            run.wait_for_output(f"{name:<6} | one")
+            run.wait_for_output(f"{name:<6} | two")
         assert all(
             eventually(lambda name=name: log_of(run, name) == "one\ntwo\n")  # type: ignore[misc]
             for name in programs
         )
-        run.finish()
+        run.stop_cleanly()
     assert b"quiet" not in run.out.text
-    assert 4 == len(run.out.seen)
+    assert 4 == len(run.out.lines)
 
 
 def test_every_line_of_our_own_log_is_json_that_says_when_what_and_who(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(
+    with start_up(
         longwatch_bin,
         tmp_path,
-        {"a": sh("exit 1", **AT_ONCE, breaker={"restarts": 1}), "b": SLEEPER},
+        {"a": sh("exit 1", **NO_BACKOFF, breaker={"restarts": 1}), "b": SLEEPER},
     ) as run:
-        run.heard("circuit_breaker_tripped")
-        run.heard("program_started", program="b")
-        run.finish()
-    records = run.logged()
+        run.wait_for_event("circuit_breaker_tripped")
+        run.wait_for_event("program_started", program="b")
+        run.stop_cleanly()
+    records = run.logged_events()
     assert all({"ts", "level", "event", "pid", "managerPid"} <= record.keys() for record in records)
     assert {run.pid} == {record["managerPid"] for record in records}
     assert ["supervisor_started", "supervisor_stopped"] == [
@@ -67,7 +67,7 @@ def test_every_line_of_our_own_log_is_json_that_says_when_what_and_who(
     assert {"a", "b"} == {
         record["program"] for record in records if record["event"] == "program_started"
     }
-    assert [] == [line for line in run.err.seen if not line.startswith(b"{")]
+    assert [] == [line for line in run.err.lines if not line.startswith(b"{")]
 
 
 def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(
@@ -77,67 +77,67 @@ def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(
         "command": ["yes", "x" * 200],
         "log": {"max_bytes": 100_000, "keep": 2, "console": False},
     }
-    with upheld(longwatch_bin, tmp_path, {"flood": flood, "calm": SLEEPER}) as run:
+    with start_up(longwatch_bin, tmp_path, {"flood": flood, "calm": SLEEPER}) as run:
         assert eventually((run.logs / "flood.log.2").exists)
         for _ in range(20):
             assert run.status("calm")["up"]
-        run.ask("stop", "flood")
+        run.request("stop", "flood")
         assert ["flood.log", "flood.log.1", "flood.log.2"] == sorted(
             path.name for path in run.logs.glob("flood*")
         )
         assert 100_000 + 65_536 >= max(path.stat().st_size for path in run.logs.glob("flood*"))
         whole = (run.logs / "flood.log").read_bytes().splitlines(keepends=True)
         assert {b"x" * 200 + b"\n"} == set(whole[:-1])
-        run.finish()
+        run.stop_cleanly()
 
 
 def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(
+    with start_up(
         longwatch_bin,
         tmp_path,
-        {"a": sh(COUNTS), "b": sh("exit 1", **AT_ONCE, breaker={"restarts": 2})},
+        {"a": sh(COUNTS), "b": sh("exit 1", **NO_BACKOFF, breaker={"restarts": 2})},
     ) as run:
-        run.says("a | line 1")
-        run.until("a", up=True)
+        run.wait_for_output("a | line 1")
+        run.wait_for_status("a", up=True)
         run.out.close()
         run.err.close()
         before = run.status("a")["pid"]
         assert eventually(lambda: "line 50\n" in log_of(run, "a"))
-        run.until("b", state="broken")
+        run.wait_for_status("b", state="broken")
         assert before == run.status("a")["pid"]
         run.signal(signal.SIGTERM)
-        assert 0 == run.process.wait(PATIENCE)
+        assert 0 == run.process.wait(TIMEOUT)
     lines = log_of(run, "a").splitlines()
     assert [f"line {number}" for number in range(1, len(lines) + 1)] == lines
-    assert "supervisor_stopped" == run.logged()[-1]["event"]
+    assert "supervisor_stopped" == run.logged_events()[-1]["event"]
 
 
 def test_without_a_stdout_and_a_stderr_we_live_too(longwatch_bin: Path, tmp_path: Path) -> None:
-    with upheld(
+    with start_up(
         longwatch_bin,
         tmp_path,
         {"a": sh(SAYS_TWO)},
         within=("sh", "-c", 'exec "$@" >&- 2>&-', "sh"),
     ) as run:
-        run.until("a", up=True)
+        run.wait_for_status("a", up=True)
         assert eventually(lambda: log_of(run, "a") == "one\ntwo\n")
-        run.finish()
+        run.stop_cleanly()
 
 
 @contextmanager
-def following(run: Upheld, *words: str) -> Iterator[Lines]:
+def following(run: UpProcess, *words: str) -> Iterator[PipeLines]:
     """The lines of a command that goes on; Ctrl-C ends it."""
-    with launched([run.longwatch, *words], run.cwd) as (process, out, _):
+    with start_process([run.longwatch, *words], run.cwd) as (process, out, _):
         yield out
         process.send_signal(signal.SIGINT)
-        assert 130 == process.wait(PATIENCE)
+        assert 130 == process.wait(TIMEOUT)
 
 
-def await_line(lines: Lines, text: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while text not in (line := (lines.next(deadline) or b"the end").decode()):
+def wait_for_line(lines: PipeLines, text: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while text not in (line := (lines.next_line(deadline) or b"the end").decode()):
         assert "the end" != line
 
 
@@ -145,24 +145,24 @@ def test_logs_f_follows_a_program_through_restarts_and_rotations(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     padded = "n=0; while :; do n=$((n + 1)); echo $$ line $n " + "x" * 100 + "; sleep 0.01; done"
-    talker = sh(padded, **AT_ONCE, log={"max_bytes": 2000, "keep": 3})
-    with upheld(
+    talker = sh(padded, **NO_BACKOFF, log={"max_bytes": 2000, "keep": 3})
+    with start_up(
         longwatch_bin,
         tmp_path,
         {"a": talker, "b": sh(SAYS_TWO)},
         stdout=os.open(os.devnull, os.O_WRONLY),
     ) as run:
-        first = run.heard("program_started", program="a")["pid"]
+        first = run.wait_for_event("program_started", program="a")["pid"]
         with following(run, "logs", "-f", "a") as lines:
-            await_line(lines, f"{first} line ")
-            began = int(lines.seen[-1].split()[2])
-            await_line(lines, f"{first} line {began + 30} ")
+            wait_for_line(lines, f"{first} line ")
+            began = int(lines.lines[-1].split()[2])
+            wait_for_line(lines, f"{first} line {began + 30} ")
             os.kill(first, signal.SIGKILL)
-            second = run.heard("program_started", program="a", times=2)["pid"]
-            await_line(lines, f"{second} line 30 ")
-        numbers = [line.split()[2] for line in lines.seen if line.startswith(f"{first} ".encode())]
-        last = run.command("logs", "a", "b", "-n", "2")
-        run.finish()
+            second = run.wait_for_event("program_started", program="a", times=2)["pid"]
+            wait_for_line(lines, f"{second} line 30 ")
+        numbers = [line.split()[2] for line in lines.lines if line.startswith(f"{first} ".encode())]
+        last = run.run_command("logs", "a", "b", "-n", "2")
+        run.stop_cleanly()
     assert [
         str(number).encode() for number in range(int(numbers[0]), int(numbers[-1]) + 1)
     ] == numbers, "none is missing"
@@ -172,19 +172,19 @@ def test_logs_f_follows_a_program_through_restarts_and_rotations(
 def test_events_tells_what_happened_to_a_program_and_goes_on_telling(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": {**SLEEPER, **AT_ONCE}, "b": SLEEPER}) as run:
-        first = run.heard("program_started", program="a")["pid"]
-        run.heard("program_started", program="b")
+    with start_up(longwatch_bin, tmp_path, {"a": {**SLEEPER, **NO_BACKOFF}, "b": SLEEPER}) as run:
+        first = run.wait_for_event("program_started", program="a")["pid"]
+        run.wait_for_event("program_started", program="b")
         with following(run, "events", "-f", "a") as lines:
-            await_line(lines, f"program_started pid={first} program=a")
+            wait_for_line(lines, f"program_started pid={first} program=a")
             os.kill(first, signal.SIGKILL)
-            await_line(lines, "unexpected_exit")
-            await_line(lines, "program_started")
+            wait_for_line(lines, "unexpected_exit")
+            wait_for_line(lines, "program_started")
         told = [
             json.loads(line)
-            for line in run.command("events", "--json", "-n", "1000", "a").stdout.splitlines()
+            for line in run.run_command("events", "--json", "-n", "1000", "a").stdout.splitlines()
         ]
-        run.finish()
+        run.stop_cleanly()
     assert b"program=b" not in lines.text
     assert ["program_started", "unexpected_exit", "restart_scheduled", "program_started"] == [
         record["event"] for record in told if record.get("program") == "a"

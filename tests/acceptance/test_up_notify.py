@@ -5,32 +5,32 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from awaiting import eventually
-from upheld import AT_ONCE, DEAF, NOTIFIER, SLEEPER, py, sh, upheld
+from polling import eventually
+from up_process import IGNORES_SIGTERM, NO_BACKOFF, NOTIFY_PRELUDE, SLEEPER, py, sh, start_up
 
 
 def test_it_is_ready_when_it_says_so_shows_what_it_says_and_is_not_ready_while_it_leaves(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    script = NOTIFIER + (
+    script = NOTIFY_PRELUDE + (
         "notify('STATUS=warming up')\n"
         "until('go'); notify('READY=1', 'STATUS=serving 3 clients')\n"
         "until('leave'); notify('STOPPING=1')\n"
         "until('left')\n"
     )
-    with upheld(longwatch_bin, tmp_path, {"a": py(script, ready="notify")}) as run:
-        run.until("a", up=True, ready=False, status_text="warming up")
-        late = run.command("start", "a", "--ready", "--timeout", "0.1")
+    with start_up(longwatch_bin, tmp_path, {"a": py(script, ready="notify")}) as run:
+        run.wait_for_status("a", up=True, ready=False, status_text="warming up")
+        late = run.run_command("start", "a", "--ready", "--timeout", "0.1")
         assert (75, "longwatch: a is up, and not ready yet\n") == (late.returncode, late.stderr)
         (tmp_path / "go").touch()
-        run.until("a", ready=True, status_text="serving 3 clients")
-        assert "serving 3 clients" in run.command("status").stdout
+        run.wait_for_status("a", ready=True, status_text="serving 3 clients")
+        assert "serving 3 clients" in run.run_command("status").stdout
         (tmp_path / "leave").touch()
-        run.until("a", up=True, ready=False)
+        run.wait_for_status("a", up=True, ready=False)
         (tmp_path / "left").touch()
-        run.heard("clean_exit", program="a")
-        run.finish()
-    assert 1 == len(run.told("program_ready"))
+        run.wait_for_event("clean_exit", program="a")
+        run.stop_cleanly()
+    assert 1 == len(run.events("program_ready"))
 
 
 def test_what_the_children_of_a_program_say_counts_and_what_a_stranger_says_does_not_reach_it(
@@ -40,23 +40,27 @@ def test_what_the_children_of_a_program_say_counts_and_what_a_stranger_says_does
     speaks for itself.
     """
     script = (
-        NOTIFIER + "os.fork() or (notify('STATUS=' + sys.argv[1]), os._exit(0)); time.sleep(1000)"
+        NOTIFY_PRELUDE
+        + "os.fork() or (notify('STATUS=' + sys.argv[1]), os._exit(0)); time.sleep(1000)"
     )
-    with upheld(longwatch_bin, tmp_path, {"a": py(script, "of a"), "b": py(script, "of b")}) as run:
-        run.until("a", status_text="of a")
-        run.until("b", status_text="of b")
-        run.finish()
+    with start_up(
+        longwatch_bin, tmp_path, {"a": py(script, "of a"), "b": py(script, "of b")}
+    ) as run:
+        run.wait_for_status("a", status_text="of a")
+        run.wait_for_status("b", status_text="of b")
+        run.stop_cleanly()
 
 
 def test_watchdog_trigger_has_it_started_again_at_once(longwatch_bin: Path, tmp_path: Path) -> None:
     script = (
-        NOTIFIER + "os.path.exists('once') or (open('once', 'w'), notify('WATCHDOG=trigger')); "
+        NOTIFY_PRELUDE
+        + "os.path.exists('once') or (open('once', 'w'), notify('WATCHDOG=trigger')); "
         "time.sleep(1000)"
     )
-    with upheld(longwatch_bin, tmp_path, {"a": py(script, **AT_ONCE)}) as run:
-        run.heard("health_check_restart", program="a")
-        run.heard("program_started", program="a", times=2)
-        run.finish()
+    with start_up(longwatch_bin, tmp_path, {"a": py(script, **NO_BACKOFF)}) as run:
+        run.wait_for_event("health_check_restart", program="a")
+        run.wait_for_event("program_started", program="a", times=2)
+        run.stop_cleanly()
 
 
 def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(
@@ -65,7 +69,7 @@ def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(
     """Whoever says nothing is ended by the same limits, so the extension is what saved the
     other.
     """
-    script = NOTIFIER + (
+    script = NOTIFY_PRELUDE + (
         "def leave(*_):\n"
         "    notify('EXTEND_TIMEOUT_USEC=25000000')\n"
         "    until('left')\n"
@@ -74,23 +78,23 @@ def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(
         "notify('EXTEND_TIMEOUT_USEC=25000000')\n"
         "until('go'); notify('READY=1'); time.sleep(1000)\n"
     )
-    limits = {"ready": "notify", "ready_timeout": 1.5, "stop_grace": 1.5, **AT_ONCE}
-    programs = {"polite": py(script, **limits), "silent": sh(DEAF, **limits)}
-    with upheld(longwatch_bin, tmp_path, programs) as run:
-        run.heard("program_started", program="silent", times=2)
-        run.until("polite", up=True, ready=False, total_restarts=0)
+    limits = {"ready": "notify", "ready_timeout": 1.5, "stop_grace": 1.5, **NO_BACKOFF}
+    programs = {"polite": py(script, **limits), "silent": sh(IGNORES_SIGTERM, **limits)}
+    with start_up(longwatch_bin, tmp_path, programs) as run:
+        run.wait_for_event("program_started", program="silent", times=2)
+        run.wait_for_status("polite", up=True, ready=False, total_restarts=0)
         (tmp_path / "go").touch()
-        run.heard("program_ready", program="polite")
-        run.says("silent | ready")
+        run.wait_for_event("program_ready", program="polite")
+        run.wait_for_output("silent | ready")
         run.signal(signal.SIGTERM)
-        run.heard("shutdown_complete", program="silent")
+        run.wait_for_event("shutdown_complete", program="silent")
         (tmp_path / "left").touch()
-        assert 1 == run.end()
+        assert 1 == run.wait()
     assert ["exit 3"] == [
-        end["cause"] for end in run.told("shutdown_complete") if end["program"] == "polite"
+        end["cause"] for end in run.events("shutdown_complete") if end["program"] == "polite"
     ]
     assert 1 == len(
-        [start for start in run.told("program_started") if start["program"] == "polite"]
+        [start for start in run.events("program_started") if start["program"] == "polite"]
     )
 
 
@@ -99,10 +103,10 @@ def test_a_heartbeat_that_is_expected_and_never_comes_has_it_restarted(
 ) -> None:
     never = {
         **SLEEPER,
-        **AT_ONCE,
+        **NO_BACKOFF,
         "health": {"kind": "heartbeat", "interval": 0.1, "start_grace": 0},
     }
-    with upheld(longwatch_bin, tmp_path, {"a": never}) as run:
-        assert run.heard("health_check_restart", program="a")["restart"]
+    with start_up(longwatch_bin, tmp_path, {"a": never}) as run:
+        assert run.wait_for_event("health_check_restart", program="a")["restart"]
         assert eventually(lambda: run.status("a")["total_restarts"] > 0)
-        run.finish()
+        run.stop_cleanly()

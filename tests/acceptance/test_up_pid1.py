@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import parts
-from awaiting import eventually
-from upheld import AT_ONCE, SLEEPER, Upheld, py, sh, upheld, write_config
+import requires
+from polling import eventually
+from up_process import NO_BACKOFF, SLEEPER, UpProcess, py, sh, start_up, write_config
 
 NAMESPACES = {
     "own /proc": ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -38,10 +38,10 @@ time.sleep(1000)
 
 @pytest.fixture(autouse=True)
 def _namespaces_work() -> None:
-    parts.require("unshare")
+    requires.require_tool("unshare")
 
 
-def init_of(run: Upheld) -> psutil.Process:
+def init_of(run: UpProcess) -> psutil.Process:
     """The `longwatch` inside, as seen from outside."""
     [init] = psutil.Process(run.pid).children()
     return init
@@ -60,38 +60,38 @@ def test_programs_are_kept_up_and_orphans_reaped_and_nothing_is_left(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
     programs = {
-        "a": {**SLEEPER, **AT_ONCE},
+        "a": {**SLEEPER, **NO_BACKOFF},
         "orphans": py(LEAVES_ORPHANS),
-        "crash": sh("exit 1", **AT_ONCE, breaker={"restarts": 3}),
+        "crash": sh("exit 1", **NO_BACKOFF, breaker={"restarts": 3}),
     }
-    with upheld(longwatch_bin, tmp_path, programs, within=namespace) as run:
-        run.says("orphans | left")
-        run.heard("circuit_breaker_tripped", program="crash")
+    with start_up(longwatch_bin, tmp_path, programs, within=namespace) as run:
+        run.wait_for_output("orphans | left")
+        run.wait_for_event("circuit_breaker_tripped", program="crash")
         init = init_of(run)
         [sleeper] = [
             process for process in init.children(recursive=True) if process.name() == "sleep"
         ]
         sleeper.kill()
-        run.heard("program_started", program="a", times=2)
+        run.wait_for_event("program_started", program="a", times=2)
         assert eventually(lambda: zombies(init) == [])
         assert {"sleep", "python"} <= {
             process.name().rstrip("3.1") for process in init.children(recursive=True)
         }
-        write_config(tmp_path, {"a": {**SLEEPER, **AT_ONCE}})
+        write_config(tmp_path, {"a": {**SLEEPER, **NO_BACKOFF}})
         os.kill(init.pid, signal.SIGHUP)
-        assert ["orphans", "crash"] == run.heard("plan_reloaded")["removed"]
+        assert ["orphans", "crash"] == run.wait_for_event("config_reloaded")["removed"]
         os.kill(init.pid, signal.SIGTERM)
-        assert 0 == run.end()
-    assert {1} == {record["managerPid"] for record in run.logged()}
+        assert 0 == run.wait()
+    assert {1} == {record["managerPid"] for record in run.logged_events()}
 
 
 @within
 def test_kill_9_of_the_guardian_ends_all_with_75(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
-    with upheld(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}, within=namespace) as run:
-        run.heard("program_started", program="a")
-        run.heard("program_started", program="b")
+    with start_up(longwatch_bin, tmp_path, {"a": SLEEPER, "b": SLEEPER}, within=namespace) as run:
+        run.wait_for_event("program_started", program="a")
+        run.wait_for_event("program_started", program="b")
         [guardian] = init_of(run).children()
         os.kill(guardian.pid, signal.SIGKILL)
-        assert 75 == run.end()
+        assert 75 == run.wait()

@@ -24,7 +24,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def built(wheel_python: Path) -> dict[str, bytes]:
     """The files of the wheel that is installed in the environment of the acceptance tests."""
-    return contents(wheel_env.the_wheel())
+    return contents(wheel_env.built_wheel())
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_wheel_says_that_it_is_typed(built: dict[str, bytes]) -> None:
 
 
 def test_the_sdist_builds_the_same_wheel(built: dict[str, bytes], tmp_path: Path) -> None:
-    with tarfile.open(wheel_env.the_sdist()) as archive:
+    with tarfile.open(wheel_env.built_sdist()) as archive:
         archive.extractall(tmp_path, filter="data")
     [unpacked] = tmp_path.glob("longwatch-*")
     command: list[str | Path] = [

@@ -14,23 +14,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-import parts
-from awaiting import eventually
+import requires
+from polling import eventually
 from postgres_server import shared_server
-from supervised import longwatch_says
-from upheld import FROM_SOURCE
-from worked import (
-    Answer,
-    Worked,
-    drained,
-    migrated,
-    pages,
-    samples,
+from run_process import run_longwatch
+from up_process import FROM_SOURCE
+from worker_process import (
+    HttpReply,
+    WorkerProcess,
+    is_drained,
+    migrate,
+    opened_mailbox,
+    parse_metrics,
+    read_beat_pages,
     send,
-    sending,
     short_directory,
+    start_worker,
     store_url,
-    worked,
     write_app,
 )
 
@@ -104,7 +104,7 @@ REFUSED = {
 
 def refusal(longwatch: Path, cwd: Path, *words: str) -> str:
     """The one line of it; exit code 2, and nothing was started."""
-    done = longwatch_says(longwatch, cwd, "worker", *words, env={"STORE": store_url(cwd)})
+    done = run_longwatch(longwatch, cwd, "worker", *words, env={"STORE": store_url(cwd)})
     assert (2, "") == (done.returncode, done.stdout), done.stderr
     assert not (cwd / "started").exists()
     [line] = done.stderr.splitlines()
@@ -174,27 +174,29 @@ touchy = LoopGroup(
 def test_sigterm_has_what_is_in_flight_finished_and_leaves_the_rest_to_others(
     longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
-    with worked(
+    with start_worker(
         longwatch_bin, tmp_path, "--processes", "2", env={"XDG_RUNTIME_DIR": str(runtime)}
     ) as run:
-        run.joined("worker-1", "worker-2")
+        run.joined_pids("worker-1", "worker-2")
         send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
         for name in ("a", "b"):
-            run.notes.until("begin", name)
+            run.notes.wait_for("begin", name)
         send(tmp_path, {"id": "c", "do": "done"})
         run.signal(signal.SIGTERM)
-        assert eventually(lambda: [True, True] == [page.draining for page in pages(runtime)])
+        assert eventually(
+            lambda: [True, True] == [page.draining for page in read_beat_pages(runtime)]
+        )
         (tmp_path / "go").touch()
-        assert 0 == run.end()
+        assert 0 == run.wait()
     assert ["a", "b"] == sorted(note.job for note in run.notes.all("begin"))
     assert ["a", "b"] == sorted(note.job for note in run.notes.all("end"))
-    assert {"exit 0"} == {record["cause"] for record in run.told("shutdown_complete")}
-    with sending(store_url(tmp_path)) as mailbox:
+    assert {"exit 0"} == {record["cause"] for record in run.events("shutdown_complete")}
+    with opened_mailbox(store_url(tmp_path)) as mailbox:
         assert (1, 0, 0) == mailbox.stats()[:3]
 
 
-def insisted(run: Worked) -> bool:
-    if len(run.logged("signal_received")) > 1:
+def is_escalating(run: WorkerProcess) -> bool:
+    if len(run.logged_events("signal_received")) > 1:
         return True
     run.signal(signal.SIGINT)
     return False
@@ -203,16 +205,18 @@ def insisted(run: Worked) -> bool:
 def test_a_second_signal_does_not_wait_for_what_is_in_flight(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path) as run:
-        [pid] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path) as run:
+        [pid] = run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "silent"})
-        run.notes.until("begin", "a")
+        run.notes.wait_for("begin", "a")
         run.signal(signal.SIGTERM)
-        run.heard("program_stopping")
-        assert eventually(lambda: insisted(run)), "a moment after the first, a second signal counts"
-        assert 1 == run.end()
-    assert "signal 9" == run.heard("shutdown_complete", pid=pid)["cause"]
-    with sending(store_url(tmp_path)) as mailbox:
+        run.wait_for_event("program_stopping")
+        assert eventually(lambda: is_escalating(run)), (
+            "a moment after the first, a second signal counts"
+        )
+        assert 1 == run.wait()
+    assert "signal 9" == run.wait_for_event("shutdown_complete", pid=pid)["cause"]
+    with opened_mailbox(store_url(tmp_path)) as mailbox:
         assert eventually(lambda: (mailbox.backend.sweep(), mailbox.stats().ready == 1)[1])
         assert [0] == [each.crashes for each in mailbox.backend.peek(limit=2)], (
             "a drain is nobody's fault"
@@ -225,14 +229,14 @@ def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_co
     write_app(
         tmp_path, "hasty = LoopGroup([jobs], shutdown_timeout=0.3, max_processing_seconds=0.1)\n"
     )
-    with worked(longwatch_bin, tmp_path, target="app:hasty") as run:
-        run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, target="app:hasty") as run:
+        run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "silent"})
-        run.notes.until("begin", "a")
+        run.notes.wait_for("begin", "a")
         run.signal(signal.SIGTERM)
-        assert 1 == run.end()
-    assert "exit 1" == run.heard("shutdown_complete")["cause"]
-    [stacks] = (run.state / "crashes").iterdir()
+        assert 1 == run.wait()
+    assert "exit 1" == run.wait_for_event("shutdown_complete")["cause"]
+    [stacks] = (run.state_dir / "crashes").iterdir()
     assert "in silent" in stacks.read_text()
 
 
@@ -240,10 +244,10 @@ def test_one_that_is_told_to_stop_before_it_has_begun_leaves_nothing_behind(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     write_app(tmp_path, SLOW_START)
-    with worked(longwatch_bin, tmp_path, target="app:touchy") as run:
-        run.heard("program_started")
-        run.finish()
-    assert "signal 15" == run.heard("shutdown_complete")["cause"]
+    with start_worker(longwatch_bin, tmp_path, target="app:touchy") as run:
+        run.wait_for_event("program_started")
+        run.stop_cleanly()
+    assert "signal 15" == run.wait_for_event("shutdown_complete")["cause"]
 
 
 ONCE = """
@@ -262,20 +266,20 @@ def test_when_all_loops_of_all_processes_are_done_so_is_the_parent(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     write_app(tmp_path, ONCE)
-    with worked(longwatch_bin, tmp_path, "--processes", "3", target="app:once") as run:
-        assert 0 == run.end()
+    with start_worker(longwatch_bin, tmp_path, "--processes", "3", target="app:once") as run:
+        assert 0 == run.wait()
     assert 3 == len({pid for pid, _ in run.notes.raw()})
     assert [("exit 0", False)] * 3 == [
-        (each["cause"], each["restart"]) for each in run.told("clean_exit")
+        (each["cause"], each["restart"]) for each in run.events("clean_exit")
     ]
 
 
 def test_it_keeps_no_files_if_it_is_told_so(longwatch_bin: Path, tmp_path: Path) -> None:
-    with worked(longwatch_bin, tmp_path, "--state-dir", "off", "--name", "mine") as run:
-        run.joined("mine")
+    with start_worker(longwatch_bin, tmp_path, "--state-dir", "off", "--name", "mine") as run:
+        run.joined_pids("mine")
         send(tmp_path, {"id": "a", "do": "done"})
-        run.notes.until("end", "a")
-        run.finish()
+        run.notes.wait_for("end", "a")
+        run.stop_cleanly()
     kept = {path.name.partition(".db")[0] for path in tmp_path.iterdir()}
     assert {"app.py", "jobs", "notes"} == kept - {"__pycache__"}
 
@@ -283,11 +287,11 @@ def test_it_keeps_no_files_if_it_is_told_so(longwatch_bin: Path, tmp_path: Path)
 # --- health ---
 
 
-def is_up(answer: Answer) -> bool:
+def is_up(answer: HttpReply) -> bool:
     return answer.status == 200
 
 
-def is_down(answer: Answer) -> bool:
+def is_down(answer: HttpReply) -> bool:
     return answer.status == 503
 
 
@@ -295,45 +299,45 @@ def test_health_says_how_its_processes_are_from_the_start_to_the_end(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     write_app(tmp_path, SLOW_START)
-    with worked(longwatch_bin, tmp_path, "--processes", "2", target="app:touchy") as run:
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2", target="app:touchy") as run:
         pids = [run.pid_of("worker-1"), run.pid_of("worker-2")]
         starting = {"worker worker-1": "not_started", "worker worker-2": "not_started"}
         assert (
             503
-            == run.comes_to(
+            == run.wait_for_reply(
                 "/health/ready?verbose", lambda answer: answer.reasons == starting
             ).status
         )
         assert (503, 200) == (run.get("/startupz").status, run.get("/health/live").status)
         (tmp_path / "begin").touch()
-        run.comes_to("/health/ready", is_up)
+        run.wait_for_reply("/health/ready", is_up)
         assert (200, "OK") == (run.get("/startupz").status, run.get("/livez").body.strip())
 
         send(tmp_path, {"id": "quiet", "do": "wait_silently", "until": "speak"})
-        stale = run.comes_to("/health/ready?verbose", is_down)
+        stale = run.wait_for_reply("/health/ready?verbose", is_down)
         assert ["ok", "stale"] == sorted(stale.reasons.values())
         assert 200 == run.get("/health/live").status
         (tmp_path / "speak").touch()
-        run.comes_to("/health/ready", is_up)
+        run.wait_for_reply("/health/ready", is_up)
 
         os.kill(pids[0], signal.SIGKILL)
-        run.heard("unexpected_exit", pid=pids[0])
-        run.comes_to(
+        run.wait_for_event("unexpected_exit", pid=pids[0])
+        run.wait_for_reply(
             "/health/ready?verbose",
             lambda answer: answer.reasons["worker worker-1"] in {"not_running", "not_started"},
         )
-        run.comes_to("/health/ready", is_up)
+        run.wait_for_reply("/health/ready", is_up)
 
         send(tmp_path, {"id": "last", "do": "wait", "until": "go"})
-        run.notes.until("begin", "last")
+        run.notes.wait_for("begin", "last")
         run.signal(signal.SIGTERM)
-        run.heard("program_stopping")
-        draining = run.comes_to(
+        run.wait_for_event("program_stopping")
+        draining = run.wait_for_reply(
             "/health/ready?verbose", lambda answer: "draining" in answer.reasons.values()
         )
         assert (503, 200) == (draining.status, run.get("/health/live").status)
         (tmp_path / "go").touch()
-        assert 0 == run.end()
+        assert 0 == run.wait()
     with socket.create_server(("127.0.0.1", run.port)):
         pass  # the port is free again
 
@@ -348,11 +352,11 @@ def test_the_group_says_where_health_is_unless_the_command_line_does(
     )
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         other = str(somebody.getsockname()[1])
-        with worked(longwatch_bin, tmp_path, target="app:own", env={"OTHER": other}) as run:
-            run.joined("worker")
-            run.comes_to("/health/ready", is_up)
-            run.finish()
-        done = longwatch_says(
+        with start_worker(longwatch_bin, tmp_path, target="app:own", env={"OTHER": other}) as run:
+            run.joined_pids("worker")
+            run.wait_for_reply("/health/ready", is_up)
+            run.stop_cleanly()
+        done = run_longwatch(
             longwatch_bin,
             tmp_path,
             "worker",
@@ -366,7 +370,7 @@ def test_the_group_says_where_health_is_unless_the_command_line_does(
 # --- metrics ---
 
 
-def done_by(run: Worked) -> dict[int, int]:
+def jobs_by_process(run: WorkerProcess) -> dict[int, int]:
     """How many jobs each process has done."""
     pids = [note.pid for note in run.notes.all("end")]
     return {pid: pids.count(pid) for pid in {*pids}}
@@ -376,11 +380,11 @@ def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
     acked = ("longwatch_mailbox_acked_total", {"loop": "jobs"})
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
-        first, second = run.joined("worker-1", "worker-2")
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2") as run:
+        first, second = run.joined_pids("worker-1", "worker-2")
         send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
         for name in ("a", "b"):
-            run.notes.until("begin", name)
+            run.notes.wait_for("begin", name)
         assert eventually(lambda: run.metric("longwatch_leases_held", loop="jobs") == 2)
         stood = [
             run.metric(f"longwatch_mailbox_{what}", mailbox="jobs")
@@ -389,15 +393,15 @@ def test_metrics_are_summed_over_the_processes_and_outlive_each_of_them(
         assert [2, 0, 0, 0] == stood
         (tmp_path / "go").touch()
         assert eventually(lambda: run.metric(acked[0], **acked[1]) == 2)
-        assert {first: 1, second: 1} == done_by(run)
+        assert {first: 1, second: 1} == jobs_by_process(run)
         os.kill(first, signal.SIGKILL)
-        run.heard("worker_joined", program="worker-1", times=2)
+        run.wait_for_event("worker_joined", program="worker-1", times=2)
         assert 2 == run.metric(acked[0], **acked[1])
         send(tmp_path, *({"id": f"c{number}", "do": "done"} for number in range(8)))
         assert eventually(lambda: run.metric(acked[0], **acked[1]) == 10)
         assert eventually(lambda: run.metric("longwatch_health_ready") == 1)
-        found = samples(run.get("/metrics").body)
-        run.finish()
+        found = parse_metrics(run.get("/metrics").body)
+        run.stop_cleanly()
     plain = {
         (name, tuple(value for _, value in labels)): number
         for (name, labels), number in found.items()
@@ -433,22 +437,22 @@ def test_leases_in_several_stores_are_kept_and_released(
 ) -> None:
     write_app(tmp_path, TWO_STORES)
     other = store_url(tmp_path, "other")
-    with worked(longwatch_bin, tmp_path, target="app:both", env={"OTHER": other}) as run:
-        [first] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, target="app:both", env={"OTHER": other}) as run:
+        [first] = run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
-        with sending(other, "more") as more:
+        with opened_mailbox(other, "more") as more:
             more.send({"id": "b", "do": "wait", "until": "go"})
             for name in ("a", "b"):
-                run.notes.until("begin", name)
+                run.notes.wait_for("begin", name)
             held = [
                 run.metric("longwatch_mailbox_leased", mailbox=name) for name in ("jobs", "more")
             ]
             os.kill(first, signal.SIGKILL)
-            assert 2 == run.heard("worker_released", pid=first)["rows"]
+            assert 2 == run.wait_for_event("worker_rows_reclaimed", pid=first)["rows"]
             (tmp_path / "go").touch()
-            ends = [run.notes.until("end", name) for name in ("a", "b")]
-            assert eventually(lambda: drained(more))
-        run.finish()
+            ends = [run.notes.wait_for("end", name) for name in ("a", "b")]
+            assert eventually(lambda: is_drained(more))
+        run.stop_cleanly()
     assert [1, 1] == held
     assert [(0, 1), (0, 1)] == [(end.failures, end.crashes) for end in ends]
 
@@ -470,10 +474,10 @@ outside = LoopGroup([jobs, Inner(requests=inside, name="inner")], max_processing
 
 def test_what_is_in_memory_keeps_its_leases_by_itself(longwatch_bin: Path, tmp_path: Path) -> None:
     write_app(tmp_path, IN_MEMORY)
-    with worked(longwatch_bin, tmp_path, "--log-level", "debug", target="app:outside") as run:
-        run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, "--log-level", "debug", target="app:outside") as run:
+        run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "pass_on", "until": "go"})
-        run.notes.until("begin", "a", times=2)
+        run.notes.wait_for("begin", "a", times=2)
         renewed = [{"engine": "inner", "rows": 1}] * 5
 
         def is_kept() -> bool:
@@ -481,7 +485,7 @@ def test_what_is_in_memory_keeps_its_leases_by_itself(longwatch_bin: Path, tmp_p
                 renewed
                 == [
                     {key: each[key] for key in ("engine", "rows")}
-                    for each in run.said("worker", "leases_renewed")
+                    for each in run.child_events("worker", "leases_renewed")
                 ][:5]
             )
 
@@ -490,8 +494,8 @@ def test_what_is_in_memory_keeps_its_leases_by_itself(longwatch_bin: Path, tmp_p
             "nobody else can look into it"
         )
         (tmp_path / "go").touch()
-        run.notes.until("end", "a", times=2)
-        run.finish()
+        run.notes.wait_for("end", "a", times=2)
+        run.stop_cleanly()
     assert 2 == len(run.notes.all("begin"))
     assert {1} == {note.attempt for note in run.notes.all("end")}
 
@@ -505,12 +509,12 @@ def test_what_handlers_start_does_not_know_the_parent(longwatch_bin: Path, tmp_p
         tmp_path,
         "def show(context, job):\n    subprocess.run('env > seen-env', shell=True, check=True)\n",
     )
-    with worked(longwatch_bin, tmp_path) as run:
-        [pid] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path) as run:
+        [pid] = run.joined_pids("worker")
         assert b"LONGWATCH_PARENT=" in Path(f"/proc/{pid}/environ").read_bytes()
         send(tmp_path, {"id": "a", "do": "show"})
-        run.notes.until("end", "a")
-        run.finish()
+        run.notes.wait_for("end", "a")
+        run.stop_cleanly()
     names = {line.partition("=")[0] for line in (tmp_path / "seen-env").read_text().splitlines()}
     assert "STORE" in names
     assert "LONGWATCH_PARENT" not in names
@@ -536,22 +540,22 @@ def test_the_password_of_a_store_is_nowhere_to_be_read(tmp_path: Path, runtime: 
     """
     write_app(tmp_path, UNREACHABLE)
     with shared_server().database() as plain:
-        url = migrated(plain.replace("postgres@", f"postgres:{SECRET}@"))
+        url = migrate(plain.replace("postgres@", f"postgres:{SECRET}@"))
         other = f"postgresql://me:{SECRET}@127.0.0.1:1/nothing"
         env = {"STORE": url, "OTHER": other, "XDG_RUNTIME_DIR": str(runtime)}
         with (
-            worked(cwd=tmp_path, target="app:secret", env=env, **FROM_SOURCE) as run,
-            sending(url) as mailbox,
+            start_worker(cwd=tmp_path, target="app:secret", env=env, **FROM_SOURCE) as run,
+            opened_mailbox(url) as mailbox,
         ):
-            run.joined("worker")
+            run.joined_pids("worker")
             below = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
             words = [" ".join(process.cmdline()) for process in below]
-            assert eventually(lambda: run.said("worker", "source_failed") != [])
+            assert eventually(lambda: run.child_events("worker", "claim_source_failed") != [])
             mailbox.send({"id": "bad", "do": "deadlock", "times": 1})
-            run.heard("worker_stalled")
-            run.notes.until("end", "bad")
+            run.wait_for_event("worker_stalled")
+            run.notes.wait_for("end", "bad")
             run.signal(signal.SIGTERM)
-            run.end()
+            run.wait()
             written = {path: path.read_bytes() for path in files_below(tmp_path, runtime)}
     assert any("worker_process run app:secret" in word for word in words)
     assert not any(SECRET in word for word in words)
@@ -572,20 +576,20 @@ NAMESPACES = {
 def test_as_pid_1_it_works_replaces_and_ends_as_everywhere(
     longwatch_bin: Path, tmp_path: Path, namespace: tuple[str, ...]
 ) -> None:
-    parts.require("unshare")
-    with worked(longwatch_bin, tmp_path, "--processes", "2", within=namespace) as run:
-        run.joined("worker-1", "worker-2")
+    requires.require_tool("unshare")
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2", within=namespace) as run:
+        run.joined_pids("worker-1", "worker-2")
         [init] = psutil.Process(run.pid).children()
         send(tmp_path, {"id": "a", "do": "done"})
-        run.notes.until("end", "a")
+        run.notes.wait_for("end", "a")
         [victim, _] = [
             process for process in init.children(recursive=True) if "run" in process.cmdline()
         ]
         victim.kill()
-        run.heard("unexpected_exit")
-        run.heard("program_started", start=2)
+        run.wait_for_event("unexpected_exit")
+        run.wait_for_event("program_started", start_number=2)
         send(tmp_path, {"id": "b", "do": "done"})
-        run.notes.until("end", "b")
+        run.notes.wait_for("end", "b")
         assert eventually(
             lambda: (
                 not any(
@@ -594,16 +598,16 @@ def test_as_pid_1_it_works_replaces_and_ends_as_everywhere(
             )
         )
         os.kill(init.pid, signal.SIGTERM)
-        assert 0 == run.end()
-    assert {1} == {record["managerPid"] for record in run.logged()}
+        assert 0 == run.wait()
+    assert {1} == {record["managerPid"] for record in run.logged_events()}
 
 
 def test_its_log_is_json_and_that_of_its_processes_is_told_apart(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
-        run.joined("worker-1", "worker-2")
-        run.finish()
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined_pids("worker-1", "worker-2")
+        run.stop_cleanly()
     assert all(json.loads(line) for line in run.err.text.splitlines())
     tagged = [line.partition(b" | ") for line in run.out.text.splitlines()]
     assert {b"worker-1", b"worker-2"} == {tag for tag, _, _ in tagged}

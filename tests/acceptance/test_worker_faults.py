@@ -13,23 +13,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from awaiting import eventually
-from longwatch.app.ward import LEASE
-from supervised import PATIENCE, wait_for_end
-from worked import (
-    Worked,
-    drained,
-    pages,
+from longwatch.workers.worker_record import WORKER_LEASE_SECONDS
+from polling import eventually
+from run_process import TIMEOUT, wait_for_exit
+from worker_process import (
+    WorkerProcess,
+    is_drained,
+    opened_mailbox,
+    read_beat_pages,
     send,
-    sending,
     short_directory,
+    start_worker,
     store_url,
-    worked,
     write_app,
 )
 
 THRESHOLD = 2.0
-LONGER_THAN_THE_LEASE = int(LEASE) + 2
+LONGER_THAN_THE_LEASE = int(WORKER_LEASE_SECONDS) + 2
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def runtime() -> Iterator[Path]:
 
 
 def nothing_is_left(cwd: Path) -> bool:
-    with sending(store_url(cwd)) as mailbox:
-        return drained(mailbox) and not mailbox.stats().dead
+    with opened_mailbox(store_url(cwd)) as mailbox:
+        return is_drained(mailbox) and not mailbox.stats().dead
 
 
-def stacks(run: Worked) -> str:
+def stacks(run: WorkerProcess) -> str:
     """What was saved of the one that stalled."""
-    return Path(run.heard("worker_stalled")["stacks"]).read_text()
+    return Path(run.wait_for_event("worker_stalled")["stacks"]).read_text()
 
 
 # --- the GIL ---
@@ -55,18 +55,18 @@ def stacks(run: Worked) -> str:
 def test_work_that_holds_the_gil_for_longer_than_its_lease_is_kept_and_handled_once(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
-        run.joined("worker-1", "worker-2")
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined_pids("worker-1", "worker-2")
         send(tmp_path, {"id": "long", "do": "hold_gil", "seconds": LONGER_THAN_THE_LEASE})
-        run.notes.until("begin", "long")
-        assert eventually(lambda: run.notes.all("end", "long") != [], 2 * PATIENCE)
+        run.notes.wait_for("begin", "long")
+        assert eventually(lambda: run.notes.all("end", "long") != [], 2 * TIMEOUT)
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
     assert [] == [
-        *run.told("worker_stalled"),
-        *run.said("worker-1", "lease_lost"),
-        *run.said("worker-2", "lease_lost"),
+        *run.events("worker_stalled"),
+        *run.child_events("worker-1", "lease_lost"),
+        *run.child_events("worker-2", "lease_lost"),
     ]
 
 
@@ -79,15 +79,15 @@ HANGS = {"deadlock": "deadlock", "silent": "silent", "busy_in_c": "busy_in_c"}
 def test_one_that_hangs_is_replaced_with_its_stacks_saved_and_its_message_runs_again(
     longwatch_bin: Path, tmp_path: Path, how: str
 ) -> None:
-    with worked(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
-        [first] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, env={"THRESHOLD": str(THRESHOLD)}) as run:
+        [first] = run.joined_pids("worker")
         send(tmp_path, {"id": "bad", "do": how, "times": 1})
-        stalled = run.heard("worker_stalled", program="worker", pid=first)
-        assert first == run.heard("health_check_restart", restart=True)["pid"]
-        again = run.notes.until("end", "bad")
+        stalled = run.wait_for_event("worker_stalled", program="worker", pid=first)
+        assert first == run.wait_for_event("health_check_restart", restart=True)["pid"]
+        again = run.notes.wait_for("end", "bad")
         assert first != again.pid == run.pid_of("worker", start=2)
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert (2, 0, 1) == again[3:]
     assert (THRESHOLD, 1) == (stalled["threshold"], len(stalled["rows"]))
     assert f"in {how}" in stacks(run)
@@ -100,8 +100,8 @@ def stop_after_a_beat_of_the_engine(pid: int, runtime: Path) -> None:
     def stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
         assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-        [page] = pages(runtime)
-        if any(slot.row and slot.beat < page.beat for slot in page.slots):
+        [page] = read_beat_pages(runtime)
+        if any(slot.row and slot.beat_at < page.beat_at for slot in page.slots):
             return True
         os.kill(pid, signal.SIGCONT)
         return False
@@ -113,16 +113,16 @@ def test_one_that_is_stopped_is_replaced_and_what_the_kernel_knows_of_it_is_save
     longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
     env = {"THRESHOLD": str(THRESHOLD), "XDG_RUNTIME_DIR": str(runtime)}
-    with worked(longwatch_bin, tmp_path, env=env) as run:
-        [first] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, env=env) as run:
+        [first] = run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go", "every": 0.5})
-        run.notes.until("begin", "a")
+        run.notes.wait_for("begin", "a")
         stop_after_a_beat_of_the_engine(first, runtime)
-        run.heard("worker_stalled", program="worker", pid=first)
+        run.wait_for_event("worker_stalled", program="worker", pid=first)
         (tmp_path / "go").touch()
-        again = run.notes.until("end", "a")
+        again = run.notes.wait_for("end", "a")
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert (2, 0, 1) == again[3:]
     assert "State:\tT (stopped)" in stacks(run)
     assert "wchan: " in stacks(run)
@@ -135,14 +135,14 @@ def test_the_watchdog_inside_may_be_the_first_to_bite(longwatch_bin: Path, tmp_p
         "max_processing_seconds=0.1)\n"
     )
     write_app(tmp_path, quick)
-    with worked(longwatch_bin, tmp_path, target="app:quick", env={"THRESHOLD": "1.5"}) as run:
-        [first] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path, target="app:quick", env={"THRESHOLD": "1.5"}) as run:
+        [first] = run.joined_pids("worker")
         send(tmp_path, {"id": "bad", "do": "deadlock", "times": 1})
-        assert first == run.heard("health_check_restart", restart=True)["pid"]
-        again = run.notes.until("end", "bad")
-        run.finish()
+        assert first == run.wait_for_event("health_check_restart", restart=True)["pid"]
+        again = run.notes.wait_for("end", "bad")
+        run.stop_cleanly()
     assert (2, 0, 1) == again[3:]
-    saved = "".join(path.read_text() for path in (run.state / "crashes").iterdir())
+    saved = "".join(path.read_text() for path in (run.state_dir / "crashes").iterdir())
     assert "in deadlock" in saved
 
 
@@ -152,61 +152,61 @@ def test_the_watchdog_inside_may_be_the_first_to_bite(longwatch_bin: Path, tmp_p
 def test_what_a_killed_one_held_is_released_by_its_parent_and_runs_again(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path) as run:
-        [first] = run.joined("worker")
+    with start_worker(longwatch_bin, tmp_path) as run:
+        [first] = run.joined_pids("worker")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
-        run.notes.until("begin", "a")
+        run.notes.wait_for("begin", "a")
         os.kill(first, signal.SIGKILL)
-        assert 1 == run.heard("worker_released", program="worker", pid=first)["rows"]
-        assert "signal 9" == run.heard("unexpected_exit", pid=first)["cause"]
-        second = run.notes.until("begin", "a", times=2)
+        assert 1 == run.wait_for_event("worker_rows_reclaimed", program="worker", pid=first)["rows"]
+        assert "signal 9" == run.wait_for_event("unexpected_exit", pid=first)["cause"]
+        second = run.notes.wait_for("begin", "a", times=2)
         (tmp_path / "go").touch()
-        run.notes.until("end", "a")
+        run.notes.wait_for("end", "a")
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert run.pid_of("worker", start=2) == second.pid
     assert (2, 0, 1) == second[3:]
 
 
 def test_the_message_of_a_killed_one_runs_elsewhere(longwatch_bin: Path, tmp_path: Path) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
-        pids = run.joined("worker-1", "worker-2")
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2") as run:
+        pids = run.joined_pids("worker-1", "worker-2")
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
-        first = run.notes.until("begin", "a")
+        first = run.notes.wait_for("begin", "a")
         os.kill(first.pid, signal.SIGKILL)
-        second = run.notes.until("begin", "a", times=2)
+        second = run.notes.wait_for("begin", "a", times=2)
         (tmp_path / "go").touch()
-        run.notes.until("end", "a")
+        run.notes.wait_for("end", "a")
         name = f"worker-{pids.index(first.pid) + 1}"
         assert first.pid != run.pid_of(name, start=2)
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert first.pid in pids
     assert first.pid != second.pid
     assert [] == [
-        each for each in run.records("program_started", start=2) if each["program"] != name
+        each for each in run.matching_events("program_started", start=2) if each["program"] != name
     ]
 
 
 def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:
-    with worked(longwatch_bin, tmp_path, "--processes", "2") as run:
-        run.joined("worker-1", "worker-2")
+    with start_worker(longwatch_bin, tmp_path, "--processes", "2") as run:
+        run.joined_pids("worker-1", "worker-2")
         below = psutil.Process(run.pid).children(recursive=True)
         send(tmp_path, *({"id": name, "do": "wait", "until": "go"} for name in ("a", "b")))
-        firsts = [run.notes.until("begin", name).pid for name in ("a", "b")]
+        firsts = [run.notes.wait_for("begin", name).pid for name in ("a", "b")]
         assert {*firsts} <= {process.pid for process in below}
-        with worked(longwatch_bin, tmp_path, "--state-dir", "other") as other:
-            [successor] = other.joined("worker")
+        with start_worker(longwatch_bin, tmp_path, "--state-dir", "other") as other:
+            [successor] = other.joined_pids("worker")
             run.signal(signal.SIGKILL)
-            deadline = time.monotonic() + PATIENCE
-            assert [] == [process for process in below if not wait_for_end(process.pid, deadline)]
+            deadline = time.monotonic() + TIMEOUT
+            assert [] == [process for process in below if not wait_for_exit(process.pid, deadline)]
             (tmp_path / "go").touch()
-            ends = [run.notes.until("end", name) for name in ("a", "b")]
+            ends = [run.notes.wait_for("end", name) for name in ("a", "b")]
             assert [successor] * 2 == [end.pid for end in ends]
             assert eventually(lambda: nothing_is_left(tmp_path))
-            other.finish()
+            other.stop_cleanly()
 
 
 # --- a parent that does nothing ---
@@ -214,40 +214,40 @@ def test_with_its_parent_killed_no_process_is_left_and_another_worker_takes_over
 
 def trusted_until(runtime: Path) -> list[float]:
     """Until when each process trusts its leases, the latest last."""
-    return sorted(page.trusted_until for page in pages(runtime))
+    return sorted(page.trusted_until for page in read_beat_pages(runtime))
 
 
 def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(
     longwatch_bin: Path, tmp_path: Path, runtime: Path
 ) -> None:
     """Its processes renew for themselves."""
-    with worked(
+    with start_worker(
         longwatch_bin,
         tmp_path,
         "--processes",
         "2",
         env={"XDG_RUNTIME_DIR": str(runtime), "THRESHOLD": "5"},
     ) as run:
-        run.joined("worker-1", "worker-2")
+        run.joined_pids("worker-1", "worker-2")
         assert eventually(lambda: all(trusted_until(runtime))), (
             "it has renewed; stopped in that it would hold the SQLite file"
         )
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
-        run.notes.until("begin", "a")
+        run.notes.wait_for("begin", "a")
         run.signal(signal.SIGSTOP)
-        over = time.monotonic() + LEASE
+        over = time.monotonic() + WORKER_LEASE_SECONDS
         try:
-            assert eventually(lambda: time.monotonic() > over, 2 * PATIENCE)
+            assert eventually(lambda: time.monotonic() > over, 2 * TIMEOUT)
             assert trusted_until(runtime)[-1] > over
         finally:
             run.signal(signal.SIGCONT)
         (tmp_path / "go").touch()
-        run.notes.until("end", "a")
+        run.notes.wait_for("end", "a")
         assert eventually(lambda: nothing_is_left(tmp_path))
-        run.finish()
+        run.stop_cleanly()
     assert [(1, 0, 0)] == [note[3:] for note in run.notes.all("begin")]
     assert [] == [
-        *run.told("worker_stalled"),
-        *run.told("unexpected_exit"),
-        *run.told("health_check_restart"),
+        *run.events("worker_stalled"),
+        *run.events("unexpected_exit"),
+        *run.events("health_check_restart"),
     ]

@@ -1,5 +1,8 @@
 """A source and a handler that a test holds in its hands, and an engine between them on a clock
 that stands still.
+
+Stops that are under way, and the moment before their deadline in which what still runs is
+told.
 """
 
 from __future__ import annotations
@@ -12,29 +15,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longwatch.core.clock import Wakeup
-from longwatch.core.events import Events
-from longwatch.core.fake_clock import FakeClock
+from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
+from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.context import RowContext
+from longwatch.engine.engine import Engine, EnginePolicy
+from longwatch.engine.slot_pool import RowRunner
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim
-from longwatch.testing import RecordingObserver
-from longwatch.work.context import WorkContext
-from longwatch.work.engine import Engine, EnginePolicy
-from longwatch.work.slots import Runner
-from longwatch.work.source import Exchange, Leased, Outcome, Settlement
+from longwatch.testing import FakeClock, RecordingObserver
 
-PATIENCE = 10.0
-RESTING = 3
-"""How many threads of an engine that has nothing to do are parked on its clock: feeder, keeper,
-sweeper.
+TIMEOUT = 10.0
+IDLE_THREADS = 3
+"""How many threads of an engine that has nothing to do are parked on its clock: fetcher, lease
+renewer, sweeper.
 """
-QUIET = EnginePolicy(
-    slots=2, lease=LeasePolicy(30.0), sweep_every=1000.0, poll=1000.0, settle_within=0.0
+QUIET_POLICY = EnginePolicy(
+    slots=2, lease=LeasePolicy(30.0), sweep_interval=1000.0, poll_interval=1000.0, settle_delay=0.0
 )
 
 
 @dataclass(slots=True)
-class Item:
+class FakeRow:
     """One row of the fake source, and what its item tells the engine."""
 
     seq: int
@@ -43,25 +46,25 @@ class Item:
     failures: int = 0
     claim: Claim | None = None
     owner: int | None = None
-    gone: bool = False
+    is_gone: bool = False
 
 
 @dataclass
 class FakeSource:
     """Rows in memory. `faults` are called first in every call and may raise or block;
-    `lost_answers` are raised at its end.
+    `lost_replies` are raised at its end.
     """
 
-    rows: list[Item] = field(default_factory=list)
+    rows: list[FakeRow] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     renewals: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
     wants: list[int] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     due: float | None = None
-    paused: bool = False
+    is_paused: bool = False
     faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    lost_answers: dict[str, BaseException] = field(default_factory=dict)
+    lost_replies: dict[str, BaseException] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition()
@@ -69,34 +72,34 @@ class FakeSource:
 
     # --- for the test ---
 
-    def put(self, *rows: Item) -> None:
+    def put(self, *rows: FakeRow) -> None:
         with self.changed:
             self.rows += rows
-        self.hint()
+        self.notify()
 
-    def hint(self) -> None:
+    def notify(self) -> None:
         for wakeup in tuple(self._listeners):
             wakeup.set()
 
-    def await_that(self, holds: Callable[[], bool], what: str = "it") -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str = "it") -> None:
         with self.changed:
-            assert self.changed.wait_for(holds, PATIENCE), (
+            assert self.changed.wait_for(condition, TIMEOUT), (
                 f"{what} did not happen; {self.settlements} {self.calls[-10:]}"
             )
 
-    def await_settled(self, *expected: tuple[int, Outcome]) -> None:
-        self.await_that(
+    def wait_for_settlements(self, *expected: tuple[int, RowOutcome]) -> None:
+        self.wait_until(
             lambda: sorted(expected) == sorted(self.outcomes()),
             f"{expected}, there is {self.outcomes()}: it",
         )
 
-    def outcomes(self) -> list[tuple[int, Outcome]]:
+    def outcomes(self) -> list[tuple[int, RowOutcome]]:
         return [(settlement.claim.seq, settlement.outcome) for settlement in self.settlements]
 
-    def await_calls(self, name: str, count: int) -> None:
-        self.await_that(lambda: self.calls.count(name) >= count, f"{count} × {name}")
+    def wait_for_calls(self, name: str, count: int) -> None:
+        self.wait_until(lambda: self.calls.count(name) >= count, f"{count} × {name}")
 
-    def take_away(self, seq: int) -> None:
+    def reclaim(self, seq: int) -> None:
         """As a sweeper does whose clock says that the lease has ended: the row is somebody
         else's now.
         """
@@ -106,20 +109,22 @@ class FakeSource:
 
     # --- work.Source ---
 
-    def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
-        with self._called("enter"):
+    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+        with self._called("register_owner"):
             self.pages.append(page or "")
             return len(self.pages)
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
-    ) -> Exchange:
+        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
         with self._called("exchange"):
             settled = [self._settle(settlement) for settlement in settlements]
-            self.wants.append(want)
-            return Exchange(settled, self._claim(owner, want) if want and not self.paused else [])
+            self.wants.append(limit)
+            return ExchangeResult(
+                settled, self._claim(owner, limit) if limit and not self.is_paused else []
+            )
 
-    def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+    def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         with self._called("renew"):
             kept = [claim for claim in self._held(owner) if claim not in skip]
             self.renewals.append((len(kept), tuple(claim.seq for claim in skip)))
@@ -133,7 +138,7 @@ class FakeSource:
         with self._called("sweep"):
             return 0
 
-    def whereabouts(self) -> dict[str, str] | None:
+    def locator(self) -> dict[str, str] | None:
         return None
 
     def next_due(self) -> float | None:
@@ -155,8 +160,8 @@ class FakeSource:
         with self.changed:
             yield
             self.changed.notify_all()
-        if name in self.lost_answers:
-            raise self.lost_answers[name]
+        if name in self.lost_replies:
+            raise self.lost_replies[name]
 
     def _settle(self, settlement: Settlement) -> bool:
         rows = [row for row in self.rows if row.claim == settlement.claim]
@@ -165,20 +170,22 @@ class FakeSource:
         [row] = rows
         self.settlements.append(settlement)
         row.claim = None
-        row.failures += settlement.outcome is Outcome.FAILED
-        row.gone = settlement.outcome in {Outcome.DONE, Outcome.DEAD} or settlement.delay > 0
+        row.failures += settlement.outcome is RowOutcome.FAILED
+        row.is_gone = (
+            settlement.outcome in {RowOutcome.DONE, RowOutcome.DEAD} or settlement.delay > 0
+        )
         return True
 
-    def _claim(self, owner: int, want: int) -> list[Leased]:
-        leased: list[Leased] = []
+    def _claim(self, owner: int, want: int) -> list[ClaimedRow]:
+        leased: list[ClaimedRow] = []
         for row in self.rows:
-            if row.claim is not None or row.gone:
+            if row.claim is not None or row.is_gone:
                 continue
             if len(leased) == want or (row.alone and leased):
                 break
             row.deliveries += 1
             row.claim = Claim(row.seq, owner, row.deliveries)
-            leased.append(Leased(row.claim, row, alone=row.alone))
+            leased.append(ClaimedRow(row.claim, row, is_exclusive=row.alone))
             if row.alone:
                 break
         return leased
@@ -189,45 +196,45 @@ class FakeSource:
         ]
 
 
-class Gate:
+class GatedRunner:
     """A runner whose every row waits until the test says how it ends."""
 
     def __init__(self) -> None:
-        self.began: queue.SimpleQueue[WorkContext] = queue.SimpleQueue()
-        self.contexts: dict[int, WorkContext] = {}
+        self.started: queue.SimpleQueue[RowContext] = queue.SimpleQueue()
+        self.contexts: dict[int, RowContext] = {}
         self._ends: dict[int, queue.SimpleQueue[Callable[[], Settlement | None]]] = {}
         self._lock = threading.Lock()
         self._is_open = False
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Settlement | None:
+    def __call__(self, leased: ClaimedRow, context: RowContext) -> Settlement | None:
         self.contexts[leased.claim.seq] = context
-        self.began.put(context)
-        return self._end_of(leased.claim.seq).get(timeout=10 * PATIENCE)() or Settlement(
-            leased.claim, Outcome.DONE
+        self.started.put(context)
+        return self._outcomes_of(leased.claim.seq).get(timeout=10 * TIMEOUT)() or Settlement(
+            leased.claim, RowOutcome.DONE
         )
 
-    def next(self) -> int:
+    def next_started(self) -> int:
         """The row that begins next."""
-        return self.began.get(timeout=PATIENCE).leased.claim.seq
+        return self.started.get(timeout=TIMEOUT).claimed.claim.seq
 
     def open(self, *rows: int) -> None:
         for seq in rows:
-            self._end_of(seq).put(lambda: None)
+            self._outcomes_of(seq).put(lambda: None)
 
     def fail(self, seq: int, error: BaseException) -> None:
         def end() -> None:
             raise error
 
-        self._end_of(seq).put(end)
+        self._outcomes_of(seq).put(end)
 
-    def open_for_all(self) -> None:
+    def open_all(self) -> None:
         """Let everything through, now and from now on."""
         with self._lock:
             self._is_open = True
             ends = tuple(self._ends)
         self.open(*ends)
 
-    def _end_of(self, seq: int) -> queue.SimpleQueue[Callable[[], Settlement | None]]:
+    def _outcomes_of(self, seq: int) -> queue.SimpleQueue[Callable[[], Settlement | None]]:
         with self._lock:
             end = self._ends.setdefault(seq, queue.SimpleQueue())
             if self._is_open:
@@ -236,7 +243,7 @@ class Gate:
 
 
 @dataclass
-class Rig:
+class EngineRig:
     """An engine, what it works with, and what it told."""
 
     source: FakeSource
@@ -245,15 +252,15 @@ class Rig:
     engine: Engine
 
     @property
-    def feeder(self) -> Any:
-        assert self.engine._shift is not None
-        return self.engine._shift.feeder
+    def fetcher(self) -> Any:
+        assert self.engine._current_run is not None
+        return self.engine._current_run.fetcher
 
-    def settle_down(self) -> None:
-        """Return when feeder, keeper and sweeper all wait."""
-        self.clock.await_parked(RESTING)
+    def wait_idle(self) -> None:
+        """Return when fetcher, lease renewer and sweeper all wait."""
+        self.clock.await_parked(IDLE_THREADS)
 
-    def pass_time(self, seconds: float, *, parked: int = RESTING) -> None:
+    def pass_time(self, seconds: float, *, parked: int = IDLE_THREADS) -> None:
         """Move time no faster than the store answers: a renewal is not on the clock, and time
         would outrun it.
         """
@@ -268,15 +275,18 @@ class Rig:
         self.clock.await_parked(parked)
 
     def _await_renewal(self) -> None:
-        assert self.engine._shift is not None
-        renewal = self.engine._shift._keeper._renewal
-        assert renewal is None or renewal.over.block(PATIENCE)
+        assert self.engine._current_run is not None
+        renewal = self.engine._current_run._lease_renewer._renewal
+        assert renewal is None or renewal.done.block(TIMEOUT)
 
 
 @contextmanager
-def rigged(
-    runner: Runner, *rows: Item, policy: EnginePolicy = QUIET, source: FakeSource | None = None
-) -> Iterator[Rig]:
+def running_engine(
+    runner: RowRunner,
+    *rows: FakeRow,
+    policy: EnginePolicy = QUIET_POLICY,
+    source: FakeSource | None = None,
+) -> Iterator[EngineRig]:
     """A started engine; at the end whatever the test left running is let go by moving its clock
     until it is stopped.
     """
@@ -286,17 +296,17 @@ def rigged(
     engine = Engine(source, runner, policy=policy, clock=clock, events=Events(observer))
     engine.start()
     try:
-        yield Rig(source, clock, observer, engine)
+        yield EngineRig(source, clock, observer, engine)
     finally:
         source.faults.clear()
-        source.lost_answers.clear()
-        if isinstance(runner, Gate):
-            runner.open_for_all()
-        stop_by_moving(engine, clock)
+        source.lost_replies.clear()
+        if isinstance(runner, GatedRunner):
+            runner.open_all()
+        stop_advancing_clock(engine, clock)
     assert not source._listeners
 
 
-def stop_by_moving(engine: Engine, clock: FakeClock) -> None:
+def stop_advancing_clock(engine: Engine, clock: FakeClock) -> None:
     """Stop it without a deadline, and move time while it ends: it may wait for a backoff, or for
     company to settle with.
     """
@@ -311,5 +321,49 @@ def stop_by_moving(engine: Engine, clock: FakeClock) -> None:
     raise AssertionError(f"{engine} did not stop")
 
 
-def numbered(*numbers: int) -> list[Item]:
-    return [Item(number) for number in numbers]
+def fake_rows(*numbers: int) -> list[FakeRow]:
+    return [FakeRow(number) for number in numbers]
+
+
+STOP_TIMEOUT = 10.0
+
+
+class BackgroundStop:
+    """A stop under way in another thread."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self.stopped: bool | None = None
+        self._stop = stop
+        self._thread = BackgroundThread(self._run, name="stopping")
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.stopped = self._stop()
+
+    def is_finished(self, *, within: float) -> bool:
+        return self._thread.done.block(within)
+
+    def wait(self) -> bool | None:
+        assert self.is_finished(within=STOP_TIMEOUT)
+        if self._thread.error is not None:
+            raise self._thread.error
+        return self.stopped
+
+
+def stop_once_cancelled(
+    clock: FakeClock, is_cancelled: Callable[[], bool], stop: Callable[[float], bool]
+) -> bool | None:
+    """Stop with a deadline, and move time until `is_cancelled`, which has to be before the last
+    half second; the result of the stop.
+
+    After that time stands still: however slow the machine is, the cancelled code has all the time
+    it takes.
+    """
+    until = clock.monotonic() + 19.5
+    stopping = BackgroundStop(lambda: stop(20.0))
+    for _ in range(2000):
+        if is_cancelled():
+            return stopping.wait()
+        clock._wake_due(min(clock.monotonic() + 0.5, until))
+        stopping.is_finished(within=0.005)
+    raise AssertionError("nobody was told")

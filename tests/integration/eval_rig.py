@@ -19,13 +19,13 @@ from longwatch.mailbox import Mailbox, open_mailbox, open_store
 from longwatch.runtime import MainLoop, MainLoopContext
 from postgres_server import shared_server
 from redis_server import RedisServer
-from supervised import PATIENCE
+from run_process import TIMEOUT
 
 Store = Any
 
 
 @contextmanager
-def opened(kind: str, folder: Path, redis: RedisServer) -> Iterator[Store]:
+def opened_store(kind: str, folder: Path, redis: RedisServer) -> Iterator[Store]:
     if kind == "postgresql":
         with shared_server().database() as url, open_store(url, auto_migrate=True) as store:
             yield store
@@ -42,13 +42,13 @@ def opened(kind: str, folder: Path, redis: RedisServer) -> Iterator[Store]:
             client.flushall()
 
 
-def on(*kinds: str) -> pytest.MarkDecorator:
+def on_stores(*kinds: str) -> pytest.MarkDecorator:
     """For what may be different from one kind of store to another."""
     return pytest.mark.parametrize("store", kinds, indirect=True)
 
 
-EVERYWHERE = on("memory", "sqlite", "redis", "postgresql")
-ACROSS_PROCESSES = on("sqlite", "redis", "postgresql")
+ON_EVERY_STORE = on_stores("memory", "sqlite", "redis", "postgresql")
+ON_SHARED_STORES = on_stores("sqlite", "redis", "postgresql")
 
 
 class Subject(MainLoop[Any, Any]):
@@ -58,36 +58,36 @@ class Subject(MainLoop[Any, Any]):
 
     def __init__(
         self,
-        does: Callable[[Any, MainLoopContext], Any] = lambda request, _: request,
+        function: Callable[[Any, MainLoopContext], Any] = lambda request, _: request,
         **settings: Any,
     ) -> None:
         super().__init__(
             requests=open_mailbox(f"memory://{secrets.token_hex(8)}", "own"), **settings
         )
         self.calls: list[Any] = []
-        self._does = does
+        self._function = function
 
     def handle(self, request: Any, context: MainLoopContext) -> Any:
         self.calls.append(request)
-        return self._does(request, context)
+        return self._function(request, context)
 
 
-def pairs(count: int, wrong: int = 0) -> Dataset:
+def echo_dataset(count: int, wrong: int = 0) -> Dataset:
     """Samples that expect their input, but for the first few."""
     return Dataset([Sample(f"s{n}", n, -1 if n < wrong else n) for n in range(count)], name="pairs")
 
 
 @contextmanager
-def running(loop: Runnable) -> Iterator[None]:
+def running_loop(loop: Runnable) -> Iterator[None]:
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
         yield
     finally:
-        loop.shutdown(timeout=PATIENCE)
-        thread.join(PATIENCE)
+        loop.shutdown(timeout=TIMEOUT)
+        thread.join(TIMEOUT)
 
 
-def settled(mailbox: Mailbox[Any]) -> bool:
+def is_drained(mailbox: Mailbox[Any]) -> bool:
     stats = mailbox.stats()
     return not (stats.ready or stats.delayed or stats.leased)

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import Clock
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.flow import Execution, Flow, Graph, compute, input  # noqa: A004 - the contract's word
-from longwatch.flow.calling import arguments, written
-from longwatch.flow.source import FlowSource
-from longwatch.host.errand import Errand
+from longwatch.flow.claim_source import FlowClaimSource
+from longwatch.flow.invocation import arguments, encode_result
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.database import Database
-from longwatch.store.opening import open_database
-from longwatch.store.postgres_ear import Ear
-from longwatch.store.wakeups import Wakeups
-from longwatch.work.source import Leased, Outcome, Settlement
+from longwatch.store.notify.local import LocalNotifier
+from longwatch.store.postgres.listener import PostgresListener
+from longwatch.store.url import open_database
 from postgres_server import shared_server
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 KINDS = ("sqlite", "postgresql")
 TOO_NEW = 9999
 NO_SUCH_PID = 2**22 - 3
@@ -36,27 +36,27 @@ NO_SUCH_PID = 2**22 - 3
 
 
 @contextmanager
-def url_of(kind: str, folder: Path) -> Iterator[str]:
+def empty_store_url(kind: str, folder: Path) -> Iterator[str]:
     """Where there is an empty store of this kind."""
     if kind == "sqlite":
         yield f"sqlite:///{folder}/flow.db"
         return
-    yield _emptied()
+    yield _truncated_database_url()
 
 
 @cache
-def _database() -> str:
+def _session_database_url() -> str:
     """The one database of this test session: to empty it is quicker than to make another."""
     database = shared_server().database()
     url = database.__enter__()
     atexit.register(lambda: database.__exit__(None, None, None))
-    with opened(url) as made:
+    with migrated_database(url) as made:
         made.write(lambda _: None)
     return url
 
 
-def _emptied() -> str:
-    url = _database()
+def _truncated_database_url() -> str:
+    url = _session_database_url()
     name = url.rpartition("/")[2]
     tables = (
         "SELECT string_agg(tablename, ', ') FROM pg_tables WHERE tablename LIKE 'longwatch%' AND "
@@ -72,7 +72,7 @@ def _emptied() -> str:
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Database]:
+def migrated_database(url: str) -> Iterator[Database]:
     database = open_database(url, auto_migrate=True)
     assert database is not None
     with database:
@@ -82,29 +82,29 @@ def opened(url: str) -> Iterator[Database]:
 @pytest.fixture(name="url", params=KINDS)
 def url_fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty store, of each kind."""
-    with url_of(request.param, tmp_path) as found:
+    with empty_store_url(request.param, tmp_path) as found:
         yield found
 
 
 @pytest.fixture(name="database")
 def database_fixture(url: str) -> Iterator[Database]:
     """An open store, of each kind."""
-    with opened(url) as made:
+    with migrated_database(url) as made:
         yield made
 
 
-@pytest.fixture(name="hints_only")
-def hints_only_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="notifications_only")
+def notifications_only_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is woken but by an announcement."""
-    for listening in (Ear.__init__, Wakeups.__init__):
+    for listening in (PostgresListener.__init__, LocalNotifier.__init__):
         monkeypatch.setitem(listening.__kwdefaults__ or {}, "net", 10_000.0)
 
 
-on_one_machine = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 on_postgres = pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 
 
-class Desk:
+class ManualWorker:
     """A Flow and a worker of it without threads: nothing is claimed, settled or swept but by the
     test.
 
@@ -113,65 +113,78 @@ class Desk:
     """
 
     def __init__(
-        self, database: Database, *graphs: Graph, clock: Clock | None = None, tells: bool = False
+        self,
+        database: Database,
+        *graphs: Graph,
+        clock: Clock | None = None,
+        notifies_waiters: bool = False,
     ) -> None:
         self.database = database
         self.flow = Flow(database, graphs, clock=clock)
-        self.source = FlowSource(
-            database, self.flow.registry, clock=clock, waiters=self.flow.waiters if tells else None
+        self.source = FlowClaimSource(
+            database,
+            self.flow.registry,
+            clock=clock,
+            waiters=self.flow.waiters if notifies_waiters else None,
         )
-        self.owner = self.enter()
+        self.owner = self.register_owner()
         self.runs: Counter[str] = Counter()
 
     # --- workers ---
 
-    def enter(self, *, page: str | None = None, **changes: Any) -> int:
+    def register_owner(self, *, page: str | None = None, **changes: Any) -> int:
         """A worker more; one of another pid is dead."""
-        return self.source.enter(replace(Incarnation.mine(), **changes), page=page)
+        return self.source.register_owner(replace(Incarnation.current(), **changes), page=page)
 
-    def take(self, want: int = 100, *, owner: int | None = None) -> list[Leased]:
+    def claim(self, want: int = 100, *, owner: int | None = None) -> list[ClaimedRow]:
         """Claim what is ready."""
-        return self.source.exchange([], owner=owner or self.owner, want=want, duration=0.0).leased
+        return self.source.exchange(
+            [], owner=owner or self.owner, limit=want, lease_seconds=0.0
+        ).claimed
 
-    def take_one(self, *, owner: int | None = None) -> Leased:
-        [leased] = self.take(owner=owner)
+    def claim_one(self, *, owner: int | None = None) -> ClaimedRow:
+        [leased] = self.claim(owner=owner)
         return leased
 
-    def done(self, leased: Leased, result: Any) -> bool:
+    def succeed(self, leased: ClaimedRow, result: Any) -> bool:
         """Its result; whether that counts."""
         node = self._graph(leased).nodes[leased.item.node]
-        return self._settle(Settlement(leased.claim, Outcome.DONE, result=written(node, result)))
+        return self._settle(
+            Settlement(leased.claim, RowOutcome.DONE, result=encode_result(node, result))
+        )
 
-    def failed(self, leased: Leased, error: str = "broken", *, delay: float = 0.0) -> bool:
-        return self._settle(Settlement(leased.claim, Outcome.FAILED, error=error, delay=delay))
+    def fail(self, leased: ClaimedRow, error: str = "broken", *, delay: float = 0.0) -> bool:
+        return self._settle(Settlement(leased.claim, RowOutcome.FAILED, error=error, delay=delay))
 
-    def dead(self, leased: Leased, error: str = "hopeless") -> bool:
-        return self._settle(Settlement(leased.claim, Outcome.DEAD, reason="permanent", error=error))
+    def give_up(self, leased: ClaimedRow, error: str = "hopeless") -> bool:
+        return self._settle(
+            Settlement(leased.claim, RowOutcome.DEAD, reason="permanent", error=error)
+        )
 
-    def back(self, leased: Leased, *, delay: float = 0.0) -> bool:
-        return self._settle(Settlement(leased.claim, Outcome.BACK, delay=delay))
+    def release(self, leased: ClaimedRow, *, delay: float = 0.0) -> bool:
+        return self._settle(Settlement(leased.claim, RowOutcome.RELEASED, delay=delay))
 
-    def run(self, leased: Sequence[Leased]) -> None:
+    def run(self, leased: Sequence[ClaimedRow]) -> None:
         """Compute these, one after the other; the result of one may call off the next."""
         for each in leased:
             node = self._graph(each).nodes[each.item.node]
             assert node.function is not None
             self.runs[node.name] += 1
-            self.done(each, node.function(**arguments(node, each.item.inputs, None)))
+            self.succeed(each, node.function(**arguments(node, each.item.inputs, None)))
 
     def run_all(self) -> Counter[str]:
         """Compute what is ready, until nothing is; how often each node was."""
         self.runs.clear()
-        while leased := self.take():
+        while leased := self.claim():
             self.run(leased)
         return Counter(self.runs)
 
-    def spend(self, execution: Execution, node: str) -> None:
+    def exhaust(self, execution: Execution, node: str) -> None:
         """Fail a node until it is given up."""
         while leased := [
-            each for each in self.take() if each.item.id == execution.id and each.item.node == node
+            each for each in self.claim() if each.item.id == execution.id and each.item.node == node
         ]:
-            assert self.failed(leased[0])
+            assert self.fail(leased[0])
 
     # --- what is in the store ---
 
@@ -194,26 +207,26 @@ class Desk:
 
     def _settle(self, settlement: Settlement) -> bool:
         [counts] = self.source.exchange(
-            [settlement], owner=self.owner, want=0, duration=0.0
+            [settlement], owner=self.owner, limit=0, lease_seconds=0.0
         ).settled
         return counts
 
-    def _graph(self, leased: Leased) -> Graph:
+    def _graph(self, leased: ClaimedRow) -> Graph:
         [found] = [
             registered.graph
             for registered in self.flow.registry.registered().values()
-            if any(line.lane == leased.item.lane for line in registered.lines)
+            if any(queue.number == leased.item.queue for queue in registered.queues)
         ]
         return found
 
 
-class Waiting:
+class BackgroundCall:
     """A call in a thread of its own."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
-        self._errand = Errand(self._run, name="waiting")
-        self._errand.start()
+        self._thread = BackgroundThread(self._run, name="waiting")
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -221,12 +234,12 @@ class Waiting:
         except Exception as error:  # noqa: BLE001 - it is told to who asks
             self.result = error
 
-    def answer(self) -> Any:
-        assert self._errand.over.block(PATIENCE)
+    def wait(self) -> Any:
+        assert self._thread.done.block(TIMEOUT)
         return self.result
 
 
-def scrape(version: str = "1", **options: Any) -> Graph:
+def scrape_graph(version: str = "1", **options: Any) -> Graph:
     """url → pages → titles; depth is for nobody."""
     return Graph(
         "scrape",
@@ -241,6 +254,11 @@ def scrape(version: str = "1", **options: Any) -> Graph:
 
 
 @contextmanager
-def desk_for(kind: str, folder: Path, *graphs: Graph) -> Iterator[Desk]:
+def manual_worker_for(kind: str, folder: Path, *graphs: Graph) -> Iterator[ManualWorker]:
     with ExitStack() as stack:
-        yield Desk(stack.enter_context(opened(stack.enter_context(url_of(kind, folder)))), *graphs)
+        yield ManualWorker(
+            stack.enter_context(
+                migrated_database(stack.enter_context(empty_store_url(kind, folder)))
+            ),
+            *graphs,
+        )

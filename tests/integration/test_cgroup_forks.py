@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from den import PATIENCE, require_cgroups
+from guardian_fixture import TIMEOUT, require_cgroups
 from longwatch.host.guardian import cgroups
 from longwatch.host.guardian.cgroups import Cgroup
-from longwatch.host.guardian.spawn import Request, exec_error, spawn
+from longwatch.host.guardian.spawn import SpawnRequest, read_exec_error, spawn
 
 FORK = """
 import os, sys
@@ -32,7 +32,7 @@ print(os.read(out, 4096).decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
     require_cgroups()
-    made = Cgroup.named(f"test-{secrets.token_hex(4)}")
+    made = Cgroup.for_name(f"test-{secrets.token_hex(4)}")
     assert made is not None
     assert made.make()
     yield made
@@ -45,7 +45,7 @@ def test_a_forked_child_is_in_its_cgroup_from_the_first_moment(cgroup: Cgroup) -
         [sys.executable, "-c", FORK, cgroup.path],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=True,
     )
     lines = done.stdout.split()
@@ -72,8 +72,8 @@ def test_where_the_kernel_cannot_fork_into_a_cgroup_the_child_enters_it(
         "identity": None,
         "mark": "x",
     }
-    pid, verdict = spawn(Request({**what, "limits": limits}, (null, null, null)), cgroup)
-    assert exec_error(verdict) is None
+    pid, verdict = spawn(SpawnRequest({**what, "limits": limits}, (null, null, null)), cgroup)
+    assert read_exec_error(verdict) is None
     os.close(verdict)
     os.close(null)
     assert {pid} == cgroup.pids()

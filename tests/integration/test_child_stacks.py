@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from den import state
-from longwatch.app.child_stacks import freeze, is_stopped, save_stacks
+from guardian_fixture import proc_state
 from longwatch.core.clock import SystemClock, Wakeup
-from longwatch.host.stacks import CRASH_DIRECTORY
-from snippet import Snippet, running
+from longwatch.host.crash_file import CRASH_DIR_VARIABLE
+from longwatch.workers.stack_dump import freeze, is_stopped, save_stacks
+from snippet import Snippet, run_snippet
 
 CLOCK = SystemClock()
 REASON = "worker (pid 7) gave no beat for 3.0 s"
 WRITES = """
 import os, signal, sys, threading
-from longwatch.host.stacks import CrashFile
+from longwatch.host.crash_file import CrashFile
 file = CrashFile("group")
 file.open()
-file.on_signal()
+file.dump_on_signal()
 print(os.getpid(), file.path)
 """
 """A worker process, as far as its crash file goes."""
@@ -31,7 +31,7 @@ class Child:
 
     def __init__(self, snippet: Snippet) -> None:
         self.snippet = snippet
-        pid, _, path = snippet.line().partition(" ")
+        pid, _, path = snippet.read_line().partition(" ")
         self.pid, self.crash_file = int(pid), Path(path)
 
     @property
@@ -40,19 +40,19 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        return state(self.pid) not in {"", "Z", "X"}
+        return proc_state(self.pid) not in {"", "Z", "X"}
 
 
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where crash files go."""
-    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(tmp_path / "crashes"))
     return tmp_path / "crashes"
 
 
 @contextmanager
 def child(code: str) -> Iterator[Child]:
-    with running(WRITES + code) as snippet:
+    with run_snippet(WRITES + code) as snippet:
         yield Child(snippet)
 
 
@@ -76,7 +76,7 @@ the_work()
 @pytest.mark.parametrize("code", [SLEEPS, HOLDS_THE_GIL], ids=["waits", "holds the GIL"])
 def test_a_process_that_can_writes_its_stacks_behind_the_reason(code: str) -> None:
     with child(code) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
         assert worker.saved.startswith(f"{REASON}\n")
         assert "in the_work" in worker.saved
@@ -84,7 +84,7 @@ def test_a_process_that_can_writes_its_stacks_behind_the_reason(code: str) -> No
         assert worker.alive
 
 
-class Slow(SystemClock):
+class SlowClock(SystemClock):
     """While somebody waits, the rest of a long dump comes bit by bit."""
 
     def __init__(self, crash_file: Path, *parts: str) -> None:
@@ -100,9 +100,12 @@ class Slow(SystemClock):
 
 def test_all_of_a_long_dump_is_there_when_it_returns() -> None:
     with child("signal.signal(signal.SIGUSR2, lambda *_: None)\n" + SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         save_stacks(
-            worker.pid, worker.crash_file, REASON, Slow(worker.crash_file, "some ", "more ", "all")
+            worker.pid,
+            worker.crash_file,
+            REASON,
+            SlowClock(worker.crash_file, "some ", "more ", "all"),
         )
         assert f"{REASON}\nsome more all" == worker.saved
 
@@ -120,7 +123,7 @@ def pending(pid: int) -> set[int]:
 
 def test_of_one_that_is_stopped_the_kernels_view_is_saved_and_it_is_not_asked() -> None:
     with child(SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         freeze(worker.pid, CLOCK)
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
         saved = worker.saved
@@ -133,7 +136,7 @@ def test_of_one_that_is_stopped_the_kernels_view_is_saved_and_it_is_not_asked() 
 
 def test_one_without_a_handler_is_not_asked_since_that_would_end_it_without_a_word() -> None:
     with child("signal.signal(signal.SIGUSR2, signal.SIG_DFL)\n" + SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
         assert "State:\t" in worker.saved
         assert worker.alive
@@ -142,7 +145,7 @@ def test_one_without_a_handler_is_not_asked_since_that_would_end_it_without_a_wo
 def test_one_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     """Its handler writes elsewhere: after a while the kernel's view has to do."""
     with child("signal.signal(signal.SIGUSR2, lambda *_: None)\n" + SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
         assert "State:\t" in worker.saved
         assert worker.alive
@@ -150,7 +153,7 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever() -> None:
 
 def test_of_one_that_is_gone_the_reason_is_left() -> None:
     with child("") as worker:
-        worker.snippet.end()
+        worker.snippet.wait()
         worker.crash_file.touch()
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
         assert worker.saved.startswith(f"{REASON}\n")
@@ -158,7 +161,7 @@ def test_of_one_that_is_gone_the_reason_is_left() -> None:
 
 def test_without_a_crash_file_nobody_is_asked() -> None:
     with child("signal.signal(signal.SIGUSR2, signal.SIG_DFL)\n" + SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         save_stacks(worker.pid, None, REASON, CLOCK)
         assert worker.alive
         assert "" == worker.saved
@@ -166,7 +169,7 @@ def test_without_a_crash_file_nobody_is_asked() -> None:
 
 def test_a_crash_file_whose_directory_was_removed_is_no_reason_not_to_go_on(crashes: Path) -> None:
     with child(SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         worker.crash_file.unlink()
         crashes.rmdir()
         save_stacks(worker.pid, worker.crash_file, REASON, CLOCK)
@@ -176,7 +179,7 @@ def test_a_crash_file_whose_directory_was_removed_is_no_reason_not_to_go_on(cras
 
 def test_a_link_in_the_place_of_a_crash_file_is_not_followed(tmp_path: Path) -> None:
     with child(SLEEPS) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         precious = tmp_path / "precious"
         precious.write_text("mine")
         worker.crash_file.unlink()
@@ -191,14 +194,14 @@ def test_a_link_in_the_place_of_a_crash_file_is_not_followed(tmp_path: Path) -> 
 @pytest.mark.parametrize("code", [SLEEPS, HOLDS_THE_GIL], ids=["waits", "holds the GIL"])
 def test_a_frozen_process_is_stopped_when_that_returns(code: str) -> None:
     with child(code) as worker:
-        assert "in it" == worker.snippet.line()
+        assert "in it" == worker.snippet.read_line()
         freeze(worker.pid, CLOCK)
-        assert "T" == state(worker.pid)
+        assert "T" == proc_state(worker.pid)
 
 
 def test_one_that_is_gone_is_not_waited_for() -> None:
     with child("") as worker:
-        worker.snippet.end()
+        worker.snippet.wait()
         freeze(worker.pid, CLOCK)
         assert not worker.alive
 

@@ -1,5 +1,5 @@
 """Claims over a real file, by several threads and processes at once. The rules themselves are in
-test_claims_rules.
+test_claim_rules.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Transaction
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sweep import Sweep
-from snippet import running
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.store.sweep import ClaimSweeper
+from snippet import run_snippet
 
 ROWS = 300
 CLAIMANT = """
@@ -27,46 +27,46 @@ CLAIMANT = """
     from pathlib import Path
     from longwatch.host.incarnation import Incarnation
     from longwatch.store.claims import Claim, Claims
-    from longwatch.store.sqlite import SqliteDatabase
+    from longwatch.store.sqlite.database import SqliteDatabase
 
     database = SqliteDatabase(Path({path!r}))
     claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
-    owner = database.write(lambda tx: claims.register(tx, Incarnation.mine()))
+    owner = database.write(lambda tx: claims.register_owner(tx, Incarnation.current()))
 
     def claim(limit):
         rows = database.write(
-            lambda tx: claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit)
+            lambda tx: claims.claim(tx, queue=1, owner=owner, lease_seconds=60, limit=limit)
         )
         return [Claim(*row) for row in rows]
 """
 
 
-class Line:
+class MessageTable:
     """The table `messages` of one file, and its claims."""
 
     def __init__(self, path: Path) -> None:
         self.database = SqliteDatabase(path)
         self.claims = Claims(dialect="sqlite", table="longwatch_messages", columns=())
-        self.sweep = Sweep(self.claims)
+        self.sweep = ClaimSweeper(self.claims)
         self.database.write(
             lambda tx: tx.execute(
-                "INSERT OR IGNORE INTO longwatch_mailboxes (lane, name) VALUES (1, 'one')"
+                "INSERT OR IGNORE INTO longwatch_mailboxes (queue, name) VALUES (1, 'one')"
             )
         )
 
     def enter(self) -> int:
-        return self.database.write(lambda tx: self.claims.register(tx, Incarnation.mine()))
+        return self.database.write(lambda tx: self.claims.register_owner(tx, Incarnation.current()))
 
     def add(self, count: int) -> None:
         sql = (
-            "INSERT INTO longwatch_messages (lane, id, enqueued_at, body) VALUES (1, "
+            "INSERT INTO longwatch_messages (queue, id, enqueued_at, body) VALUES (1, "
             "hex(randomblob(8)), 0, x'')"
         )
         self.database.write(lambda tx: [tx.execute(sql) for _ in range(count)])
 
     def claim(self, owner: int, limit: int = 1) -> list[Claim]:
         rows = self.database.write(
-            lambda tx: self.claims.claim(tx, lane=1, owner=owner, duration=60, limit=limit)
+            lambda tx: self.claims.claim(tx, queue=1, owner=owner, lease_seconds=60, limit=limit)
         )
         return [Claim(*row) for row in rows]
 
@@ -82,19 +82,19 @@ class Line:
 
 
 @pytest.fixture
-def line(tmp_path: Path) -> Iterator[Line]:
-    made = Line(tmp_path / "some.db")
+def table(tmp_path: Path) -> Iterator[MessageTable]:
+    made = MessageTable(tmp_path / "some.db")
     yield made
     made.database.close()
 
 
-def test_threads_that_claim_at_once_never_get_the_same_row(line: Line) -> None:
-    line.add(ROWS)
+def test_threads_that_claim_at_once_never_get_the_same_row(table: MessageTable) -> None:
+    table.add(ROWS)
     taken: list[Claim] = []
 
     def work() -> None:
-        owner = line.enter()
-        while claims := line.claim(owner, 7):
+        owner = table.enter()
+        while claims := table.claim(owner, 7):
             taken.extend(claims)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -105,10 +105,10 @@ def test_threads_that_claim_at_once_never_get_the_same_row(line: Line) -> None:
     assert ROWS == len(taken) == len({claim.seq for claim in taken})
 
 
-def test_processes_that_claim_and_settle_at_once_do_each_row_once(line: Line) -> None:
-    line.add(ROWS)
+def test_processes_that_claim_and_settle_at_once_do_each_row_once(table: MessageTable) -> None:
+    table.add(ROWS)
     code = (
-        CLAIMANT.format(path=str(line.database.path))
+        CLAIMANT.format(path=str(table.database.path))
         + """
     print("ready")
     input()
@@ -119,66 +119,68 @@ def test_processes_that_claim_and_settle_at_once_do_each_row_once(line: Line) ->
     """
     )
     with ExitStack() as stack:
-        children = [stack.enter_context(running(code)) for _ in range(3)]
-        assert ["ready"] * 3 == [child.line() for child in children]
+        children = [stack.enter_context(run_snippet(code)) for _ in range(3)]
+        assert ["ready"] * 3 == [child.read_line() for child in children]
         for child in children:
-            child.say()
-        assert ROWS == sum(int(child.line()) for child in children)
-        assert [0] * 3 == [child.end()[0] for child in children]
-    assert 0 == line.count()
+            child.send_line()
+        assert ROWS == sum(int(child.read_line()) for child in children)
+        assert [0] * 3 == [child.wait()[0] for child in children]
+    assert 0 == table.count()
 
 
 def test_a_claim_and_a_settlement_in_one_transaction_happen_together_or_not_at_all(
-    line: Line,
+    table: MessageTable,
 ) -> None:
-    line.add(2)
-    owner = line.enter()
-    [first] = line.claim(owner)
+    table.add(2)
+    owner = table.enter()
+    [first] = table.claim(owner)
 
     def fused(tx: Transaction) -> None:
-        line.claims.settle(tx, [first])
-        line.claims.claim(tx, lane=1, owner=owner, duration=60, limit=1)
+        table.claims.settle(tx, [first])
+        table.claims.claim(tx, queue=1, owner=owner, lease_seconds=60, limit=1)
         raise LookupError("after both")
 
     with pytest.raises(LookupError):
-        line.database.write(fused)
-    assert (2, 1) == (line.count(), line.count("held = 2"))
-    assert [True] == line.settle(first)
+        table.database.write(fused)
+    assert (2, 1) == (table.count(), table.count("lease_state = 2"))
+    assert [True] == table.settle(first)
 
 
-def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(line: Line) -> None:
-    line.add(3)
+def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(
+    table: MessageTable,
+) -> None:
+    table.add(3)
     code = (
-        CLAIMANT.format(path=str(line.database.path))
+        CLAIMANT.format(path=str(table.database.path))
         + "    print(len(claim(2)), flush=True)\n    input()"
     )
-    with running(code) as child:
-        assert "2" == child.line()
-        assert 2 == line.count("held = 2")
+    with run_snippet(code) as child:
+        assert "2" == child.read_line()
+        assert 2 == table.count("lease_state = 2")
         child.signal(signal.SIGKILL)
-        child.end()
-        [dead] = line.database.read(line.sweep.dead_holders)
-        assert 2 == len(line.database.write(lambda tx: line.sweep.bury(tx, dead)))
-    assert (0, 3) == (line.count("held = 2"), line.count("held = 0"))
+        child.wait()
+        [dead] = table.database.read(table.sweep.dead_owners)
+        assert 2 == len(table.database.write(lambda tx: table.sweep.reclaim(tx, dead)))
+    assert (0, 3) == (table.count("lease_state = 2"), table.count("lease_state = 0"))
 
 
 def test_a_claim_made_after_a_backup_is_refused_once_that_was_restored(
-    line: Line, tmp_path: Path
+    table: MessageTable, tmp_path: Path
 ) -> None:
     """A restored file gives out the same numbers again, also to the same owner, but never the
     same term.
     """
-    line.add(1)
+    table.add(1)
     copy = tmp_path / "copy.db"
     backup = sqlite3.connect(copy)
-    source = sqlite3.connect(line.database.path)
+    source = sqlite3.connect(table.database.path)
     source.backup(backup)
     source.close()
     backup.close()
-    owner = line.enter()
-    [of_the_lost_state] = line.claim(owner)
-    restored = Line(Path(shutil.copy(copy, tmp_path / "restored.db")))
-    restored.claims._owners = line.claims._owners
+    owner = table.enter()
+    [of_the_lost_state] = table.claim(owner)
+    restored = MessageTable(Path(shutil.copy(copy, tmp_path / "restored.db")))
+    restored.claims._owners = table.claims._owners
     [of_now] = restored.claim(owner)
     assert (of_the_lost_state.seq, of_the_lost_state.owner) == (of_now.seq, of_now.owner)
     assert [False] == restored.settle(of_the_lost_state)
@@ -187,38 +189,40 @@ def test_a_claim_made_after_a_backup_is_refused_once_that_was_restored(
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
-def test_a_wall_clock_that_jumps_an_hour_changes_no_lease(line: Line, jump: float) -> None:
-    line.add(1)
-    [claim] = line.claim(line.enter())
-    line.database.jump.wall = jump
-    assert not line.database.read(line.sweep.has_lapsed)
-    assert 0 == len(line.database.write(line.sweep.lapsed))
-    assert [True] == line.settle(claim)
+def test_a_wall_clock_that_jumps_an_hour_changes_no_lease(table: MessageTable, jump: float) -> None:
+    table.add(1)
+    [claim] = table.claim(table.enter())
+    table.database.jump.wall = jump
+    assert not table.database.read(table.sweep.has_lapsed)
+    assert 0 == len(table.database.write(table.sweep.reclaim_lapsed))
+    assert [True] == table.settle(claim)
 
 
-def test_a_lease_ends_on_the_lease_clock(line: Line) -> None:
-    line.add(1)
-    [claim] = line.claim(line.enter())
-    line.database.jump.lease = 61
-    assert 1 == len(line.database.write(line.sweep.lapsed))
-    assert [False] == line.settle(claim)
+def test_a_lease_ends_on_the_lease_clock(table: MessageTable) -> None:
+    table.add(1)
+    [claim] = table.claim(table.enter())
+    table.database.jump.lease = 61
+    assert 1 == len(table.database.write(table.sweep.reclaim_lapsed))
+    assert [False] == table.settle(claim)
 
 
-def test_a_lease_of_another_boot_has_ended_however_long_it_was(line: Line) -> None:
-    line.add(1)
-    line.claim(line.enter())
-    line.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another'"))
-    assert line.database.read(line.sweep.has_lapsed)
-    assert 1 == len(line.database.write(line.sweep.lapsed))
+def test_a_lease_of_another_boot_has_ended_however_long_it_was(table: MessageTable) -> None:
+    table.add(1)
+    table.claim(table.enter())
+    table.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another'"))
+    assert table.database.read(table.sweep.has_lapsed)
+    assert 1 == len(table.database.write(table.sweep.reclaim_lapsed))
 
 
-def test_two_sweepers_at_once_give_a_row_back_once(line: Line) -> None:
-    line.add(1)
-    line.claim(line.enter())
-    line.database.jump.lease = 61
+def test_two_sweepers_at_once_give_a_row_back_once(table: MessageTable) -> None:
+    table.add(1)
+    table.claim(table.enter())
+    table.database.jump.lease = 61
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(len(line.database.write(line.sweep.lapsed))))
+        threading.Thread(
+            target=lambda: found.append(len(table.database.write(table.sweep.reclaim_lapsed)))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -226,17 +230,17 @@ def test_two_sweepers_at_once_give_a_row_back_once(line: Line) -> None:
     for thread in threads:
         thread.join(30)
     assert [0, 0, 0, 1] == sorted(found)
-    assert 1 == line.count("crashes = 1")
+    assert 1 == table.count("crashes = 1")
 
 
-def test_a_release_is_refused_after_the_row_was_given_to_somebody_else(line: Line) -> None:
-    line.add(1)
-    [old] = line.claim(line.enter())
-    line.database.jump.lease = 61
-    line.database.write(line.sweep.lapsed)
-    [new] = line.claim(line.enter())
-    assert [False] == line.database.write(
-        lambda tx: line.claims.release(tx, [old], blame=Blame.FAILURE)
+def test_a_release_is_refused_after_the_row_was_given_to_somebody_else(table: MessageTable) -> None:
+    table.add(1)
+    [old] = table.claim(table.enter())
+    table.database.jump.lease = 61
+    table.database.write(table.sweep.reclaim_lapsed)
+    [new] = table.claim(table.enter())
+    assert [False] == table.database.write(
+        lambda tx: table.claims.release(tx, [old], blame=Blame.FAILURE)
     )
-    assert 0 == line.count("failures > 0")
-    assert [True] == line.settle(new)
+    assert 0 == table.count("failures > 0")
+    assert [True] == table.settle(new)

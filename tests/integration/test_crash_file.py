@@ -15,21 +15,21 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from awaiting import eventually
-from leaks import nothing_left_open
+from leaks import no_leaks
 from longwatch.errors import UsageError
-from longwatch.host.errand import Errand
-from longwatch.host.stacks import (
-    CRASH_DIRECTORY,
-    KEEP_FILES,
-    KEEP_SECONDS,
-    MOST_TO_STDERR,
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.crash_file import (
+    CRASH_DIR_VARIABLE,
+    MAX_AGE_SECONDS,
+    MAX_FILES,
+    MAX_STDERR_BYTES,
     CrashFile,
     crash_directory,
-    forget_old,
+    prune_crash_files,
 )
 from longwatch.testing import FakeClock
-from snippet import PATIENCE, running
+from polling import eventually
+from snippet import TIMEOUT, run_snippet
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 3600.0
@@ -69,7 +69,7 @@ def test_any_name_makes_a_file_in_the_directory(tmp_path: Path, name: str) -> No
 
 
 def test_one_that_stayed_empty_is_removed(tmp_path: Path) -> None:
-    with nothing_left_open(), opened(tmp_path) as file:
+    with no_leaks(), opened(tmp_path) as file:
         assert (True, True) == (file.is_open, file.path.exists())
     assert (False, []) == (file.is_open, list(tmp_path.iterdir()))
 
@@ -99,7 +99,7 @@ def test_a_program_that_is_started_does_not_get_it(tmp_path: Path) -> None:
             check=True,
             capture_output=True,
             close_fds=False,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         assert str(file.path) not in looked.stdout.decode()
 
@@ -116,7 +116,7 @@ def test_a_dump_says_when_who_why_and_what_every_thread_does(tmp_path: Path) -> 
 
     thread = threading.Thread(target=stuck_in_here)
     thread.start()
-    assert waiting.wait(PATIENCE)
+    assert waiting.wait(TIMEOUT)
     with opened(tmp_path) as file:
         file.dump("loop-0 stalled")
     may_end.set()
@@ -135,11 +135,11 @@ def fill(file: CrashFile) -> None:
 
 @pytest.mark.parametrize("spoil", [CrashFile.close, fill], ids=["closed", "disk full"])
 def test_what_cannot_be_written_is_not(tmp_path: Path, spoil: Callable[[CrashFile], None]) -> None:
-    with nothing_left_open(), opened(tmp_path) as file:
+    with no_leaks(), opened(tmp_path) as file:
         spoil(file)
         file.write("x")
         file.dump("y")
-        file.show()
+        file.copy_to_stderr()
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *files: CrashFile) -> bytes:
@@ -148,7 +148,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *files: CrashFile) -> bytes:
     with os.fdopen(ours, "rb") as reading, os.fdopen(theirs, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         for file in files:
-            file.show()
+            file.copy_to_stderr()
         monkeypatch.undo()
         stderr.close()
         return reading.read()
@@ -158,14 +158,14 @@ def test_the_dump_is_shown_on_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with opened(tmp_path) as file:
         file.dump("why")
         whole = file.path.read_bytes()
-        assert whole[: MOST_TO_STDERR - 1] == shown(monkeypatch, file)[: MOST_TO_STDERR - 1]
+        assert whole[: MAX_STDERR_BYTES - 1] == shown(monkeypatch, file)[: MAX_STDERR_BYTES - 1]
 
 
 def test_no_more_is_shown_than_a_pipe_takes_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path) as file:
-        file.dump("x" * 2 * MOST_TO_STDERR)
+        file.dump("x" * 2 * MAX_STDERR_BYTES)
         assert file.path.read_bytes()[:4095] + b"\n" == shown(monkeypatch, file)
 
 
@@ -191,9 +191,9 @@ def test_a_full_stderr_takes_nothing_and_holds_nobody_up(
     ):
         monkeypatch.setattr(sys, "stderr", stderr)
         file.dump("why")
-        showing = Errand(file.show, name="test")
+        showing = BackgroundThread(file.copy_to_stderr, name="test")
         showing.start()
-        shown_in_time = showing.over.block(PATIENCE)
+        shown_in_time = showing.done.block(TIMEOUT)
         monkeypatch.undo()
         stderr.close()
         assert (True, b"x" * size) == (shown_in_time, reading.read())
@@ -208,7 +208,7 @@ def test_a_stderr_that_is_none_shows_nothing(
     with opened(tmp_path) as file:
         file.dump("why")
         monkeypatch.setattr(sys, "stderr", stderr)
-        file.show()
+        file.copy_to_stderr()
         monkeypatch.undo()
 
 
@@ -217,11 +217,11 @@ def test_a_stderr_that_is_none_shows_nothing(
 WAITS = """
     import signal, sys
     from pathlib import Path
-    from longwatch.host.stacks import CrashFile
+    from longwatch.host.crash_file import CrashFile
 
     file = CrashFile("mine", directory=Path({directory!r}))
     file.open()
-    file.on_signal()
+    file.dump_on_signal()
 
     def waiting_here():
         print(file.path)
@@ -236,11 +236,11 @@ WAITS = """
 HOLDS_THE_GIL = """
     import re, threading
     from pathlib import Path
-    from longwatch.host.stacks import CrashFile
+    from longwatch.host.crash_file import CrashFile
 
     file = CrashFile("mine", directory=Path({directory!r}))
     file.open()
-    file.on_signal()
+    file.dump_on_signal()
 
     def backtracking():
         print(file.path)
@@ -259,28 +259,28 @@ def catches_sigusr2(pid: int) -> bool:
 
 
 def test_sigusr2_writes_every_stack_and_the_process_goes_on(tmp_path: Path) -> None:
-    with running(WAITS.format(directory=str(tmp_path))) as snippet:
-        path = Path(snippet.line())
+    with run_snippet(WAITS.format(directory=str(tmp_path))) as snippet:
+        path = Path(snippet.read_line())
         for times in (1, 2):
             snippet.signal(SIGUSR2)
             assert eventually(lambda: times == path.read_text().count("in waiting_here"))  # noqa: B023 - asked at once
-        snippet.say()
-        assert "closed" == snippet.line()
+        snippet.send_line()
+        assert "closed" == snippet.read_line()
 
 
 def test_a_parent_sees_that_sigusr2_is_caught_until_the_file_is_closed(tmp_path: Path) -> None:
-    with running(WAITS.format(directory=str(tmp_path))) as snippet:
-        pid = int(Path(snippet.line()).name.split("-")[2])
+    with run_snippet(WAITS.format(directory=str(tmp_path))) as snippet:
+        pid = int(Path(snippet.read_line()).name.split("-")[2])
         caught = catches_sigusr2(pid)
-        snippet.say()
-        assert "closed" == snippet.line()
+        snippet.send_line()
+        assert "closed" == snippet.read_line()
         assert (True, False) == (caught, catches_sigusr2(pid))
         assert [] == list(tmp_path.iterdir())
 
 
 def test_sigusr2_works_while_a_thread_holds_the_gil_for_ever(tmp_path: Path) -> None:
-    with running(HOLDS_THE_GIL.format(directory=str(tmp_path))) as snippet:
-        path = Path(snippet.line())
+    with run_snippet(HOLDS_THE_GIL.format(directory=str(tmp_path))) as snippet:
+        path = Path(snippet.read_line())
         snippet.signal(SIGUSR2)
         assert eventually(lambda: "in backtracking" in path.read_text())
         assert "Current thread" in path.read_text()
@@ -293,7 +293,7 @@ def test_the_environment_says_where_they_go_and_the_directory_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tmp_path / "deep" / "crashes"
-    monkeypatch.setenv(CRASH_DIRECTORY, str(wanted))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(wanted))
     file = CrashFile("mine")
     file.open()
     file.close()
@@ -301,7 +301,7 @@ def test_the_environment_says_where_they_go_and_the_directory_is_made(
 
 
 def test_else_they_go_to_the_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CRASH_DIRECTORY, raising=False)
+    monkeypatch.delenv(CRASH_DIR_VARIABLE, raising=False)
     with TemporaryDirectory(dir="/tmp") as short:
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         directory = crash_directory()
@@ -322,7 +322,7 @@ def test_else_they_go_to_the_runtime_directory(monkeypatch: pytest.MonkeyPatch) 
 def test_a_place_that_cannot_be_used_is_told_with_the_cure(
     place: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CRASH_DIRECTORY, place)
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, place)
     file = CrashFile("mine")
     with pytest.raises(
         UsageError,
@@ -345,42 +345,42 @@ def left(directory: Path, name: str, text: str = "stacks", *, at: float = LONG_A
 
 
 def test_files_older_than_a_month_are_removed(tmp_path: Path) -> None:
-    left(tmp_path, "old.stacks", at=NOW - KEEP_SECONDS - 1)
-    young = left(tmp_path, "young.stacks", at=NOW - KEEP_SECONDS + 1)
-    forget_old(tmp_path, now=NOW)
+    left(tmp_path, "old.stacks", at=NOW - MAX_AGE_SECONDS - 1)
+    young = left(tmp_path, "young.stacks", at=NOW - MAX_AGE_SECONDS + 1)
+    prune_crash_files(tmp_path, now=NOW)
     assert [young] == list(tmp_path.iterdir())
 
 
 def test_the_hundred_newest_are_kept(tmp_path: Path) -> None:
     files = [
-        left(tmp_path, f"{number}.stacks", at=LONG_AGO + number) for number in range(KEEP_FILES + 5)
+        left(tmp_path, f"{number}.stacks", at=LONG_AGO + number) for number in range(MAX_FILES + 5)
     ]
-    forget_old(tmp_path, now=NOW)
-    assert (100, set(files[5:])) == (KEEP_FILES, set(tmp_path.iterdir()))
+    prune_crash_files(tmp_path, now=NOW)
+    assert (100, set(files[5:])) == (MAX_FILES, set(tmp_path.iterdir()))
 
 
 def test_empty_ones_are_removed_unless_they_have_just_been_made(tmp_path: Path) -> None:
     left(tmp_path, "mine-20260101T000000-1-abcdef.stacks", "")
     left(tmp_path, "nobodys.stacks", "")
     new = left(tmp_path, "new.stacks", "", at=NOW - 1)
-    forget_old(tmp_path, now=NOW)
+    prune_crash_files(tmp_path, now=NOW)
     assert [new] == list(tmp_path.iterdir())
 
 
 def test_nothing_else_is_touched(tmp_path: Path) -> None:
-    ancient = NOW - 2 * KEEP_SECONDS
+    ancient = NOW - 2 * MAX_AGE_SECONDS
     others = {left(tmp_path, name, at=ancient) for name in ("notes", "old.stacks.gz", "stacks")}
     target = left(tmp_path, "target", "", at=ancient)
     (tmp_path / "link.stacks").symlink_to(target)
     (tmp_path / "folder.stacks").mkdir()
-    forget_old(tmp_path, now=NOW)
+    prune_crash_files(tmp_path, now=NOW)
     assert others | {target, tmp_path / "link.stacks", tmp_path / "folder.stacks"} == set(
         tmp_path.iterdir()
     )
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    forget_old(tmp_path / "gone", now=NOW)
+    prune_crash_files(tmp_path / "gone", now=NOW)
 
 
 @pytest.mark.parametrize("text", ["", "asked for by a signal"], ids=["empty", "written"])
@@ -388,19 +388,19 @@ def test_one_that_a_living_process_has_open_is_kept_whatever_its_number_says(
     tmp_path: Path, text: str
 ) -> None:
     """In a container on the same volume its number is another process here, or none."""
-    with running(WAITS.format(directory=str(tmp_path))) as snippet:
-        path = Path(snippet.line())
+    with run_snippet(WAITS.format(directory=str(tmp_path))) as snippet:
+        path = Path(snippet.read_line())
         path = path.rename(tmp_path / "mine-20260101T000000-999999999-abcdef.stacks")
-        left(tmp_path, path.name, text, at=NOW - 2 * KEEP_SECONDS)
-        forget_old(tmp_path, now=NOW)
+        left(tmp_path, path.name, text, at=NOW - 2 * MAX_AGE_SECONDS)
+        prune_crash_files(tmp_path, now=NOW)
         assert [path] == list(tmp_path.iterdir())
 
 
 def test_one_that_a_killed_process_left_empty_goes_when_the_next_is_opened(tmp_path: Path) -> None:
-    with running(WAITS.format(directory=str(tmp_path))) as snippet:
-        dead = Path(snippet.line())
+    with run_snippet(WAITS.format(directory=str(tmp_path))) as snippet:
+        dead = Path(snippet.read_line())
         snippet.signal(SIGKILL)
-        assert -SIGKILL == snippet.end()[0]
+        assert -SIGKILL == snippet.wait()[0]
     left(tmp_path, dead.name, "")
     with opened(tmp_path) as file:
         assert [file.path] == list(tmp_path.iterdir())

@@ -10,35 +10,35 @@ from typing import Any, Self
 
 import pytest
 
-from engine_rig import PATIENCE, FakeSource, Item, numbered
-from longwatch.core.events import Events, WorkFailed
+from engine_rig import TIMEOUT, FakeRow, FakeSource, fake_rows, stop_once_cancelled
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import WorkFailed
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.engine.context import RowContext
+from longwatch.engine.engine import Engine, EnginePolicy
+from longwatch.engine.slot_pool import RowRunner
 from longwatch.errors import PermanentError
 from longwatch.mailbox import Mailbox, Message, open_mailbox
-from longwatch.mailbox.runner import MessageRunner
+from longwatch.mailbox.message_runner import MessageRunner
 from longwatch.testing import FakeClock, RecordingObserver, check_service
-from longwatch.work.context import WorkContext
-from longwatch.work.engine import Engine, EnginePolicy
-from longwatch.work.slots import Runner
-from longwatch.work.source import Leased, Outcome, Settlement
-from stopping import stopped_once_told
 
-DONE, FAILED, BACK, DEAD = Outcome.DONE, Outcome.FAILED, Outcome.BACK, Outcome.DEAD
-Work = Callable[[Leased, WorkContext], Awaitable[Any]]
+DONE, FAILED, BACK, DEAD = RowOutcome.DONE, RowOutcome.FAILED, RowOutcome.RELEASED, RowOutcome.DEAD
+Work = Callable[[ClaimedRow, RowContext], Awaitable[Any]]
 
 
-def awaiting(work: Work) -> Runner:
-    async def run(leased: Leased, context: WorkContext) -> Settlement:
+def awaiting(work: Work) -> RowRunner:
+    async def run(leased: ClaimedRow, context: RowContext) -> Settlement:
         await work(leased, context)
         return Settlement(leased.claim, DONE)
 
     return run
 
 
-class Scene:
+class AsyncEngine:
     """An engine whose rows are coroutines, in real time unless it is given a clock."""
 
     def __init__(
-        self, work: Work, *rows: Item, slots: int = 4, clock: FakeClock | None = None
+        self, work: Work, *rows: FakeRow, slots: int = 4, clock: FakeClock | None = None
     ) -> None:
         self.source = FakeSource(list(rows))
         self.observer = RecordingObserver()
@@ -50,14 +50,14 @@ class Scene:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self.engine.stop(timeout=PATIENCE)
+        assert self.engine.stop(timeout=TIMEOUT)
 
 
 def test_coroutines_of_all_slots_run_on_one_loop_at_the_same_time() -> None:
     threads: set[str] = set()
     meeting: dict[str, asyncio.Event] = {}
 
-    async def meet(leased: Leased, context: WorkContext) -> None:
+    async def meet(leased: ClaimedRow, context: RowContext) -> None:
         threads.add(threading.current_thread().name)
         everybody = meeting.setdefault("everybody", asyncio.Event())
         meeting[str(leased.claim.seq)] = everybody
@@ -65,8 +65,8 @@ def test_coroutines_of_all_slots_run_on_one_loop_at_the_same_time() -> None:
             everybody.set()
         await everybody.wait()
 
-    with Scene(meet, *numbered(1, 2, 3, 4)) as scene:
-        scene.source.await_settled((1, DONE), (2, DONE), (3, DONE), (4, DONE))
+    with AsyncEngine(meet, *fake_rows(1, 2, 3, 4)) as scene:
+        scene.source.wait_for_settlements((1, DONE), (2, DONE), (3, DONE), (4, DONE))
     assert {"engine-async"} == threads
 
 
@@ -76,14 +76,14 @@ def test_an_async_handler_of_messages_is_awaited_before_they_are_acknowledged(
     mailbox: Mailbox[int] = open_mailbox(f"sqlite:///{tmp_path}/m.db", "jobs")
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    async def handle(message: Message[int], context: WorkContext) -> None:
+    async def handle(message: Message[int], context: RowContext) -> None:
         await asyncio.sleep(0)
         assert 1 == mailbox.stats().leased
         done.put(message.body)
 
     mailbox.send(7)
     with Engine(mailbox.backend, MessageRunner(mailbox, handle)):
-        assert 7 == done.get(timeout=PATIENCE)
+        assert 7 == done.get(timeout=TIMEOUT)
     assert 0 == mailbox.approximate_count()
     mailbox.backend.database.close()  # type: ignore[attr-defined]
 
@@ -94,7 +94,7 @@ class Caller:
     def __init__(self) -> None:
         self.called: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    async def __call__(self, message: Message[int], context: WorkContext) -> None:
+    async def __call__(self, message: Message[int], context: RowContext) -> None:
         await asyncio.sleep(0)
         self.called.put(message.body)
 
@@ -104,7 +104,7 @@ def test_whatever_returns_a_coroutine_is_awaited() -> None:
     caller = Caller()
     mailbox.send(7)
     with Engine(mailbox.backend, MessageRunner(mailbox, caller)):
-        assert 7 == caller.called.get(timeout=PATIENCE)
+        assert 7 == caller.called.get(timeout=TIMEOUT)
     assert 0 == mailbox.approximate_count()
 
 
@@ -119,64 +119,64 @@ def test_whatever_returns_a_coroutine_is_awaited() -> None:
     ids=lambda value: str(value) or type(value).__name__,
 )
 def test_what_a_coroutine_raises_is_judged_like_any_other_and_the_loop_goes_on(
-    error: BaseException, outcome: Outcome
+    error: BaseException, outcome: RowOutcome
 ) -> None:
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         await asyncio.sleep(0)
         if leased.claim.seq == 1:
             raise error
 
-    with Scene(work, *numbered(1, 2, 3), slots=2) as scene:
-        scene.source.await_settled((1, outcome), (2, DONE), (3, DONE))
+    with AsyncEngine(work, *fake_rows(1, 2, 3), slots=2) as scene:
+        scene.source.wait_for_settlements((1, outcome), (2, DONE), (3, DONE))
         assert 1 == scene.observer.wait_for(WorkFailed).row
 
 
 def test_a_cancellation_that_nobody_here_asked_for_is_a_failure() -> None:
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         raise asyncio.CancelledError
 
-    with Scene(work, Item(1)) as scene:
-        scene.source.await_settled((1, FAILED))
+    with AsyncEngine(work, FakeRow(1)) as scene:
+        scene.source.wait_for_settlements((1, FAILED))
 
 
 def test_a_coroutine_is_cancelled_with_its_context_and_its_slot_waits_for_its_end() -> None:
     began, cleaning, cleaned = threading.Event(), threading.Event(), threading.Event()
 
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         began.set()
         try:
             await asyncio.Event().wait()
         finally:
             cleaning.set()
-            await asyncio.to_thread(cleaned.wait, PATIENCE)
+            await asyncio.to_thread(cleaned.wait, TIMEOUT)
 
-    with Scene(work, Item(1)) as scene:
-        assert began.wait(PATIENCE)
-        shift = scene.engine._shift
+    with AsyncEngine(work, FakeRow(1)) as scene:
+        assert began.wait(TIMEOUT)
+        shift = scene.engine._current_run
         assert shift is not None
-        [context] = shift.crew.running()
+        [context] = shift.slot_pool.running()
         context.lose_lease()
-        assert cleaning.wait(PATIENCE)
+        assert cleaning.wait(TIMEOUT)
         assert [] == scene.source.outcomes()
-        assert [context] == shift.crew.running()
+        assert [context] == shift.slot_pool.running()
         cleaned.set()
-        scene.source.await_that(lambda: (1, BACK) in scene.source.outcomes())
+        scene.source.wait_until(lambda: (1, BACK) in scene.source.outcomes())
         scene.source.rows.clear()
-        for again in shift.crew.running():
+        for again in shift.slot_pool.running():
             again.cancel.cancel()
 
 
 def test_a_coroutine_that_was_cancelled_before_it_began_does_not_run_on() -> None:
     reached: list[int] = []
 
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         context.cancel.cancel("shutdown")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         reached.append(1)
 
-    with Scene(work, Item(1)) as scene:
-        scene.source.await_that(lambda: (1, BACK) in scene.source.outcomes())
+    with AsyncEngine(work, FakeRow(1)) as scene:
+        scene.source.wait_until(lambda: (1, BACK) in scene.source.outcomes())
         scene.source.rows.clear()
     assert [] == reached
 
@@ -184,7 +184,7 @@ def test_a_coroutine_that_was_cancelled_before_it_began_does_not_run_on() -> Non
 def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back() -> None:
     began, told = threading.Event(), threading.Event()
 
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         began.set()
         try:
             await asyncio.Event().wait()
@@ -192,37 +192,37 @@ def test_stop_cancels_coroutines_before_its_deadline_and_hands_their_rows_back()
             told.set()
 
     clock = FakeClock()
-    scene = Scene(work, Item(1), clock=clock)
+    scene = AsyncEngine(work, FakeRow(1), clock=clock)
     with scene:
-        assert began.wait(PATIENCE)
-        assert stopped_once_told(
+        assert began.wait(TIMEOUT)
+        assert stop_once_cancelled(
             clock, told.is_set, lambda timeout: scene.engine.stop(timeout=timeout)
         )
     assert [(1, BACK)] == scene.source.outcomes()
 
 
 def test_with_coroutines_it_keeps_the_contract_of_a_service() -> None:
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         await asyncio.sleep(0)
 
     check_service(
         lambda: Engine(
-            FakeSource(numbered(*range(5))), awaiting(work), policy=EnginePolicy(slots=2)
+            FakeSource(fake_rows(*range(5))), awaiting(work), policy=EnginePolicy(slots=2)
         )
     )
 
 
 def test_a_handler_that_is_not_async_needs_no_loop() -> None:
-    source = FakeSource(numbered(1))
+    source = FakeSource(fake_rows(1))
     with Engine(source, lambda leased, context: Settlement(leased.claim, DONE)):
-        source.await_settled((1, DONE))
+        source.wait_for_settlements((1, DONE))
         assert not any("async" in thread.name for thread in threading.enumerate())
 
 
 def test_exits_in_coroutines_leave_no_loop_and_no_thread_behind() -> None:
-    async def work(leased: Leased, context: WorkContext) -> None:
+    async def work(leased: ClaimedRow, context: RowContext) -> None:
         sys.exit(1)
 
-    with Scene(work, *numbered(1, 2, 3), slots=3) as scene:
-        scene.source.await_settled((1, FAILED), (2, FAILED), (3, FAILED))
+    with AsyncEngine(work, *fake_rows(1, 2, 3), slots=3) as scene:
+        scene.source.wait_for_settlements((1, FAILED), (2, FAILED), (3, FAILED))
     assert not any("engine-" in thread.name for thread in threading.enumerate())

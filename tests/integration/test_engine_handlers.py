@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from engine_rig import PATIENCE, FakeSource, Item
+from engine_rig import TIMEOUT, FakeRow, FakeSource
 from longwatch.core.clock import SystemClock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Events, WorkFailed
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import WorkFailed
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.engine.context import RowContext
+from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
-from longwatch.mailbox.runner import MessageRunner
+from longwatch.mailbox.message_runner import MessageRunner
 from longwatch.testing import RecordingObserver
-from longwatch.work.context import WorkContext
-from longwatch.work.engine import Engine, EnginePolicy
-from longwatch.work.source import Leased, Outcome, Settlement
 
-DONE, BACK = Outcome.DONE, Outcome.BACK
-Handle = Callable[[Message[Any], WorkContext], Any]
+DONE, BACK = RowOutcome.DONE, RowOutcome.RELEASED
+Handle = Callable[[Message[Any], RowContext], Any]
 
 
 @pytest.fixture
@@ -32,19 +33,19 @@ def mailbox() -> Mailbox[Any]:
     return open_mailbox(MemoryStore(), "jobs")
 
 
-def yields(message: Message[Any], context: WorkContext) -> Iterator[None]:
+def yields(message: Message[Any], context: RowContext) -> Iterator[None]:
     yield
 
 
-async def yields_async(message: Message[Any], context: WorkContext) -> AsyncIterator[None]:
+async def yields_async(message: Message[Any], context: RowContext) -> AsyncIterator[None]:
     yield
 
 
 class Yields:
-    def __call__(self, message: Message[Any], context: WorkContext) -> Iterator[None]:
+    def __call__(self, message: Message[Any], context: RowContext) -> Iterator[None]:
         yield
 
-    def method(self, message: Message[Any], context: WorkContext) -> Iterator[None]:
+    def method(self, message: Message[Any], context: RowContext) -> Iterator[None]:
         yield
 
 
@@ -58,7 +59,7 @@ def test_a_handler_that_is_known_to_be_a_generator_is_refused_at_once(
         MessageRunner(mailbox, handle)
 
 
-async def returns_a_generator(message: Message[Any], context: WorkContext) -> Any:
+async def returns_a_generator(message: Message[Any], context: RowContext) -> Any:
     return yields(message, context)
 
 
@@ -102,7 +103,7 @@ def test_whatever_can_be_awaited_is_awaited_before_its_message_is_acknowledged(
         mailbox, lambda message, context: Promise(lambda: leased.put(mailbox.stats().leased))
     )
     with Engine(mailbox.backend, runner):
-        assert 1 == leased.get(timeout=PATIENCE)
+        assert 1 == leased.get(timeout=TIMEOUT)
     assert 0 == mailbox.approximate_count()
 
 
@@ -112,12 +113,12 @@ def test_what_a_coroutine_returns_to_be_awaited_is_awaited_too(mailbox: Mailbox[
     async def inner() -> None:
         leased.put(mailbox.stats().leased)
 
-    async def outer(message: Message[Any], context: WorkContext) -> Coroutine[Any, Any, None]:
+    async def outer(message: Message[Any], context: RowContext) -> Coroutine[Any, Any, None]:
         return inner()
 
     mailbox.send(1)
     with Engine(mailbox.backend, MessageRunner(mailbox, outer)):
-        assert 1 == leased.get(timeout=PATIENCE)
+        assert 1 == leased.get(timeout=TIMEOUT)
     assert 0 == mailbox.approximate_count()
 
 
@@ -142,14 +143,14 @@ def test_what_a_handler_does_to_the_loop_harms_no_message(
 ) -> None:
     handled: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    async def handle(message: Message[int], context: WorkContext) -> None:
+    async def handle(message: Message[int], context: RowContext) -> None:
         if message.body == 0:
             await misdeed()
         handled.put(message.body)
 
     mailbox.send_many(range(5))
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(slots=1)):
-        assert [0, 1, 2, 3, 4] == [handled.get(timeout=PATIENCE) for _ in range(5)]
+        assert [0, 1, 2, 3, 4] == [handled.get(timeout=TIMEOUT) for _ in range(5)]
     assert (0, 0) == (mailbox.approximate_count(), mailbox.stats().dead)
 
 
@@ -159,7 +160,7 @@ class Promises:
     def __init__(self) -> None:
         self.closed = 0
 
-    def __call__(self, leased: Leased, context: WorkContext) -> Promised:
+    def __call__(self, leased: ClaimedRow, context: RowContext) -> Promised:
         return Promised(self, Settlement(leased.claim, DONE))
 
 
@@ -177,20 +178,20 @@ class Promised:
 
 
 def end_the_loop_of(engine: Engine) -> None:
-    assert engine._shift is not None
-    turning = engine._shift.crew.coroutines._thread._turnings[os.getpid()]
-    assert turning.end(SystemClock(), Deadline.after(PATIENCE, SystemClock()))
+    assert engine._current_run is not None
+    turning = engine._current_run.slot_pool.coroutine_runner._thread._loops[os.getpid()]
+    assert turning.stop(SystemClock(), Deadline.after(TIMEOUT, SystemClock()))
 
 
 def test_work_that_the_engine_itself_cannot_begin_goes_back_for_a_while_and_nobody_is_at_fault() -> (  # noqa: E501 - one name
     None
 ):
-    source, observer, promises = FakeSource([Item(1)]), RecordingObserver(), Promises()
+    source, observer, promises = FakeSource([FakeRow(1)]), RecordingObserver(), Promises()
     with Engine(source, promises, events=Events(observer)) as engine:
-        source.await_settled((1, DONE))
+        source.wait_for_settlements((1, DONE))
         end_the_loop_of(engine)
-        source.put(Item(2))
-        source.await_settled((1, DONE), (2, BACK))
+        source.put(FakeRow(2))
+        source.wait_for_settlements((1, DONE), (2, BACK))
         told = observer.wait_for(WorkFailed)
     assert (1, 2) == (promises.closed, told.row)
     assert (told.retry_in, True) == (source.settlements[-1].delay, source.settlements[-1].delay > 0)
@@ -204,12 +205,12 @@ def test_the_coroutine_of_a_handler_that_cannot_be_begun_is_closed(mailbox: Mail
     observer = RecordingObserver()
     handled: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    async def handle(message: Message[int], context: WorkContext) -> None:
+    async def handle(message: Message[int], context: RowContext) -> None:
         handled.put(message.body)
 
     mailbox.send(1)
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), events=Events(observer)) as engine:
-        assert 1 == handled.get(timeout=PATIENCE)
+        assert 1 == handled.get(timeout=TIMEOUT)
         end_the_loop_of(engine)
         mailbox.send(2)
         observer.wait_for(WorkFailed)

@@ -17,8 +17,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from awaiting import eventually
-from eval_rig import ACROSS_PROCESSES, EVERYWHERE, Store, Subject, opened, pairs, running, settled
+from eval_rig import (
+    ON_EVERY_STORE,
+    ON_SHARED_STORES,
+    Store,
+    Subject,
+    echo_dataset,
+    is_drained,
+    opened_store,
+    running_loop,
+)
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import InvalidParameterError, PermanentError, UsageError
@@ -32,33 +40,35 @@ from longwatch.evals import (
     exact_match,
     submit_dataset,
 )
-from longwatch.evals.collecting import look_at_results
-from longwatch.evals.results import Ended, EvalResult
-from longwatch.mailbox import Limits, Mailbox, open_mailbox
+from longwatch.evals.results import EvalResult, SampleEnd, peek_results
+from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox
 from longwatch.runtime import LoopGroup, MainLoop, MainLoopContext
-from redis_server import ALWAYS, RedisServer, running_server
-from supervised import PATIENCE
+from polling import eventually
+from redis_server import FSYNC_ALWAYS, RedisServer, running_server
+from run_process import TIMEOUT
 
-AT_ONCE = BackoffPolicy(initial=0.001, cap=0.001)
-TRIES = 3
+FAST_BACKOFF = BackoffPolicy(initial=0.001, cap=0.001)
+MAX_ATTEMPTS = 3
 
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    with running_server(ALWAYS) as started:
+    with running_server(FSYNC_ALWAYS) as started:
         yield started
 
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Iterator[Store]:
     """SQLite, or what the test asks for."""
-    with opened(getattr(request, "param", "sqlite"), tmp_path, redis) as there:
+    with opened_store(getattr(request, "param", "sqlite"), tmp_path, redis) as there:
         yield there
 
 
 @pytest.fixture
 def requests(store: Store) -> Mailbox[Any]:
-    return open_mailbox(store, "samples", limits=Limits(max_failures=TRIES, max_crashes=1))
+    return open_mailbox(
+        store, "samples", limits=MailboxLimits(max_failures=MAX_ATTEMPTS, max_crashes=1)
+    )
 
 
 @pytest.fixture
@@ -66,7 +76,7 @@ def results(store: Store) -> Mailbox[Any]:
     return open_mailbox(store, "results")
 
 
-def evaluated(
+def evaluate(
     subject: MainLoop[Any, Any],
     dataset: Dataset,
     requests: Mailbox[Any],
@@ -79,13 +89,13 @@ def evaluated(
             "loop": subject,
             "evaluator": exact_match,
             "requests": requests,
-            "retry": AT_ONCE,
+            "retry": FAST_BACKOFF,
             **settings,
         }
     )
     submit_dataset(dataset, requests, reply_to=results)
-    with running(loop):
-        return EvalReport.of(dataset, collect_results(results, expected=dataset, timeout=PATIENCE))
+    with running_loop(loop):
+        return EvalReport.of(dataset, collect_results(results, expected=dataset, timeout=TIMEOUT))
 
 
 def only(report: EvalReport) -> EvalResult:
@@ -98,13 +108,13 @@ def only(report: EvalReport) -> EvalResult:
 # --- what becomes of samples ---
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 @pytest.mark.parametrize("slots", [1, 8])
 def test_every_sample_is_run_once_and_scored_in_the_order_of_the_dataset(
     requests: Mailbox[Any], results: Mailbox[Any], slots: int
 ) -> None:
-    dataset, subject = pairs(40, wrong=10), Subject()
-    report = evaluated(subject, dataset, requests, results, concurrency=slots)
+    dataset, subject = echo_dataset(40, wrong=10), Subject()
+    report = evaluate(subject, dataset, requests, results, concurrency=slots)
     assert (dataset.ids, []) == ([result.sample_id for result in report.results], report.missing)
     assert (40, 30, 10, 0.75, 0.75) == (
         report.samples,
@@ -115,8 +125,8 @@ def test_every_sample_is_run_once_and_scored_in_the_order_of_the_dataset(
     )
     assert list(range(40)) == sorted(subject.calls)
     assert {1} == {result.attempt for result in report.results}
-    assert eventually(lambda: settled(requests))
-    assert settled(results)
+    assert eventually(lambda: is_drained(requests))
+    assert is_drained(results)
 
 
 def test_an_async_loop_runs_its_samples_beside_each_other(
@@ -130,7 +140,7 @@ def test_an_async_loop_runs_its_samples_beside_each_other(
             await asyncio.sleep(0.001)
         return request
 
-    report = evaluated(Subject(meet), pairs(4, wrong=1), requests, results, concurrency=4)
+    report = evaluate(Subject(meet), echo_dataset(4, wrong=1), requests, results, concurrency=4)
     assert (3, 1, []) == (report.passed, len(report.failures), report.errors)
 
 
@@ -148,9 +158,7 @@ def test_the_loop_is_given_what_it_takes_and_told_which_sample_it_is(
         return question.text * question.tries
 
     dataset = Dataset([Sample("q", {"text": "ab", "tries": 2}, "abab")])
-    assert only(
-        evaluated(Subject(answer, request_type=Question), dataset, requests, results)
-    ).passed
+    assert only(evaluate(Subject(answer, request_type=Question), dataset, requests, results)).passed
     assert [("q", 1)] == told
 
 
@@ -159,7 +167,7 @@ def test_the_own_mailbox_of_the_loop_is_left_alone(
 ) -> None:
     subject = Subject()
     subject.requests.send("untouched")
-    evaluated(subject, pairs(1), requests, results)
+    evaluate(subject, echo_dataset(1), requests, results)
     assert 1 == subject.requests.stats().ready
     assert 1 == subject.requests.purge()
 
@@ -177,12 +185,12 @@ def test_how_long_the_loop_took_is_on_its_own_clock_without_the_evaluator(
         clock.advance(3)
 
     loop = EvalLoop(loop=Subject(work), evaluator=judge, requests=requests, clock=clock)
-    context: Any = _Quiet()
+    context: Any = _FakeContext()
     assert 3.0 == loop.handle(Sample("a", 1), context).seconds
     assert 1 == context.beats
 
 
-class _Quiet:
+class _FakeContext:
     """As much of a context as EvalLoop needs."""
 
     attempt = 1
@@ -195,21 +203,21 @@ class _Quiet:
 # --- what goes wrong ---
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_a_sample_that_fails_is_tried_again_and_counts_when_it_works(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
     def work(request: Any, context: MainLoopContext) -> Any:
-        if context.attempt < TRIES:
+        if context.attempt < MAX_ATTEMPTS:
             raise RuntimeError("not yet")
         return request
 
     subject = Subject(work)
-    result = only(evaluated(subject, pairs(1), requests, results))
-    assert (True, TRIES, TRIES) == (result.passed, result.attempt, len(subject.calls))
+    result = only(evaluate(subject, echo_dataset(1), requests, results))
+    assert (True, MAX_ATTEMPTS, MAX_ATTEMPTS) == (result.passed, result.attempt, len(subject.calls))
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_one_that_always_fails_is_an_error_after_its_tries_and_the_rest_goes_on(
     requests: Mailbox[Any], results: Mailbox[Any], kind: str
@@ -223,14 +231,14 @@ def test_one_that_always_fails_is_an_error_after_its_tries_and_the_rest_goes_on(
         return work(request, context)
 
     subject = Subject({"sync": work, "async": later}[kind])
-    report = evaluated(subject, pairs(3), requests, results)
+    report = evaluate(subject, echo_dataset(3), requests, results)
     assert [
-        EvalResult("s1", Ended.ERROR, error="RuntimeError: never", attempt=TRIES)
+        EvalResult("s1", SampleEnd.ERROR, error="RuntimeError: never", attempt=MAX_ATTEMPTS)
     ] == report.errors
-    assert (2, TRIES) == (report.passed, subject.calls.count(1))
+    assert (2, MAX_ATTEMPTS) == (report.passed, subject.calls.count(1))
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_a_permanent_error_is_final_at_the_first_try(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
@@ -238,8 +246,8 @@ def test_a_permanent_error_is_final_at_the_first_try(
         raise PermanentError("no such page")
 
     subject = Subject(refuse)
-    result = only(evaluated(subject, pairs(1), requests, results))
-    assert (Ended.ERROR, "PermanentError: no such page", 1) == (
+    result = only(evaluate(subject, echo_dataset(1), requests, results))
+    assert (SampleEnd.ERROR, "PermanentError: no such page", 1) == (
         result.ended,
         result.error,
         len(subject.calls),
@@ -285,8 +293,8 @@ def test_an_evaluator_that_fails_is_an_error_at_once(
     error: str,
 ) -> None:
     subject = Subject()
-    result = only(evaluated(subject, pairs(1), requests, results, evaluator=evaluator))
-    assert (Ended.ERROR, error, 1) == (
+    result = only(evaluate(subject, echo_dataset(1), requests, results, evaluator=evaluator))
+    assert (SampleEnd.ERROR, error, 1) == (
         result.ended,
         (result.error or "")[: len(error)],
         len(subject.calls),
@@ -297,20 +305,20 @@ def test_an_input_that_the_loop_does_not_take_is_an_error_at_once(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
     subject = Subject(request_type=int)
-    result = only(evaluated(subject, Dataset([Sample("a", "text")]), requests, results))
+    result = only(evaluate(subject, Dataset([Sample("a", "text")]), requests, results))
     expected = (
         "PermanentError: the input is none that Subject takes: a request cannot be read: Expected "
         "`int`, got `str`"
     )
-    assert (Ended.ERROR, expected, []) == (result.ended, result.error, subject.calls)
+    assert (SampleEnd.ERROR, expected, []) == (result.ended, result.error, subject.calls)
 
 
 def test_an_output_that_cannot_be_sent_is_an_error_at_once(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
     subject = Subject(lambda *_: object())
-    result = only(evaluated(subject, pairs(1), requests, results))
-    assert (Ended.ERROR, True, 1) == (
+    result = only(evaluate(subject, echo_dataset(1), requests, results))
+    assert (SampleEnd.ERROR, True, 1) == (
         result.ended,
         "cannot be sent" in (result.error or ""),
         len(subject.calls),
@@ -320,7 +328,7 @@ def test_an_output_that_cannot_be_sent_is_an_error_at_once(
 CRASHING = """
 import os, sys
 from longwatch.evals import EvalLoop, exact_match
-from longwatch.mailbox import Limits, open_mailbox
+from longwatch.mailbox import MailboxLimits, open_mailbox
 from longwatch.runtime import MainLoop
 
 class Crash(MainLoop):
@@ -328,24 +336,24 @@ class Crash(MainLoop):
         os._exit(9) if request == 1 else None
         return request
 
-there = open_mailbox(sys.argv[1], "samples", limits=Limits(max_crashes=1))
+there = open_mailbox(sys.argv[1], "samples", limits=MailboxLimits(max_crashes=1))
 EvalLoop(loop=Crash(requests=there), evaluator=exact_match, requests=there).run()
 """
 
 
-@ACROSS_PROCESSES
+@ON_SHARED_STORES
 def test_a_sample_that_killed_its_process_is_told_by_its_dead_letter(store: Store) -> None:
-    requests = open_mailbox(store, "samples", limits=Limits(max_crashes=1))
-    results, dataset = open_mailbox(store, "results"), pairs(3)
+    requests = open_mailbox(store, "samples", limits=MailboxLimits(max_crashes=1))
+    results, dataset = open_mailbox(store, "results"), echo_dataset(3)
     submit_dataset(dataset, requests, reply_to=results)
-    died = subprocess.run(
-        [sys.executable, "-c", CRASHING, store.url], check=False, timeout=PATIENCE
-    )
+    died = subprocess.run([sys.executable, "-c", CRASHING, store.url], check=False, timeout=TIMEOUT)
     assert 9 == died.returncode
-    with running(EvalLoop(loop=Subject(), evaluator=exact_match, requests=requests)):
-        assert eventually(lambda: settled(requests))
-    found = look_at_results(results, requests, expected=dataset.ids, most=100)
-    crashed = EvalResult("s1", Ended.CRASHED, error="its process died or hung 1 times", attempt=1)
+    with running_loop(EvalLoop(loop=Subject(), evaluator=exact_match, requests=requests)):
+        assert eventually(lambda: is_drained(requests))
+    found = peek_results(results, requests, expected=dataset.ids, limit=100)
+    crashed = EvalResult(
+        "s1", SampleEnd.CRASHED, error="its process died or hung 1 times", attempt=1
+    )
     assert (["s0", "s1", "s2"], []) == ([each.sample_id for each in found.results], found.missing)
     assert (crashed, {"s0", "s2"}) == (
         found.results[1],
@@ -357,11 +365,11 @@ def test_a_sample_that_killed_its_process_is_told_by_its_dead_letter(store: Stor
 # --- restarts ---
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_what_is_finished_is_not_run_again_by_the_next_loop(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
-    dataset, enough = pairs(30), threading.Event()
+    dataset, enough = echo_dataset(30), threading.Event()
 
     def work(request: int, _: MainLoopContext) -> int:
         if request == 10:
@@ -370,13 +378,13 @@ def test_what_is_finished_is_not_run_again_by_the_next_loop(
 
     subject = Subject(work)
     submit_dataset(dataset, requests, reply_to=results)
-    with running(EvalLoop(loop=subject, evaluator=exact_match, requests=requests, concurrency=2)):
-        assert enough.wait(PATIENCE)
+    with running_loop(
+        EvalLoop(loop=subject, evaluator=exact_match, requests=requests, concurrency=2)
+    ):
+        assert enough.wait(TIMEOUT)
     assert 0 == requests.stats().leased
-    with running(EvalLoop(loop=subject, evaluator=exact_match, requests=requests)):
-        report = EvalReport.of(
-            dataset, collect_results(results, expected=dataset, timeout=PATIENCE)
-        )
+    with running_loop(EvalLoop(loop=subject, evaluator=exact_match, requests=requests)):
+        report = EvalReport.of(dataset, collect_results(results, expected=dataset, timeout=TIMEOUT))
     assert (30, list(range(30))) == (report.passed, sorted(subject.calls))
 
 
@@ -393,20 +401,20 @@ def test_beside_another_loop_in_one_group_both_work_and_both_stop(
     thread.start()
     try:
         other.requests.send("a request")
-        submit_dataset(pairs(3), requests, reply_to=results)
-        assert 3 == len(collect_results(results, expected=pairs(3), timeout=PATIENCE).results)
+        submit_dataset(echo_dataset(3), requests, reply_to=results)
+        assert 3 == len(collect_results(results, expected=echo_dataset(3), timeout=TIMEOUT).results)
         assert eventually(lambda: other.calls == ["a request"])
-        assert {"loop main", "loop evals"} <= _checked(group)
+        assert {"loop main", "loop evals"} <= _health_results(group)
     finally:
         assert group.shutdown()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert (False, False) == (other.running, evals.running)
 
 
-def _checked(group: LoopGroup) -> set[str]:
+def _health_results(group: LoopGroup) -> set[str]:
     """What the health port looks at."""
     host, port = group.health_address or ("", 0)
-    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     try:
         connection.request("GET", "/health/ready?verbose")
         checks = json.loads(connection.getresponse().read())["checks"]
@@ -422,17 +430,17 @@ def test_a_sample_that_hangs_is_seen_by_the_heartbeat_that_the_watchdog_looks_at
 
     def hang(*_: Any) -> None:
         begun.set()
-        go_on.wait(PATIENCE)
+        go_on.wait(TIMEOUT)
 
-    submit_dataset(pairs(1), requests, reply_to=results)
+    submit_dataset(echo_dataset(1), requests, reply_to=results)
     clock = FakeClock()
     loop = EvalLoop(loop=Subject(hang), evaluator=exact_match, requests=requests, clock=clock)
-    with running(loop):
-        assert begun.wait(PATIENCE)
+    with running_loop(loop):
+        assert begun.wait(TIMEOUT)
         clock.advance(60)
         assert loop.heartbeat.elapsed() >= 60
         go_on.set()
-        assert eventually(lambda: settled(requests))
+        assert eventually(lambda: is_drained(requests))
 
 
 @pytest.mark.parametrize(

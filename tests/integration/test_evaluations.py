@@ -12,41 +12,40 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
 from eval_rig import (
-    ACROSS_PROCESSES,
-    EVERYWHERE,
+    ON_EVERY_STORE,
+    ON_SHARED_STORES,
     Store,
     Subject,
-    on,
-    opened,
-    pairs,
-    running,
-    settled,
+    echo_dataset,
+    is_drained,
+    on_stores,
+    opened_store,
+    running_loop,
 )
-from longwatch.app.evaluation import EvalFacts, Evaluation, find
+from longwatch.app.evaluation import EvalSpec, Evaluation, find_evaluation
 from longwatch.errors import InvalidParameterError, SerializationError, UnsupportedError, UsageError
 from longwatch.evals import EvalLoop, Sample, Score, collect_results, exact_match, submit_dataset
-from longwatch.evals.collecting import look_at_results
-from longwatch.evals.results import Ended, EvalResult
+from longwatch.evals.results import EvalResult, SampleEnd, peek_results
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.runtime import MainLoopRequest
-from longwatch.runtime.messages import MainLoopResult
-from redis_server import ALWAYS, RedisServer, running_server
-from supervised import PATIENCE, launched
-from upheld import FROM_SOURCE
+from longwatch.runtime.request import MainLoopResult
+from polling import eventually
+from redis_server import FSYNC_ALWAYS, RedisServer, running_server
+from run_process import TIMEOUT, start_process
+from up_process import FROM_SOURCE
 
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    with running_server(ALWAYS) as started:
+    with running_server(FSYNC_ALWAYS) as started:
         yield started
 
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Iterator[Store]:
     """SQLite, or what the test asks for."""
-    with opened(getattr(request, "param", "sqlite"), tmp_path, redis) as there:
+    with opened_store(getattr(request, "param", "sqlite"), tmp_path, redis) as there:
         yield there
 
 
@@ -63,7 +62,7 @@ def results(store: Store) -> Mailbox[Any]:
 # --- submitting ---
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_a_dataset_is_sent_as_a_whole_or_not_at_all_and_the_sample_is_named(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
@@ -81,7 +80,9 @@ def test_a_dataset_is_sent_as_a_whole_or_not_at_all_and_the_sample_is_named(
 
 def test_results_have_to_be_in_the_store_of_the_samples(requests: Mailbox[Any]) -> None:
     with pytest.raises(UnsupportedError, match=r"^a reply to 'results' would not arrive: "):
-        submit_dataset(pairs(1), requests, reply_to=open_mailbox("memory://elsewhere", "results"))
+        submit_dataset(
+            echo_dataset(1), requests, reply_to=open_mailbox("memory://elsewhere", "results")
+        )
     assert 0 == requests.stats().ready
 
 
@@ -94,12 +95,12 @@ def test_wrong_samples_are_refused_before_anything_is_sent(
     assert 0 == requests.stats().ready
 
 
-@on("sqlite", "postgresql")
+@on_stores("sqlite", "postgresql")
 def test_a_dataset_is_part_of_the_transaction_it_is_given(
     store: Store, requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
     def sent(tx: Any) -> None:
-        submit_dataset(pairs(5), requests, reply_to=results, tx=tx)
+        submit_dataset(echo_dataset(5), requests, reply_to=results, tx=tx)
 
     def regretted(tx: Any) -> None:
         sent(tx)
@@ -116,7 +117,7 @@ def test_a_dataset_is_part_of_the_transaction_it_is_given(
 
 
 def _sent(results: Mailbox[Any], sample: str, value: float) -> None:
-    result = EvalResult(sample, Ended.SCORED, score=Score(value, value == 1.0))
+    result = EvalResult(sample, SampleEnd.SCORED, score=Score(value, value == 1.0))
     results.send(MainLoopResult(sample, result))
 
 
@@ -124,14 +125,14 @@ def _ids(collected: Any) -> tuple[list[str], list[str]]:
     return [each.sample_id for each in collected.results], collected.missing
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_of_several_results_of_one_sample_the_first_counts_and_strangers_are_passed_over(
     results: Mailbox[Any],
 ) -> None:
     for sample, value in (("b", 1.0), ("b", 0.0), ("stranger", 1.0), ("a", 0.0), ("b", 0.0)):
         _sent(results, sample, value)
     results.send({"no": "answer"})
-    found = collect_results(results, expected=["a", "b", "a"], timeout=PATIENCE)
+    found = collect_results(results, expected=["a", "b", "a"], timeout=TIMEOUT)
     assert (["a", "b"], []) == _ids(found)
     assert [False, True] == [each.passed for each in found.results]
 
@@ -141,7 +142,7 @@ def test_those_without_a_result_are_named_when_the_time_is_over(results: Mailbox
     assert (["b"], ["a", "c"]) == _ids(
         collect_results(results, expected=["a", "b", "c"], timeout=0)
     )
-    assert settled(results)
+    assert is_drained(results)
 
 
 def test_without_a_limit_it_waits_until_all_are_there(
@@ -161,9 +162,9 @@ def test_without_a_limit_it_waits_until_all_are_there(
     )
     waiting.start()
     _sent(results, "a", 1.0)
-    assert eventually(lambda: settled(results))
+    assert eventually(lambda: is_drained(results))
     _sent(results, "b", 1.0)
-    waiting.join(PATIENCE)
+    waiting.join(TIMEOUT)
     assert [(["a", "b"], [])] == list(map(_ids, found))
     assert {1.0} == set(waits)
 
@@ -174,7 +175,7 @@ def test_a_time_that_is_none_is_refused(results: Mailbox[Any]) -> None:
             collect_results(results, expected=["a"], timeout=timeout)
 
 
-@EVERYWHERE
+@ON_EVERY_STORE
 def test_looking_leaves_the_results_and_takes_the_given_up_from_their_dead_letters(
     requests: Mailbox[Any], results: Mailbox[Any]
 ) -> None:
@@ -190,37 +191,37 @@ def test_looking_leaves_the_results_and_takes_the_given_up_from_their_dead_lette
     for message in requests.receive(max_messages=3):
         message.reject("undecodable")
     for _ in range(2):
-        found = look_at_results(results, requests, expected=["a", "b", "c"], most=100)
+        found = peek_results(results, requests, expected=["a", "b", "c"], limit=100)
         assert (["a", "b"], ["c"]) == _ids(found)
-        assert (True, Ended.ERROR) == (found.results[0].passed, found.results[1].ended)
+        assert (True, SampleEnd.ERROR) == (found.results[0].passed, found.results[1].ended)
     assert 2 == results.stats().ready
 
 
 # --- evaluations in a store ---
 
 
-def _facts(store: Store, **more: Any) -> EvalFacts:
+def _facts(store: Store, **more: Any) -> EvalSpec:
     ids = [f"s{n}" for n in range(3)]
-    return EvalFacts(
-        run="night-1", store=store.url, target="app:loop", evaluator="app:judge", ids=ids, **more
+    return EvalSpec(
+        run="night-1", store=store.url, loop="app:loop", evaluator="app:judge", ids=ids, **more
     )
 
 
-@ACROSS_PROCESSES
+@ON_SHARED_STORES
 def test_an_evaluation_is_found_again_by_its_name_and_goes_on_where_it_was(store: Store) -> None:
     evaluation = Evaluation(_facts(store, attempts=2, digest="d"), store)
-    evaluation.submit(pairs(3))
-    again = find(store, "night-1", url=store.url)
-    assert (evaluation.facts, 3, ["s0", "s1", "s2"]) == (
-        again.facts,
-        again.left(),
+    evaluation.submit(echo_dataset(3))
+    again = find_evaluation(store, "night-1", url=store.url)
+    assert (evaluation.spec, 3, ["s0", "s1", "s2"]) == (
+        again.spec,
+        again.remaining(),
         again.report().missing,
     )
     [leased] = again.samples.receive(max_messages=1)
-    assert 3 == again.left()
+    assert 3 == again.remaining()
     leased.nack(visibility_timeout=0.001, reason="not now")
-    with running(EvalLoop(loop=Subject(), evaluator=exact_match, requests=again.samples)):
-        assert eventually(lambda: again.left() == 0)
+    with running_loop(EvalLoop(loop=Subject(), evaluator=exact_match, requests=again.samples)):
+        assert eventually(lambda: again.remaining() == 0)
     report = again.report()
     assert ("night-1", "app:loop", "d", 3, []) == (
         report.run,
@@ -231,36 +232,38 @@ def test_an_evaluation_is_found_again_by_its_name_and_goes_on_where_it_was(store
     )
 
 
-@ACROSS_PROCESSES
+@ON_SHARED_STORES
 def test_the_url_of_the_store_is_not_kept_in_it(store: Store) -> None:
-    Evaluation(_facts(store), store).submit(pairs(3))
-    [kept] = open_mailbox(store, "eval/night-1/facts").backend.peek(limit=10)
+    Evaluation(_facts(store), store).submit(echo_dataset(3))
+    [kept] = open_mailbox(store, "eval/night-1/spec").backend.peek(limit=10)
     assert "" == json.loads(kept.body)["store"]
-    assert "somewhere://else" == find(store, "night-1", url="somewhere://else").facts.store
+    assert (
+        "somewhere://else" == find_evaluation(store, "night-1", url="somewhere://else").spec.store
+    )
 
 
 def test_an_unknown_evaluation_is_told_with_the_nearest_or_the_last_ones(store: Store) -> None:
     with pytest.raises(
         UsageError, match=r"^no evaluation 'night-1' here; the last ones are: none$"
     ):
-        find(store, "night-1", url=store.url)
-    Evaluation(_facts(store), store).submit(pairs(3))
-    open_mailbox(store, "of/another/facts").send(1)
+        find_evaluation(store, "night-1", url=store.url)
+    Evaluation(_facts(store), store).submit(echo_dataset(3))
+    open_mailbox(store, "of/another/spec").send(1)
     with pytest.raises(UsageError, match=r"^no evaluation 'nihgt-1' here; did you mean night-1\?$"):
-        find(store, "nihgt-1", url=store.url)
+        find_evaluation(store, "nihgt-1", url=store.url)
     with pytest.raises(UsageError, match=r"^no evaluation 'of' here; the last ones are: night-1$"):
-        find(store, "of", url=store.url)
+        find_evaluation(store, "of", url=store.url)
 
 
 def test_one_whose_facts_were_purged_is_told_so(store: Store) -> None:
-    Evaluation(_facts(store), store).submit(pairs(3))
-    open_mailbox(store, "eval/night-1/facts").purge()
+    Evaluation(_facts(store), store).submit(echo_dataset(3))
+    open_mailbox(store, "eval/night-1/spec").purge()
     with pytest.raises(
         UsageError,
         match=r"^what was asked for in evaluation 'night-1' was removed from the store; run it "
         r"again$",
     ):
-        find(store, "night-1", url=store.url)
+        find_evaluation(store, "night-1", url=store.url)
 
 
 # --- the command on a server ---
@@ -284,7 +287,7 @@ loop = Waits(requests=open_mailbox("memory://", "unused"))
 
 def test_an_evaluation_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
-    pairs(40).save(tmp_path / "pairs.jsonl")
+    echo_dataset(40).save(tmp_path / "pairs.jsonl")
     words = [
         *FROM_SOURCE["within"],
         FROM_SOURCE["longwatch"],
@@ -296,21 +299,21 @@ def test_an_evaluation_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
         "--store",
     ]
     with (
-        running_server(ALWAYS) as server,
-        launched([*words, server.url], tmp_path) as (process, out, err),
+        running_server(FSYNC_ALWAYS) as server,
+        start_process([*words, server.url], tmp_path) as (process, out, err),
     ):
         assert eventually((tmp_path / "begun-0").exists)
         server.kill()
-        while b"waiting for it" not in (err.next(_soon()) or b"it ended"):
+        while b"waiting for it" not in (err.next_line(_soon()) or b"it ended"):
             assert process.poll() is None, err.text
         server.start()
         (tmp_path / "go").touch()
-        out.rest(_soon())
-        assert 0 == process.wait(PATIENCE)
+        out.read_to_end(_soon())
+        assert 0 == process.wait(TIMEOUT)
     assert (40, 40, 0) == tuple(
         json.loads(out.text)[key] for key in ("samples", "passed", "errors")
     )
 
 
 def _soon() -> float:
-    return time.monotonic() + PATIENCE
+    return time.monotonic() + TIMEOUT

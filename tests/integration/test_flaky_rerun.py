@@ -30,10 +30,10 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_pytest(folder: Path, **files: str) -> check.Run:
+def run_pytest(folder: Path, **files: str) -> check.CheckRun:
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
-    run = check.Run()
+    run = check.CheckRun()
     run.pytest("tests", sys.executable, "-p", "no:randomly", parallel=1)
     return run
 

@@ -13,17 +13,23 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from awaiting import eventually
 from chaos_plan import ChaosPlan
+from flow_process import (
+    FlowProcesses,
+    flow_processes,
+    inconsistencies,
+    pause,
+    unsuccessful_attempts,
+)
 from flow_stores import store_url
-from flowed import Rig, faults, pause, rigged, spent
 from longwatch.flow import Execution
+from polling import eventually
 
 EXECUTIONS = 200
 WORKERS = 3
-AHEAD = 100
+MAX_BACKLOG = 100
 """Executions that are at least under way while workers die."""
-COMPLETE_WITHIN = 120.0
+COMPLETION_TIMEOUT = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,9 @@ def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def let_them_die(rig: Rig, dice: random.Random, seconds: float) -> tuple[list[Execution], int]:
+def kill_at_random(
+    rig: FlowProcesses, dice: random.Random, seconds: float
+) -> tuple[list[Execution], int]:
     """Kill one after another at random and put another in its place, while there is always
     something to do.
     """
@@ -43,10 +51,12 @@ def let_them_die(rig: Rig, dice: random.Random, seconds: float) -> tuple[list[Ex
     while time.monotonic() < end:
         pause(dice.uniform(0.1, 0.6))
         rig.kill(dice.choice(rig.workers))
-        rig.enter()
+        rig.start_worker()
         kills += 1
-        if rig.open_attempts() < AHEAD:
-            executions += [rig.flow.start("diamond", number=number) for number in range(AHEAD)]
+        if rig.open_attempts() < MAX_BACKLOG:
+            executions += [
+                rig.flow.start("diamond", number=number) for number in range(MAX_BACKLOG)
+            ]
     return executions, kills
 
 
@@ -58,19 +68,23 @@ def test_kill_9_at_random_loses_no_execution_and_accepts_nothing_that_was_lost(
     """In the end every node has exactly one success, whose fencing token its value bears, and
     only what had begun is spent.
     """
-    with store_url(kind, tmp_path) as url, rigged(url, tmp_path, "diamond", max_attempts=50) as rig:
+    with (
+        store_url(kind, tmp_path) as url,
+        flow_processes(url, tmp_path, "diamond", max_attempts=50) as rig,
+    ):
         for _ in range(WORKERS):
-            rig.enter()
-        executions, kills = let_them_die(rig, chaos.random(), chaos.seconds)
-        complete = eventually(lambda: rig.open_attempts() == 0, patience=COMPLETE_WITHIN)
+            rig.start_worker()
+        executions, kills = kill_at_random(rig, chaos.random(), chaos.seconds)
+        complete = eventually(lambda: rig.open_attempts() == 0, timeout=COMPLETION_TIMEOUT)
         attempts = [each for execution in executions for each in execution.computations()]
-        lost = spent(attempts)
+        lost = unsuccessful_attempts(attempts)
         sys.stdout.write(
             f"seed {chaos.seed}: {kills} killed, {len(executions)} executions, "
             f"{len(attempts)} attempts, {len(lost)} spent,"
-            f" {len(rig.struck)} struck, {sum(each.releases for each in attempts)} released\n"
+            f" {len(rig.killed_attempts)} struck, {sum(each.releases for each in attempts)} "
+            f"released\n"
         )
         assert complete, f"{rig.open_attempts()} attempts are still open"
-        assert [] == faults(rig, executions)
-        assert dict.fromkeys(rig.struck, "crash") == lost
+        assert [] == inconsistencies(rig, executions)
+        assert dict.fromkeys(rig.killed_attempts, "crash") == lost
         assert kills > 0

@@ -14,18 +14,26 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from awaiting import eventually
+from flow_process import (
+    DIAMOND,
+    FlowProcess,
+    FlowProcesses,
+    flow_processes,
+    inconsistencies,
+    unsuccessful_attempts,
+)
 from flow_stores import KINDS, opened_database, opened_store, store_url
-from flowed import DIAMOND, Rig, WorkerProcess, faults, rigged, spent
-from longwatch.core.events import Events, SourceFailed
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import ClaimSourceFailed
 from longwatch.flow import Execution, Flow, FlowContext, Graph
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import RecordingObserver, run_graph
-from postgres_server import PostgresServer, end_server, make_server
-from small_disk import mounted, stuff
+from polling import eventually
+from postgres_server import PostgresServer, destroy_server, make_server
+from small_disk import fill_disk, small_filesystem
 
 HOUR = 3600.0
-PATIENCE = 30.0
+TIMEOUT = 30.0
 on_each_store = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -42,13 +50,13 @@ def causes(execution: Execution) -> list[str | None]:
     return [each.end_cause for each in execution.computations()]
 
 
-def begins(worker: WorkerProcess, *, times: int = 1) -> bool:
-    return eventually(lambda: len(worker.notes("began")) >= times, patience=PATIENCE)
+def wait_for_start(worker: FlowProcess, *, times: int = 1) -> bool:
+    return eventually(lambda: len(worker.records("began")) >= times, timeout=TIMEOUT)
 
 
-def tells(workers: list[WorkerProcess], event: str) -> bool:
+def wait_for_event(workers: list[FlowProcess], event: str) -> bool:
     return eventually(
-        lambda: all([event] in each.journal.words("told") for each in workers), patience=PATIENCE
+        lambda: all([event] in each.journal.entries("told") for each in workers), timeout=TIMEOUT
     )
 
 
@@ -72,8 +80,8 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
 
         with opened_store(kind, tmp_path) as store, run_graph(graph, store) as run:
             execution = run.start(url="abc")
-            run.crash_at("renewed", elsewhere=True)
-            run.settle()
+            run.crash_at("renewed", on_other_host=True)
+            run.run_ready()
             run.advance(239.0)
             assert 1 == run.runs["pages"]
             run.advance(1.0)
@@ -87,74 +95,74 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
         """
         with (
             store_url(kind, tmp_path) as url,
-            rigged(url, tmp_path, "job", abandon_after_seconds=5 * HOUR) as rig,
+            flow_processes(url, tmp_path, "job", abandon_after_seconds=5 * HOUR) as rig,
         ):
-            first = rig.enter()
+            first = rig.start_worker()
             execution = rig.flow.start("job", until=str(tmp_path / "until"))
-            assert begins(first)
-            second = rig.enter()
+            assert wait_for_start(first)
+            second = rig.start_worker()
             rig.kill(first)
-            assert begins(second)
+            assert wait_for_start(second)
             (tmp_path / "until").touch()
-            [note] = second.notes("began")
-            assert [2, note.token] == execution.get("work", timeout=PATIENCE)
+            [note] = second.records("began")
+            assert [2, note.token] == execution.get("work", timeout=TIMEOUT)
             assert ["crash", "done"] == causes(execution)
-            assert rig.struck == spent(execution.computations()).keys()
+            assert rig.killed_attempts == unsuccessful_attempts(execution.computations()).keys()
 
     def test_on_a_real_process_of_another_boot_it_takes_the_timeout_and_no_more(
         self, tmp_path: Path
     ) -> None:
         """The server's clock judges: it is moved for the one that looks."""
-        with store_url("postgresql", tmp_path) as url, rigged(url, tmp_path, "job") as rig:
-            first = rig.enter(boot="another")
+        with store_url("postgresql", tmp_path) as url, flow_processes(url, tmp_path, "job") as rig:
+            first = rig.start_worker(boot="another")
             execution = rig.flow.start("job", until=str(tmp_path / "until"))
-            assert begins(first)
+            assert wait_for_start(first)
             first.kill()
             (tmp_path / "until").touch()
             with rig.flow.worker(sweep_interval_seconds=0.05):
                 rig.database.jump.lease = 200.0
-                assert looks(rig.flow, times=3)
+                assert wait_for_sweeps(rig.flow, times=3)
                 assert [None] == causes(execution)
                 rig.database.jump.lease = 241.0
-                assert 2 == execution.get("work", timeout=PATIENCE)[0]
+                assert 2 == execution.get("work", timeout=TIMEOUT)[0]
             assert ["heartbeat", "done"] == causes(execution)
 
 
-def looks(flow: Flow, *, times: int) -> bool:
+def wait_for_sweeps(flow: Flow, *, times: int) -> bool:
     """Whether so many more sweeps for abandoned attempts are made."""
 
     def made() -> int:
         return sum(run.sweep == "abandoned" for run in flow.sweeps(limit=1000))
 
     before = made()
-    return eventually(lambda: made() >= before + times, patience=PATIENCE)
+    return eventually(lambda: made() >= before + times, timeout=TIMEOUT)
 
 
 class TestAFrozenWorker:
     @on_each_store
     def test_is_given_up_and_its_late_result_is_refused(self, kind: str, tmp_path: Path) -> None:
         short = {"heartbeat_interval_seconds": 0.5, "heartbeat_timeout_seconds": 2.0}
-        with store_url(kind, tmp_path) as url, rigged(url, tmp_path, "job", **short) as rig:
+        with store_url(kind, tmp_path) as url, flow_processes(url, tmp_path, "job", **short) as rig:
             until = tmp_path / "until"
-            first = rig.enter()
+            first = rig.start_worker()
             execution = rig.flow.start("job", until=str(until))
-            assert begins(first)
+            assert wait_for_start(first)
             rig.freeze(first)
-            second = rig.enter()
-            assert begins(second)
+            second = rig.start_worker()
+            assert wait_for_start(second)
             until.touch()
-            [note] = second.notes("began")
-            assert [2, note.token] == execution.get("work", timeout=PATIENCE)
-            first.go_on()
-            assert eventually(lambda: bool(first.notes("ended")), patience=PATIENCE)
+            [note] = second.records("began")
+            assert [2, note.token] == execution.get("work", timeout=TIMEOUT)
+            first.resume()
+            assert eventually(lambda: bool(first.records("ended")), timeout=TIMEOUT)
             rig.kill(second)
             another = rig.flow.start("job", until=str(until))
             another.get(
-                "work", timeout=PATIENCE
+                "work", timeout=TIMEOUT
             )  # by the first: what it had to settle before is settled, or refused
             assert [2, note.token] == execution.get("work")
             assert ["heartbeat", "done"] == causes(execution)
-            assert {another.id, execution.id} == {each.execution for each in first.notes("ended")}
+            assert {another.id, execution.id} == {each.execution for each in first.records("ended")}
 
 
 class TestALockThatIsNotLetGo:
@@ -180,8 +188,8 @@ class TestALockThatIsNotLetGo:
         with store_url("postgresql", tmp_path) as url, opened_database(url) as store:
             with run_graph(graph, store) as run:
                 executions = [run.start(number=number) for number in range(2)]
-                run.crash_at("begun", elsewhere=True, times=2)
-                run.settle()
+                run.crash_at("begun", on_other_host=True, times=2)
+                run.run_ready()
                 run.flow.sweep()
             store.jump.lease = 300.0
             with (
@@ -189,7 +197,7 @@ class TestALockThatIsNotLetGo:
                 Flow(store, [graph]).worker(sweep_interval_seconds=0.05),
             ):
                 other.execute(lock)
-                found = eventually(lambda: bool(executions[1].value("node")), patience=5.0)
+                found = eventually(lambda: bool(executions[1].value("node")), timeout=5.0)
                 other.rollback()
             assert found
 
@@ -219,7 +227,7 @@ class TestARunaway:
             with flow.worker(concurrency=2):
                 execution = flow.start("runaway", number=1)
                 try:
-                    value = execution.get("node", timeout=PATIENCE)
+                    value = execution.get("node", timeout=TIMEOUT)
                 finally:
                     over.set()
             assert value > 1
@@ -239,18 +247,18 @@ class TestAWallClockThatIsSet:
         @graph.compute(after=["number"])
         def node(number: int) -> int:
             began.set()
-            assert over.wait(PATIENCE)
+            assert over.wait(TIMEOUT)
             return number
 
         with opened_store(kind, tmp_path) as store:
             flow = Flow(store, [graph])
             with flow.worker(sweep_interval_seconds=0.05):
                 execution = flow.start("clock", number=1)
-                assert began.wait(PATIENCE)
+                assert began.wait(TIMEOUT)
                 store.jump.wall = jump
-                assert looks(flow, times=5)
+                assert wait_for_sweeps(flow, times=5)
                 over.set()
-                assert 1 == execution.get("node", timeout=PATIENCE)
+                assert 1 == execution.get("node", timeout=TIMEOUT)
             assert ["done"] == causes(execution)
 
 
@@ -262,33 +270,33 @@ class TestAStoreThatFails:
         made = make_server()
         made.start()
         yield made
-        end_server(made)
+        destroy_server(made)
 
-    def started(self, rig: Rig) -> list[Execution]:
+    def started(self, rig: FlowProcesses) -> list[Execution]:
         return [rig.flow.start("diamond", number=number) for number in range(self.EXECUTIONS)]
 
     def test_a_server_that_crashes_and_comes_back_loses_nothing(
         self, server: PostgresServer, tmp_path: Path
     ) -> None:
-        with rigged(server.url(), tmp_path, "diamond") as rig:
-            workers = [rig.enter(), rig.enter()]
+        with flow_processes(server.url(), tmp_path, "diamond") as rig:
+            workers = [rig.start_worker(), rig.start_worker()]
             executions = self.started(rig)
             for share in (0.7, 0.3):
                 wanted = share * len(DIAMOND) * self.EXECUTIONS
-                assert eventually(partial(self.fewer_are_missing, rig, wanted), patience=PATIENCE)
+                assert eventually(partial(self.fewer_are_missing, rig, wanted), timeout=TIMEOUT)
                 server.kill()
                 server.start()
-            assert eventually(partial(self.complete, rig, executions), patience=2 * PATIENCE)
-            assert [] == faults(rig, executions)
-            assert {} == spent(
+            assert eventually(partial(self.complete, rig, executions), timeout=2 * TIMEOUT)
+            assert [] == inconsistencies(rig, executions)
+            assert {} == unsuccessful_attempts(
                 [each for execution in executions for each in execution.computations()]
             )
             assert [None, None] == [worker.process.poll() for worker in workers]
 
-    def fewer_are_missing(self, rig: Rig, wanted: float) -> bool:
-        return len(DIAMOND) * self.EXECUTIONS - len(rig.notes("began")) < wanted
+    def fewer_are_missing(self, rig: FlowProcesses, wanted: float) -> bool:
+        return len(DIAMOND) * self.EXECUTIONS - len(rig.records("began")) < wanted
 
-    def complete(self, rig: Rig, executions: list[Execution]) -> bool:
+    def complete(self, rig: FlowProcesses, executions: list[Execution]) -> bool:
         with suppress(Exception):
             return all("e" in execution.values() for execution in executions)
         return False
@@ -297,24 +305,24 @@ class TestAStoreThatFails:
         self, tmp_path: Path
     ) -> None:
         path = tmp_path / "flow.db"
-        with rigged(f"sqlite:///{path}", tmp_path, "diamond") as rig:
-            workers = [rig.enter(), rig.enter()]
+        with flow_processes(f"sqlite:///{path}", tmp_path, "diamond") as rig:
+            workers = [rig.start_worker(), rig.start_worker()]
             executions = self.started(rig)
-            assert all(begins(worker) for worker in workers)
-            with closing(sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)) as other:
+            assert all(wait_for_start(worker) for worker in workers)
+            with closing(sqlite3.connect(path, isolation_level=None, timeout=TIMEOUT)) as other:
                 other.execute("BEGIN IMMEDIATE")
-                assert tells(workers, "source_failed")
+                assert wait_for_event(workers, "claim_source_failed")
                 other.execute("COMMIT")
-            assert eventually(partial(self.complete, rig, executions), patience=PATIENCE)
-            assert [] == faults(rig, executions)
-            assert {} == spent(
+            assert eventually(partial(self.complete, rig, executions), timeout=TIMEOUT)
+            assert [] == inconsistencies(rig, executions)
+            assert {} == unsuccessful_attempts(
                 [each for execution in executions for each in execution.computations()]
             )
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path) as place:
+    with small_filesystem(tmp_path) as place:
         yield place
 
 
@@ -327,18 +335,18 @@ class TestAFullDisk:
         @graph.compute(after=["number"])
         def node(number: int) -> str:
             began.set()
-            assert over.wait(PATIENCE)
+            assert over.wait(TIMEOUT)
             return "x" * 200_000 * number
 
         with SqliteDatabase(small_disk / "flow.db") as store:
             flow = Flow(store, [graph])
             with flow.worker(events=Events(observer)):
                 execution = flow.start("large", number=1)
-                assert began.wait(PATIENCE)
-                ballast = stuff(small_disk)
+                assert began.wait(TIMEOUT)
+                ballast = fill_disk(small_disk)
                 over.set()
-                failed = observer.wait_for(SourceFailed)
+                failed = observer.wait_for(ClaimSourceFailed)
                 ballast.unlink()
-                assert 200_000 == len(execution.get("node", timeout=PATIENCE))
+                assert 200_000 == len(execution.get("node", timeout=TIMEOUT))
             assert "the disk is full" in failed.error
             assert ["done"] == causes(execution)

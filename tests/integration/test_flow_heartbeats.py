@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from flow_rig import NO_SUCH_PID, Desk, database_fixture, on_one_machine, on_postgres, url_fixture  # noqa: F401 - fixtures
+from flow_rig import (  # noqa: F401 - fixtures
+    NO_SUCH_PID,
+    ManualWorker,
+    database_fixture,
+    on_postgres,
+    on_sqlite,
+    url_fixture,
+)
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.flow import Execution, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.host.beatpage import BeatPage
 from longwatch.store.database import Database
-from longwatch.work.source import Leased, Outcome, Settlement
 
 ABANDON, TIMEOUT, INTERVAL = 1000.0, 100.0, 50.0
 OPTIONS = {
@@ -32,23 +39,23 @@ RETRIED = [("pages", "abandoned", "heartbeat"), ("pages", "not_set", None)]
 
 
 @pytest.fixture
-def desk(database: Database) -> Desk:
+def worker(database: Database) -> ManualWorker:
     nodes = [
         input("url"),
-        compute("pages", ["url"], len_of, **OPTIONS),
+        compute("pages", ["url"], url_length, **OPTIONS),
         compute("titles", "pages", lambda pages: pages),
     ]
-    return Desk(database, Graph("scrape", version="1", nodes=nodes))
+    return ManualWorker(database, Graph("scrape", version="1", nodes=nodes))
 
 
 @pytest.fixture
-def execution(desk: Desk) -> Execution:
-    return desk.flow.start("scrape", url="abc")
+def execution(worker: ManualWorker) -> Execution:
+    return worker.flow.start("scrape", url="abc")
 
 
 @pytest.fixture
-def leased(desk: Desk, execution: Execution) -> Leased:
-    return desk.take_one()
+def leased(worker: ManualWorker, execution: Execution) -> ClaimedRow:
+    return worker.claim_one()
 
 
 @pytest.fixture
@@ -58,7 +65,7 @@ def page(tmp_path: Path) -> Iterator[BeatPage]:
     made.close()
 
 
-def len_of(url: str) -> int:
+def url_length(url: str) -> int:
     return len(url)
 
 
@@ -69,46 +76,52 @@ def about(*expected: float | None) -> Any:
 
 class TestColumns:
     def test_at_the_claim_both_limits_are_counted_from_the_start(
-        self, desk: Desk, leased: Leased
+        self, worker: ManualWorker, leased: ClaimedRow
     ) -> None:
-        assert about(TIMEOUT, ABANDON, 0, 0) == desk.row(leased.claim.seq, *LIMITS)
-        assert ("computing", 2, desk.owner) == desk.row(leased.claim.seq, "state", "held", "owner")
+        assert about(TIMEOUT, ABANDON, 0, 0) == worker.row(leased.claim.seq, *LIMITS)
+        assert ("computing", 2, worker.owner) == worker.row(
+            leased.claim.seq, "state", "lease_state", "owner"
+        )
 
-    def test_before_it_there_is_none(self, desk: Desk, execution: Execution) -> None:
-        assert [(None, None, None, "not_set")] == desk.rows(
+    def test_before_it_there_is_none(self, worker: ManualWorker, execution: Execution) -> None:
+        assert [(None, None, None, "not_set")] == worker.rows(
             "SELECT heartbeat_deadline, deadline, last_heartbeat_at, state FROM "
             "longwatch_computations"
         )
         assert execution.computations()[0].heartbeat_in is None
 
-    def test_are_on_the_clocks_of_the_store(self, desk: Desk, execution: Execution) -> None:
-        desk.database.jump.lease += 10_000
-        desk.database.jump.wall -= 10_000
-        leased = desk.take_one()
-        desk.database.jump.lease -= 10_000
-        desk.database.jump.wall += 10_000
-        assert about(TIMEOUT + 10_000, ABANDON + 10_000, -10_000, -10_000) == desk.row(
+    def test_are_on_the_clocks_of_the_store(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
+        worker.database.jump.lease += 10_000
+        worker.database.jump.wall -= 10_000
+        leased = worker.claim_one()
+        worker.database.jump.lease -= 10_000
+        worker.database.jump.wall += 10_000
+        assert about(TIMEOUT + 10_000, ABANDON + 10_000, -10_000, -10_000) == worker.row(
             leased.claim.seq, *LIMITS
         )
         assert execution.computations()
 
     def test_a_pulse_moves_the_first_and_leaves_the_second(
-        self, desk: Desk, leased: Leased
+        self, worker: ManualWorker, leased: ClaimedRow
     ) -> None:
         for clock in ("lease", "wall"):
-            setattr(desk.database.jump, clock, 60.0)
-        assert 1 == desk.source.renew(owner=desk.owner, duration=1.0)
-        assert about(TIMEOUT, ABANDON - 60, 0, -60) == desk.row(leased.claim.seq, *LIMITS)
+            setattr(worker.database.jump, clock, 60.0)
+        assert 1 == worker.source.renew(owner=worker.owner, lease_seconds=1.0)
+        assert about(TIMEOUT, ABANDON - 60, 0, -60) == worker.row(leased.claim.seq, *LIMITS)
 
-    def test_a_pulse_never_brings_it_nearer(self, desk: Desk, leased: Leased) -> None:
-        desk.database.jump.lease = -60.0
-        desk.source.renew(owner=desk.owner, duration=1.0)
-        assert about(TIMEOUT + 60, ABANDON + 60) == desk.row(leased.claim.seq, *LIMITS[:2])
+    def test_a_pulse_never_brings_it_nearer(self, worker: ManualWorker, leased: ClaimedRow) -> None:
+        worker.database.jump.lease = -60.0
+        worker.source.renew(owner=worker.owner, lease_seconds=1.0)
+        assert about(TIMEOUT + 60, ABANDON + 60) == worker.row(leased.claim.seq, *LIMITS[:2])
 
-    def test_given_back_there_is_none_any_more(self, desk: Desk, leased: Leased) -> None:
-        assert desk.back(leased)
-        assert (None, None, None, None, "not_set", 0) == desk.row(
-            leased.claim.seq, *LIMITS, "state", "held"
+    def test_given_back_there_is_none_any_more(
+        self, worker: ManualWorker, leased: ClaimedRow
+    ) -> None:
+        assert worker.release(leased)
+        assert (None, None, None, None, "not_set", 0) == worker.row(
+            leased.claim.seq, *LIMITS, "state", "lease_state"
         )
 
     def test_one_statement_renews_all_of_an_owner_each_by_its_own_timeout(
@@ -119,245 +132,259 @@ class TestColumns:
             compute("b", "a", lambda a: a, **OPTIONS),
             compute("c", "a", lambda a: a),
         ]
-        desk = Desk(database, Graph("two", version="1", nodes=nodes))
+        worker = ManualWorker(database, Graph("two", version="1", nodes=nodes))
         for _ in range(5):
-            desk.flow.start("two", a=1)
-        taken = desk.take()
-        other = desk.enter()
-        desk.flow.start("two", a=1)
-        theirs = desk.take(owner=other)
-        desk.database.jump.lease = 60.0
-        assert 10 == desk.source.renew(owner=desk.owner, duration=1.0)
+            worker.flow.start("two", a=1)
+        taken = worker.claim()
+        other = worker.register_owner()
+        worker.flow.start("two", a=1)
+        theirs = worker.claim(owner=other)
+        worker.database.jump.lease = 60.0
+        assert 10 == worker.source.renew(owner=worker.owner, lease_seconds=1.0)
         for leased in taken:
             expected = TIMEOUT if leased.item.node == "b" else 240.0
-            assert about(expected) == desk.row(leased.claim.seq, LIMITS[0])
+            assert about(expected) == worker.row(leased.claim.seq, LIMITS[0])
         assert about(*[TIMEOUT - 60, 180.0]) == tuple(
-            desk.row(each.claim.seq, LIMITS[0])[0] for each in sorted(theirs)
+            worker.row(each.claim.seq, LIMITS[0])[0] for each in sorted(theirs)
         )
 
-    def test_of_a_row_that_does_not_beat_stay_empty(self, desk: Desk, leased: Leased) -> None:
-        desk.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
-        assert 1 == desk.source.renew(owner=desk.owner, duration=1.0)
-        assert about(None, ABANDON) == desk.row(leased.claim.seq, *LIMITS[:2])
+    def test_of_a_row_that_does_not_beat_stay_empty(
+        self, worker: ManualWorker, leased: ClaimedRow
+    ) -> None:
+        worker.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
+        assert 1 == worker.source.renew(owner=worker.owner, lease_seconds=1.0)
+        assert about(None, ABANDON) == worker.row(leased.claim.seq, *LIMITS[:2])
 
 
 class TestSweep:
     def test_what_beats_is_left_alone(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        desk.database.jump.lease = TIMEOUT - 10
-        desk.source.renew(owner=desk.owner, duration=1.0)
-        desk.database.jump.lease += TIMEOUT - 10
-        assert 0 == desk.flow.sweep()
-        assert desk.done(leased, 3)
+        worker.database.jump.lease = TIMEOUT - 10
+        worker.source.renew(owner=worker.owner, lease_seconds=1.0)
+        worker.database.jump.lease += TIMEOUT - 10
+        assert 0 == worker.flow.sweep()
+        assert worker.succeed(leased, 3)
         assert 3 == execution.get("pages", wait=False)
 
     def test_what_has_gone_silent_is_abandoned_and_tried_again(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        desk.database.jump.lease = TIMEOUT + 10
-        assert 1 == desk.flow.sweep()
-        assert RETRIED == desk.states(execution)
-        again = desk.take_one()
+        worker.database.jump.lease = TIMEOUT + 10
+        assert 1 == worker.flow.sweep()
+        assert RETRIED == worker.states(execution)
+        again = worker.claim_one()
         assert (2, 1) == (again.item.number, again.item.failures)
         assert again.claim.term > leased.claim.term
         assert "its worker gave no sign of life" in str(execution.computations()[0].error)
 
     def test_what_beats_past_its_deadline_is_abandoned_and_tried_again(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        desk.database.jump.lease = ABANDON + 10
-        desk.source.renew(owner=desk.owner, duration=1.0)
-        assert about(TIMEOUT, -10) == desk.row(leased.claim.seq, *LIMITS[:2])
-        assert 1 == desk.flow.sweep()
-        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(
+        worker.database.jump.lease = ABANDON + 10
+        worker.source.renew(owner=worker.owner, lease_seconds=1.0)
+        assert about(TIMEOUT, -10) == worker.row(leased.claim.seq, *LIMITS[:2])
+        assert 1 == worker.flow.sweep()
+        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == worker.states(
             execution
         )
 
     def test_a_row_without_a_heartbeat_has_only_its_deadline(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        desk.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
-        desk.database.jump.lease = ABANDON - 10
-        assert 0 == desk.flow.sweep()
-        assert leased.claim in desk.source.held(owner=desk.owner)
-        desk.database.jump.lease = ABANDON + 10
-        assert 1 == desk.flow.sweep()
-        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == desk.states(
+        worker.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL")
+        worker.database.jump.lease = ABANDON - 10
+        assert 0 == worker.flow.sweep()
+        assert leased.claim in worker.source.held(owner=worker.owner)
+        worker.database.jump.lease = ABANDON + 10
+        assert 1 == worker.flow.sweep()
+        assert [("pages", "abandoned", "deadline"), ("pages", "not_set", None)] == worker.states(
             execution
         )
 
     @pytest.mark.usefixtures("leased")
-    def test_a_row_without_limits_is_never_swept(self, desk: Desk, execution: Execution) -> None:
-        desk.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL, deadline = NULL")
-        desk.database.jump.lease = 1e9
-        assert 0 == desk.flow.sweep()
-        assert [("pages", "computing", None)] == desk.states(execution)
+    def test_a_row_without_limits_is_never_swept(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
+        worker.write("UPDATE longwatch_computations SET heartbeat_deadline = NULL, deadline = NULL")
+        worker.database.jump.lease = 1e9
+        assert 0 == worker.flow.sweep()
+        assert [("pages", "computing", None)] == worker.states(execution)
 
-    def test_the_last_attempt_is_the_end(self, desk: Desk, execution: Execution) -> None:
+    def test_the_last_attempt_is_the_end(self, worker: ManualWorker, execution: Execution) -> None:
         for number in (1, 2, 3):
-            assert number == desk.take_one().item.number
-            desk.database.jump.lease += TIMEOUT + 10
-            assert 1 == desk.flow.sweep()
-        assert [("pages", "abandoned", "heartbeat")] * 3 == desk.states(execution)
-        assert "failed" == execution.explain().nodes[1].up
-        desk.database.jump.lease += 10_000
-        assert 0 == desk.flow.sweep()
-        assert [] == desk.take()
+            assert number == worker.claim_one().item.number
+            worker.database.jump.lease += TIMEOUT + 10
+            assert 1 == worker.flow.sweep()
+        assert [("pages", "abandoned", "heartbeat")] * 3 == worker.states(execution)
+        assert "failed" == execution.explain().nodes[1].state
+        worker.database.jump.lease += 10_000
+        assert 0 == worker.flow.sweep()
+        assert [] == worker.claim()
 
-    def test_failures_and_silence_spend_one_budget(self, desk: Desk, execution: Execution) -> None:
-        desk.failed(desk.take_one())
-        desk.take_one()
-        desk.database.jump.lease += TIMEOUT + 10
-        desk.flow.sweep()
-        desk.failed(desk.take_one())
+    def test_failures_and_silence_spend_one_budget(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
+        worker.fail(worker.claim_one())
+        worker.claim_one()
+        worker.database.jump.lease += TIMEOUT + 10
+        worker.flow.sweep()
+        worker.fail(worker.claim_one())
         assert ["raised", "heartbeat", "raised"] == [
             each.end_cause for each in execution.computations()
         ]
-        assert [] == desk.take()
+        assert [] == worker.claim()
 
-    def test_a_new_value_makes_the_budget_whole(self, desk: Desk, execution: Execution) -> None:
+    def test_a_new_value_makes_the_budget_whole(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
         for _ in range(3):
-            desk.take_one()
-            desk.database.jump.lease += TIMEOUT + 10
-            desk.flow.sweep()
+            worker.claim_one()
+            worker.database.jump.lease += TIMEOUT + 10
+            worker.flow.sweep()
         execution.set(url="abcd")
-        assert 1 == desk.take_one().item.number
+        assert 1 == worker.claim_one().item.number
 
 
 class TestALateResult:
     @pytest.mark.parametrize("lateness", [TIMEOUT, ABANDON])
     def test_changes_nothing(
-        self, desk: Desk, execution: Execution, leased: Leased, lateness: float
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow, lateness: float
     ) -> None:
-        desk.database.jump.lease = lateness + 10
-        desk.flow.sweep()
-        before = execution.revision, desk.states(execution)
-        assert not desk.done(leased, 99)
-        assert not desk.failed(leased)
-        assert not desk.back(leased)
-        assert [False] == desk.source.settle([Settlement(leased.claim, Outcome.DONE, result=b"99")])
-        assert before == (execution.revision, desk.states(execution))
+        worker.database.jump.lease = lateness + 10
+        worker.flow.sweep()
+        before = execution.revision, worker.states(execution)
+        assert not worker.succeed(leased, 99)
+        assert not worker.fail(leased)
+        assert not worker.release(leased)
+        assert [False] == worker.source.settle(
+            [Settlement(leased.claim, RowOutcome.DONE, result=b"99")]
+        )
+        assert before == (execution.revision, worker.states(execution))
         assert "pages" not in execution.values()
 
     def test_changes_nothing_though_the_next_attempt_runs(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        desk.database.jump.lease = TIMEOUT + 10
-        desk.flow.sweep()
-        again = desk.take_one()
-        assert not desk.done(leased, 99)
-        assert desk.done(again, 3)
-        assert not desk.done(leased, 99)
+        worker.database.jump.lease = TIMEOUT + 10
+        worker.flow.sweep()
+        again = worker.claim_one()
+        assert not worker.succeed(leased, 99)
+        assert worker.succeed(again, 3)
+        assert not worker.succeed(leased, 99)
         assert 3 == execution.get("pages", wait=False)
 
     def test_of_inputs_that_have_changed_changes_nothing(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
         execution.set(url="abcd")
-        assert not desk.done(leased, 99)
-        assert {"pages": 1, "titles": 1} == desk.run_all()
+        assert not worker.succeed(leased, 99)
+        assert {"pages": 1, "titles": 1} == worker.run_all()
         assert 4 == execution.get("pages", wait=False)
 
     def test_the_same_result_told_twice_counts_once(
-        self, desk: Desk, execution: Execution, leased: Leased
+        self, worker: ManualWorker, execution: Execution, leased: ClaimedRow
     ) -> None:
-        assert [True, False] == [desk.done(leased, 3) for _ in range(2)]
-        assert [("pages", "success", "done"), ("titles", "not_set", None)] == desk.states(execution)
+        assert [True, False] == [worker.succeed(leased, 3) for _ in range(2)]
+        assert [("pages", "success", "done"), ("titles", "not_set", None)] == worker.states(
+            execution
+        )
 
 
 class TestAWorkerThatDied:
     def test_on_this_machine_is_found_at_once_and_what_it_had_begun_is_spent(
-        self, desk: Desk, execution: Execution, page: BeatPage
+        self, worker: ManualWorker, execution: Execution, page: BeatPage
     ) -> None:
-        dead = desk.enter(pid=NO_SUCH_PID, page=str(page.path))
-        leased = desk.take_one(owner=dead)
+        dead = worker.register_owner(pid=NO_SUCH_PID, page=str(page.path))
+        leased = worker.claim_one(owner=dead)
         page.begin(0, leased.claim.seq, 1.0)
-        assert 1 == desk.source.sweep()
-        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(
+        assert 1 == worker.source.sweep()
+        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == worker.states(
             execution
         )
-        again = desk.take_one()
-        assert (2, 1, True) == (again.item.number, again.item.crashes, again.alone)
+        again = worker.claim_one()
+        assert (2, 1, True) == (again.item.number, again.item.crashes, again.is_exclusive)
 
     def test_what_it_had_not_begun_goes_back_unspent(
-        self, desk: Desk, execution: Execution, page: BeatPage
+        self, worker: ManualWorker, execution: Execution, page: BeatPage
     ) -> None:
-        dead = desk.enter(pid=NO_SUCH_PID, page=str(page.path))
-        leased = desk.take_one(owner=dead)
-        assert 1 == desk.source.sweep()
-        assert [("pages", "not_set", None)] == desk.states(execution)
-        again = desk.take_one()
+        dead = worker.register_owner(pid=NO_SUCH_PID, page=str(page.path))
+        leased = worker.claim_one(owner=dead)
+        assert 1 == worker.source.sweep()
+        assert [("pages", "not_set", None)] == worker.states(execution)
+        again = worker.claim_one()
         assert (leased.claim.seq, 1, 0) == (again.claim.seq, again.item.number, again.item.crashes)
         assert 1 == execution.computations()[0].releases
-        assert not desk.done(leased, 99)
+        assert not worker.succeed(leased, 99)
 
     def test_what_it_had_begun_while_draining_goes_back_unspent(
-        self, desk: Desk, execution: Execution, page: BeatPage
+        self, worker: ManualWorker, execution: Execution, page: BeatPage
     ) -> None:
-        dead = desk.enter(pid=NO_SUCH_PID, page=str(page.path))
-        page.begin(0, desk.take_one(owner=dead).claim.seq, 1.0)
+        dead = worker.register_owner(pid=NO_SUCH_PID, page=str(page.path))
+        page.begin(0, worker.claim_one(owner=dead).claim.seq, 1.0)
         page.start_draining()
-        assert 1 == desk.source.sweep()
-        assert [("pages", "not_set", None)] == desk.states(execution)
+        assert 1 == worker.source.sweep()
+        assert [("pages", "not_set", None)] == worker.states(execution)
 
     def test_without_a_page_that_can_be_read_it_counts_as_begun(
-        self, desk: Desk, execution: Execution
+        self, worker: ManualWorker, execution: Execution
     ) -> None:
-        desk.take_one(owner=desk.enter(pid=NO_SUCH_PID, page="/nowhere"))
-        assert 1 == desk.source.sweep()
-        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == desk.states(
+        worker.claim_one(owner=worker.register_owner(pid=NO_SUCH_PID, page="/nowhere"))
+        assert 1 == worker.source.sweep()
+        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == worker.states(
             execution
         )
 
     @on_postgres
     def test_of_another_machine_is_found_by_its_missing_pulse(
-        self, desk: Desk, execution: Execution
+        self, worker: ManualWorker, execution: Execution
     ) -> None:
-        desk.take_one(owner=desk.enter(boot="elsewhere", page="/nowhere"))
-        assert 0 == desk.flow.sweep()
-        desk.database.jump.lease = TIMEOUT + 10
-        assert 1 == desk.flow.sweep()
-        assert RETRIED == desk.states(execution)
+        worker.claim_one(owner=worker.register_owner(boot="elsewhere", page="/nowhere"))
+        assert 0 == worker.flow.sweep()
+        worker.database.jump.lease = TIMEOUT + 10
+        assert 1 == worker.flow.sweep()
+        assert RETRIED == worker.states(execution)
 
-    @on_one_machine
+    @on_sqlite
     def test_of_an_earlier_boot_of_this_machine_is_found_at_once(
-        self, desk: Desk, execution: Execution
+        self, worker: ManualWorker, execution: Execution
     ) -> None:
-        desk.take_one(owner=desk.enter(boot="earlier", page="/nowhere"))
-        assert 1 == desk.source.sweep()
-        assert ("pages", "abandoned", "crash") == desk.states(execution)[0]
+        worker.claim_one(owner=worker.register_owner(boot="earlier", page="/nowhere"))
+        assert 1 == worker.source.sweep()
+        assert ("pages", "abandoned", "crash") == worker.states(execution)[0]
 
     def test_silent_with_a_page_that_says_not_begun_goes_back_unspent(
-        self, desk: Desk, execution: Execution, page: BeatPage
+        self, worker: ManualWorker, execution: Execution, page: BeatPage
     ) -> None:
         """It lives, but is frozen or cannot reach the store."""
-        leased = desk.take_one(owner=desk.enter(page=str(page.path)))
-        desk.database.jump.lease = TIMEOUT + 10
-        assert 1 == desk.flow.sweep()
-        assert [("pages", "not_set", None)] == desk.states(execution)
-        assert (1, 1) == (desk.take_one().item.number, execution.computations()[0].releases)
-        assert not desk.done(leased, 99)
+        leased = worker.claim_one(owner=worker.register_owner(page=str(page.path)))
+        worker.database.jump.lease = TIMEOUT + 10
+        assert 1 == worker.flow.sweep()
+        assert [("pages", "not_set", None)] == worker.states(execution)
+        assert (1, 1) == (worker.claim_one().item.number, execution.computations()[0].releases)
+        assert not worker.succeed(leased, 99)
 
 
 class TestFencing:
     def test_the_token_rises_with_every_attempt_of_a_node(
-        self, desk: Desk, execution: Execution
+        self, worker: ManualWorker, execution: Execution
     ) -> None:
         tokens = []
         for _ in range(3):
-            leased = desk.take_one()
+            leased = worker.claim_one()
             tokens.append(leased.claim.term)
-            desk.failed(leased)
+            worker.fail(leased)
         execution.set(url="abcd")
-        tokens.append(desk.take_one().claim.term)
+        tokens.append(worker.claim_one().claim.term)
         assert sorted(set(tokens)) == tokens
 
-    def test_it_rises_though_the_clocks_go_back(self, desk: Desk, execution: Execution) -> None:
-        first = desk.take_one()
-        desk.failed(first)
-        desk.database.jump.wall = desk.database.jump.lease = -3600.0
-        second = desk.take_one()
+    def test_it_rises_though_the_clocks_go_back(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
+        first = worker.claim_one()
+        worker.fail(first)
+        worker.database.jump.wall = worker.database.jump.lease = -3600.0
+        second = worker.claim_one()
         assert second.claim.term > first.claim.term
         execution.set(url="abcd")
-        assert desk.take_one().claim.term > second.claim.term
+        assert worker.claim_one().claim.term > second.claim.term

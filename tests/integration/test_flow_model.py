@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flow_rig import KINDS, Desk, desk_for
+from flow_rig import KINDS, ManualWorker, manual_worker_for
 from longwatch.flow import Execution, Graph, compute, input, not_, or_, when  # noqa: A004 - the contract's word
 
 INPUTS = ("a", "b")
@@ -51,7 +51,7 @@ GRAPH = Graph(
 )
 
 
-class Plain:
+class PlainValues:
     """A view over plain values."""
 
     def __init__(self, values: Values) -> None:
@@ -64,10 +64,10 @@ class Plain:
         return self._values[node]
 
 
-def evaluated(inputs: Values) -> Values:
+def evaluate(inputs: Values) -> Values:
     values = dict(inputs)
-    for node in GRAPH.order:
-        if node.gate.met(Plain(values)):
+    for node in GRAPH.computed_nodes:
+        if node.gate.is_met(PlainValues(values)):
             assert node.function is not None
             values[node.name] = node.function(
                 **{name: values[name] for name in node.upstream if name in values}
@@ -83,18 +83,18 @@ UNSETTING = st.tuples(st.just("unset"), st.sampled_from(INPUTS))
 WORKING = st.tuples(
     st.sampled_from(["compute", "fail", "lose", "hand back", "rest"]), st.integers(0, 3)
 )
-ACTS = st.lists(st.one_of(SETTING, UNSETTING, WORKING), max_size=12)
+ACTIONS = st.lists(st.one_of(SETTING, UNSETTING, WORKING), max_size=12)
 
 
-class Story:
+class ExecutionScript:
     """One execution, and attempts at it that are under way."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.execution: Execution = desk.flow.start("model")
+    def __init__(self, worker: ManualWorker) -> None:
+        self.worker = worker
+        self.execution: Execution = worker.flow.start("model")
         self.inputs: Values = {}
 
-    def tell(self, act: str, what: Any) -> None:
+    def apply(self, act: str, what: Any) -> None:
         if act == "set":
             self.execution.set(what)
             self.inputs.update(what)
@@ -107,47 +107,47 @@ class Story:
             self.work(act, what)
 
     def work(self, act: str, count: int) -> None:
-        taken = self.desk.take(count + 1)
+        taken = self.worker.claim(count + 1)
         if act == "compute":
-            self.desk.run(taken)
+            self.worker.run(taken)
         elif act == "fail":
-            assert [True] * len(taken) == [self.desk.failed(leased) for leased in taken]
+            assert [True] * len(taken) == [self.worker.fail(leased) for leased in taken]
         elif act == "hand back":
-            assert [True] * len(taken) == [self.desk.back(leased) for leased in taken]
+            assert [True] * len(taken) == [self.worker.release(leased) for leased in taken]
         else:
-            self.desk.database.jump.lease += 1000.0
-            assert len(taken) == self.desk.flow.sweep()
+            self.worker.database.jump.lease += 1000.0
+            assert len(taken) == self.worker.flow.sweep()
 
     def rest(self) -> None:
-        self.desk.run_all()
+        self.worker.run_all()
         for facts in self.execution.explain().nodes:
-            if facts.up == "failed":
+            if facts.state == "failed":
                 self.execution.retry(facts.node)
-                self.desk.run_all()
-        assert evaluated(self.inputs) == self.execution.values()
-        assert {} == self.desk.run_all()
-        assert 0 == self.desk.flow.sweep()
+                self.worker.run_all()
+        assert evaluate(self.inputs) == self.execution.values()
+        assert {} == self.worker.run_all()
+        assert 0 == self.worker.flow.sweep()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def desk(
+def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Desk]:
+) -> Iterator[ManualWorker]:
     folder: Path = tmp_path_factory.mktemp("model")
-    with desk_for(request.param, folder, GRAPH) as made:
+    with manual_worker_for(request.param, folder, GRAPH) as made:
         yield made
 
 
-@given(acts=ACTS)
+@given(acts=ACTIONS)
 @settings(
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_whatever_happened_at_rest_everything_is_as_computed_directly(
-    desk: Desk, acts: list[tuple[str, Any]]
+    worker: ManualWorker, acts: list[tuple[str, Any]]
 ) -> None:
-    story = Story(desk)
+    story = ExecutionScript(worker)
     for act, what in acts:
-        story.tell(act, what)
+        story.apply(act, what)
     story.rest()
     story.execution.cancel()

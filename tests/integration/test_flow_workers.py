@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
-from flow_rig import PATIENCE, database_fixture, on_one_machine, opened, url_fixture  # noqa: F401 - fixtures
+from engine_rig import stop_once_cancelled
+from flow_rig import TIMEOUT, database_fixture, migrated_database, on_sqlite, url_fixture  # noqa: F401 - fixtures
 from longwatch.core.backoff import BackoffPolicy
-from longwatch.core.events import AttemptAbandoned, Events
+from longwatch.core.events.base import Events
+from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.errors import ComputationFailedError, PermanentError, UsageError
 from longwatch.flow import Execution, Flow, FlowContext, FlowWorker, Graph, compute, input  # noqa: A004 - the contract's word
-from longwatch.flow.source import FlowSource
-from longwatch.host.errand import Errand
+from longwatch.flow.claim_source import FlowClaimSource
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.runtime import LoopGroup
 from longwatch.store.database import Database
 from longwatch.testing import FakeClock, RecordingObserver
-from stopping import stopped_once_told
+from polling import eventually
 
-AT_ONCE = BackoffPolicy(initial=0.0)
+NO_BACKOFF = BackoffPolicy(initial=0.0)
 
 
 def graph(*nodes: Any, **settings: Any) -> Graph:
@@ -35,10 +36,10 @@ def graph(*nodes: Any, **settings: Any) -> Graph:
 
 
 def node(function: Callable[..., Any], name: str = "b", **options: Any) -> Any:
-    return compute(name, "a", function, **{"retry": AT_ONCE, **options})
+    return compute(name, "a", function, **{"retry": NO_BACKOFF, **options})
 
 
-def ended(execution: Execution) -> list[tuple[str, str | None]]:
+def states_of(execution: Execution) -> list[tuple[str, str | None]]:
     return [(each.state, each.end_cause) for each in execution.computations()]
 
 
@@ -46,13 +47,13 @@ def overran(execution: Execution, cause: str) -> bool:
     """Whether the first attempt was given up for `cause` and a later one counted; a slow machine
     may overrun more than once.
     """
-    *given_up, last = ended(execution)
+    *given_up, last = states_of(execution)
     return (
         bool(given_up) and {("abandoned", cause)} == set(given_up) and last == ("success", "done")
     )
 
 
-class Count:
+class ConcurrencyCounter:
     """How many are inside at the same time."""
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Count:
         self._lock = threading.Lock()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
         with self._lock:
             self._inside += 1
             self.most = max(self.most, self._inside)
@@ -87,28 +88,28 @@ class TestComputing:
 
         made = graph(node(lambda a: a + 1), compute("c", "b", later))
         with working(database, made) as flow:
-            assert 3 == flow.start("work", a=1).get("c", timeout=PATIENCE)
+            assert 3 == flow.start("work", a=1).get("c", timeout=TIMEOUT)
 
     def test_what_was_ready_before_it_came(self, database: Database) -> None:
         flow = Flow(database, [graph(node(lambda a: a + 1))])
         executions = [flow.start("work", a=number) for number in range(20)]
         with flow.worker(concurrency=4):
             assert [*range(1, 21)] == [
-                execution.get("b", timeout=PATIENCE) for execution in executions
+                execution.get("b", timeout=TIMEOUT) for execution in executions
             ]
-        assert [[("success", "done")]] * 20 == [ended(execution) for execution in executions]
+        assert [[("success", "done")]] * 20 == [states_of(execution) for execution in executions]
 
     def test_as_many_at_a_time_as_it_was_told(self, database: Database) -> None:
-        count, meeting = Count(), threading.Barrier(3)
+        count, meeting = ConcurrencyCounter(), threading.Barrier(3)
 
         def meet(a: int) -> int:
-            with count.one():
-                meeting.wait(PATIENCE)
+            with count.entered():
+                meeting.wait(TIMEOUT)
             return a
 
         with working(database, graph(node(meet)), concurrency=3) as flow:
             executions = [flow.start("work", a=number) for number in range(6)]
-            assert [*range(6)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+            assert [*range(6)] == [execution.get("b", timeout=TIMEOUT) for execution in executions]
         assert 3 == count.most
 
     def test_the_context_says_what_it_is_about(self, database: Database) -> None:
@@ -135,7 +136,7 @@ class TestComputing:
 
         with working(database, graph(node(look, abandon_after_seconds=100.0))) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
         told = [seen.get_nowait() for _ in range(6)]
         assert [(execution.id, "b", number, False, False) for number in (1, 2, 3)] == [
             each[:5] for each in told[::2]
@@ -143,7 +144,7 @@ class TestComputing:
         assert all(0 < each[5] <= 100 for each in told[::2])
         tokens = [each[0] for each in told[1::2]]
         assert sorted(set(tokens)) == tokens
-        assert [("failed", "raised")] * 2 + [("success", "done")] == ended(execution)
+        assert [("failed", "raised")] * 2 + [("success", "done")] == states_of(execution)
 
     def test_a_short_computation_makes_no_heartbeat_write(
         self,
@@ -151,10 +152,10 @@ class TestComputing:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         renewals: list[object] = []
-        monkeypatch.setattr(FlowSource, "renew", lambda *_, **given: renewals.append(given))
+        monkeypatch.setattr(FlowClaimSource, "renew", lambda *_, **given: renewals.append(given))
         with working(database, graph(node(lambda a: a))) as flow:
             for number in range(10):
-                assert number == flow.start("work", a=number).get("b", timeout=PATIENCE)
+                assert number == flow.start("work", a=number).get("b", timeout=TIMEOUT)
         assert [] == renewals
         assert [(0,)] == database.read(
             lambda tx: tx.rows(
@@ -167,7 +168,7 @@ class TestComputing:
 
         def wait(a: int) -> int:
             began.set()
-            assert over.wait(PATIENCE)
+            assert over.wait(TIMEOUT)
             return a
 
         options: dict[str, Any] = {
@@ -176,11 +177,11 @@ class TestComputing:
         }
         with working(database, graph(node(wait, **options))) as flow:
             execution = flow.start("work", a=1)
-            assert began.wait(PATIENCE)
-            await_that(lambda: _was_renewed(execution))
+            assert began.wait(TIMEOUT)
+            wait_until(lambda: _was_renewed(execution))
             over.set()
-            assert 1 == execution.get("b", timeout=PATIENCE)
-        assert [("success", "done")] == ended(execution)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
+        assert [("success", "done")] == states_of(execution)
 
 
 def _was_renewed(execution: Execution) -> bool:
@@ -188,11 +189,11 @@ def _was_renewed(execution: Execution) -> bool:
     return (running.last_heartbeat_at or 0) > (running.started_at or 0)
 
 
-def await_that(holds: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """For what gives no sign that one could wait for."""
     news = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
-        if holds():
+    for _ in range(int(TIMEOUT / 0.01)):
+        if condition():
             return
         news.wait(0.01)
     pytest.fail("it has not come to hold")
@@ -206,8 +207,8 @@ class TestErrors:
         with working(database, graph(node(broken))) as flow:
             execution = flow.start("work", a=1)
             with pytest.raises(ComputationFailedError, match="failed 3 times: RuntimeError: no 1"):
-                execution.get("b", timeout=PATIENCE)
-        assert [("failed", "raised")] * 3 == ended(execution)
+                execution.get("b", timeout=TIMEOUT)
+        assert [("failed", "raised")] * 3 == states_of(execution)
 
     def test_that_are_permanent_are_the_end_at_once(self, database: Database) -> None:
         def hopeless(a: int) -> int:
@@ -218,8 +219,8 @@ class TestErrors:
             with pytest.raises(
                 ComputationFailedError, match="failed 1 times: PermanentError: never 1"
             ):
-                execution.get("b", timeout=PATIENCE)
-        assert [("failed", "permanent")] == ended(execution)
+                execution.get("b", timeout=TIMEOUT)
+        assert [("failed", "permanent")] == states_of(execution)
 
     @pytest.mark.parametrize("result", [object(), float("nan")])
     def test_a_result_that_cannot_be_kept_is_the_end_at_once(
@@ -236,8 +237,8 @@ class TestErrors:
                     ComputationFailedError,
                     match=f"what node '{name}' returned cannot be kept: a value of type",
                 ):
-                    execution.get(name, timeout=PATIENCE)
-        assert [("failed", "permanent")] * 2 == ended(execution)
+                    execution.get(name, timeout=TIMEOUT)
+        assert [("failed", "permanent")] * 2 == states_of(execution)
 
     def test_a_value_that_the_function_does_not_take_is_the_end_at_once(
         self, database: Database
@@ -249,7 +250,7 @@ class TestErrors:
             ComputationFailedError, match="the value of 'a' is none that node 'b' takes"
         )
         with working(database, graph(node(typed))) as flow, refused:
-            flow.start("work", a=[]).get("b", timeout=PATIENCE)
+            flow.start("work", a=[]).get("b", timeout=TIMEOUT)
 
 
 class TestLimits:
@@ -279,11 +280,11 @@ class TestLimits:
             events=Events(observer),
         ) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
         assert overran(execution, "deadline")
         assert "it took longer than 0.3 seconds" == execution.computations()[0].error
         assert ["deadline"] == reasons
-        assert [cause for _, cause in ended(execution)[:-1]] == [
+        assert [cause for _, cause in states_of(execution)[:-1]] == [
             event.cause for event in observer.of(AttemptAbandoned)
         ]
 
@@ -293,7 +294,7 @@ class TestLimits:
         async def run_away(a: int, context: FlowContext) -> int:
             if context.attempt == 1:
                 try:
-                    await asyncio.sleep(10 * PATIENCE)
+                    await asyncio.sleep(10 * TIMEOUT)
                 except asyncio.CancelledError:
                     ends.append("cancelled")
                     raise
@@ -303,7 +304,7 @@ class TestLimits:
             database, graph(node(run_away, abandon_after_seconds=0.3, max_attempts=10))
         ) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
         assert overran(execution, "deadline")
         assert ["cancelled"] == ends
 
@@ -314,7 +315,7 @@ class TestLimits:
 
         def deaf(a: int, context: FlowContext) -> int:
             if context.attempt == 1:
-                assert over.wait(PATIENCE)
+                assert over.wait(TIMEOUT)
                 return 99
             return a
 
@@ -322,7 +323,7 @@ class TestLimits:
             database, graph(node(deaf, abandon_after_seconds=0.3, max_attempts=10)), concurrency=2
         ) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
             over.set()
         assert 1 == execution.get("b", wait=False)
         assert overran(execution, "deadline")
@@ -330,14 +331,14 @@ class TestLimits:
     def test_one_that_does_not_say_that_it_moves_is_stalled(self, database: Database) -> None:
         def stall(a: int, context: FlowContext) -> int:
             if context.attempt == 1:
-                assert context.cancel.wakeup.block(PATIENCE)
+                assert context.cancel.wakeup.block(TIMEOUT)
             return a
 
         with working(
             database, graph(node(stall, progress_timeout_seconds=0.3, max_attempts=10))
         ) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
         assert overran(execution, "stalled")
         assert "it has not said that it moves for 0.3 seconds" == execution.computations()[0].error
 
@@ -362,8 +363,8 @@ class TestLimits:
             database, graph(node(move, progress_timeout_seconds=0.5, max_attempts=10))
         ) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == execution.get("b", timeout=PATIENCE)
-        *given_up, last = ended(execution)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
+        *given_up, last = states_of(execution)
         assert ("success", "done") == last
         assert all(longest > 0.4 for number, longest in paused.items() if number <= len(given_up))
 
@@ -380,7 +381,7 @@ class TestBeingCalledOff:
         def wait(a: int, context: FlowContext) -> int:
             began.put(a)
             if context.attempt == 1 and a == 1:
-                assert context.cancel.wakeup.block(PATIENCE)
+                assert context.cancel.wakeup.block(TIMEOUT)
                 told.set()
                 if not returns:
                     raise RuntimeError("told to stop")
@@ -394,17 +395,17 @@ class TestBeingCalledOff:
         }
         with working(database, graph(node(wait)), concurrency=2) as flow:
             execution = flow.start("work", a=1)
-            assert 1 == began.get(timeout=PATIENCE)
+            assert 1 == began.get(timeout=TIMEOUT)
             acts[way](execution)
-            assert told.wait(PATIENCE)
+            assert told.wait(TIMEOUT)
             if way != "cancel":
-                assert {"set": 2, "abandon": 1}[way] == execution.get("b", timeout=PATIENCE)
+                assert {"set": 2, "abandon": 1}[way] == execution.get("b", timeout=TIMEOUT)
         first = {
             "cancel": ("cancelled", "execution"),
             "set": ("cancelled", "superseded"),
             "abandon": ("abandoned", "asked"),
         }[way]
-        assert [first, *[("success", "done")] * (way != "cancel")] == ended(execution)
+        assert [first, *[("success", "done")] * (way != "cancel")] == states_of(execution)
         assert int(way != "cancel") == began.qsize()
         assert way != "cancel" or "b" not in execution.values()
 
@@ -413,7 +414,7 @@ class TestBeingCalledOff:
 
         def wait(a: int, context: FlowContext) -> int:
             began.set()
-            assert context.cancel.wakeup.block(PATIENCE)
+            assert context.cancel.wakeup.block(TIMEOUT)
             told.set()
             raise RuntimeError("told to stop")
 
@@ -422,11 +423,11 @@ class TestBeingCalledOff:
         worker = flow.worker()
         with worker:
             execution = flow.start("work", a=1)
-            assert began.wait(PATIENCE)
-            assert stopped_once_told(
+            assert began.wait(TIMEOUT)
+            assert stop_once_cancelled(
                 clock, told.is_set, lambda timeout: worker.shutdown(timeout=timeout)
             )
-        assert [("not_set", None)] == ended(execution)
+        assert [("not_set", None)] == states_of(execution)
         assert 1 == execution.computations()[0].attempt
 
 
@@ -437,81 +438,83 @@ class TestCaps:
     def test_are_never_exceeded_and_used_in_full(
         self, database: Database, url: str, of: str
     ) -> None:
-        count, meeting = Count(), threading.Barrier(2)
+        count, meeting = ConcurrencyCounter(), threading.Barrier(2)
 
         def meet(a: int) -> int:
-            with count.one():
-                meeting.wait(PATIENCE)
+            with count.entered():
+                meeting.wait(TIMEOUT)
             return a
 
         capped: dict[str, Any] = {"max_running": 2}
         made = graph(
             node(meet, **(capped if of == "node" else {})), **(capped if of == "graph" else {})
         )
-        with opened(url) as second, working(second, made), working(database, made) as flow:
+        with (
+            migrated_database(url) as second,
+            working(second, made),
+            working(database, made) as flow,
+        ):
             executions = [flow.start("work", a=number) for number in range(12)]
-            assert [*range(12)] == [
-                execution.get("b", timeout=PATIENCE) for execution in executions
-            ]
+            assert [*range(12)] == [execution.get("b", timeout=TIMEOUT) for execution in executions]
         assert 2 == count.most
 
     def test_of_one_node_does_not_keep_the_others(self, database: Database) -> None:
         over = threading.Event()
 
         def wait(a: int) -> int:
-            assert over.wait(PATIENCE)
+            assert over.wait(TIMEOUT)
             return a
 
         made = graph(node(wait, max_running=1), node(lambda a: a, "c"))
         with working(database, made, concurrency=2) as flow:
             executions = [flow.start("work", a=number) for number in range(6)]
-            assert [*range(6)] == [execution.get("c", timeout=PATIENCE) for execution in executions]
+            assert [*range(6)] == [execution.get("c", timeout=TIMEOUT) for execution in executions]
             over.set()
-            assert [*range(6)] == [execution.get("b", timeout=PATIENCE) for execution in executions]
+            assert [*range(6)] == [execution.get("b", timeout=TIMEOUT) for execution in executions]
 
     def test_of_a_graph_is_shared_by_its_nodes(self, database: Database) -> None:
-        count = Count()
+        count = ConcurrencyCounter()
 
         def one(a: int) -> int:
-            with count.one():
+            with count.entered():
                 return a
 
         made = graph(node(one, max_running=3), node(one, "c"), max_running=1)
         with working(database, made) as flow:
             executions = [flow.start("work", a=number) for number in range(10)]
             assert [[*range(10)]] * 2 == [
-                [each.get(name, timeout=PATIENCE) for each in executions] for name in ("b", "c")
+                [each.get(name, timeout=TIMEOUT) for each in executions] for name in ("b", "c")
             ]
         assert 1 == count.most
 
 
-@on_one_machine
+@on_sqlite
 class TestInAGroup:
     @contextmanager
     def grouped(self, worker: FlowWorker) -> Iterator[LoopGroup]:
         group = LoopGroup(
             [worker], health_host="127.0.0.1", health_port=0, events=Events(RecordingObserver())
         )
-        errand = Errand(lambda: group.run(install_signals=False), name="group")
-        errand.start()
+        thread = BackgroundThread(lambda: group.run(install_signals=False), name="group")
+        thread.start()
         try:
             yield group
         finally:
-            group.shutdown(timeout=PATIENCE)
-            assert errand.over.block(PATIENCE)
+            group.shutdown(timeout=TIMEOUT)
+            assert thread.done.block(TIMEOUT)
 
     def test_it_works_drains_resumes_and_ends(self, database: Database) -> None:
         flow = Flow(database, [graph(node(lambda a: a))])
         worker = flow.worker(name="flow")
         with self.grouped(worker) as group:
-            assert 1 == flow.start("work", a=1).get("b", timeout=PATIENCE)
+            assert 1 == flow.start("work", a=1).get("b", timeout=TIMEOUT)
             assert worker.running
             group.drain()
-            await_that(lambda: _is_draining(worker))
+            wait_until(lambda: _is_draining(worker))
             execution = flow.start("work", a=2)
-            assert [("not_set", None)] == ended(execution)
+            assert [("not_set", None)] == states_of(execution)
             group.resume()
-            assert 2 == execution.get("b", timeout=PATIENCE)
+            assert 2 == execution.get("b", timeout=TIMEOUT)
         assert not worker.running
 
     def test_it_is_as_fresh_as_what_it_runs(self, database: Database) -> None:
@@ -519,27 +522,27 @@ class TestInAGroup:
 
         def wait(a: int) -> int:
             began.set()
-            assert over.wait(PATIENCE)
+            assert over.wait(TIMEOUT)
             return a
 
         flow = Flow(database, [graph(node(wait))])
         worker = flow.worker()
         with self.grouped(worker):
             execution = flow.start("work", a=1)
-            assert began.wait(PATIENCE)
-            assert worker.heartbeat.elapsed() < PATIENCE
+            assert began.wait(TIMEOUT)
+            assert worker.heartbeat.elapsed() < TIMEOUT
             assert eventually(
-                lambda: worker.entered
+                lambda: worker.has_reached_store
             )  # the first row may begin before the start has returned
             over.set()
-            assert 1 == execution.get("b", timeout=PATIENCE)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
 
     def test_it_may_run_again(self, database: Database) -> None:
         flow = Flow(database, [graph(node(lambda a: a))])
         worker = flow.worker()
         for number in range(2):
             with worker:
-                assert number == flow.start("work", a=number).get("b", timeout=PATIENCE)
+                assert number == flow.start("work", a=number).get("b", timeout=TIMEOUT)
         assert not worker.running
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
 from longwatch.core.clock import Wakeup
 from longwatch.errors import (
     StoreBusyError,
@@ -20,12 +19,13 @@ from longwatch.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.store.database import Transaction
-from longwatch.store.groupcommit import MOST_JOBS, GroupCommit, Job
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.store.sqlite.groupcommit import MAX_BATCH_JOBS, GroupCommit, Job
+from polling import eventually
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 Work = Callable[[Transaction], object]
 
 
@@ -47,38 +47,38 @@ def values(database: SqliteDatabase) -> list[object]:
 
 
 def raw(database: SqliteDatabase) -> sqlite3.Connection:
-    assert database._opened is not None
-    return database._opened._connection.raw
+    assert database._handle is not None
+    return database._handle._connection.raw
 
 
 def together(database: SqliteDatabase, works: list[Work]) -> list[Future[Any]]:
     """Jobs that were all waiting when the writer came for them; settled when this returns."""
-    with held_up(writer(database)):
+    with busy_writer(writer(database)):
         futures = [writer(database).submit(work) for work in works]
     for future in futures:
-        future.exception(PATIENCE)
+        future.exception(TIMEOUT)
     return futures
 
 
 def writer(database: SqliteDatabase) -> GroupCommit:
-    assert database._opened is not None
-    return database._opened.writer
+    assert database._handle is not None
+    return database._handle.writer
 
 
 @contextmanager
-def held_up(group: GroupCommit) -> Iterator[None]:
+def busy_writer(group: GroupCommit) -> Iterator[None]:
     """Within the block the thread is busy with a job."""
     go, begun = threading.Event(), threading.Event()
 
     def work(_: object) -> None:
         begun.set()
-        go.wait(PATIENCE)
+        go.wait(TIMEOUT)
 
     job = group.submit(work)
-    assert begun.wait(PATIENCE)
+    assert begun.wait(TIMEOUT)
     yield
     go.set()
-    job.result(PATIENCE)
+    job.result(TIMEOUT)
 
 
 def settle(jobs: list[Job]) -> None:
@@ -123,7 +123,7 @@ class TestJobsThatWaitTogether:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
         raw(database).set_trace_callback(None)
         assert {key: key for key in answers} == answers
         assert 160 == len(values(database))
@@ -134,7 +134,7 @@ class TestJobsThatWaitTogether:
         raw(database).set_trace_callback(
             lambda sql: begins.append(sql) if sql.startswith("BEGIN") else None
         )
-        together(database, [insert(number) for number in range(MOST_JOBS + 1)])
+        together(database, [insert(number) for number in range(MAX_BATCH_JOBS + 1)])
         raw(database).set_trace_callback(None)
         assert 3 == len(begins)
 
@@ -165,12 +165,12 @@ class TestJobsThatWaitTogether:
         assert [1, 2] == values(database)
 
     def test_one_whose_caller_gave_up_is_left_out(self, database: SqliteDatabase) -> None:
-        with held_up(writer(database)):
+        with busy_writer(writer(database)):
             given_up, wanted = (
                 writer(database).submit(insert(name)) for name in ("given up", "wanted")
             )
             assert given_up.cancel()
-        wanted.result(PATIENCE)
+        wanted.result(TIMEOUT)
         assert ["wanted"] == values(database)
 
 
@@ -243,11 +243,11 @@ class TestATransactionThatFails:
         database.listen("channel", wakeup)
         with pytest.raises(ValueError, match="no"):
             database.write(
-                lambda tx: (tx.announce("channel"), failing(ValueError("no"), after=1)(tx))
+                lambda tx: (tx.notify("channel"), failing(ValueError("no"), after=1)(tx))
             )
-        database.write(lambda tx: tx.announce("another"))
+        database.write(lambda tx: tx.notify("another"))
         assert not wakeup.is_set()
-        database.write(lambda tx: tx.announce("channel"))
+        database.write(lambda tx: tx.notify("channel"))
         assert eventually(wakeup.is_set)
 
 
@@ -268,27 +268,27 @@ class TestTheThread:
 
         group = GroupCommit(commit, name="group")
         with pytest.raises(MemoryError, match="no more"):
-            group.submit(lambda _: None).result(PATIENCE)
+            group.submit(lambda _: None).result(TIMEOUT)
         broken[0] = False
-        assert "done" == group.submit(lambda _: None).result(PATIENCE)
+        assert "done" == group.submit(lambda _: None).result(TIMEOUT)
         group.close()
         assert [error] == shown
 
     def test_that_cannot_be_had_is_a_clear_error_and_the_next_try_works(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(_: Errand, **__: object) -> None:
+        def refuse(_: BackgroundThread, **__: object) -> None:
             raise RuntimeError("can't start new thread")
 
         group = GroupCommit(settle, name="group")
         with monkeypatch.context() as patch:
-            patch.setattr(Errand, "start", refuse)
+            patch.setattr(BackgroundThread, "start", refuse)
             with pytest.raises(
                 StoreBusyError,
                 match=r"^no thread to write with \(can't start new thread\); nothing was written",
             ):
                 group.submit(lambda _: None)
-        assert 1 == group.submit(lambda _: 1).result(PATIENCE)
+        assert 1 == group.submit(lambda _: 1).result(TIMEOUT)
         group.close()
 
     def test_keeps_nothing_of_a_batch_while_it_waits(self) -> None:
@@ -297,22 +297,22 @@ class TestTheThread:
 
         group, body = GroupCommit(settle, name="group"), Body()
         watch = weakref.ref(body)
-        group.submit(body).result(PATIENCE)
+        group.submit(body).result(TIMEOUT)
         del body
         assert eventually(lambda: watch() is None)
         group.close()
 
     def test_calls_the_end_once_after_the_last_job(self) -> None:
         done: list[str] = []
-        group = GroupCommit(settle, name="group", at_end=lambda: done.append("end"))
-        group.submit(lambda _: done.append("job")).result(PATIENCE)
+        group = GroupCommit(settle, name="group", on_close=lambda: done.append("end"))
+        group.submit(lambda _: done.append("job")).result(TIMEOUT)
         group.close()
         group.close()
         assert ["job", "end"] == done
 
     def test_that_never_began_still_has_its_end(self) -> None:
         done: list[str] = []
-        group = GroupCommit(lambda _: None, name="group", at_end=lambda: done.append("end"))
+        group = GroupCommit(lambda _: None, name="group", on_close=lambda: done.append("end"))
         group.close()
         group.close()
         assert ["end"] == done
@@ -330,7 +330,7 @@ def held_back(work: Work, begun: threading.Event, go: threading.Event) -> Work:
 
     def held(tx: Transaction) -> object:
         begun.set()
-        go.wait(PATIENCE)
+        go.wait(TIMEOUT)
         return work(tx)
 
     return held
@@ -345,44 +345,44 @@ class TestAJobThatMayBeWrittenHere:
         return database
 
     def test_is_by_the_thread_that_asks(self, quiet: SqliteDatabase) -> None:
-        assert threading.get_ident() == quiet.write_here(
+        assert threading.get_ident() == quiet.write_inline(
             lambda tx: (insert(1)(tx), threading.get_ident())[1]
         )
         assert 1 in values(quiet)
 
     def test_is_not_while_somebody_writes(self, quiet: SqliteDatabase) -> None:
-        with held_up(writer(quiet)):
-            job = writer(quiet).submit(lambda _: threading.get_ident(), here=True)
-        assert threading.get_ident() != job.result(PATIENCE)
+        with busy_writer(writer(quiet)):
+            job = writer(quiet).submit(lambda _: threading.get_ident(), inline=True)
+        assert threading.get_ident() != job.result(TIMEOUT)
 
     def test_is_not_where_commits_are_shared(self, quiet: SqliteDatabase) -> None:
         together(quiet, [insert(number) for number in range(3)])
-        assert threading.get_ident() != quiet.write_here(lambda _: threading.get_ident())
+        assert threading.get_ident() != quiet.write_inline(lambda _: threading.get_ident())
 
     def test_that_fails_has_written_nothing(self, quiet: SqliteDatabase) -> None:
         with pytest.raises(ValueError, match="no"):
-            quiet.write_here(failing(ValueError("no"), after="half"))
+            quiet.write_inline(failing(ValueError("no"), after="half"))
         assert "half" not in values(quiet)
-        quiet.write_here(insert("whole"))
+        quiet.write_inline(insert("whole"))
         assert "whole" in values(quiet)
 
     def test_refuses_a_write_within(self, quiet: SqliteDatabase) -> None:
         with pytest.raises(UsageError, match="a write inside a write"):
-            quiet.write_here(lambda _: quiet.write(insert(1)))
+            quiet.write_inline(lambda _: quiet.write(insert(1)))
         with pytest.raises(UsageError, match="a write inside a write"):
-            quiet.write_here(lambda _: quiet.write_here(insert(1)))
+            quiet.write_inline(lambda _: quiet.write_inline(insert(1)))
 
     def test_keeps_others_waiting_no_longer_than_it_takes(self, quiet: SqliteDatabase) -> None:
         begun, go = threading.Event(), threading.Event()
         here = threading.Thread(
-            target=lambda: quiet.write_here(held_back(insert("here"), begun, go))
+            target=lambda: quiet.write_inline(held_back(insert("here"), begun, go))
         )
         here.start()
-        assert begun.wait(PATIENCE)
+        assert begun.wait(TIMEOUT)
         other = writer(quiet).submit(insert("other"))
         go.set()
-        other.result(PATIENCE)
-        here.join(PATIENCE)
+        other.result(TIMEOUT)
+        here.join(TIMEOUT)
         assert ["here", "other"] == values(quiet)[-2:]
 
     def test_may_end_the_store_afterwards(self, quiet: SqliteDatabase) -> None:
@@ -393,7 +393,7 @@ class TestAJobThatMayBeWrittenHere:
             quiet.close()
             ended.set()
 
-        quiet.write_here(lambda tx: tx.after_commit(close))
+        quiet.write_inline(lambda tx: tx.after_commit(close))
         assert ended.is_set()
         with pytest.raises(StoreClosedError):
             quiet.write(insert("later"))
@@ -402,17 +402,17 @@ class TestAJobThatMayBeWrittenHere:
         begun, go, answers = threading.Event(), threading.Event(), list[object]()
 
         def write() -> None:
-            answers.append(quiet.write_here(held_back(insert("last"), begun, go)))
+            answers.append(quiet.write_inline(held_back(insert("last"), begun, go)))
 
         here, closing = threading.Thread(target=write), threading.Thread(target=quiet.close)
         here.start()
-        assert begun.wait(PATIENCE)
+        assert begun.wait(TIMEOUT)
         closing.start()
         go.set()
         for thread in (here, closing):
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
         assert [1] == answers
         with SqliteDatabase(quiet.path) as again:
             assert "last" in values(again)
         with pytest.raises(StoreClosedError):
-            quiet.write_here(insert("later"))
+            quiet.write_inline(insert("later"))

@@ -12,34 +12,35 @@ from typing import Any
 
 import pytest
 
-from engine_rig import PATIENCE
-from leaks import nothing_left_open
-from longwatch.core.events import Events, GroupStarted, LoopDegraded, LoopRecovered
-from longwatch.core.health import Reason
+from engine_rig import TIMEOUT
+from leaks import no_leaks
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import GroupStarted, LoopDegraded, LoopRecovered
+from longwatch.core.health import HealthReason
 from longwatch.errors import StoreUnreachableError, UsageError
 from longwatch.host import watchdog
-from longwatch.host.stacks import CRASH_DIRECTORY
+from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.host.watchdog import Watchdog
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.observe import Metrics
 from longwatch.runtime import LoopGroup
 from longwatch.testing import FakeClock, RecordingObserver
-from loop_rig import GROUP_RESTING as RESTING
-from loop_rig import GatedLoop, Running, StubLoop, await_that, grouping
+from loop_rig import GROUP_IDLE_THREADS as RESTING
+from loop_rig import BackgroundRun, GatedLoop, StubLoop, running_group, wait_until
 
 
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(tmp_path / "crashes"))
     return tmp_path / "crashes"
 
 
 @pytest.fixture(autouse=True)
-def bites(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Each time the process would have been ended."""
     ended: list[None] = []
-    monkeypatch.setattr(watchdog, "end_process", lambda: ended.append(None))
+    monkeypatch.setattr(watchdog, "kill_own_process", lambda: ended.append(None))
     return ended
 
 
@@ -77,7 +78,7 @@ def grouped(
 
 def ask(group: LoopGroup, path: str) -> tuple[int, str]:
     assert group.health_address is not None
-    with closing(http.client.HTTPConnection(*group.health_address, timeout=PATIENCE)) as connection:
+    with closing(http.client.HTTPConnection(*group.health_address, timeout=TIMEOUT)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
@@ -93,7 +94,7 @@ def reasons(group: LoopGroup, path: str = "/health/ready") -> dict[str, str]:
 
 def begun(*loops: StubLoop) -> None:
     for loop in loops:
-        assert loop.began.wait(PATIENCE)
+        assert loop.started.wait(TIMEOUT)
 
 
 # --- the port ---
@@ -108,11 +109,11 @@ def test_a_port_that_is_taken_is_an_error_before_any_loop_runs_and_before_anybod
     with socket.create_server(("127.0.0.1", 0)) as taken:
         group = grouped(loop, clock=clock, health_port=taken.getsockname()[1])
         with (
-            nothing_left_open(),
+            no_leaks(),
             pytest.raises(UsageError, match=r"the health port \d+ on 127.0.0.1 is in use"),
         ):
             group.run(install_signals=False)
-    assert (False, [], False) == (loop.began.is_set(), watching, group.running)
+    assert (False, [], False) == (loop.started.is_set(), watching, group.running)
     assert [] == list(crashes.iterdir())
 
 
@@ -122,7 +123,7 @@ def test_the_same_group_runs_once_the_port_is_free(clock: FakeClock) -> None:
         group = grouped(loop, clock=clock, health_port=taken.getsockname()[1])
         with pytest.raises(UsageError, match="in use"):
             group.run(install_signals=False)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         assert 200 == ask(group, "/health/live")[0]
 
@@ -132,21 +133,21 @@ def test_the_port_is_told_and_let_go_of_at_the_end(
 ) -> None:
     loop = StubLoop()
     group = grouped(loop, clock=clock, observer=observer)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         address = group.health_address
         assert address is not None
-        assert f"http://127.0.0.1:{address[1]}" == observer.wait_for(GroupStarted).health
+        assert f"http://127.0.0.1:{address[1]}" == observer.wait_for(GroupStarted).health_address
     assert group.health_address is None
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=PATIENCE)
+        socket.create_connection(address, timeout=TIMEOUT)
 
 
 def test_without_a_port_nobody_listens(clock: FakeClock, observer: RecordingObserver) -> None:
     loop = StubLoop()
     group = grouped(loop, clock=clock, observer=observer, health_port=None)
-    with grouping(group):
-        assert "" == observer.wait_for(GroupStarted).health
+    with running_group(group):
+        assert "" == observer.wait_for(GroupStarted).health_address
         assert group.health_address is None
 
 
@@ -156,8 +157,8 @@ def test_without_a_port_nobody_listens(clock: FakeClock, observer: RecordingObse
 def test_it_is_ready_when_every_loop_runs_and_its_store_is_there(mailbox: Mailbox[Any]) -> None:
     loops = [GatedLoop(requests=mailbox, name="mail"), GatedLoop(requests=mailbox, name="pages")]
     group = LoopGroup(loops, health_host="127.0.0.1", health_port=0, events=Events())
-    with grouping(group):
-        await_that(
+    with running_group(group):
+        wait_until(
             lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200
         )
         assert {
@@ -175,7 +176,7 @@ def test_it_is_ready_when_every_loop_runs_and_its_store_is_there(mailbox: Mailbo
 def test_the_moment_draining_starts_it_is_not_ready_and_it_lives_on(clock: FakeClock) -> None:
     loop = StubLoop("mail")
     group = grouped(loop, clock=clock)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         assert 200 == ask(group, "/health/ready")[0]
         group.drain()
@@ -188,26 +189,26 @@ def test_the_moment_draining_starts_it_is_not_ready_and_it_lives_on(clock: FakeC
 
 def test_while_it_stops_it_is_not_ready_and_still_answers(clock: FakeClock) -> None:
     loop = StubLoop("mail")
-    loop.is_stubborn = True
+    loop.ignores_shutdown = True
     group = grouped(loop, clock=clock)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
-        stopping = Running(group.shutdown)
-        loop.told.get(timeout=PATIENCE)
+        stopping = BackgroundRun(group.shutdown)
+        loop.shutdown_timeouts.get(timeout=TIMEOUT)
         assert ("draining", 200) == (reasons(group)["draining"], ask(group, "/health/live")[0])
         loop.may_end.set()
-        stopping.end()
+        stopping.wait()
 
 
 def test_a_loop_that_has_finished_makes_it_not_ready_and_nothing_else(
-    clock: FakeClock, bites: list[None]
+    clock: FakeClock, exits: list[None]
 ) -> None:
     loops = [StubLoop("mail"), StubLoop("pages")]
     group = grouped(*loops, clock=clock)
-    with grouping(group):
+    with running_group(group):
         begun(*loops)
         loops[0].may_end.set()
-        await_that(lambda: reasons(group)["loop mail"] == Reason.NOT_RUNNING)
+        wait_until(lambda: reasons(group)["loop mail"] == HealthReason.NOT_RUNNING)
         assert {"loop mail": "not_running", "loop pages": "ok", "draining": "ok"} == reasons(group)
         assert 200 == ask(group, "/health/live")[0]
 
@@ -219,13 +220,13 @@ def test_a_loop_that_has_not_begun_is_not_started(
 
     def held_up(thread: threading.Thread) -> None:
         if thread.name == "loop-pages":
-            assert may_start.wait(PATIENCE)
+            assert may_start.wait(TIMEOUT)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", held_up)
     loops = [StubLoop("mail"), StubLoop("pages")]
     group = grouped(*loops, clock=clock)
-    with grouping(group):
+    with running_group(group):
         begun(loops[0])
         assert ("ok", "not_started") == (reasons(group)["loop mail"], reasons(group)["loop pages"])
         assert [503, 503, 200] == [
@@ -233,7 +234,7 @@ def test_a_loop_that_has_not_begun_is_not_started(
         ]
         may_start.set()
         begun(loops[1])
-        await_that(lambda: ask(group, "/startupz")[0] == 200)
+        wait_until(lambda: ask(group, "/startupz")[0] == 200)
 
 
 def test_a_store_that_cannot_be_reached_makes_it_not_ready(
@@ -245,8 +246,8 @@ def test_a_store_that_cannot_be_reached_makes_it_not_ready(
     def down() -> None:
         raise StoreUnreachableError("the password is 1234")
 
-    with grouping(group):
-        await_that(
+    with running_group(group):
+        wait_until(
             lambda: group.health_address is not None and ask(group, "/health/ready")[0] == 200
         )
         monkeypatch.setattr(mailbox.backend, "next_due", down)
@@ -261,8 +262,8 @@ def test_loops_of_one_store_ask_it_once_and_loops_of_two_ask_both(tmp_path: Path
         for store, name in ((one, "a"), (one, "b"), (two, "c"))
     ]
     group = LoopGroup(loops, health_host="127.0.0.1", health_port=0, events=Events())
-    with grouping(group):
-        await_that(lambda: group.health_address is not None)
+    with running_group(group):
+        wait_until(lambda: group.health_address is not None)
         assert {"store 1", "store 2"} == {
             name for name in reasons(group) if name.startswith("store")
         }
@@ -272,11 +273,11 @@ def test_loops_of_one_store_ask_it_once_and_loops_of_two_ask_both(tmp_path: Path
 
 
 def test_past_the_readiness_threshold_a_loop_is_degraded_before_any_kill(
-    clock: FakeClock, observer: RecordingObserver, bites: list[None]
+    clock: FakeClock, observer: RecordingObserver, exits: list[None]
 ) -> None:
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock, observer=observer)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         clock.await_parked(RESTING)
         clock.advance(90.0)
@@ -286,7 +287,7 @@ def test_past_the_readiness_threshold_a_loop_is_degraded_before_any_kill(
         assert [("mail", 91.0, 90.0)] == [
             (each.loop, each.elapsed, each.threshold) for each in observer.of(LoopDegraded)
         ]
-        assert ([], 200) == (bites, ask(group, "/health/live")[0])
+        assert ([], 200) == (exits, ask(group, "/health/live")[0])
         loop.heartbeat.beat()
         clock.advance(1.0)
         assert (200, ["mail"]) == (
@@ -309,7 +310,7 @@ def test_the_readiness_threshold_is_nine_tenths_of_the_watchdogs_unless_another_
 ) -> None:
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock, **settings)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         clock.await_parked(RESTING - ("watchdog_threshold" in settings))
         clock.advance(stale_after or 10_000.0)
@@ -324,7 +325,7 @@ def test_it_is_not_even_live_once_the_watchdog_itself_must_have_failed(
     monkeypatch.setattr(Watchdog, "_round", lambda _: None)
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         clock.await_parked(RESTING)
         clock.advance(120.0)
@@ -342,8 +343,10 @@ def test_a_stuck_handler_cannot_hide_behind_a_busy_one(
     loop = GatedLoop(requests=mailbox, name="mail", concurrency=2, clock=clock)
     group = grouped(loop, clock=clock, readiness_threshold=40.0)
     mailbox.send_many(["stuck", "busy"])
-    with grouping(group):
-        contexts = {each.request: each.context for each in (loop.next(), loop.next())}
+    with running_group(group):
+        contexts = {
+            each.request: each.context for each in (loop.next_started(), loop.next_started())
+        }
         for _ in range(5):
             clock.await_parked(RESTING + 4)
             clock.advance(10.0)
@@ -362,10 +365,10 @@ def test_metrics_say_how_the_loops_are_and_what_they_have_done(mailbox: Mailbox[
         [loop], health_host="127.0.0.1", health_port=0, metrics=Metrics(), events=Events()
     )
     mailbox.send_many(["a", "b"])
-    with grouping(group):
-        loop.next()
+    with running_group(group):
+        loop.next_started()
         loop.open("a")
-        loop.next()
+        loop.next_started()
         text = ask(group, "/metrics")[1]
     for line in (
         'longwatch_loop_running{loop="mail"} 1.0',
@@ -385,7 +388,7 @@ class Listener:
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(TIMEOUT)
 
     def next(self) -> list[str]:
         return self._socket.recv(4096).decode().splitlines()
@@ -398,7 +401,7 @@ class Listener:
             while True:
                 found.append(self.next())
         except BlockingIOError:
-            self._socket.settimeout(PATIENCE)
+            self._socket.settimeout(TIMEOUT)
             return found
 
     def close(self) -> None:
@@ -423,7 +426,7 @@ def test_whoever_supervises_it_is_told_that_it_is_ready_and_that_it_stops(
 ) -> None:
     loops = [StubLoop("mail"), StubLoop("pages")]
     group = grouped(*loops, clock=clock, health_port=None)
-    with grouping(group):
+    with running_group(group):
         assert ["READY=1", "STATUS=2 loops"] in (systemd.next(), systemd.next())
         begun(*loops)
         assert ["STOPPING=1"] not in systemd.waiting()
@@ -432,11 +435,11 @@ def test_whoever_supervises_it_is_told_that_it_is_ready_and_that_it_stops(
 
 
 def test_beats_are_passed_on_only_while_every_loop_beats(
-    systemd: Listener, clock: FakeClock, bites: list[None]
+    systemd: Listener, clock: FakeClock, exits: list[None]
 ) -> None:
     loops = [StubLoop("mail", clock=clock), StubLoop("pages", clock=clock)]
     group = grouped(*loops, clock=clock, health_port=None)
-    with grouping(group):
+    with running_group(group):
         begun(*loops)
         clock.await_parked(RESTING)
         systemd.waiting()
@@ -450,7 +453,7 @@ def test_beats_are_passed_on_only_while_every_loop_beats(
         loops[1].heartbeat.beat()
         clock.advance(3.0)
         assert [BEAT] * 3 == systemd.waiting()
-    assert [] == bites
+    assert [] == exits
 
 
 def test_without_somebody_who_waits_for_beats_none_are_sent(
@@ -459,7 +462,7 @@ def test_without_somebody_who_waits_for_beats_none_are_sent(
     monkeypatch.delenv("WATCHDOG_USEC")
     loop = StubLoop("mail")
     group = grouped(loop, clock=clock, health_port=None)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         clock.await_parked(RESTING)
         clock.advance(50.0)
@@ -467,15 +470,15 @@ def test_without_somebody_who_waits_for_beats_none_are_sent(
 
 
 def test_a_stall_is_told_before_the_end(
-    systemd: Listener, clock: FakeClock, bites: list[None]
+    systemd: Listener, clock: FakeClock, exits: list[None]
 ) -> None:
     loop = StubLoop("mail", clock=clock)
     group = grouped(loop, clock=clock, health_port=None)
-    with grouping(group):
+    with running_group(group):
         begun(loop)
         clock.await_parked(RESTING)
         clock.advance(109.0)
         systemd.waiting()
         clock.advance(1.0)
-        assert [None] == bites
+        assert [None] == exits
         assert ["WATCHDOG=trigger", "STATUS=mail stalled for 110.0 s"] in systemd.waiting()

@@ -8,12 +8,12 @@ from textwrap import dedent
 
 import pytest
 
-from engine_rig import PATIENCE
-from longwatch.host.stacks import CRASH_DIRECTORY
+from engine_rig import TIMEOUT
+from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.mailbox import Mailbox, open_mailbox
-from longwatch.store.sqlite import SqliteDatabase
-from redis_server import await_that
-from snippet import Snippet, running
+from longwatch.store.sqlite.database import SqliteDatabase
+from redis_server import wait_until
+from snippet import Snippet, run_snippet
 
 PRELUDE = """
 import asyncio, logging, os, signal, sys, threading
@@ -42,20 +42,20 @@ def listen():
 
 threading.Thread(target=listen, daemon=True).start()
 
-def hold_ahead(loop, count):
-    while loop._engine is None or loop._engine._shift is None:
+def prefetch(loop, count):
+    while loop._engine is None or loop._engine._current_run is None:
         pass
-    shift = loop._engine._shift
-    while len(shift.feeder.held) < loop.concurrency + count:
-        shift.feeder._ahead.ahead = count
-        shift._news.set()
-    say("held", loop.holding)
+    run = loop._engine._current_run
+    while len(run.fetcher.held) < loop.concurrency + count:
+        run.fetcher._prefetch.limit = count
+        run._wakeup.set()
+    say("held", loop.held_count)
 """
 
 
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(tmp_path / "crashes"))
     return tmp_path / "crashes"
 
 
@@ -67,25 +67,25 @@ def mailbox(tmp_path: Path) -> Iterator[Mailbox[int]]:
 
 @contextmanager
 def program(code: str, folder: Path) -> Iterator[Snippet]:
-    with running(PRELUDE.format(database=folder / "m.db") + dedent(code)) as snippet:
+    with run_snippet(PRELUDE.format(database=folder / "m.db") + dedent(code)) as snippet:
         yield snippet
 
 
 GROUP = """
 loop = Loop(requests=mailbox, concurrency=2)
 group = LoopGroup([loop], shutdown_timeout={timeout})
-threading.Thread(target=lambda: hold_ahead(loop, {ahead}), daemon=True).start()
+threading.Thread(target=lambda: prefetch(loop, {prefetched}), daemon=True).start()
 group.run()
 say("returned", group.running, loop.running)
 """
 
 
-def group_of(*, timeout: float = 30.0, ahead: int = 0) -> str:
-    return GROUP.format(timeout=timeout, ahead=ahead)
+def group_of(*, timeout: float = 30.0, prefetched: int = 0) -> str:
+    return GROUP.format(timeout=timeout, prefetched=prefetched)
 
 
 def begun(snippet: Snippet, lines: int = 3) -> set[str]:
-    return {snippet.line() for _ in range(lines)}
+    return {snippet.read_line() for _ in range(lines)}
 
 
 # --- a clean end ---
@@ -97,20 +97,20 @@ def test_told_to_stop_under_load_nothing_is_lost_and_nothing_is_spent(
 ) -> None:
     """What was not begun is back, and can be taken elsewhere, while what runs still runs."""
     mailbox.send_many(range(20))
-    with program(group_of(ahead=8), tmp_path) as snippet:
+    with program(group_of(prefetched=8), tmp_path) as snippet:
         assert {"began 0", "began 1", "held 10"} == begun(snippet)
         snippet.signal(signum)
-        await_that(lambda: mailbox.stats().ready == 18, "what was not begun is back")
+        wait_until(lambda: mailbox.stats().ready == 18, "what was not begun is back")
         assert 2 == mailbox.stats().leased
         elsewhere = mailbox.receive(max_messages=20)
         assert (list(range(2, 20)), {(0, 0)}) == (
             [message.body for message in elsewhere],
-            {(message.failures, message._delivery.crashes) for message in elsewhere},
+            {(message.failures, message._record.crashes) for message in elsewhere},
         )
-        snippet.say("go")
-        assert "returned False False" == snippet.line()
-        assert (0, "") == snippet.end()
-    assert (18, 0) == (mailbox.approximate_count(), len(mailbox.dead))
+        snippet.send_line("go")
+        assert "returned False False" == snippet.read_line()
+        assert (0, "") == snippet.wait()
+    assert (18, 0) == (mailbox.approximate_count(), len(mailbox.dead_letters))
 
 
 def test_an_idle_group_ends_though_its_polls_are_long(tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ def test_an_idle_group_ends_though_its_polls_are_long(tmp_path: Path) -> None:
         "group = LoopGroup([Loop(requests=mailbox)])\nsay('up')\ngroup.run(wait_time_seconds=100)"
     )
     with program(code, tmp_path) as snippet:
-        assert "up" == snippet.line()
-        await_that(lambda: SIGTERM in caught(snippet), "it listens")
+        assert "up" == snippet.read_line()
+        wait_until(lambda: SIGTERM in caught(snippet), "it listens")
         snippet.signal(SIGTERM)
-        assert (0, "") == snippet.end()
+        assert (0, "") == snippet.wait()
 
 
 def caught(snippet: Snippet) -> set[int]:
@@ -145,7 +145,7 @@ def test_past_the_deadline_it_exits_with_1_its_stacks_on_record_and_nobody_to_bl
     with program(stubborn + group_of(timeout=0.1), tmp_path) as snippet:
         begun(snippet)
         snippet.signal(SIGTERM)
-        code, stderr = snippet.end()
+        code, stderr = snippet.wait()
     assert (1, True) == (
         code,
         "CRITICAL longwatch.runtime loop-0 did not stop in time; see " in stderr,
@@ -154,9 +154,9 @@ def test_past_the_deadline_it_exits_with_1_its_stacks_on_record_and_nobody_to_bl
     assert ["loop-0 did not stop in time", "in handle"] == [
         word for word in ("loop-0 did not stop in time", "in handle") if word in file.read_text()
     ]
-    messages = mailbox.receive(max_messages=2, wait_time_seconds=PATIENCE)
+    messages = mailbox.receive(max_messages=2, wait_time_seconds=TIMEOUT)
     assert [(2, 0, 0)] * 2 == [
-        (each.delivery_count, each.failures, each._delivery.crashes) for each in messages
+        (each.delivery_count, each.failures, each._record.crashes) for each in messages
     ]
 
 
@@ -165,12 +165,12 @@ def test_a_second_signal_ends_it_at_once_with_128_and_its_number(
     tmp_path: Path, mailbox: Mailbox[int], second: Signals
 ) -> None:
     mailbox.send_many(range(3))
-    with program(group_of(ahead=1), tmp_path) as snippet:
+    with program(group_of(prefetched=1), tmp_path) as snippet:
         begun(snippet)
         snippet.signal(SIGTERM)
-        await_that(lambda: mailbox.stats().ready == 1, "the first was heard")
+        wait_until(lambda: mailbox.stats().ready == 1, "the first was heard")
         snippet.signal(second)
-        assert 128 + second == snippet.end()[0]
+        assert 128 + second == snippet.wait()[0]
 
 
 def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(
@@ -181,7 +181,8 @@ def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(
     """
     with program(
         """
-        from longwatch.core.events import Events, GroupStopping
+        from longwatch.core.events.base import Events
+        from longwatch.core.events.runtime import GroupStopping
 
         def observe(event):
             if isinstance(event, GroupStopping):
@@ -192,11 +193,11 @@ def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(
         """,
         tmp_path,
     ) as snippet:
-        await_that(lambda: SIGTERM in caught(snippet), "it listens")
+        wait_until(lambda: SIGTERM in caught(snippet), "it listens")
         snippet.signal(SIGTERM)
-        assert "stopping" == snippet.line()
+        assert "stopping" == snippet.read_line()
         snippet.signal(SIGTERM)
-        assert 128 + SIGTERM == snippet.end()[0]
+        assert 128 + SIGTERM == snippet.wait()[0]
 
 
 # --- other signals ---
@@ -204,19 +205,19 @@ def test_a_second_signal_ends_it_also_while_the_main_thread_is_held_up(
 
 def test_sigusr1_drains_and_the_process_stays(tmp_path: Path, mailbox: Mailbox[int]) -> None:
     mailbox.send_many(range(5))
-    with program(group_of(ahead=2), tmp_path) as snippet:
+    with program(group_of(prefetched=2), tmp_path) as snippet:
         assert {"began 0", "began 1", "held 4"} == begun(snippet)
         snippet.signal(SIGUSR1)
-        await_that(lambda: mailbox.stats().ready == 3, "what was not begun is back")
-        snippet.say("go")
-        await_that(lambda: mailbox.stats().leased == 0, "what runs is finished")
+        wait_until(lambda: mailbox.stats().ready == 3, "what was not begun is back")
+        snippet.send_line("go")
+        wait_until(lambda: mailbox.stats().leased == 0, "what runs is finished")
         assert 3 == mailbox.stats().ready
-        snippet.say("say('draining', group.draining, group.running); group.resume()")
-        assert "draining True True" == snippet.line()
+        snippet.send_line("say('draining', group.draining, group.running); group.resume()")
+        assert "draining True True" == snippet.read_line()
         assert {"began 2", "began 3", "began 4"} == begun(snippet)
         snippet.signal(SIGTERM)
-        assert "returned False False" == snippet.line()
-        assert (0, "") == snippet.end()
+        assert "returned False False" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_sigusr2_writes_all_stacks_to_the_crash_file_also_while_the_gil_is_held(
@@ -235,10 +236,10 @@ def test_sigusr2_writes_all_stacks_to_the_crash_file_also_while_the_gil_is_held(
     """
     mailbox.send(1)
     with program(code, tmp_path) as snippet:
-        assert "began" == snippet.line()
+        assert "began" == snippet.read_line()
         [file] = crashes.iterdir()
         snippet.signal(SIGUSR2)
-        await_that(lambda: "in handle" in file.read_text(), "the stacks are written")
+        wait_until(lambda: "in handle" in file.read_text(), "the stacks are written")
 
 
 def test_afterwards_every_signal_does_what_it_did_before(tmp_path: Path) -> None:
@@ -255,8 +256,8 @@ def test_afterwards_every_signal_does_what_it_did_before(tmp_path: Path) -> None
         group = LoopGroup([Loop(requests=mailbox)])
         for _ in range(2):
             def look():
-                while not group.running or group.vitals is None or \
-                        not group.vitals.members[0].begun:
+                while not group.running or group.health is None or \
+                        not group.health.runners[0].has_started:
                     pass
                 say(
                     [signal.getsignal(each) for each in everything[:3]] != before[0][:3],
@@ -272,8 +273,8 @@ def test_afterwards_every_signal_does_what_it_did_before(tmp_path: Path) -> None
         """,
         tmp_path,
     ) as snippet:
-        assert ["True True", "True None"] * 2 == [snippet.line() for _ in range(4)]
-        assert (0, "") == snippet.end()
+        assert ["True True", "True None"] * 2 == [snippet.read_line() for _ in range(4)]
+        assert (0, "") == snippet.wait()
 
 
 def test_a_coordinator_that_the_user_has_installed_is_used_and_left(tmp_path: Path) -> None:
@@ -288,19 +289,19 @@ def test_a_coordinator_that_the_user_has_installed_is_used_and_left(tmp_path: Pa
         say(
             ShutdownCoordinator.get() is coordinator,
             signal.getsignal(signal.SIGTERM) == handler,
-            len(coordinator._calls)
+            len(coordinator._callbacks)
         )
         group.run()
         say("again")
         """,
         tmp_path,
     ) as snippet:
-        assert "up" == snippet.line()
-        await_that(lambda: SIGUSR1 in caught(snippet), "it listens")
+        assert "up" == snippet.read_line()
+        wait_until(lambda: SIGUSR1 in caught(snippet), "it listens")
         snippet.signal(SIGTERM)
         assert {"mine", "True True 1"} == begun(snippet, 2)
-        assert "again" == snippet.line()
-        assert (0, "") == snippet.end()
+        assert "again" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(
@@ -312,7 +313,7 @@ def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(
         group = LoopGroup([Loop(requests=mailbox)])
         thread = threading.Thread(target=group.run)
         thread.start()
-        while group.vitals is None or not group.vitals.members[0].begun:
+        while group.health is None or not group.health.runners[0].has_started:
             pass
         say(signal.getsignal(signal.SIGTERM) == before, ShutdownCoordinator.get())
         group.shutdown()
@@ -320,9 +321,9 @@ def test_off_the_main_thread_no_handler_is_installed_and_one_warning_is_logged(
         """,
         tmp_path,
     ) as snippet:
-        assert "True None" == snippet.line()
-        code, stderr = snippet.end()
-    assert (0, ["WARNING longwatch.runtime signals_not_heard"]) == (
+        assert "True None" == snippet.read_line()
+        code, stderr = snippet.wait()
+    assert (0, ["WARNING longwatch.runtime signal_handlers_skipped"]) == (
         code,
         [line.strip() for line in stderr.splitlines()],
     )
@@ -355,7 +356,7 @@ def test_the_watchdog_ends_a_group_with_a_stuck_handler_which_is_blamed_and_its_
     )
 
     def drive():
-        hold_ahead(loop, 1)
+        prefetch(loop, 1)
         while len(contexts) < 3:
             pass
         clock.advance(15, parked=11)
@@ -370,12 +371,12 @@ def test_the_watchdog_ends_a_group_with_a_stuck_handler_which_is_blamed_and_its_
     others: Mailbox[int] = open_mailbox(mailbox.backend.database, "others")  # type: ignore[attr-defined]
     others.send(100)
     with program(code, tmp_path) as snippet:
-        code_of_exit, stderr = snippet.end()
+        code_of_exit, stderr = snippet.wait()
     assert -SIGKILL == code_of_exit
     assert "CRITICAL longwatch.runtime.watchdog Watchdog: loop-0 stalled for" in stderr
     [file] = crashes.iterdir()
     assert "in handle" in file.read_text()
-    await_that(
+    wait_until(
         lambda: mailbox.backend.sweep() >= 0 and mailbox.stats().leased == 0, "its leases are swept"
     )
     found = {each.id: each.crashes for each in mailbox.backend.peek(limit=3)}

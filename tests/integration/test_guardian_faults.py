@@ -15,31 +15,31 @@ from textwrap import dedent
 
 import pytest
 
-import parts
-from awaiting import eventually
-from den import (
-    PATIENCE,
+import requires
+from guardian_fixture import (
     PRELUDE,
-    Den,
-    Lines,
-    bearers,
+    TIMEOUT,
+    GuardianFixture,
+    LineSink,
     cgroup_folders,
-    den,
-    gone,
+    is_gone,
+    pids_with_token,
+    proc_state,
     require_cgroups,
-    state,
+    running_guardian,
 )
-from leaks import no_descriptor_left_open
-from longwatch.core.events import GuardianLost
+from leaks import no_descriptor_leaks
+from longwatch.core.events.host import GuardianLost
 from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host import process
 from longwatch.host.guardian import spawn as spawning
 from longwatch.host.guardian.cgroups import Cgroup, Cgroups
 from longwatch.host.guardian.proctable import Process, ProcTable
-from longwatch.host.guardian.tree import kill_marked, strike
-from longwatch.host.guardian.wire import Message
+from longwatch.host.guardian.tree import kill_marked, kill_processes
+from longwatch.host.guardian.wire import ControlMessage
 from longwatch.host.process import KILL_NOW, ProcessSpec
-from snippet import Snippet, running
+from polling import eventually
+from snippet import Snippet, run_snippet
 
 FAMILY = (
     "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); say('leader', os.getpid()); rest()"
@@ -47,8 +47,8 @@ FAMILY = (
 
 HOST = """
     import os, signal, sys
-    from longwatch.host.children import Guardian
-    from longwatch.host.loop import LoopThread
+    from longwatch.host.guardian_client import GuardianClient
+    from longwatch.host.loop import EventLoopThread
     from longwatch.host.process import KILL_NOW, ProcessSpec
 
     def say(*words):
@@ -57,8 +57,8 @@ HOST = """
         )  # in one piece, for the children write to the same pipe
 
     token, cgroups, adopt, code = (input() for _ in range(4))
-    loop = LoopThread()
-    guardian = Guardian(loop, cgroups=cgroups == "cgroups", adopt=adopt == "adopt")
+    loop = EventLoopThread()
+    guardian = GuardianClient(loop, cgroups=cgroups == "cgroups", subreaper=adopt == "adopt")
     guardian.start()
 
     def spawn(stdout=1):
@@ -75,7 +75,7 @@ class Host:
     def __init__(self, snippet: Snippet, token: str) -> None:
         self.snippet = snippet
         self.token = token
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     @property
     def pid(self) -> int:
@@ -85,35 +85,35 @@ class Host:
         """The number behind this word, once a line begins with it."""
         return int(self._await(lambda line: line.startswith(f"{word} ")).split()[1])
 
-    def await_lines(self, *wanted: str) -> None:
+    def wait_for_lines(self, *wanted: str) -> None:
         """Read until all of these were said, in whatever order."""
         for words in wanted:
             self._await(words.__eq__)
 
     def _await(self, fits: Callable[[str], bool]) -> str:
-        while not any(map(fits, self.said)):
-            line = self.snippet.line()
-            assert line, f"the host has ended; it said {self.said} and {self.snippet.end()}"
-            self.said.append(line)
-        return next(filter(fits, self.said))
+        while not any(map(fits, self.lines)):
+            line = self.snippet.read_line()
+            assert line, f"the host has ended; it said {self.lines} and {self.snippet.wait()}"
+            self.lines.append(line)
+        return next(filter(fits, self.lines))
 
 
 @contextmanager
 def host(story: str, code: str, *, cgroups: bool, adopt: bool = False) -> Iterator[Host]:
     """Run the story behind HOST; every process of it is ended with the block."""
     token = f"token-{secrets.token_hex(8)}"
-    with running(dedent(HOST) + dedent(story)) as snippet:
+    with run_snippet(dedent(HOST) + dedent(story)) as snippet:
         for line in (
             token,
             "cgroups" if cgroups else "marks",
             "adopt" if adopt else "",
             repr(PRELUDE + dedent(code)),
         ):
-            snippet.say(line)
+            snippet.send_line(line)
         try:
             yield Host(snippet, token)
         finally:
-            for pid in bearers(token):
+            for pid in pids_with_token(token):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -125,8 +125,8 @@ def cgroups(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def home(*, cgroups: bool) -> Iterator[Den]:
-    with den(cgroups=cgroups) as opened:
+def guardian(*, cgroups: bool) -> Iterator[GuardianFixture]:
+    with running_guardian(cgroups=cgroups) as opened:
         yield opened
 
 
@@ -137,12 +137,12 @@ def home(*, cgroups: bool) -> Iterator[Den]:
 def test_a_host_that_is_killed_leaves_nobody(*, cgroups: bool, adopt: bool) -> None:
     with host("spawn(); signal.pause()", FAMILY, cgroups=cgroups, adopt=adopt) as it:
         guardian = it.number("guardian")
-        it.await_lines("orphan")
-        assert eventually(lambda: 2 == len(bearers(it.token)))
+        it.wait_for_lines("orphan")
+        assert eventually(lambda: 2 == len(pids_with_token(it.token)))
         it.snippet.signal(signal.SIGKILL)
-        it.snippet.end()
-        assert eventually(lambda: gone(guardian))
-        assert [] == bearers(it.token)
+        it.snippet.wait()
+        assert eventually(lambda: is_gone(guardian))
+        assert [] == pids_with_token(it.token)
         assert set() == cgroup_folders(it.pid)
 
 
@@ -151,11 +151,11 @@ def test_a_host_that_is_killed_leaves_nobody_of_those_that_fork_and_go(*, cgroup
         "spawn(); signal.pause()", "hoppers(10, setsid=True); say('ready'); rest()", cgroups=cgroups
     ) as it:
         guardian = it.number("guardian")
-        it.await_lines("ready")
+        it.wait_for_lines("ready")
         it.snippet.signal(signal.SIGKILL)
-        it.snippet.end()
-        assert eventually(lambda: gone(guardian))
-        assert [] == [pid for _ in range(20) for pid in bearers(it.token)]
+        it.snippet.wait()
+        assert eventually(lambda: is_gone(guardian))
+        assert [] == [pid for _ in range(20) for pid in pids_with_token(it.token)]
 
 
 def test_a_host_that_is_killed_while_it_starts_a_guardian_leaves_nobody(*, cgroups: bool) -> None:
@@ -163,8 +163,8 @@ def test_a_host_that_is_killed_while_it_starts_a_guardian_leaves_nobody(*, cgrou
     with host("signal.pause()", "", cgroups=cgroups) as it:
         guardian = it.number("guardian")
         it.snippet.signal(signal.SIGKILL)
-        it.snippet.end()
-        assert eventually(lambda: gone(guardian))
+        it.snippet.wait()
+        assert eventually(lambda: is_gone(guardian))
 
 
 def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(
@@ -181,14 +181,14 @@ def test_a_copy_of_the_host_that_holds_the_control_open_keeps_nobody_alive(
     """
     with host(story, FAMILY, cgroups=cgroups) as it:
         guardian = it.number("guardian")
-        it.await_lines("orphan")
+        it.wait_for_lines("orphan")
         copy = it.number("copy")
         it.snippet.signal(signal.SIGKILL)
-        it.snippet._child.wait(PATIENCE)
+        it.snippet._child.wait(TIMEOUT)
         try:
-            assert eventually(lambda: gone(guardian))
-            assert [] == bearers(it.token)
-            assert not gone(copy)
+            assert eventually(lambda: is_gone(guardian))
+            assert [] == pids_with_token(it.token)
+            assert not is_gone(copy)
         finally:
             os.kill(copy, signal.SIGKILL)
 
@@ -223,13 +223,13 @@ def test_a_host_that_is_suspended_for_a_while_loses_nothing(*, cgroups: bool) ->
     """
     with host(story, code, cgroups=cgroups) as it:
         child = it.number("child")
-        it.await_lines("ready")
+        it.wait_for_lines("ready")
         it.snippet.signal(signal.SIGSTOP)
-        assert eventually(lambda: state(it.pid) == "T")
+        assert eventually(lambda: proc_state(it.pid) == "T")
         os.kill(child, signal.SIGUSR1)
-        assert eventually(lambda: gone(child))
+        assert eventually(lambda: is_gone(child))
         it.snippet.signal(signal.SIGCONT)
-        it.await_lines("lines 5001", "ended exit 7")
+        it.wait_for_lines("lines 5001", "ended exit 7")
 
 
 # --- the guardian dies ----------------------------------------------------------------------------
@@ -239,53 +239,55 @@ def test_a_guardian_that_is_killed_takes_every_child_with_it_and_that_is_told(
     *, cgroups: bool
 ) -> None:
     lost = threading.Event()
-    with den(cgroups=cgroups, on_lost=lost.set) as home:
-        kids = [home.spawn(FAMILY) for _ in range(2)]
-        for kid in kids:
-            kid.out.await_text("orphan")
-            kid.out.await_text("leader")
-        waiting = home.loop.spawn(kids[0].child.wait())
-        guardian = home.pid
-        os.kill(guardian, signal.SIGKILL)
+    with running_guardian(cgroups=cgroups, on_lost=lost.set) as guardian:
+        children = [guardian.spawn(FAMILY) for _ in range(2)]
+        for child in children:
+            child.out.wait_for_text("orphan")
+            child.out.wait_for_text("leader")
+        waiting = guardian.loop.spawn(children[0].child.wait())
+        killed = guardian.pid
+        os.kill(killed, signal.SIGKILL)
         with pytest.raises(GuardianLostError, match=r"the guardian died; processes killed: [2-4]"):
-            waiting.result(PATIENCE)
-        assert lost.wait(PATIENCE)
-        event = home.heard.wait_for(GuardianLost)
-        assert (guardian, True) == (event.guardian_pid, 2 <= event.killed <= 4)
-        assert [[], []] == [kid.survivors() for kid in kids]
+            waiting.result(TIMEOUT)
+        assert lost.wait(TIMEOUT)
+        event = guardian.observer.wait_for(GuardianLost)
+        assert (killed, True) == (event.guardian_pid, 2 <= event.killed <= 4)
+        assert [[], []] == [child.survivors() for child in children]
         with pytest.raises(GuardianLostError):
-            home.start(["true"])
+            guardian.start(["true"])
         assert set() == cgroup_folders(os.getpid())
 
 
-def test_after_a_guardian_was_killed_another_can_be_started(home: Den) -> None:
-    os.kill(home.pid, signal.SIGKILL)
-    home.heard.wait_for(GuardianLost)
-    home.guardian.stop()
-    home.guardian.start()
-    assert "exit 0" == str(home.start(["true"]).wait().cause)
+def test_after_a_guardian_was_killed_another_can_be_started(guardian: GuardianFixture) -> None:
+    os.kill(guardian.pid, signal.SIGKILL)
+    guardian.observer.wait_for(GuardianLost)
+    guardian.guardian.stop()
+    guardian.guardian.start()
+    assert "exit 0" == str(guardian.start(["true"]).wait().cause)
 
 
 def test_a_guardian_that_does_not_answer_is_given_up_and_everything_dies_with_it(
-    home: Den, monkeypatch: pytest.MonkeyPatch
+    guardian: GuardianFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_GUARDIAN_PATIENCE", 0.1)
-    kid = home.spawn(FAMILY)
-    kid.out.await_text("orphan")
-    kid.out.await_text("leader")
-    os.kill(home.pid, signal.SIGSTOP)
+    monkeypatch.setattr(process, "_GUARDIAN_TIMEOUT", 0.1)
+    child = guardian.spawn(FAMILY)
+    child.out.wait_for_text("orphan")
+    child.out.wait_for_text("leader")
+    os.kill(guardian.pid, signal.SIGSTOP)
     with pytest.raises(GuardianLostError):
-        kid.stop(KILL_NOW)
-    home.heard.wait_for(GuardianLost)
-    assert [] == kid.survivors()
+        child.stop(KILL_NOW)
+    guardian.observer.wait_for(GuardianLost)
+    assert [] == child.survivors()
 
 
-def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(home: Den) -> None:
-    kid = home.spawn("hoppers(10, setsid=False); say('ready'); rest()")
-    kid.out.await_text("ready")
-    os.kill(home.pid, signal.SIGKILL)
-    home.heard.wait_for(GuardianLost)
-    assert [] == [pid for _ in range(20) for pid in kid.survivors()]
+def test_those_that_fork_and_go_in_one_group_do_not_outlive_a_killed_guardian(
+    guardian: GuardianFixture,
+) -> None:
+    child = guardian.spawn("hoppers(10, setsid=False); say('ready'); rest()")
+    child.out.wait_for_text("ready")
+    os.kill(guardian.pid, signal.SIGKILL)
+    guardian.observer.wait_for(GuardianLost)
+    assert [] == [pid for _ in range(20) for pid in child.survivors()]
 
 
 def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgroups: bool) -> None:
@@ -297,9 +299,9 @@ def test_leaders_die_with_their_guardian_even_while_the_host_is_suspended(*, cgr
         guardian = it.number("guardian")
         child = it.number("child")
         it.snippet.signal(signal.SIGSTOP)
-        assert eventually(lambda: state(it.pid) == "T")
+        assert eventually(lambda: proc_state(it.pid) == "T")
         os.kill(guardian, signal.SIGKILL)
-        assert eventually(lambda: gone(child))
+        assert eventually(lambda: is_gone(child))
 
 
 def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed(
@@ -312,30 +314,30 @@ def test_a_host_that_adopts_kills_even_the_nameless_when_its_guardian_was_killed
     """
     with host(story, "orphan(nameless); say('leader'); rest()", cgroups=cgroups, adopt=True) as it:
         guardian = it.number("guardian")
-        it.await_lines("nameless", "leader")
+        it.wait_for_lines("nameless", "leader")
         os.kill(guardian, signal.SIGKILL)
-        it.await_lines("lost")
-        assert [] == bearers(it.token)
+        it.wait_for_lines("lost")
+        assert [] == pids_with_token(it.token)
 
 
 def test_a_host_with_cgroups_kills_even_the_nameless_when_its_guardian_was_killed() -> None:
     require_cgroups()
-    with den(cgroups=True) as home:
-        kid = home.spawn("orphan(nameless); say('leader'); rest()")
-        kid.out.await_text("nameless")
-        kid.out.await_text("leader")
-        os.kill(home.pid, signal.SIGKILL)
-        home.heard.wait_for(GuardianLost)
-        assert [] == kid.survivors()
+    with running_guardian(cgroups=True) as guardian:
+        child = guardian.spawn("orphan(nameless); say('leader'); rest()")
+        child.out.wait_for_text("nameless")
+        child.out.wait_for_text("leader")
+        os.kill(guardian.pid, signal.SIGKILL)
+        guardian.observer.wait_for(GuardianLost)
+        assert [] == child.survivors()
 
 
 # --- spawns that do not come to their end ---------------------------------------------------------
 
 
-async def cancelled_spawn(home: Den, argv: list[str], turns: int) -> None:
+async def cancelled_spawn(guardian: GuardianFixture, argv: list[str], turns: int) -> None:
     """A spawn that is cancelled when the loop has turned so often."""
     spawn = asyncio.ensure_future(
-        home.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=Lines()))
+        guardian.guardian.spawn(ProcessSpec(argv=argv, env={}, stdout=LineSink()))
     )
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -346,18 +348,18 @@ async def cancelled_spawn(home: Den, argv: list[str], turns: int) -> None:
 
 @pytest.mark.parametrize("program", [sys.executable, "/no/such/program"])
 def test_a_spawn_that_is_cancelled_midway_leaves_nothing_and_harms_no_other(
-    home: Den, program: str
+    guardian: GuardianFixture, program: str
 ) -> None:
     token = f"token-{secrets.token_hex(8)}"
-    home.tokens.append(token)
+    guardian.tokens.append(token)
     argv = [program, "-I", "-S", "-c", "import signal; signal.alarm(120); signal.pause()", token]
-    home.start(["true"]).wait()
-    with no_descriptor_left_open():
+    guardian.start(["true"]).wait()
+    with no_descriptor_leaks():
         for turns in (1, 2, 3) * 10:
-            home.loop.call(cancelled_spawn(home, argv, turns), timeout=PATIENCE)
-            assert "exit 0" == str(home.start(["true"]).wait().cause)
-        assert eventually(lambda: not home.guardian._children)
-        assert [] == bearers(token)
+            guardian.loop.call(cancelled_spawn(guardian, argv, turns), timeout=TIMEOUT)
+            assert "exit 0" == str(guardian.start(["true"]).wait().cause)
+        assert eventually(lambda: not guardian.guardian._children)
+        assert [] == pids_with_token(token)
 
 
 def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(
@@ -367,7 +369,7 @@ def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", no_more)
-    message: Message = {
+    message: ControlMessage = {
         "argv": ["true"],
         "env": {},
         "cwd": None,
@@ -376,8 +378,8 @@ def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(
         "identity": None,
     }
     limits = {"memory": None, "open_files": None, "nice": None}
-    request = spawning.Request({**message, "limits": limits}, (0, 1, 2))
-    with no_descriptor_left_open(), pytest.raises(BlockingIOError):
+    request = spawning.SpawnRequest({**message, "limits": limits}, (0, 1, 2))
+    with no_descriptor_leaks(), pytest.raises(BlockingIOError):
         spawning.spawn(request, None)
 
 
@@ -386,23 +388,23 @@ def test_a_fork_that_fails_is_told_and_leaves_no_descriptor(
 
 def test_the_cgroup_of_a_tree_is_gone_when_the_tree_is_and_also_when_it_could_not_start() -> None:
     require_cgroups()
-    with den(cgroups=True) as home:
-        home.start(["true"]).wait()
+    with running_guardian(cgroups=True) as guardian:
+        guardian.start(["true"]).wait()
         idle = cgroup_folders(os.getpid())
         assert 1 == len(idle)
-        kid = home.spawn("rest()")
+        child = guardian.spawn("rest()")
         assert 2 == len(cgroup_folders(os.getpid()))
         for _ in range(20):
             with pytest.raises(SpawnError):
-                home.start(["/no/such/program"])
-        kid.kill()
+                guardian.start(["/no/such/program"])
+        child.kill()
         assert eventually(lambda: idle == cgroup_folders(os.getpid()))
     assert set() == cgroup_folders(os.getpid())
 
 
 def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
     require_cgroups()
-    cgroups = Cgroups.find(f"{os.getpid()}-{secrets.token_hex(4)}")
+    cgroups = Cgroups.open(f"{os.getpid()}-{secrets.token_hex(4)}")
     assert cgroups is not None
     cgroup = cgroups.make("1")
     assert cgroup is not None
@@ -419,7 +421,7 @@ def test_a_cgroup_is_killed_whole_by_the_kernel() -> None:
             assert victim.pid in cgroup.pids()
         finally:
             cgroup.kill()
-            assert -signal.SIGKILL == victim.wait(PATIENCE)
+            assert -signal.SIGKILL == victim.wait(TIMEOUT)
     assert eventually(lambda: not cgroup.populated)
     cgroups.remove()
     assert not Path(cgroup.path).exists()
@@ -429,14 +431,14 @@ def test_cgroups_that_a_killed_guardian_left_are_removed_by_the_next_and_those_i
     None
 ):
     require_cgroups()
-    abandoned = Cgroup.named(f"{os.getpid()}-abandoned")
+    abandoned = Cgroup.for_name(f"{os.getpid()}-abandoned")
     assert abandoned is not None
-    with den(cgroups=True) as first:
+    with running_guardian(cgroups=True) as first:
         first.start(["true"]).wait()
         in_use = cgroup_folders(os.getpid())
         assert abandoned.make()
         Path(abandoned.path, "7").mkdir()
-        with den(cgroups=True) as second:
+        with running_guardian(cgroups=True) as second:
             second.start(["true"]).wait()
             assert not Path(abandoned.path).exists()
             assert in_use < cgroup_folders(os.getpid())
@@ -445,8 +447,8 @@ def test_cgroups_that_a_killed_guardian_left_are_removed_by_the_next_and_those_i
 
 def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
     require_cgroups()
-    with den(cgroups=True) as home:
-        kid = home.spawn(
+    with running_guardian(cgroups=True) as guardian:
+        child = guardian.spawn(
             """
             place = sys.argv[2] + "/" + next(
                 line for line in open("/proc/self/cgroup") if line.startswith("0::")
@@ -460,10 +462,10 @@ def test_cgroups_that_a_child_makes_inside_its_own_are_removed_too() -> None:
         """,
             str(unified()),
         )
-        kid.out.await_text("inside")
-        ending = kid.kill()
+        child.out.wait_for_text("inside")
+        ending = child.kill()
         assert (2, 0) == (ending.killed, ending.survivors)
-        assert [] == kid.survivors()
+        assert [] == child.survivors()
     assert set() == cgroup_folders(os.getpid())
 
 
@@ -477,23 +479,23 @@ def unified() -> Path:
 
 NAMESPACE = """
     import json, os, sys
-    from den import den
+    from guardian_fixture import running_guardian
     family = "orphan(lambda: (deaf(), say('orphan'), rest())); deaf(); \
         say('leader', os.getpid()); rest()"
     told = {"pid": os.getpid(), "seen": os.readlink("/proc/self")}
-    with den(cgroups=sys.argv[1] == "cgroups") as home:
-        doomed, spared = home.spawn(family), home.spawn(family)
-        for kid in (doomed, spared):
-            kid.out.await_text("orphan")
-            kid.out.await_text("leader")
+    with running_guardian(cgroups=sys.argv[1] == "cgroups") as guardian:
+        doomed, spared = guardian.spawn(family), guardian.spawn(family)
+        for child in (doomed, spared):
+            child.out.wait_for_text("orphan")
+            child.out.wait_for_text("leader")
         told["before"] = len(doomed.survivors()), len(spared.survivors())
         told["killed"] = doomed.kill().killed
         told["after"] = len(doomed.survivors()), len(spared.survivors())
-        hopping = home.spawn("hoppers(5, setsid=True); say('ready'); rest()")
-        hopping.out.await_text("ready")
+        hopping = guardian.spawn("hoppers(5, setsid=True); say('ready'); rest()")
+        hopping.out.wait_for_text("ready")
         hopping.kill()
         told["hopping"] = [pid for _ in range(20) for pid in hopping.survivors()]
-        home.guardian.stop()
+        guardian.guardian.stop()
         told["end"] = len(spared.survivors())
     print(json.dumps(told))
 """
@@ -504,7 +506,7 @@ def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(
     proc: str, *, cgroups: bool
 ) -> None:
     """Without a /proc of its own, the numbers there are those of the outer namespace."""
-    parts.require("unshare")
+    requires.require_tool("unshare")
     options = ["--mount-proc"] if proc == "own" else []
     script = [sys.executable, "-c", dedent(NAMESPACE), "cgroups" if cgroups else "marks"]
     with subprocess.Popen(["sleep", "100"]) as outside:
@@ -513,7 +515,7 @@ def test_trees_are_told_apart_and_killed_whole_inside_a_pid_namespace(
             check=False,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         alive = outside.poll() is None
@@ -537,13 +539,13 @@ def test_a_group_whose_number_a_younger_process_bears_is_spared() -> None:
     innocent = subprocess.Popen(["sleep", "100"], start_new_session=True)
     try:
         table = ProcTable()
-        began = table.start_of(innocent.pid)
+        began = table.start_time(innocent.pid)
         kill_marked([], leaders=[(innocent.pid, began - 1)])
         ghost = Process(innocent.pid, innocent.pid, 1, innocent.pid, innocent.pid, began - 1)
-        strike(table, [ghost])
+        kill_processes(table, [ghost])
         assert innocent.poll() is None
         kill_marked([], leaders=[(innocent.pid, began)])
-        assert -signal.SIGKILL == innocent.wait(PATIENCE)
+        assert -signal.SIGKILL == innocent.wait(TIMEOUT)
     finally:
         innocent.kill()
         innocent.wait()

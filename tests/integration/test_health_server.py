@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
-from den import PATIENCE
-from leaks import nothing_left_open, open_descriptors
-from longwatch.core.health import Aspect, Check, Reason, Result
+from guardian_fixture import TIMEOUT
+from leaks import no_leaks, open_descriptors
+from longwatch.core.health import Aspect, CheckResult, HealthCheck, HealthReason
 from longwatch.errors import LongwatchError, TryAgainError, UsageError
 from longwatch.host import health_server as module
-from longwatch.host.asking import Question
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.blocking_call import BlockingCall
+from longwatch.host.health_http import MAX_HEAD_BYTES
 from longwatch.host.health_server import HealthServer
-from longwatch.host.http_requests import LONGEST_HEAD
 from longwatch.host.service import Service
 from longwatch.testing import check_service
-from ports import free_port
-from snippet import running
+from loopback import free_port
+from polling import eventually
+from snippet import run_snippet
 
 LIVE, READY, STARTED = (frozenset({aspect}) for aspect in Aspect)
 HEALTHY, UNHEALTHY = b'{"status": "healthy"}', b'{"status": "unhealthy"}'
@@ -39,7 +39,7 @@ JSON, TEXT, METRICS = (
 GET = b"GET /health/live HTTP/1.1\r\n\r\n"
 GET_READY = b"GET /health/ready HTTP/1.1\r\n\r\n"
 
-Got = tuple[int, str | None, bytes]
+HttpReply = tuple[int, str | None, bytes]
 
 
 @contextmanager
@@ -53,9 +53,9 @@ def where(server: HealthServer) -> tuple[str, int]:
     return server.address
 
 
-def got(server: HealthServer, path: str, *, method: str = "GET") -> Got:
+def get(server: HealthServer, path: str, *, method: str = "GET") -> HttpReply:
     """Status, type and body of one answer, as any client sees them."""
-    connection = http.client.HTTPConnection(*where(server), timeout=PATIENCE)
+    connection = http.client.HTTPConnection(*where(server), timeout=TIMEOUT)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -64,19 +64,19 @@ def got(server: HealthServer, path: str, *, method: str = "GET") -> Got:
         connection.close()
 
 
-class Caller:
+class RawClient:
     """A client that says what it wants, byte by byte."""
 
     def __init__(self, server: HealthServer, *said: bytes) -> None:
-        self.socket = socket.create_connection(where(server), timeout=PATIENCE)
+        self.socket = socket.create_connection(where(server), timeout=TIMEOUT)
         self._reading = self.socket.makefile("rb")
-        self.say(*said)
+        self.send(*said)
 
-    def say(self, *said: bytes) -> None:
+    def send(self, *said: bytes) -> None:
         for each in said:
             self.socket.sendall(each)
 
-    def hears(self) -> Got:
+    def receive(self) -> HttpReply:
         """The next answer on this connection."""
         status = int(self._reading.readline().split()[1])
         fields = dict(
@@ -85,15 +85,15 @@ class Caller:
         )
         return status, fields["Content-Type"], self._reading.read(int(fields["Content-Length"]))
 
-    def rest(self) -> bytes | None:
+    def read_to_end(self) -> bytes | None:
         """What comes until the end; None if the end is a reset."""
         try:
             return self._reading.read()
         except ConnectionResetError:
             return None
 
-    def was_sent_away(self) -> bool:
-        return not self.rest()
+    def was_closed(self) -> bool:
+        return not self.read_to_end()
 
     def close(self) -> None:
         self._reading.close()
@@ -101,8 +101,8 @@ class Caller:
 
 
 @contextmanager
-def calling(server: HealthServer, *said: bytes) -> Iterator[Caller]:
-    caller = Caller(server, *said)
+def raw_client(server: HealthServer, *said: bytes) -> Iterator[RawClient]:
+    caller = RawClient(server, *said)
     try:
         yield caller
     finally:
@@ -113,12 +113,12 @@ class Hanging:
     """A probe, or metrics, that hangs until it is let go; then it says yes."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.began, self._may_end = threading.Event(), threading.Event()
+        self.calls = 0
+        self.started, self._may_end = threading.Event(), threading.Event()
 
     def __call__(self) -> Any:
-        self.asked += 1
-        self.began.set()
+        self.calls += 1
+        self.started.set()
         self._may_end.wait()
         return "told"
 
@@ -126,7 +126,7 @@ class Hanging:
         self()
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._may_end.set()
 
 
@@ -134,11 +134,13 @@ class Hanging:
 def hanging() -> Iterator[Hanging]:
     made = Hanging()
     yield made
-    made.let_go()
+    made.release()
 
 
-def check(probe: Callable[[], Any], aspects: frozenset[Aspect] = READY, **options: Any) -> Check:
-    return Check("store", probe, aspects, **options)
+def check(
+    probe: Callable[[], Any], aspects: frozenset[Aspect] = READY, **options: Any
+) -> HealthCheck:
+    return HealthCheck("store", probe, aspects, **options)
 
 
 # --- what is answered ---
@@ -161,7 +163,7 @@ def check(probe: Callable[[], Any], aspects: frozenset[Aspect] = READY, **option
 )
 def test_each_path_of_a_healthy_server(path: str, kind: str, body: bytes) -> None:
     with serving(readiness_check=lambda: True, liveness_check=lambda: None) as server:
-        assert (200, kind, body) == got(server, path)
+        assert (200, kind, body) == get(server, path)
 
 
 UNHEALTHY_ANSWERS = {
@@ -183,8 +185,10 @@ def test_a_check_that_says_no_fails_the_paths_of_its_aspect_and_no_others(
     aspect: Aspect,
     quick: bool,  # noqa: FBT001
 ) -> None:
-    with serving(checks=[check(lambda: Reason.STALE, frozenset({aspect}), quick=quick)]) as server:
-        answers = {path: got(server, path) for path in ALL_PATHS}
+    with serving(
+        checks=[check(lambda: HealthReason.STALE, frozenset({aspect}), quick=quick)]
+    ) as server:
+        answers = {path: get(server, path) for path in ALL_PATHS}
     failed = {path: body for path, (status, _, body) in answers.items() if status == 503}
     assert UNHEALTHY_ANSWERS[aspect] == failed
     assert {200, 503} == {status for status, _, _ in answers.values()}
@@ -192,17 +196,17 @@ def test_a_check_that_says_no_fails_the_paths_of_its_aspect_and_no_others(
 
 def test_the_two_probes_of_the_contract_have_their_paths_names_and_two_seconds() -> None:
     with serving(readiness_check=lambda: False, liveness_check=lambda: True) as server:
-        assert [503, 200] == [got(server, path)[0] for path in ("/health/ready", "/health/live")]
-        assert b"readiness_check: failed" == got(server, "/readyz")[2]
+        assert [503, 200] == [get(server, path)[0] for path in ("/health/ready", "/health/live")]
+        assert b"readiness_check: failed" == get(server, "/readyz")[2]
         assert [("readiness_check", 2.0), ("liveness_check", 2.0)] == [
-            (each.name, each.deadline) for each in server._checks
+            (each.name, each.timeout) for each in server._checks
         ]
 
 
 SOME = [
-    Check("loops", lambda: True, READY, quick=True),
-    Check("store", lambda: Reason.UNREACHABLE, READY),
-    Check("beats", lambda: True, LIVE),
+    HealthCheck("loops", lambda: True, READY, quick=True),
+    HealthCheck("store", lambda: HealthReason.UNREACHABLE, READY),
+    HealthCheck("beats", lambda: True, LIVE),
 ]
 
 
@@ -215,12 +219,12 @@ def test_verbose_names_every_check_with_its_verdict_and_reason() -> None:
         ],
     }
     with serving(checks=SOME) as server:
-        status, kind, body = got(server, "/health/ready?verbose")
+        status, kind, body = get(server, "/health/ready?verbose")
         assert (503, JSON, told) == (status, kind, json.loads(body))
-        assert (503, TEXT, b"[+] loops: ok\n[-] store: unreachable\nfailed") == got(
+        assert (503, TEXT, b"[+] loops: ok\n[-] store: unreachable\nfailed") == get(
             server, "/readyz?x=1&verbose"
         )
-        assert (200, TEXT, b"[+] beats: ok\nOK") == got(server, "/livez?verbose")
+        assert (200, TEXT, b"[+] beats: ok\nOK") == get(server, "/livez?verbose")
 
 
 def own_address() -> str:
@@ -233,8 +237,8 @@ def own_address() -> str:
 
 def test_verbose_is_passed_over_for_clients_that_are_not_on_loopback() -> None:
     with serving(checks=SOME, host=own_address()) as server:
-        assert (503, JSON, UNHEALTHY) == got(server, "/health/ready?verbose")
-        assert (503, TEXT, b"store: unreachable") == got(server, "/readyz?verbose")
+        assert (503, JSON, UNHEALTHY) == get(server, "/health/ready?verbose")
+        assert (503, TEXT, b"store: unreachable") == get(server, "/readyz?verbose")
 
 
 class Peer(asyncio.Transport):
@@ -258,7 +262,7 @@ PEERS = {
 
 
 def test_who_is_on_loopback() -> None:
-    clients = {peer: module.Client(None) for peer in PEERS}  # type: ignore[arg-type]  # nobody serves it
+    clients = {peer: module.HealthConnection(None) for peer in PEERS}  # type: ignore[arg-type]  # nobody serves it
     for peer, client in clients.items():
         client._transport = peer
     assert PEERS == {peer: client._is_local() for peer, client in clients.items()}
@@ -271,28 +275,28 @@ def test_who_is_on_loopback() -> None:
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_anything_else_is_not_found(path: str, method: str) -> None:
     with serving() as server:
-        assert (404, JSON, b'{"error": "not found"}') == got(server, path, method=method)
+        assert (404, JSON, b'{"error": "not found"}') == get(server, path, method=method)
 
 
 @pytest.mark.parametrize("path", [*ALL_PATHS, "/metrics"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_a_wrong_method_is_not_allowed(path: str, method: str) -> None:
     with serving(metrics=lambda: "up 1\n") as server:
-        assert (405, JSON, b'{"error": "method not allowed"}') == got(server, path, method=method)
+        assert (405, JSON, b'{"error": "method not allowed"}') == get(server, path, method=method)
 
 
 @pytest.mark.parametrize("path", [*ALL_PATHS, "/metrics", "/nowhere"])
 def test_head_is_get_without_its_body(path: str) -> None:
     with (
         serving(metrics=lambda: "up 1\n", readiness_check=lambda: False) as server,
-        calling(server) as caller,
+        raw_client(server) as caller,
     ):
-        caller.say(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
-        whole = caller.rest()
-        with calling(
+        caller.send(f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        whole = caller.read_to_end()
+        with raw_client(
             server, f"HEAD {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()
         ) as another:
-            head = another.rest()
+            head = another.read_to_end()
     assert whole is not None
     assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
@@ -320,7 +324,7 @@ def test_a_check_that_raises_is_a_503_and_none_of_its_words_get_out(
 ) -> None:
     with serving(checks=[check(dies(error))]) as server:
         answers = [
-            got(server, path)
+            get(server, path)
             for path in ("/health/ready", "/readyz", "/health/ready?verbose", "/readyz?verbose")
         ]
         assert [503] * 4 == [status for status, _, _ in answers]
@@ -332,73 +336,73 @@ def test_a_check_that_hangs_is_a_503_in_its_time_and_other_paths_are_answered_me
     hanging: Hanging,
 ) -> None:
     with (
-        serving(checks=[check(hanging.probe, deadline=0.05)]) as server,
-        calling(server, GET_READY) as caller,
+        serving(checks=[check(hanging.probe, timeout=0.05)]) as server,
+        raw_client(server, GET_READY) as caller,
     ):
-        assert hanging.began.wait(PATIENCE)
-        assert [200, 404] == [got(server, path)[0] for path in ("/health/live", "/nowhere")]
-        assert (503, JSON, UNHEALTHY) == caller.hears()
-        assert b"store: overran" == got(server, "/readyz")[2]
+        assert hanging.started.wait(TIMEOUT)
+        assert [200, 404] == [get(server, path)[0] for path in ("/health/live", "/nowhere")]
+        assert (503, JSON, UNHEALTHY) == caller.receive()
+        assert b"store: timed_out" == get(server, "/readyz")[2]
 
 
 def test_a_check_that_hangs_is_not_asked_again_until_it_comes_back(hanging: Hanging) -> None:
-    with serving(checks=[check(hanging.probe, deadline=0.05)]) as server:
-        assert [503] * 5 == [got(server, "/health/ready")[0] for _ in range(5)]
-        assert 1 == hanging.asked
-        hanging.let_go()
-        assert eventually(lambda: got(server, "/health/ready")[0] == 200)
+    with serving(checks=[check(hanging.probe, timeout=0.05)]) as server:
+        assert [503] * 5 == [get(server, "/health/ready")[0] for _ in range(5)]
+        assert 1 == hanging.calls
+        hanging.release()
+        assert eventually(lambda: get(server, "/health/ready")[0] == 200)
 
 
-def question_of(server: HealthServer) -> Question[Result]:
-    assert server._served is not None
-    return server._served._slow[0].question
+def question_of(server: HealthServer) -> BlockingCall[CheckResult]:
+    assert server._running is not None
+    return server._running._slow[0].call
 
 
 def test_whoever_asks_while_a_check_overruns_is_told_so_without_waiting(hanging: Hanging) -> None:
-    with serving(checks=[check(hanging.probe, deadline=0.05)]) as server:
-        assert b"store: overran" == got(server, "/readyz")[2]
-        question_of(server)._within = inf
-        assert b"store: overran" == got(server, "/readyz")[2]
+    with serving(checks=[check(hanging.probe, timeout=0.05)]) as server:
+        assert b"store: timed_out" == get(server, "/readyz")[2]
+        question_of(server)._timeout = inf
+        assert b"store: timed_out" == get(server, "/readyz")[2]
 
 
 def test_all_who_ask_at_once_get_the_same_answer_also_after_an_overrun(hanging: Hanging) -> None:
     turns = iter([overrun := Hanging(), hanging])
     with (
-        serving(checks=[check(lambda: next(turns).probe(), deadline=0.05)]) as server,
+        serving(checks=[check(lambda: next(turns).probe(), timeout=0.05)]) as server,
         ExitStack() as callers,
     ):
-        assert b"store: overran" == got(server, "/readyz")[2]
-        overrun.let_go()
+        assert b"store: timed_out" == get(server, "/readyz")[2]
+        overrun.release()
         assert eventually(lambda: question_of(server)._pending is None)
-        question_of(server)._within = inf
-        asking = [callers.enter_context(calling(server, GET_READY)) for _ in range(5)]
+        question_of(server)._timeout = inf
+        asking = [callers.enter_context(raw_client(server, GET_READY)) for _ in range(5)]
         assert eventually(lambda: [True] * 5 == [client.busy for client in clients_of(server)])
-        hanging.let_go()
-        assert 1 == len({caller.hears() for caller in asking})
-    assert 1 == hanging.asked
+        hanging.release()
+        assert 1 == len({caller.receive() for caller in asking})
+    assert 1 == hanging.calls
 
 
 def test_the_threads_of_checks_and_metrics_end_with_the_server() -> None:
-    with nothing_left_open(), serving(checks=[check(lambda: True)], metrics=str) as server:
-        assert [200, 200] == [got(server, path)[0] for path in ("/health/ready", "/metrics")]
+    with no_leaks(), serving(checks=[check(lambda: True)], metrics=str) as server:
+        assert [200, 200] == [get(server, path)[0] for path in ("/health/ready", "/metrics")]
 
 
 def test_one_check_that_hangs_takes_no_time_from_another(hanging: Hanging) -> None:
     checks = [
-        check(hanging.probe, deadline=0.05),
-        Check("queue", lambda: Reason.FULL, READY, deadline=0.05),
+        check(hanging.probe, timeout=0.05),
+        HealthCheck("queue", lambda: HealthReason.FULL, READY, timeout=0.05),
     ]
     with serving(checks=checks) as server:
-        assert b"store: overran\nqueue: full" == got(server, "/readyz")[2]
+        assert b"store: timed_out\nqueue: full" == get(server, "/readyz")[2]
 
 
 def test_a_slow_check_is_not_asked_when_a_quick_one_has_said_no_unless_somebody_wants_to_see_all(
     hanging: Hanging,
 ) -> None:
-    quick = Check("loops", lambda: Reason.DRAINING, READY, quick=True)
-    with serving(checks=[quick, check(hanging.probe, deadline=0.05)]) as server:
-        assert (503, 0) == (got(server, "/health/ready")[0], hanging.asked)
-        assert (503, 1) == (got(server, "/health/ready?verbose")[0], hanging.asked)
+    quick = HealthCheck("loops", lambda: HealthReason.DRAINING, READY, quick=True)
+    with serving(checks=[quick, check(hanging.probe, timeout=0.05)]) as server:
+        assert (503, 0) == (get(server, "/health/ready")[0], hanging.calls)
+        assert (503, 1) == (get(server, "/health/ready?verbose")[0], hanging.calls)
 
 
 def test_quick_checks_are_asked_on_the_spot_and_each_other_in_a_thread_of_its_own() -> None:
@@ -408,26 +412,25 @@ def test_quick_checks_are_asked_on_the_spot_and_each_other_in_a_thread_of_its_ow
         return lambda: names.update({check: threading.current_thread().name})
 
     checks = [
-        Check(name, note(name), READY, quick=name == "quick") for name in ("quick", "slow", "other")
+        HealthCheck(name, note(name), READY, quick=name == "quick")
+        for name in ("quick", "slow", "other")
     ]
     with serving(checks=checks) as server:
-        assert 200 == got(server, "/health/ready")[0]
+        assert 200 == get(server, "/health/ready")[0]
     assert {"quick": "longwatch-health", "slow": "check-slow", "other": "check-other"} == names
 
 
 def test_a_check_that_hangs_does_not_hold_up_stop_and_a_new_start_asks_anew(
     hanging: Hanging,
 ) -> None:
-    server = HealthServer(
-        host="127.0.0.1", port=0, checks=[check(hanging.probe, deadline=PATIENCE)]
-    )
+    server = HealthServer(host="127.0.0.1", port=0, checks=[check(hanging.probe, timeout=TIMEOUT)])
     for times in (1, 2):
-        hanging.began.clear()
+        hanging.started.clear()
         server.start()
-        with calling(server, GET_READY) as caller:
-            assert hanging.began.wait(PATIENCE)
+        with raw_client(server, GET_READY) as caller:
+            assert hanging.started.wait(TIMEOUT)
             assert server.stop()
-            assert (True, times) == (caller.was_sent_away(), hanging.asked)
+            assert (True, times) == (caller.was_closed(), hanging.calls)
 
 
 def test_a_quick_check_that_hangs_nevertheless_holds_up_stop_only_as_long_as_it_may(
@@ -435,38 +438,38 @@ def test_a_quick_check_that_hangs_nevertheless_holds_up_stop_only_as_long_as_it_
 ) -> None:
     server = HealthServer(host="127.0.0.1", port=0, checks=[check(hanging.probe, quick=True)])
     server.start()
-    with calling(server, GET_READY):
-        assert hanging.began.wait(PATIENCE)
+    with raw_client(server, GET_READY):
+        assert hanging.started.wait(TIMEOUT)
         assert not server.stop(timeout=0.05)
-        hanging.let_go()
+        hanging.release()
         assert server.stop()
 
 
 @pytest.mark.parametrize("quick", [True, False], ids=["quick", "slow"])
 def test_a_check_that_stops_its_own_server_does_not_wait_for_ever(quick: bool) -> None:  # noqa: FBT001 - parametrized
     with serving(checks=[check(lambda: server.stop(), quick=quick)]) as server:  # noqa: PLW0108 - not there yet
-        with calling(server, GET_READY) as caller:
-            caller.rest()
-        assert server.wait_stopped(PATIENCE)
+        with raw_client(server, GET_READY) as caller:
+            caller.read_to_end()
+        assert server.wait_stopped(TIMEOUT)
 
 
 def test_a_check_for_which_there_is_no_thread_fails_until_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(self: Errand, **_: object) -> None:
+    def refuse(self: BackgroundThread, **_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with serving(checks=[check(lambda: True)]) as server:
         with monkeypatch.context() as patching:
-            patching.setattr(Errand, "start", refuse)
-            assert [b"store: raised"] * 2 == [got(server, "/readyz")[2] for _ in range(2)]
-        assert b"Ready" == got(server, "/readyz")[2]
+            patching.setattr(BackgroundThread, "start", refuse)
+            assert [b"store: raised"] * 2 == [get(server, "/readyz")[2] for _ in range(2)]
+        assert b"Ready" == get(server, "/readyz")[2]
 
 
 def test_a_check_of_any_name_can_be_told() -> None:
-    with serving(checks=[Check("\udcff", lambda: False, READY)]) as server:
-        assert b"\\udcff: failed" == got(server, "/readyz")[2]
-        assert 503 == got(server, "/health/ready?verbose")[0]
+    with serving(checks=[HealthCheck("\udcff", lambda: False, READY)]) as server:
+        assert b"\\udcff: failed" == get(server, "/readyz")[2]
+        assert 503 == get(server, "/health/ready?verbose")[0]
 
 
 # --- metrics ---
@@ -475,7 +478,7 @@ def test_a_check_of_any_name_can_be_told() -> None:
 @pytest.mark.parametrize("text", ["up 1\n", "# HELP é\n", b"up 1\n", ""], ids=repr)
 def test_metrics_are_told_as_they_are_given(text: str | bytes) -> None:
     with serving(metrics=lambda: text) as server:
-        assert (200, METRICS, text if isinstance(text, bytes) else text.encode()) == got(
+        assert (200, METRICS, text if isinstance(text, bytes) else text.encode()) == get(
             server, "/metrics?x"
         )
 
@@ -495,21 +498,21 @@ def test_metrics_that_raise_or_are_none_are_a_503_until_they_work_again(
 
     with serving(metrics=turn) as server:
         assert [(503, TEXT, b"metrics could not be collected")] * 2 == [
-            got(server, "/metrics") for _ in range(2)
+            get(server, "/metrics") for _ in range(2)
         ]
-        assert (200, METRICS, b"up 1\n") == got(server, "/metrics")
+        assert (200, METRICS, b"up 1\n") == get(server, "/metrics")
 
 
 def test_metrics_that_hang_are_a_503_and_hold_up_neither_health_nor_stop(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "METRICS_WITHIN", 0.05)
+    monkeypatch.setattr(module, "METRICS_TIMEOUT", 0.05)
     with serving(metrics=hanging, readiness_check=lambda: True) as server:
-        with calling(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller:
-            assert hanging.began.wait(PATIENCE)
-            assert 200 == got(server, "/health/ready")[0]
-            assert 503 == caller.hears()[0]
-        assert (503, 1) == (got(server, "/metrics")[0], hanging.asked)
+        with raw_client(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller:
+            assert hanging.started.wait(TIMEOUT)
+            assert 200 == get(server, "/health/ready")[0]
+            assert 503 == caller.receive()[0]
+        assert (503, 1) == (get(server, "/metrics")[0], hanging.calls)
         assert server.stop()
 
 
@@ -517,19 +520,19 @@ def test_a_long_exposition_arrives_whole_also_at_a_slow_reader_that_stays() -> N
     text = b"x" * 20_000_000
     with (
         serving(metrics=lambda: text) as server,
-        calling(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller,
+        raw_client(server, b"GET /metrics HTTP/1.1\r\n\r\n") as caller,
     ):
         assert eventually(lambda: unread(server) > 0)
-        assert (200, METRICS, text) == caller.hears()
-        caller.say(GET)
-        assert (200, JSON, HEALTHY) == caller.hears()
+        assert (200, METRICS, text) == caller.receive()
+        caller.send(GET)
+        assert (200, JSON, HEALTHY) == caller.receive()
 
 
 # --- clients ---
 
 
-def clients_of(server: HealthServer) -> list[module.Client]:
-    served = server._served
+def clients_of(server: HealthServer) -> list[module.HealthConnection]:
+    served = server._running
     return [] if served is None else list(served.clients)
 
 
@@ -544,109 +547,116 @@ def unread(server: HealthServer) -> int:
 def test_idle_clients_and_one_that_says_a_byte_now_and_then_delay_nobody() -> None:
     with serving() as server, ExitStack() as callers:
         for _ in range(100):
-            callers.enter_context(calling(server))
-        slow = callers.enter_context(calling(server))
+            callers.enter_context(raw_client(server))
+        slow = callers.enter_context(raw_client(server))
         for number in range(len(GET)):
-            slow.say(GET[number : number + 1])
-            assert (200, JSON, HEALTHY) == got(server, "/health/live")
-        assert (200, JSON, HEALTHY) == slow.hears()
+            slow.send(GET[number : number + 1])
+            assert (200, JSON, HEALTHY) == get(server, "/health/live")
+        assert (200, JSON, HEALTHY) == slow.receive()
 
 
 def test_a_client_that_says_nothing_for_too_long_is_sent_away_and_one_that_speaks_is_not() -> None:
-    with serving(silence=0.5) as server, calling(server) as silent, calling(server) as lively:
+    with (
+        serving(idle_timeout=0.5) as server,
+        raw_client(server) as silent,
+        raw_client(server) as lively,
+    ):
         assert eventually(lambda: len(clients_of(server)) == 2)
         while len(clients_of(server)) == 2:
-            lively.say(GET)
-            assert (200, JSON, HEALTHY) == lively.hears()
-        assert silent.was_sent_away()
-        lively.say(GET)
-        assert (200, JSON, HEALTHY) == lively.hears()
+            lively.send(GET)
+            assert (200, JSON, HEALTHY) == lively.receive()
+        assert silent.was_closed()
+        lively.send(GET)
+        assert (200, JSON, HEALTHY) == lively.receive()
 
 
 def test_a_client_that_never_finishes_what_it_says_is_sent_away() -> None:
-    def still_taken(caller: Caller) -> bool:
+    def still_taken(caller: RawClient) -> bool:
         try:
-            caller.say(b"x")
+            caller.send(b"x")
         except OSError:
             return False
         return True
 
-    with serving(silence=0.1) as server, calling(server, b"GET /") as slow:
+    with serving(idle_timeout=0.1) as server, raw_client(server, b"GET /") as slow:
         assert eventually(lambda: not still_taken(slow))
         assert [] == clients_of(server)
 
 
 def test_a_client_that_waits_for_its_answer_is_not_silent(hanging: Hanging) -> None:
-    checks = [check(hanging.probe, deadline=PATIENCE)]
+    checks = [check(hanging.probe, timeout=TIMEOUT)]
     with (
-        serving(checks=checks, silence=0.01) as server,
-        calling(server, GET_READY) as waiting,
-        calling(server) as silent,
+        serving(checks=checks, idle_timeout=0.01) as server,
+        raw_client(server, GET_READY) as waiting,
+        raw_client(server) as silent,
     ):
-        assert silent.was_sent_away()
-        hanging.let_go()
-        assert (200, JSON, HEALTHY) == waiting.hears()
+        assert silent.was_closed()
+        hanging.release()
+        assert (200, JSON, HEALTHY) == waiting.receive()
 
 
 def test_a_client_that_leaves_its_answer_unread_is_sent_away_also_if_it_was_the_last_one_it_wanted() -> (  # noqa: E501 - one name
     None
 ):
     asked = b"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n"
-    with serving(metrics=lambda: b"x" * 20_000_000, silence=inf) as server, calling(server, asked):
+    with (
+        serving(metrics=lambda: b"x" * 20_000_000, idle_timeout=inf) as server,
+        raw_client(server, asked),
+    ):
         assert eventually(lambda: unread(server) > 0)
-        descriptors, server.silence = len(open_descriptors()), 0.0
+        descriptors, server.idle_timeout = len(open_descriptors()), 0.0
         assert eventually(lambda: len(open_descriptors()) < descriptors)
         assert [] == clients_of(server)
 
 
 def test_a_client_that_asks_on_and_on_and_reads_nothing_is_sent_away() -> None:
     with (
-        serving(metrics=lambda: b"x" * 1_000_000, silence=inf) as server,
-        calling(server, GET) as caller,
+        serving(metrics=lambda: b"x" * 1_000_000, idle_timeout=inf) as server,
+        raw_client(server, GET) as caller,
     ):
-        caller.hears()
+        caller.receive()
         with suppress(OSError):
             for _ in range(1000):
-                caller.say(b"GET /metrics HTTP/1.1\r\n\r\n")
+                caller.send(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert eventually(lambda: [] == clients_of(server))
 
 
 def test_when_there_are_too_many_the_one_that_has_been_silent_longest_goes() -> None:
-    with serving(most_clients=3) as server, ExitStack() as callers:
-        first, second, third = (callers.enter_context(calling(server)) for _ in range(3))
+    with serving(max_clients=3) as server, ExitStack() as callers:
+        first, second, third = (callers.enter_context(raw_client(server)) for _ in range(3))
         assert eventually(lambda: len(clients_of(server)) == 3)
-        first.say(GET)
-        assert (200, JSON, HEALTHY) == first.hears()
-        assert (200, JSON, HEALTHY) == got(server, "/health/live")
-        assert second.was_sent_away()
+        first.send(GET)
+        assert (200, JSON, HEALTHY) == first.receive()
+        assert (200, JSON, HEALTHY) == get(server, "/health/live")
+        assert second.was_closed()
         for caller in (first, third):
-            caller.say(GET)
-            assert (200, JSON, HEALTHY) == caller.hears()
+            caller.send(GET)
+            assert (200, JSON, HEALTHY) == caller.receive()
 
 
 def test_of_too_many_one_that_waits_for_its_answer_goes_only_if_all_do(hanging: Hanging) -> None:
-    checks = [check(hanging.probe, deadline=PATIENCE)]
-    with serving(checks=checks, most_clients=2) as server, calling(server, GET_READY) as waiting:
-        assert hanging.began.wait(PATIENCE)
-        with calling(server) as silent:
+    checks = [check(hanging.probe, timeout=TIMEOUT)]
+    with serving(checks=checks, max_clients=2) as server, raw_client(server, GET_READY) as waiting:
+        assert hanging.started.wait(TIMEOUT)
+        with raw_client(server) as silent:
             assert eventually(lambda: len(clients_of(server)) == 2)
-            assert 200 == got(server, "/health/live")[0]
-            assert silent.was_sent_away()
-        with calling(server, GET_READY) as patient:
+            assert 200 == get(server, "/health/live")[0]
+            assert silent.was_closed()
+        with raw_client(server, GET_READY) as patient:
             assert eventually(
                 lambda: [True, True] == [client.busy for client in clients_of(server)]
             )
-            assert 200 == got(server, "/health/live")[0]
-            assert waiting.was_sent_away()
-            hanging.let_go()
-            assert (200, JSON, HEALTHY) == patient.hears()
+            assert 200 == get(server, "/health/live")[0]
+            assert waiting.was_closed()
+            hanging.release()
+            assert (200, JSON, HEALTHY) == patient.receive()
 
 
 def test_a_connection_serves_one_request_after_another() -> None:
-    with serving() as server, calling(server) as caller:
+    with serving() as server, raw_client(server) as caller:
         for _ in range(3):
-            caller.say(GET)
-            assert (200, JSON, HEALTHY) == caller.hears()
+            caller.send(GET)
+            assert (200, JSON, HEALTHY) == caller.receive()
 
 
 @pytest.mark.parametrize(
@@ -659,8 +669,8 @@ def test_a_connection_serves_one_request_after_another() -> None:
     ids=["asked for", "old", "with a body"],
 )
 def test_a_connection_that_is_to_be_closed_is_closed_after_its_answer(said: bytes) -> None:
-    with serving() as server, calling(server, said) as caller:
-        answer = caller.rest()
+    with serving() as server, raw_client(server, said) as caller:
+        answer = caller.read_to_end()
     assert answer is not None
     assert (1, True) == (
         answer.count(b"HTTP/1.1 "),
@@ -669,19 +679,19 @@ def test_a_connection_that_is_to_be_closed_is_closed_after_its_answer(said: byte
 
 
 def test_requests_that_come_together_are_answered_in_their_order() -> None:
-    with serving(checks=[check(lambda: False)]) as server, calling(server) as caller:
-        caller.say(
+    with serving(checks=[check(lambda: False)]) as server, raw_client(server) as caller:
+        caller.send(
             GET + GET_READY + b"GET /nowhere HTTP/1.1\r\n\r\nHEAD / HTTP/1.1\r\n\r\n" + GET[:5],
             GET[5:],
         )
-        assert [200, 503, 404] == [caller.hears()[0] for _ in range(3)]
+        assert [200, 503, 404] == [caller.receive()[0] for _ in range(3)]
         assert caller._reading.readline().startswith(b"HTTP/1.1 404 ")
 
 
 def test_many_requests_that_come_together_are_not_one_that_is_too_long() -> None:
-    with serving() as server, calling(server) as caller:
-        caller.say(GET * 2000)
-        assert {(200, JSON, HEALTHY)} == {caller.hears() for _ in range(2000)}
+    with serving() as server, raw_client(server) as caller:
+        caller.send(GET * 2000)
+        assert {(200, JSON, HEALTHY)} == {caller.receive() for _ in range(2000)}
 
 
 def test_one_with_many_requests_lets_others_have_their_turn() -> None:
@@ -694,17 +704,17 @@ def test_one_with_many_requests_lets_others_have_their_turn() -> None:
         may_go_on.wait()
 
     checks = [
-        Check("many", of_many, READY, quick=True),
-        Check("one", lambda: asked.append("one"), LIVE, quick=True),
+        HealthCheck("many", of_many, READY, quick=True),
+        HealthCheck("one", lambda: asked.append("one"), LIVE, quick=True),
     ]
-    with serving(checks=checks) as server, calling(server) as many, calling(server) as one:
+    with serving(checks=checks) as server, raw_client(server) as many, raw_client(server) as one:
         assert eventually(lambda: len(clients_of(server)) == 2)
-        many.say(GET_READY * 1000)
-        assert begun.wait(PATIENCE)
-        one.say(GET)
+        many.send(GET_READY * 1000)
+        assert begun.wait(TIMEOUT)
+        one.send(GET)
         may_go_on.set()
-        assert (200, JSON, HEALTHY) == one.hears()
-        assert {(200, JSON, HEALTHY)} == {many.hears() for _ in range(1000)}
+        assert (200, JSON, HEALTHY) == one.receive()
+        assert {(200, JSON, HEALTHY)} == {many.receive() for _ in range(1000)}
     assert (1001, True) == (len(asked), asked.index("one") < 10)
 
 
@@ -713,21 +723,21 @@ def head_of(length: int) -> bytes:
 
 
 def test_the_longest_head_is_taken() -> None:
-    with serving() as server, calling(server, head_of(LONGEST_HEAD)) as caller:
-        assert (200, TEXT, b"OK") == caller.hears()
+    with serving() as server, raw_client(server, head_of(MAX_HEAD_BYTES)) as caller:
+        assert (200, TEXT, b"OK") == caller.receive()
 
 
 @pytest.mark.parametrize("pieces", [1, 10], ids=["at once", "in pieces"])
 @pytest.mark.parametrize(
-    "head", [head_of(LONGEST_HEAD + 1), b"x" * 10_000], ids=["complete", "without end"]
+    "head", [head_of(MAX_HEAD_BYTES + 1), b"x" * 10_000], ids=["complete", "without end"]
 )
 def test_a_longer_one_is_refused_and_the_connection_closed(head: bytes, pieces: int) -> None:
     size = len(head) // pieces + 1
-    with serving() as server, calling(server) as caller:
+    with serving() as server, raw_client(server) as caller:
         with suppress(OSError):
-            caller.say(*(head[start : start + size] for start in range(0, len(head), size)))
-        assert (431, JSON, b'{"error": "request header too large"}') == caller.hears()
-        assert caller.was_sent_away()
+            caller.send(*(head[start : start + size] for start in range(0, len(head), size)))
+        assert (431, JSON, b'{"error": "request header too large"}') == caller.receive()
+        assert caller.was_closed()
 
 
 @pytest.mark.parametrize(
@@ -736,21 +746,21 @@ def test_a_longer_one_is_refused_and_the_connection_closed(head: bytes, pieces: 
     ids=repr,
 )
 def test_a_malformed_head_is_refused_and_the_connection_closed(nonsense: bytes) -> None:
-    with serving() as server, calling(server, nonsense) as caller:
-        assert (400, JSON, b'{"error": "bad request"}') == caller.hears()
-        assert caller.was_sent_away()
+    with serving() as server, raw_client(server, nonsense) as caller:
+        assert (400, JSON, b'{"error": "bad request"}') == caller.receive()
+        assert caller.was_closed()
 
 
 def test_a_client_that_has_said_its_last_word_still_gets_its_answer(hanging: Hanging) -> None:
     with (
-        serving(checks=[check(hanging.probe, deadline=PATIENCE)]) as server,
-        calling(server, GET_READY) as caller,
+        serving(checks=[check(hanging.probe, timeout=TIMEOUT)]) as server,
+        raw_client(server, GET_READY) as caller,
     ):
         caller.socket.shutdown(socket.SHUT_WR)
-        assert hanging.began.wait(PATIENCE)
-        hanging.let_go()
-        assert (200, JSON, HEALTHY) == caller.hears()
-        assert caller.was_sent_away()
+        assert hanging.started.wait(TIMEOUT)
+        hanging.release()
+        assert (200, JSON, HEALTHY) == caller.receive()
+        assert caller.was_closed()
 
 
 @pytest.mark.parametrize(
@@ -759,10 +769,10 @@ def test_a_client_that_has_said_its_last_word_still_gets_its_answer(hanging: Han
 def test_clients_that_go_away_leave_nothing_behind(
     said: bytes, hanging: Hanging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(checks=[check(hanging.probe, deadline=0.05)]) as server:
+    with serving(checks=[check(hanging.probe, timeout=0.05)]) as server:
         before = len(open_descriptors())
         for linger in (b"\0" * 8, b"\1\0\0\0\0\0\0\0"):
-            with calling(server, said) as caller:
+            with raw_client(server, said) as caller:
                 caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         assert eventually(lambda: len(open_descriptors()) <= before)
         assert [] == clients_of(server)
@@ -770,7 +780,7 @@ def test_clients_that_go_away_leave_nothing_behind(
 
 
 def test_answers_are_sent_without_delay() -> None:
-    with serving() as server, calling(server):
+    with serving() as server, raw_client(server):
         assert eventually(lambda: len(clients_of(server)) == 1)
         [client] = clients_of(server)
         assert client._transport is not None
@@ -781,14 +791,14 @@ def test_answers_are_sent_without_delay() -> None:
 
 def test_128_clients_can_come_while_it_is_busy(hanging: Hanging) -> None:
     with (
-        serving(checks=[check(hanging.probe, quick=True, deadline=PATIENCE)]) as server,
-        calling(server, GET_READY) as first,
+        serving(checks=[check(hanging.probe, quick=True, timeout=TIMEOUT)]) as server,
+        raw_client(server, GET_READY) as first,
     ):
-        assert hanging.began.wait(PATIENCE)
+        assert hanging.started.wait(TIMEOUT)
         with ExitStack() as callers:
-            crowd = [callers.enter_context(calling(server, GET)) for _ in range(128)]
-            hanging.let_go()
-            assert {(200, JSON, HEALTHY)} == {caller.hears() for caller in (first, *crowd)}
+            crowd = [callers.enter_context(raw_client(server, GET)) for _ in range(128)]
+            hanging.release()
+            assert {(200, JSON, HEALTHY)} == {caller.receive() for caller in (first, *crowd)}
 
 
 # --- its life ---
@@ -799,7 +809,7 @@ def test_its_address_is_where_it_really_listens() -> None:
     before = server.address
     with server:
         host, port = where(server)
-        assert (200, "127.0.0.1", True) == (got(server, "/health")[0], host, port > 0)
+        assert (200, "127.0.0.1", True) == (get(server, "/health")[0], host, port > 0)
     assert (None, None) == (before, server.address)
 
 
@@ -814,13 +824,13 @@ def test_it_listens_on_ipv6_too() -> None:
     with serving(host="::1", checks=SOME) as server:
         assert ("::1", 2) == (
             where(server)[0],
-            len(json.loads(got(server, "/health/ready?verbose")[2])["checks"]),
+            len(json.loads(get(server, "/health/ready?verbose")[2])["checks"]),
         )
 
 
 def test_a_host_can_be_named() -> None:
     with serving(host="localhost") as server:
-        assert 200 == got(server, "/health")[0]
+        assert 200 == get(server, "/health")[0]
 
 
 def test_the_port_can_be_bound_again_right_after_a_stop() -> None:
@@ -828,24 +838,24 @@ def test_the_port_can_be_bound_again_right_after_a_stop() -> None:
     for _ in range(5):
         server.start()
         with (
-            calling(server, b"GET /livez HTTP/1.0\r\n\r\n") as closed,
-            calling(server, GET) as kept,
+            raw_client(server, b"GET /livez HTTP/1.0\r\n\r\n") as closed,
+            raw_client(server, GET) as kept,
         ):
-            closed.rest()
-            kept.hears()
+            closed.read_to_end()
+            kept.receive()
             assert server.stop()
-            assert kept.was_sent_away()
+            assert kept.was_closed()
 
 
 @pytest.mark.parametrize("said", [GET, GET_READY, GET_READY * 5], ids=["quick", "slow", "many"])
 def test_a_stop_leaves_no_client_no_descriptor_and_no_thread_whenever_it_comes(said: bytes) -> None:
-    with serving(checks=[check(lambda: True)]) as server, calling(server):
+    with serving(checks=[check(lambda: True)]) as server, raw_client(server):
         pass
-    with nothing_left_open():
+    with no_leaks():
         for number in range(20):
             with serving(checks=[check(lambda: True)]) as server, ExitStack() as callers:
                 for _ in range(number):
-                    callers.enter_context(calling(server, said))
+                    callers.enter_context(raw_client(server, said))
                 assert server.stop()
 
 
@@ -853,20 +863,20 @@ def test_what_is_asked_in_the_middle_of_a_stop_is_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its thread would be left behind."""
-    let_go, asked = module._let_go, []
+    let_go, asked = module._close_listener, []
 
     async def meanwhile(listening: asyncio.Server) -> None:
         with suppress(OSError):
-            caller.say(GET_READY)
+            caller.send(GET_READY)
         await asyncio.sleep(0.05)
         await let_go(listening)
 
     with (
         serving(checks=[check(lambda: asked.append("asked"))]) as server,
-        calling(server, GET) as caller,
+        raw_client(server, GET) as caller,
     ):
-        caller.hears()
-        monkeypatch.setattr(module, "_let_go", meanwhile)
+        caller.receive()
+        monkeypatch.setattr(module, "_close_listener", meanwhile)
         assert server.stop()
     assert [] == asked
 
@@ -882,7 +892,7 @@ def test_a_port_in_use_is_told_and_the_start_can_be_tried_again() -> None:
         == str(refused.value)
     )
     with server:
-        assert 200 == got(server, "/health")[0]
+        assert 200 == get(server, "/health")[0]
 
 
 REFUSALS: dict[str, tuple[Exception, type[LongwatchError], str]] = {
@@ -903,7 +913,7 @@ REFUSALS: dict[str, tuple[Exception, type[LongwatchError], str]] = {
 def test_other_refusals_are_told_with_their_cure(case: str) -> None:
     error, kind, words = REFUSALS[case]
     assert isinstance(error, OSError)
-    refusal = module._refusal(error, "h", 80)
+    refusal = module._bind_error(error, "h", 80)
     assert (kind, words) == (type(refusal), str(refusal))
 
 
@@ -912,7 +922,7 @@ def test_other_refusals_are_told_with_their_cure(case: str) -> None:
 )
 def test_a_host_that_cannot_be_listened_on_is_told_and_nothing_is_left_running(host: str) -> None:
     server = HealthServer(host=host, port=0)
-    with nothing_left_open(), pytest.raises(UsageError, match=host.replace(".", r"\.")):
+    with no_leaks(), pytest.raises(UsageError, match=host.replace(".", r"\.")):
         server.start()
 
 
@@ -952,9 +962,9 @@ def test_nothing_is_logged_about_requests(
     caplog.set_level(0)
     with serving(metrics=dies(OSError()), readiness_check=dies(OSError())) as server:
         for path in ("/health", "/health/ready", "/metrics", "/nowhere"):
-            got(server, path)
-        with calling(server, b"nonsense\r\n\r\n") as caller:
-            caller.rest()
+            get(server, path)
+        with raw_client(server, b"nonsense\r\n\r\n") as caller:
+            caller.read_to_end()
     assert ([], ("", "")) == (
         [each for each in caplog.records if each.name != "asyncio"],
         capfd.readouterr(),
@@ -991,9 +1001,9 @@ def test_a_server_from_before_a_fork_can_be_started_in_the_child(before: str) ->
     server.start()
     print(status(server), server.stop())
     """
-    with running(FORKS + code) as snippet:
-        assert (0, "") == snippet.end()
-        assert ["0", "200 True"] == [snippet.line(), snippet.line()]
+    with run_snippet(FORKS + code) as snippet:
+        assert (0, "") == snippet.wait()
+        assert ["0", "200 True"] == [snippet.read_line(), snippet.read_line()]
 
 
 def test_a_child_that_was_forked_meanwhile_does_not_keep_the_port() -> None:
@@ -1013,9 +1023,9 @@ def test_a_child_that_was_forked_meanwhile_does_not_keep_the_port() -> None:
     server.start()
     print(status(server), server.stop())
     """
-    with running(FORKS + code) as snippet:
-        assert (0, "") == snippet.end()
-        assert ["refused", "200 True"] == [snippet.line(), snippet.line()]
+    with run_snippet(FORKS + code) as snippet:
+        assert (0, "") == snippet.wait()
+        assert ["refused", "200 True"] == [snippet.read_line(), snippet.read_line()]
 
 
 def test_a_program_ends_whatever_its_clients_and_checks_do() -> None:
@@ -1035,6 +1045,6 @@ def test_a_program_ends_whatever_its_clients_and_checks_do() -> None:
     began.wait()
     print("the end")
     """
-    with running(FORKS + code) as snippet:
-        assert 0 == snippet.end()[0]
-        assert "the end" == snippet.line()
+    with run_snippet(FORKS + code) as snippet:
+        assert 0 == snippet.wait()[0]
+        assert "the end" == snippet.read_line()

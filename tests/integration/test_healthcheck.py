@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
-from den import PATIENCE
+from guardian_fixture import TIMEOUT
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import SpawnError
-from longwatch.host.loop import LoopThread
+from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec
-from longwatch.supervisor.healthcheck import Checker, watch
+from longwatch.supervisor.healthcheck import HealthChecker, watch_health
 from longwatch.supervisor.probes import HealthPolicy, HttpProbe
 from longwatch.testing import FakeClock
+from polling import eventually
 
 HEALTHY = b'{"status": "healthy"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -28,21 +28,21 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + HEALTHY + b"\r\n0
 Answer = Callable[[socket.socket], None]
 
 
-class NoGuardian:
+class NoSpawner:
     """Asking over the network starts nothing."""
 
     async def spawn(self, spec: ProcessSpec) -> Child:
         raise SpawnError("nothing is to be started", errno=1)
 
 
-def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> Checker:
+def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> HealthChecker:
     asked_how = HealthPolicy(probe=HttpProbe(port=port, path=path), **policy)
-    return Checker(
-        asked_how, guardian=NoGuardian(), process=ProcessSpec(argv=["-"], env={}), clock=clock
+    return HealthChecker(
+        asked_how, guardian=NoSpawner(), process=ProcessSpec(argv=["-"], env={}), clock=clock
     )
 
 
-class Server:
+class HttpServer:
     """Answers every connection as the test says, byte by byte if need be, each in a thread of
     its own.
     """
@@ -52,7 +52,7 @@ class Server:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._ending = threading.Event()
-        self.asked = 0
+        self.requests = 0
         self.request = b""
         self.threads = [threading.Thread(target=self._accept)]
         self.threads[0].start()
@@ -61,7 +61,7 @@ class Server:
         self._ending.set()
         socket.create_connection(("127.0.0.1", self.port)).close()
         for thread in self.threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
         self._listening.close()
 
     def _accept(self) -> None:
@@ -76,7 +76,7 @@ class Server:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             self.request = connection.recv(10_000)
-            self.asked += 1
+            self.requests += 1
             try:
                 self._answer(connection)
             except OSError:
@@ -84,14 +84,14 @@ class Server:
 
 
 @contextmanager
-def serving(answer: Answer | bytes) -> Iterator[Server]:
+def serving(answer: Answer | bytes) -> Iterator[HttpServer]:
     def say(connection: socket.socket) -> None:
         if isinstance(answer, bytes):
             connection.sendall(answer)
         else:
             answer(connection)
 
-    server = Server(say)
+    server = HttpServer(say)
     try:
         yield server
     finally:
@@ -103,24 +103,24 @@ def until_hung_up(connection: socket.socket) -> None:
         pass
 
 
-def asked(port: int) -> str | None:
+def check_once(port: int) -> str | None:
     """What one check says."""
-    with LoopThread() as loop:
-        return loop.call(http(port, SystemClock(), timeout=PATIENCE).ask(), timeout=2 * PATIENCE)
+    with EventLoopThread() as loop:
+        return loop.call(http(port, SystemClock(), timeout=TIMEOUT).check(), timeout=2 * TIMEOUT)
 
 
 def test_a_healthy_answer_is_healthy_and_the_question_is_plain_http() -> None:
     with serving(WITH_LENGTH + HEALTHY) as server:
-        assert None is asked(server.port)
+        assert None is check_once(server.port)
         first, *headers = server.request.decode().split("\r\n")
     assert "GET /health HTTP/1.0" == first
     assert [f"Host: 127.0.0.1:{server.port}", "Connection: close", "", ""] == headers
 
 
 def test_another_path_can_be_asked_for() -> None:
-    with serving(WITH_LENGTH + HEALTHY) as server, LoopThread() as loop:
+    with serving(WITH_LENGTH + HEALTHY) as server, EventLoopThread() as loop:
         checker = http(server.port, SystemClock(), path="/live?deep=1")
-        assert None is loop.call(checker.ask(), timeout=PATIENCE)
+        assert None is loop.call(checker.check(), timeout=TIMEOUT)
         assert server.request.startswith(b"GET /live?deep=1 HTTP/1.0\r\n")
 
 
@@ -168,7 +168,7 @@ def test_another_path_can_be_asked_for() -> None:
 )
 def test_an_answer_is_judged_when_the_connection_ends(answer: bytes, reason: str | None) -> None:
     with serving(answer) as server:
-        assert reason == asked(server.port)
+        assert reason == check_once(server.port)
 
 
 def test_an_answer_that_comes_in_small_pieces_is_put_together() -> None:
@@ -178,7 +178,7 @@ def test_an_answer_that_comes_in_small_pieces_is_put_together() -> None:
             connection.sendall(bytes([byte]))
 
     with serving(in_pieces) as server:
-        assert None is asked(server.port)
+        assert None is check_once(server.port)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +198,13 @@ def test_a_connection_that_is_kept_alive_is_not_waited_for_when_the_verdict_is_c
         until_hung_up(connection)
 
     with serving(keeping_alive) as server:
-        assert reason == asked(server.port)
+        assert reason == check_once(server.port)
 
 
 def test_nobody_who_listens_is_a_failure() -> None:
     with socket.socket() as taken:  # bound, so that nobody else gets the port, and not listening
         taken.bind(("127.0.0.1", 0))
-        told = asked(taken.getsockname()[1])
+        told = check_once(taken.getsockname()[1])
     assert "no connection: Connection refused" == told
 
 
@@ -214,7 +214,7 @@ def test_a_connection_that_is_reset_is_a_failure() -> None:
         connection.close()
 
     with serving(resetting) as server:
-        assert "no connection: Connection reset by peer" == asked(server.port)
+        assert "no connection: Connection reset by peer" == check_once(server.port)
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def test_an_answer_that_stalls_is_a_failure_when_its_time_is_over(said: bytes) -
         until_hung_up(connection)
 
     clock = FakeClock()
-    with serving(stalling) as server, LoopThread() as loop:
-        asking = loop.spawn(http(server.port, clock, timeout=5.0).ask())
-        assert stalled.wait(PATIENCE)
+    with serving(stalling) as server, EventLoopThread() as loop:
+        asking = loop.spawn(http(server.port, clock, timeout=5.0).check())
+        assert stalled.wait(TIMEOUT)
         clock.await_parked(1)
         clock.advance(4.9)
         assert not asking.done()
         clock.advance(0.1, parked=0)
-        assert "no full answer in 5 s" == asking.result(PATIENCE)
+        assert "no full answer in 5 s" == asking.result(TIMEOUT)
 
 
 def test_an_answer_that_drips_is_a_failure_when_its_time_is_over() -> None:
@@ -257,19 +257,19 @@ def test_an_answer_that_drips_is_a_failure_when_its_time_is_over() -> None:
                 continue
 
     clock = FakeClock()
-    with serving(dripping) as server, LoopThread() as loop:
-        asking = loop.spawn(http(server.port, clock, timeout=5.0).ask())
+    with serving(dripping) as server, EventLoopThread() as loop:
+        asking = loop.spawn(http(server.port, clock, timeout=5.0).check())
         clock.await_parked(1)
         for second in range(1, 6):
-            assert all(dripped.acquire(timeout=PATIENCE) for _ in range(3))
+            assert all(dripped.acquire(timeout=TIMEOUT) for _ in range(3))
             assert not asking.done()
             clock.advance(1.0, parked=1 if second < 5 else 0)
-        assert "no full answer in 5 s" == asking.result(PATIENCE)
+        assert "no full answer in 5 s" == asking.result(TIMEOUT)
 
 
 def test_a_check_that_cannot_even_ask_is_a_failure() -> None:
-    with serving(b"") as server, LoopThread() as loop:
-        told = loop.call(http(server.port, SystemClock(), path="/\udcff").ask(), timeout=PATIENCE)
+    with serving(b"") as server, EventLoopThread() as loop:
+        told = loop.call(http(server.port, SystemClock(), path="/\udcff").check(), timeout=TIMEOUT)
     assert told is not None
     assert told.startswith("the check itself failed: UnicodeEncodeError: ")
 
@@ -281,33 +281,33 @@ def test_a_check_that_is_cancelled_hangs_up() -> None:
         until_hung_up(connection)
         hung_up.set()
 
-    with serving(waiting) as server, LoopThread() as loop:
-        asking = loop.spawn(http(server.port, FakeClock()).ask())
-        assert eventually(lambda: 1 == server.asked)
+    with serving(waiting) as server, EventLoopThread() as loop:
+        asking = loop.spawn(http(server.port, FakeClock()).check())
+        assert eventually(lambda: 1 == server.requests)
         asking.cancel()
-        assert hung_up.wait(PATIENCE)
+        assert hung_up.wait(TIMEOUT)
 
 
-class Watched:
+class WatchRun:
     """A watch under a fake clock, and what it has heard."""
 
-    def __init__(self, loop: LoopThread, server: Server, **policy: Any) -> None:
+    def __init__(self, loop: EventLoopThread, server: HttpServer, **policy: Any) -> None:
         self.clock = FakeClock()
-        self.heard: list[tuple[bool, int]] = []
+        self.results: list[tuple[bool, int]] = []
         self._loop = loop
         checker = http(server.port, self.clock, **policy)
         self.ending = loop.spawn(
-            watch(
+            watch_health(
                 checker,
                 self.clock,
-                lambda reason, failures: self.heard.append((reason is None, failures)),
+                lambda reason, failures: self.results.append((reason is None, failures)),
             )
         )
         self.clock.await_parked(1)
 
-    def await_heard(self, count: int) -> None:
-        assert eventually(lambda: count == len(self.heard)), self.heard
-        settle(self._loop)
+    def wait_for_results(self, count: int) -> None:
+        assert eventually(lambda: count == len(self.results)), self.results
+        run_loop(self._loop)
 
 
 def test_a_watch_asks_until_it_was_failed_often_enough_and_says_why_it_has_to_go() -> None:
@@ -316,60 +316,60 @@ def test_a_watch_asks_until_it_was_failed_often_enough_and_says_why_it_has_to_go
     def answering(connection: socket.socket) -> None:
         connection.sendall(HEAD + b"\r\n" + next(answers))
 
-    with serving(answering) as server, LoopThread() as loop:
-        watched = Watched(loop, server, interval=30.0, failures=3, start_grace=10.0)
+    with serving(answering) as server, EventLoopThread() as loop:
+        watched = WatchRun(loop, server, interval=30.0, failures=3, start_grace=10.0)
         watched.clock.advance(9.9, parked=1)
-        assert 0 == server.asked
+        assert 0 == server.requests
         watched.clock.advance(0.1, parked=1)
         for count in range(1, 6):
-            watched.await_heard(count)
+            watched.wait_for_results(count)
             watched.clock.advance(29.9, parked=1)
-            assert count == server.asked
+            assert count == server.requests
             watched.clock.advance(0.1, parked=1 if count < 5 else 0)
         assert (
             '3 failed health checks in a row: "status" is null, not "healthy"'
-            == watched.ending.result(PATIENCE)
+            == watched.ending.result(TIMEOUT)
         )
-    assert [(True, 0), (False, 1), (True, 0), (False, 1), (False, 2), (False, 3)] == watched.heard
+    assert [(True, 0), (False, 1), (True, 0), (False, 1), (False, 2), (False, 3)] == watched.results
 
 
 def test_questions_never_overlap_though_an_answer_takes_longer_than_the_interval() -> None:
-    with serving(until_hung_up) as server, LoopThread() as loop:
-        watched = Watched(loop, server, interval=1.0, timeout=5.0, failures=3, start_grace=1.0)
+    with serving(until_hung_up) as server, EventLoopThread() as loop:
+        watched = WatchRun(loop, server, interval=1.0, timeout=5.0, failures=3, start_grace=1.0)
         watched.clock.advance(1.0, parked=1)
         for count in range(1, 4):
-            assert eventually(lambda count=count: count == server.asked)  # type: ignore[misc]
+            assert eventually(lambda count=count: count == server.requests)  # type: ignore[misc]
             watched.clock.await_parked(1)
             watched.clock.advance(4.9, parked=1)
-            assert (count, count - 1) == (server.asked, len(watched.heard))
+            assert (count, count - 1) == (server.requests, len(watched.results))
             watched.clock.advance(0.1, parked=1 if count < 3 else 0)
         assert "3 failed health checks in a row: no full answer in 5 s" == watched.ending.result(
-            PATIENCE
+            TIMEOUT
         )
 
 
 def test_the_failures_of_one_watch_do_not_count_for_the_next() -> None:
-    with serving(HEAD + b"\r\n{}") as server, LoopThread() as loop:
-        first = Watched(loop, server, interval=30.0, failures=3, start_grace=0.5)
+    with serving(HEAD + b"\r\n{}") as server, EventLoopThread() as loop:
+        first = WatchRun(loop, server, interval=30.0, failures=3, start_grace=0.5)
         first.clock.advance(0.5, parked=1)
-        first.await_heard(1)
+        first.wait_for_results(1)
         first.clock.advance(30.0, parked=1)
-        first.await_heard(2)
+        first.wait_for_results(2)
         first.ending.cancel()
-        second = Watched(loop, server, interval=30.0, failures=3, start_grace=0.5)
+        second = WatchRun(loop, server, interval=30.0, failures=3, start_grace=0.5)
         second.clock.advance(0.5, parked=1)
-        second.await_heard(1)
+        second.wait_for_results(1)
         assert not second.ending.done()
         second.ending.cancel()
-    assert [(False, 1), (False, 2)] == first.heard
-    assert [(False, 1)] == second.heard
+    assert [(False, 1), (False, 2)] == first.results
+    assert [(False, 1)] == second.results
 
 
-def settle(loop: LoopThread) -> None:
+def run_loop(loop: EventLoopThread) -> None:
     """Let what follows an answer happen."""
 
     async def turn() -> None:
         for _ in range(30):
             await asyncio.sleep(0)
 
-    loop.call(turn(), timeout=PATIENCE)
+    loop.call(turn(), timeout=TIMEOUT)

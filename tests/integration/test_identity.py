@@ -13,12 +13,19 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
-from den import Den, Kid, bearers, gone, require_cgroups, state
+from guardian_fixture import (
+    GuardianFixture,
+    SyncChild,
+    is_gone,
+    pids_with_token,
+    proc_state,
+    require_cgroups,
+)
 from longwatch.errors import SpawnError, UsageError
-from longwatch.host.identity import Identity, identity_environment, identity_of
-from longwatch.host.process import Limits
-from snippet import running
+from longwatch.host.identity import Identity, login_environment, resolve_identity
+from longwatch.host.process import ResourceLimits
+from polling import eventually
+from snippet import run_snippet
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can run programs as another user"
@@ -42,16 +49,18 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def as_nobody(home: Den, script: str, *, token: str = "-", **spec: Any) -> Kid:
+def as_nobody(
+    guardian: GuardianFixture, script: str, *, token: str = "-", **spec: Any
+) -> SyncChild:
     """Run a shell script as nobody; its $0 is the token."""
-    whole = {"cwd": "/", "identity": identity_of("nobody"), **spec}
-    home.tokens += [token] if token != "-" else []
-    return home.start(["sh", "-c", script, token], token=token, **whole)
+    whole = {"cwd": "/", "identity": resolve_identity("nobody"), **spec}
+    guardian.tokens += [token] if token != "-" else []
+    return guardian.start(["sh", "-c", script, token], token=token, **whole)
 
 
-def said(kid: Kid) -> tuple[str, str]:
-    cause = kid.wait().cause
-    return str(cause), kid.out.data.decode()
+def said(child: SyncChild) -> tuple[str, str]:
+    cause = child.wait().cause
+    return str(cause), child.out.data.decode()
 
 
 # --- who that is ----------------------------------------------------------------------------------
@@ -60,27 +69,27 @@ def said(kid: Kid) -> tuple[str, str]:
 def test_a_user_is_known_by_name_and_by_number() -> None:
     me = pwd.getpwuid(os.geteuid())
     assert (me.pw_name, me.pw_uid, me.pw_gid, me.pw_dir) == tuple(
-        getattr(identity_of(me.pw_name), field) for field in ("name", "uid", "gid", "home")
+        getattr(resolve_identity(me.pw_name), field) for field in ("name", "uid", "gid", "home")
     )
-    assert identity_of(me.pw_name) == identity_of(str(me.pw_uid))
+    assert resolve_identity(me.pw_name) == resolve_identity(str(me.pw_uid))
 
 
 def test_all_groups_of_a_user_belong_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 44, 7])
     me = pwd.getpwuid(os.geteuid())
-    assert tuple(sorted((me.pw_gid, 44, 7))) == identity_of(me.pw_name).groups
+    assert tuple(sorted((me.pw_gid, 44, 7))) == resolve_identity(me.pw_name).groups
 
 
 @pytest.mark.parametrize("user", ["nobdy", "nobodyy"])
 def test_a_user_nobody_knows_is_refused_with_the_nearest_name(user: str) -> None:
     with pytest.raises(UsageError, match=f"^there is no user '{user}'; did you mean nobody\\?$"):
-        identity_of(user)
+        resolve_identity(user)
 
 
 @pytest.mark.parametrize("user", ["", "4294967294", "99999999999999999999", "²", "a\0b", "-1"])
 def test_what_is_no_user_is_refused(user: str) -> None:
     with pytest.raises(UsageError, match=r"^there is no user "):
-        identity_of(user)
+        resolve_identity(user)
 
 
 def test_another_user_is_refused_when_we_are_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,75 +99,87 @@ def test_another_user_is_refused_when_we_are_not_root(monkeypatch: pytest.Monkey
         UsageError,
         match="only root can run programs as another user: start as root, or as 'nobody'",
     ):
-        identity_of("nobody")
+        resolve_identity("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
-    assert nobody.pw_uid == identity_of("nobody").uid
+    assert nobody.pw_uid == resolve_identity("nobody").uid
 
 
-def test_a_child_may_run_as_whoever_we_are(marks: Den) -> None:
-    kid = marks.start(["id", "-u"], identity=identity_of(str(os.geteuid())))
-    assert ("exit 0", f"{os.geteuid()}\n") == said(kid)
+def test_a_child_may_run_as_whoever_we_are(guardian_without_cgroups: GuardianFixture) -> None:
+    child = guardian_without_cgroups.start(
+        ["id", "-u"], identity=resolve_identity(str(os.geteuid()))
+    )
+    assert ("exit 0", f"{os.geteuid()}\n") == said(child)
 
 
 # --- running as somebody else ---------------------------------------------------------------------
 
 
 @needs_root
-def test_a_child_runs_as_the_user_with_their_groups_alone(home: Den) -> None:
+def test_a_child_runs_as_the_user_with_their_groups_alone(guardian: GuardianFixture) -> None:
     nobody = pwd.getpwnam("nobody")
     ids = f"{nobody.pw_uid} {nobody.pw_uid} {nobody.pw_gid} {nobody.pw_gid}"
     assert ("exit 0", f"{ids} {nobody.pw_gid}\n") == said(
-        as_nobody(home, "echo $(id -ru; id -u; id -rg; id -g; id -G)")
+        as_nobody(guardian, "echo $(id -ru; id -u; id -rg; id -g; id -G)")
     )
 
 
 @needs_root
-def test_every_group_of_the_identity_is_taken(marks: Den) -> None:
+def test_every_group_of_the_identity_is_taken(guardian_without_cgroups: GuardianFixture) -> None:
     extra = max(entry.gr_gid for entry in grp.getgrall() if entry.gr_gid < 60_000)
-    nobody = identity_of("nobody")
+    nobody = resolve_identity("nobody")
     identity = Identity(name="nobody", uid=nobody.uid, gid=nobody.gid, groups=(nobody.gid, extra))
-    cause, groups = said(as_nobody(marks, "id -G", identity=identity))
+    cause, groups = said(as_nobody(guardian_without_cgroups, "id -G", identity=identity))
     assert ("exit 0", {nobody.gid, extra}) == (cause, set(map(int, groups.split())))
 
 
 @needs_root
 def test_a_child_that_runs_as_nobody_cannot_read_what_is_roots(
-    marks: Den, open_folder: Path
+    guardian_without_cgroups: GuardianFixture, open_folder: Path
 ) -> None:
     secret = open_folder / "secret"
     secret.write_text("told")
     secret.chmod(0o600)
     script = f"cat {secret} 2>/dev/null || echo refused"
-    assert ("exit 0", "told\n") == said(marks.start(["sh", "-c", script]))
-    assert ("exit 0", "refused\n") == said(as_nobody(marks, script))
+    assert ("exit 0", "told\n") == said(guardian_without_cgroups.start(["sh", "-c", script]))
+    assert ("exit 0", "refused\n") == said(as_nobody(guardian_without_cgroups, script))
 
 
 @needs_root
-def test_directory_and_command_are_judged_as_that_user(marks: Den, open_folder: Path) -> None:
+def test_directory_and_command_are_judged_as_that_user(
+    guardian_without_cgroups: GuardianFixture, open_folder: Path
+) -> None:
     (open_folder / "closed").mkdir(mode=0o700)
     tool = open_folder / "tool"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o700)
     with pytest.raises(SpawnError, match=r"^cannot enter '.*closed': Permission denied$"):
-        as_nobody(marks, "", cwd=str(open_folder / "closed"))
+        as_nobody(guardian_without_cgroups, "", cwd=str(open_folder / "closed"))
     with pytest.raises(SpawnError, match=r"^cannot execute '.*tool': Permission denied$"):
-        marks.start([str(tool)], cwd="/", identity=identity_of("nobody"))
+        guardian_without_cgroups.start([str(tool)], cwd="/", identity=resolve_identity("nobody"))
 
 
 @needs_root
-def test_their_home_and_name_are_offered_for_the_environment(marks: Den) -> None:
-    env = {"PATH": os.defpath, **identity_environment(identity_of("nobody"))}
-    kid = as_nobody(marks, 'echo "$HOME $USER $LOGNAME"', env=env)
-    assert ("exit 0", f"{pwd.getpwnam('nobody').pw_dir} nobody nobody\n") == said(kid)
+def test_their_home_and_name_are_offered_for_the_environment(
+    guardian_without_cgroups: GuardianFixture,
+) -> None:
+    env = {"PATH": os.defpath, **login_environment(resolve_identity("nobody"))}
+    child = as_nobody(guardian_without_cgroups, 'echo "$HOME $USER $LOGNAME"', env=env)
+    assert ("exit 0", f"{pwd.getpwnam('nobody').pw_dir} nobody nobody\n") == said(child)
 
 
 @needs_root
-def test_a_captured_output_can_be_opened_by_its_name_by_that_user(marks: Den) -> None:
-    assert ("exit 0", "opened\n") == said(as_nobody(marks, "echo opened > /dev/stdout"))
+def test_a_captured_output_can_be_opened_by_its_name_by_that_user(
+    guardian_without_cgroups: GuardianFixture,
+) -> None:
+    assert ("exit 0", "opened\n") == said(
+        as_nobody(guardian_without_cgroups, "echo opened > /dev/stdout")
+    )
 
 
 @needs_root
-def test_limits_that_take_privileges_are_set_before_the_user_is_changed(marks: Den) -> None:
+def test_limits_that_take_privileges_are_set_before_the_user_is_changed(
+    guardian_without_cgroups: GuardianFixture,
+) -> None:
     effective = next(
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -166,41 +187,46 @@ def test_limits_that_take_privileges_are_set_before_the_user_is_changed(marks: D
     )
     if not int(effective.split()[1], 16) >> 23 & 1:
         pytest.skip("this root may not raise priorities")
-    kid = as_nobody(marks, "nice; umask", limits=Limits(nice=-3, memory=1 << 30), umask=0o077)
-    assert ("exit 0", "-3\n0077\n") == said(kid)
+    child = as_nobody(
+        guardian_without_cgroups,
+        "nice; umask",
+        limits=ResourceLimits(nice=-3, memory=1 << 30),
+        umask=0o077,
+    )
+    assert ("exit 0", "-3\n0077\n") == said(child)
 
 
 # --- and is still ours ----------------------------------------------------------------------------
 
 
 @needs_root
-def test_the_whole_tree_of_another_user_is_killed(home: Den) -> None:
-    bystander = as_nobody(home, FAMILY, token=f"token-{secrets.token_hex(8)}")
-    kid = as_nobody(home, FAMILY, token=f"token-{secrets.token_hex(8)}")
-    for each in (bystander, kid):
-        each.out.await_text("orphan")
-        each.out.await_text("leader")
-    assert 2 <= len(kid.survivors())
-    ending = kid.kill()
+def test_the_whole_tree_of_another_user_is_killed(guardian: GuardianFixture) -> None:
+    bystander = as_nobody(guardian, FAMILY, token=f"token-{secrets.token_hex(8)}")
+    child = as_nobody(guardian, FAMILY, token=f"token-{secrets.token_hex(8)}")
+    for each in (bystander, child):
+        each.out.wait_for_text("orphan")
+        each.out.wait_for_text("leader")
+    assert 2 <= len(child.survivors())
+    ending = child.kill()
     assert ("signal 9", 0) == (str(ending.cause), ending.survivors)
-    assert [] == kid.survivors()
+    assert [] == child.survivors()
     assert 2 <= len(bystander.survivors())
 
 
 HOST = """
     import os, signal, sys
-    from longwatch.host.children import Guardian
-    from longwatch.host.identity import identity_of
-    from longwatch.host.loop import LoopThread
+    from longwatch.host.guardian_client import GuardianClient
+    from longwatch.host.identity import resolve_identity
+    from longwatch.host.loop import EventLoopThread
     from longwatch.host.process import ProcessSpec
 
     token, cgroups, script = input(), input() == "cgroups", eval(input())
-    loop = LoopThread()
-    guardian = Guardian(loop, cgroups=cgroups)
+    loop = EventLoopThread()
+    guardian = GuardianClient(loop, cgroups=cgroups)
     guardian.start()
     argv = ["sh", "-c", script, token]
     spec = ProcessSpec(
-        argv=argv, env={"PATH": os.defpath}, cwd="/", stdout=1, identity=identity_of("nobody")
+        argv=argv, env={"PATH": os.defpath}, cwd="/", stdout=1, identity=resolve_identity("nobody")
     )
     child = loop.call(guardian.spawn(spec), timeout=30)
     os.write(1, f"started {guardian.pid} {child.pid}\\n".encode())
@@ -208,50 +234,50 @@ HOST = """
 """
 
 
-class Held:
+class HeldFamily:
     """A host in a process of its own that holds one family of nobody's."""
 
     def __init__(self, *, cgroups: bool) -> None:
         self.token = f"token-{secrets.token_hex(8)}"
-        self._running = running(HOST)
+        self._running = run_snippet(HOST)
         self.snippet = self._running.__enter__()
         for line in (self.token, "cgroups" if cgroups else "marks", repr(FAMILY)):
-            self.snippet.say(line)
-        lines = [self.snippet.line() for _ in range(3)]
+            self.snippet.send_line(line)
+        lines = [self.snippet.read_line() for _ in range(3)]
         assert {"leader", "orphan"} < set(lines), lines
         self.guardian, self.leader = next(
             map(int, line.split()[1:]) for line in lines if line.startswith("started")
         )
 
     def close(self) -> None:
-        for pid in bearers(self.token):
+        for pid in pids_with_token(self.token):
             os.kill(pid, signal.SIGKILL)
         self._running.__exit__(None, None, None)
 
 
 @pytest.fixture(params=[True, False], ids=["cgroups", "marks"])
-def held(request: pytest.FixtureRequest) -> Iterator[Held]:
+def held_family(request: pytest.FixtureRequest) -> Iterator[HeldFamily]:
     if request.param:
         require_cgroups()
-    it = Held(cgroups=request.param)
+    it = HeldFamily(cgroups=request.param)
     yield it
     it.close()
 
 
 @needs_root
-def test_a_host_that_is_killed_leaves_nobody_of_another_user(held: Held) -> None:
-    assert 2 <= len(bearers(held.token))
-    held.snippet.signal(signal.SIGKILL)
-    assert eventually(lambda: gone(held.guardian))
-    assert [] == bearers(held.token)
+def test_a_host_that_is_killed_leaves_nobody_of_another_user(held_family: HeldFamily) -> None:
+    assert 2 <= len(pids_with_token(held_family.token))
+    held_family.snippet.signal(signal.SIGKILL)
+    assert eventually(lambda: is_gone(held_family.guardian))
+    assert [] == pids_with_token(held_family.token)
 
 
 @needs_root
 def test_a_leader_of_another_user_dies_with_its_guardian_though_the_host_does_nothing(
-    held: Held,
+    held_family: HeldFamily,
 ) -> None:
     """The kernel forgets the death signal when the user changes."""
-    held.snippet.signal(signal.SIGSTOP)
-    assert eventually(lambda: state(held.snippet._child.pid) == "T")
-    os.kill(held.guardian, signal.SIGKILL)
-    assert eventually(lambda: gone(held.leader), patience=5.0)
+    held_family.snippet.signal(signal.SIGSTOP)
+    assert eventually(lambda: proc_state(held_family.snippet._child.pid) == "T")
+    os.kill(held_family.guardian, signal.SIGKILL)
+    assert eventually(lambda: is_gone(held_family.leader), timeout=5.0)

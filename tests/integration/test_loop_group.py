@@ -7,29 +7,37 @@ from typing import Any, Self
 
 import pytest
 
-from engine_rig import PATIENCE
-from longwatch.core.events import (
-    Events,
+from engine_rig import TIMEOUT
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import (
     GroupStarted,
     GroupStopped,
     GroupStopping,
     LoopCrashed,
     LoopEnded,
     LoopStarted,
-    SignalsNotHeard,
-    TimeoutsQuestioned,
+    SignalHandlersSkipped,
+    TimeoutsMismatched,
 )
 from longwatch.errors import ServiceStateError, ShutdownTimeoutError, TryAgainError, UsageError
-from longwatch.host.parent import ParentLine
-from longwatch.host.stacks import CRASH_DIRECTORY
+from longwatch.host.crash_file import CRASH_DIR_VARIABLE
+from longwatch.host.parent_channel import ParentChannel
 from longwatch.mailbox import open_mailbox
 from longwatch.runtime import LoopGroup
-from loop_rig import GROUP_RESTING, GatedLoop, Running, StubLoop, await_that, company, grouping
+from loop_rig import (
+    GROUP_IDLE_THREADS,
+    BackgroundRun,
+    GatedLoop,
+    StubLoop,
+    running_group,
+    stub_group,
+    wait_until,
+)
 
 
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(tmp_path / "crashes"))
     return tmp_path / "crashes"
 
 
@@ -92,40 +100,40 @@ def test_a_threshold_that_is_not_more_than_the_wait_is_refused_before_anything_r
     group = LoopGroup([loop], watchdog_threshold=30)
     with pytest.raises(UsageError, match="must be more than wait_time_seconds"):
         group.run(wait_time_seconds=30)
-    assert (False, False) == (loop.began.is_set(), group.running)
+    assert (False, False) == (loop.started.is_set(), group.running)
 
 
 def test_doubts_are_warned_of_with_the_number_to_set() -> None:
-    with grouping(
-        (made := company(StubLoop(), watchdog_interval=300)).group, visibility_timeout=900
+    with running_group(
+        (made := stub_group(StubLoop(), watchdog_interval=300)).group, visibility_timeout=900
     ):
-        made.settle_down()
+        made.wait_idle()
     assert [
         ("watchdog_interval", "set it below 240"),
         ("visibility_timeout", "set it above 1320"),
     ] == [
         (event.setting, event.problem.rsplit(": ", 1)[1])
-        for event in made.observer.of(TimeoutsQuestioned)
+        for event in made.observer.of(TimeoutsMismatched)
     ]
 
 
 def test_the_defaults_raise_no_doubt_and_are_what_loops_are_run_with() -> None:
-    with grouping((made := company(StubLoop())).group):
-        made.settle_down()
-    assert [] == made.observer.of(TimeoutsQuestioned)
-    assert [{"visibility_timeout": 1800, "wait_time_seconds": 30}] == made.loops[0].settings
+    with running_group((made := stub_group(StubLoop())).group):
+        made.wait_idle()
+    assert [] == made.observer.of(TimeoutsMismatched)
+    assert [{"visibility_timeout": 1800, "wait_time_seconds": 30}] == made.loops[0].run_settings
 
 
 # --- a run ---
 
 
 def test_every_loop_runs_in_a_thread_of_its_own_until_the_group_is_told_to_stop() -> None:
-    made = company(*stubs(3))
-    with grouping(made.group) as running:
-        made.settle_down()
+    made = stub_group(*stubs(3))
+    with running_group(made.group) as running:
+        made.wait_idle()
         assert [True] * 4 == [made.group.running, *(loop.running for loop in made.loops)]
         assert made.group.shutdown()
-        running.end()
+        running.wait()
     assert [False] * 4 == [made.group.running, *(loop.running for loop in made.loops)]
     assert {"stub-0", "stub-1", "stub-2"} == {event.loop for event in made.observer.of(LoopStarted)}
     assert {"stub-0", "stub-1", "stub-2"} == {event.loop for event in made.observer.of(LoopEnded)}
@@ -146,7 +154,7 @@ class Bare:
 
     def run(self, **_: Any) -> None:
         self.began.set()
-        assert self._may_end.wait(PATIENCE)
+        assert self._may_end.wait(TIMEOUT)
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
         self._may_end.set()
@@ -161,42 +169,45 @@ class Bare:
 def test_a_loop_needs_nothing_beyond_the_contract() -> None:
     loop = Bare()
     group = LoopGroup([loop], events=Events())
-    with grouping(group):
-        assert loop.began.wait(PATIENCE)
+    with running_group(group):
+        assert loop.began.wait(TIMEOUT)
         group.drain()
         group.resume()
-        assert group.vitals is not None
+        assert group.health is not None
         assert (("loop-0",), [], True) == (
             group.names,
-            group.vitals.ages(),
-            group.vitals.readiness().ok,
+            group.health.beat_ages(),
+            group.health.readiness().ok,
         )
 
 
 def test_it_ends_by_itself_when_all_loops_are_done() -> None:
-    made = company(*stubs(2))
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*stubs(2))
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     made.loops[0].may_end.set()
     made.observer.wait_for(LoopEnded)
-    assert not running.over
+    assert not running.is_finished
     made.loops[1].may_end.set()
-    running.end()
+    running.wait()
     assert (["done"], True) == (
         [event.reason for event in made.observer.of(GroupStopping)],
-        made.loops[0].told.empty(),
+        made.loops[0].shutdown_timeouts.empty(),
     )
 
 
 def test_a_loop_that_crashes_stops_the_others_and_then_its_error_is_raised() -> None:
-    made = company(*stubs(3))
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*stubs(3))
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     made.loops[1].error = ValueError("broken")
     made.loops[1].may_end.set()
     with pytest.raises(ValueError, match="broken"):
-        running.end()
-    assert [30.0, 30.0] == [made.loops[0].told.get(timeout=0), made.loops[2].told.get(timeout=0)]
+        running.wait()
+    assert [30.0, 30.0] == [
+        made.loops[0].shutdown_timeouts.get(timeout=0),
+        made.loops[2].shutdown_timeouts.get(timeout=0),
+    ]
     assert [("stub-1", "ValueError: broken")] == [
         (event.loop, event.error) for event in made.observer.of(LoopCrashed)
     ]
@@ -205,69 +216,69 @@ def test_a_loop_that_crashes_stops_the_others_and_then_its_error_is_raised() -> 
 
 
 def test_the_error_is_raised_only_after_the_others_have_stopped() -> None:
-    made = company(*stubs(2))
-    made.loops[0].is_stubborn = True
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*stubs(2))
+    made.loops[0].ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     made.loops[1].error = ValueError("broken")
     made.loops[1].may_end.set()
-    assert 30.0 == made.loops[0].told.get(timeout=PATIENCE)
-    assert not running.over
+    assert 30.0 == made.loops[0].shutdown_timeouts.get(timeout=TIMEOUT)
+    assert not running.is_finished
     made.loops[0].may_end.set()
     with pytest.raises(ValueError, match="broken"):
-        running.end()
+        running.wait()
 
 
 def test_leaving_its_context_shuts_it_down() -> None:
-    made = company(*stubs(2))
+    made = stub_group(*stubs(2))
     with made.group:
-        running = Running(lambda: made.group.run(install_signals=False))
-        made.settle_down()
-    running.end()
+        running = BackgroundRun(lambda: made.group.run(install_signals=False))
+        made.wait_idle()
+    running.wait()
 
 
 def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next_does_not() -> None:
-    made = company(StubLoop())
+    made = stub_group(StubLoop())
     assert made.group.shutdown()
     made.group.run(install_signals=False)
-    assert not made.loops[0].began.is_set()
-    with grouping(made.group):
-        made.settle_down()
+    assert not made.loops[0].started.is_set()
+    with running_group(made.group):
+        made.wait_idle()
 
 
 def test_it_can_run_again_and_a_shutdown_in_between_is_nothing() -> None:
-    made = company(StubLoop())
+    made = stub_group(StubLoop())
     for _ in range(2):
-        with grouping(made.group):
-            made.settle_down()
-        made.loops[0].began.clear()
+        with running_group(made.group):
+            made.wait_idle()
+        made.loops[0].started.clear()
         made.loops[0].may_end.clear()
         assert made.group.shutdown()
 
 
 def test_it_runs_once_at_a_time() -> None:
-    made = company(StubLoop())
-    with grouping(made.group):
-        made.settle_down()
+    made = stub_group(StubLoop())
+    with running_group(made.group):
+        made.wait_idle()
         with pytest.raises(ServiceStateError, match="this group is running already"):
             made.group.run()
 
 
 def test_off_the_main_thread_signals_are_not_heard_and_that_is_warned_of_once() -> None:
-    made = company(StubLoop())
-    with grouping(made.group, install_signals=True):
-        made.settle_down()
-    assert 1 == len(made.observer.of(SignalsNotHeard))
+    made = stub_group(StubLoop())
+    with running_group(made.group, install_signals=True):
+        made.wait_idle()
+    assert 1 == len(made.observer.of(SignalHandlersSkipped))
 
 
 def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_stopped(
     tmp_path: Path,
 ) -> None:
-    made = company(*stubs(2))
-    made.group.adopt(ParentLine(str(tmp_path / "nobody")))
-    running = Running(lambda: made.group.run(install_signals=False))
+    made = stub_group(*stubs(2))
+    made.group.set_parent(ParentChannel(str(tmp_path / "nobody")))
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
     with pytest.raises(TryAgainError, match="cannot be told of its group"):
-        running.end()
+        running.wait()
     assert [False, False] == [loop.running for loop in made.loops]
     assert ["failed"] == [event.reason for event in made.observer.of(GroupStopping)]
 
@@ -275,7 +286,7 @@ def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_st
 def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(
     monkeypatch: pytest.MonkeyPatch, crashes: Path
 ) -> None:
-    made = company(*stubs(3))
+    made = stub_group(*stubs(3))
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -284,11 +295,14 @@ def test_if_there_is_no_thread_for_a_loop_the_others_are_stopped(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    running = Running(lambda: made.group.run(install_signals=False))
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
     with pytest.raises(RuntimeError, match="new thread"):
-        running.end()
+        running.wait()
     assert [False] * 3 == [loop.running for loop in made.loops]
-    assert [False, True] == [made.loops[0].told.empty(), made.loops[2].told.empty()]
+    assert [False, True] == [
+        made.loops[0].shutdown_timeouts.empty(),
+        made.loops[2].shutdown_timeouts.empty(),
+    ]
     assert [] == list(crashes.iterdir())
 
 
@@ -301,11 +315,11 @@ def test_three_slow_loops_are_told_together_and_stop_side_by_side() -> None:
 
     class Slow(StubLoop):
         def shutdown(self, *, timeout: float = 30.0) -> bool:
-            together.wait(PATIENCE)
+            together.wait(TIMEOUT)
             return super().shutdown(timeout=timeout)
 
-    with grouping((made := company(Slow("a"), Slow("b"), Slow("c"))).group):
-        made.settle_down()
+    with running_group((made := stub_group(Slow("a"), Slow("b"), Slow("c"))).group):
+        made.wait_idle()
         assert made.group.shutdown()
     assert not together.broken
 
@@ -316,10 +330,10 @@ def test_each_loops_limit_is_its_own_or_the_groups() -> None:
         StubLoop("b", shutdown_timeout=5.0),
         StubLoop("c", shutdown_timeout=90.0),
     ]
-    with grouping((made := company(*loops)).group):
-        made.settle_down()
+    with running_group((made := stub_group(*loops)).group):
+        made.wait_idle()
         made.group.shutdown()
-    assert [30.0, 5.0, 90.0] == [loop.told.get(timeout=0) for loop in loops]
+    assert [30.0, 5.0, 90.0] == [loop.shutdown_timeouts.get(timeout=0) for loop in loops]
 
 
 @pytest.mark.parametrize(
@@ -332,48 +346,48 @@ def test_an_explicit_timeout_caps_them_all(timeout: float, expected: list[float]
         StubLoop("b", shutdown_timeout=5.0),
         StubLoop("c", shutdown_timeout=90.0),
     ]
-    made = company(*loops)
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*loops)
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     made.group.shutdown(timeout=timeout)
-    running.end()
-    assert expected == [loop.told.get(timeout=0) for loop in loops]
+    running.wait()
+    assert expected == [loop.shutdown_timeouts.get(timeout=0) for loop in loops]
 
 
 def test_limits_are_all_counted_from_the_same_start() -> None:
     """While the first is waited for, the time of the others runs."""
     loops = [StubLoop("a"), StubLoop("b", shutdown_timeout=5.0)]
-    made = company(*loops)
+    made = stub_group(*loops)
     for loop in loops:
-        loop.is_stubborn = True
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
-    stopping = Running(made.group.shutdown)
-    made.clock.await_parked(GROUP_RESTING + 1)
+        loop.ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
+    stopping = BackgroundRun(made.group.shutdown)
+    made.clock.await_parked(GROUP_IDLE_THREADS + 1)
     made.clock.advance(29.0)
     loops[0].may_end.set()
     with pytest.raises(ShutdownTimeoutError, match="b did not stop in time"):
-        running.end()
-    stopping.end()
+        running.wait()
+    stopping.wait()
     loops[1].may_end.set()
 
 
 def test_past_its_limit_a_loop_is_left_behind_with_its_stacks_on_record(crashes: Path) -> None:
-    made = company(*stubs(2))
-    made.loops[1].is_stubborn = True
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*stubs(2))
+    made.loops[1].ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     answers = queue.SimpleQueue[bool]()
-    stopping = Running(lambda: answers.put(made.group.shutdown()))
-    made.clock.await_parked(GROUP_RESTING + 1)
+    stopping = BackgroundRun(lambda: answers.put(made.group.shutdown()))
+    made.clock.await_parked(GROUP_IDLE_THREADS + 1)
     made.clock.advance(30.0)
-    assert not running.over
+    assert not running.is_finished
     made.clock.advance(0.25, parked=0)
     with pytest.raises(
         ShutdownTimeoutError, match=r"stub-1 did not stop in time; see .*raise shutdown_timeout"
     ):
-        running.end()
-    stopping.end()
+        running.wait()
+    stopping.wait()
     assert (False, ("stub-1",)) == (answers.get(), made.observer.wait_for(GroupStopped).overdue)
     [file] = crashes.iterdir()
     assert ["stub-1 did not stop in time", "in run"] == [
@@ -385,45 +399,49 @@ def test_past_its_limit_a_loop_is_left_behind_with_its_stacks_on_record(crashes:
 
 def test_whether_all_stopped_is_said_of_this_run_and_not_of_the_last(tmp_path: Path) -> None:
     """The second run fails, so nobody counts its loops; they have stopped all the same."""
-    made, answers = company(StubLoop()), queue.SimpleQueue[bool]()
+    made, answers = stub_group(StubLoop()), queue.SimpleQueue[bool]()
     [loop] = made.loops
-    loop.is_stubborn = True
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
-    stopping = Running(lambda: answers.put(made.group.shutdown()))
-    made.clock.await_parked(GROUP_RESTING + 1)
+    loop.ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
+    stopping = BackgroundRun(lambda: answers.put(made.group.shutdown()))
+    made.clock.await_parked(GROUP_IDLE_THREADS + 1)
     made.clock.advance(30.25, parked=0)
     with pytest.raises(ShutdownTimeoutError):
-        running.end()
-    stopping.end()
+        running.wait()
+    stopping.wait()
     loop.may_end.set()
-    await_that(lambda: not loop.running)
+    wait_until(lambda: not loop.running)
     loop.may_end.clear()
-    loop.told.get(timeout=0)
-    made.group.adopt(ParentLine(str(tmp_path / "nobody")))
-    running = Running(lambda: made.group.run(install_signals=False))
-    loop.told.get(timeout=PATIENCE)
-    stopping = Running(lambda: answers.put(made.group.shutdown()))
-    await_that(lambda: made.group._turns.present is not None and made.group._turns.present.told)
+    loop.shutdown_timeouts.get(timeout=0)
+    made.group.set_parent(ParentChannel(str(tmp_path / "nobody")))
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    loop.shutdown_timeouts.get(timeout=TIMEOUT)
+    stopping = BackgroundRun(lambda: answers.put(made.group.shutdown()))
+    wait_until(
+        lambda: (
+            made.group._run_guard.current is not None and made.group._run_guard.current.is_stopping
+        )
+    )
     loop.may_end.set()
     with pytest.raises(TryAgainError, match="cannot be told"):
-        running.end()
-    stopping.end()
+        running.wait()
+    stopping.wait()
     assert [False, True] == [answers.get(), answers.get()]
 
 
 def test_a_crash_and_a_loop_that_does_not_stop_are_both_told() -> None:
-    made = company(*stubs(2))
-    made.loops[0].is_stubborn = True
-    running = Running(lambda: made.group.run(install_signals=False))
-    made.settle_down()
+    made = stub_group(*stubs(2))
+    made.loops[0].ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
     made.loops[1].error = ValueError("broken")
     made.loops[1].may_end.set()
-    made.loops[0].told.get(timeout=PATIENCE)
-    made.clock.await_parked(GROUP_RESTING)
+    made.loops[0].shutdown_timeouts.get(timeout=TIMEOUT)
+    made.clock.await_parked(GROUP_IDLE_THREADS)
     made.clock.advance(30.25, parked=0)
     with pytest.raises(ShutdownTimeoutError, match="stub-0 did not stop") as raised:
-        running.end()
+        running.wait()
     assert "broken" == str(raised.value.__cause__)
     made.loops[0].may_end.set()
 
@@ -436,7 +454,7 @@ def test_a_loop_that_is_told_just_before_its_run_begins_is_told_again() -> None:
         """A loop whose second run begins only when it has been told to stop."""
 
         def run(self, **settings: Any) -> None:
-            assert not self.settings or told.wait(PATIENCE)
+            assert not self.run_settings or told.wait(TIMEOUT)
             super().run(**settings)
 
         def shutdown(self, *, timeout: float = 30.0) -> bool:
@@ -445,14 +463,16 @@ def test_a_loop_that_is_told_just_before_its_run_begins_is_told_again() -> None:
 
     loop = Late()
     group = LoopGroup([loop], events=Events())
-    with grouping(group):
-        assert loop.began.wait(PATIENCE)
-    loop.began.clear()
+    with running_group(group):
+        assert loop.started.wait(TIMEOUT)
+    loop.started.clear()
     loop.may_end.clear()
     told.clear()
-    running = Running(lambda: group.run(install_signals=False))
-    await_that(
-        lambda: group.vitals is not None and all(member.begun for member in group.vitals.members)
+    running = BackgroundRun(lambda: group.run(install_signals=False))
+    wait_until(
+        lambda: (
+            group.health is not None and all(member.has_started for member in group.health.runners)
+        )
     )
     assert group.shutdown()
-    running.end()
+    running.wait()

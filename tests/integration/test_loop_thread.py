@@ -9,12 +9,12 @@ from contextlib import suppress
 
 import pytest
 
-from leaks import nothing_left_open
+from leaks import no_leaks
 from longwatch.errors import DeadlineExceededError, ServiceStateError
-from longwatch.host.errand import Errand
-from longwatch.host.loop import LoopThread
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.loop import EventLoopThread
 from longwatch.testing import check_service
-from snippet import running
+from snippet import run_snippet
 
 
 async def answer() -> str:
@@ -26,11 +26,11 @@ async def for_ever() -> None:
 
 
 def test_the_loop_thread_keeps_the_contract_of_a_service() -> None:
-    check_service(LoopThread)
+    check_service(EventLoopThread)
 
 
 def test_the_loop_starts_with_its_first_use_and_runs_in_a_thread_of_its_own() -> None:
-    loop = LoopThread(name="mine")
+    loop = EventLoopThread(name="mine")
     running_before = loop.running
     assert "mine" == loop.call(answer(), timeout=10)
     assert (False, True) == (running_before, loop.running)
@@ -39,7 +39,7 @@ def test_the_loop_starts_with_its_first_use_and_runs_in_a_thread_of_its_own() ->
 
 
 def test_it_starts_again_when_it_is_used_after_a_stop() -> None:
-    with LoopThread() as loop:
+    with EventLoopThread() as loop:
         first = loop.loop()
         assert loop.stop()
         assert loop.call(answer(), timeout=10)
@@ -55,7 +55,7 @@ def test_a_call_past_its_timeout_is_cancelled() -> None:
         finally:
             cancelled.set()
 
-    with LoopThread() as loop:
+    with EventLoopThread() as loop:
         with pytest.raises(DeadlineExceededError, match="no answer"):
             loop.call(slow(), timeout=0.01)
         assert cancelled.wait(10)
@@ -65,12 +65,12 @@ def test_a_timeout_raised_by_the_work_itself_is_its_own() -> None:
     async def late() -> None:
         raise TimeoutError("its own")
 
-    with LoopThread() as loop, pytest.raises(TimeoutError, match="its own"):
+    with EventLoopThread() as loop, pytest.raises(TimeoutError, match="its own"):
         loop.call(late(), timeout=10)
 
 
 def test_a_call_from_the_loop_itself_is_refused_instead_of_waiting_for_ever() -> None:
-    with LoopThread() as loop:
+    with EventLoopThread() as loop:
 
         async def inner() -> None:
             loop.call(answer(), timeout=None)
@@ -97,7 +97,7 @@ def test_stop_cancels_what_runs_and_lets_it_clean_up_also_what_the_cleaning_bega
             steps.append(str(asyncio.create_task(tidy()).done()))
             await asyncio.sleep(0)
 
-    loop = LoopThread()
+    loop = EventLoopThread()
     future = loop.spawn(work())
     loop.call(answer(), timeout=10)
     assert loop.stop()
@@ -112,7 +112,7 @@ def test_stop_of_a_loop_that_is_blocked_gives_up_in_time_and_can_be_tried_again(
         blocked.set()
         may_go.wait()
 
-    loop = LoopThread()
+    loop = EventLoopThread()
     loop.spawn(block())
     assert blocked.wait(10)
     assert not loop.stop(timeout=0.01)
@@ -123,7 +123,7 @@ def test_stop_of_a_loop_that_is_blocked_gives_up_in_time_and_can_be_tried_again(
 
 
 def test_work_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
-    loop = LoopThread()
+    loop = EventLoopThread()
 
     async def stop() -> bool:
         return loop.stop(timeout=None)
@@ -133,7 +133,7 @@ def test_work_that_stops_its_own_loop_does_not_wait_for_itself() -> None:
 
 
 def test_cleaning_up_that_asks_for_more_work_is_refused_at_once() -> None:
-    loop = LoopThread()
+    loop = EventLoopThread()
     refused: list[str] = []
 
     async def work() -> None:
@@ -152,7 +152,7 @@ def test_cleaning_up_that_asks_for_more_work_is_refused_at_once() -> None:
 
 
 def test_work_that_nobody_else_knows_is_not_collected() -> None:
-    with LoopThread() as loop:
+    with EventLoopThread() as loop:
         over = threading.Event()
 
         async def work() -> None:
@@ -169,7 +169,7 @@ def test_work_that_nobody_else_knows_is_not_collected() -> None:
 
 
 def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:
-    loop = LoopThread()
+    loop = EventLoopThread()
     futures: list[concurrent.futures.Future[None]] = []
 
     def spawn() -> None:
@@ -181,20 +181,20 @@ def test_no_call_is_left_hanging_by_a_stop_at_the_same_time() -> None:
         for _ in range(50):
             loop.stop()
 
-    errands = [Errand(work, name="test") for work in (spawn, stop, spawn, stop)]
-    for errand in errands:
-        errand.start()
-    assert all(errand.over.block(60) for errand in errands)
+    threads = [BackgroundThread(work, name="test") for work in (spawn, stop, spawn, stop)]
+    for thread in threads:
+        thread.start()
+    assert all(thread.done.block(60) for thread in threads)
     assert loop.stop()
-    assert 4 * [None] == [errand.error for errand in errands]
+    assert 4 * [None] == [thread.error for thread in threads]
     assert all(future.cancelled() for future in futures)
 
 
 def test_stopping_a_thousand_times_leaves_descriptors_and_threads_flat() -> None:
-    loop = LoopThread()
+    loop = EventLoopThread()
     loop.call(answer(), timeout=10)
     loop.stop()
-    with nothing_left_open():
+    with no_leaks():
         for _ in range(1000):
             loop.call(answer(), timeout=10)
             loop.stop()
@@ -204,12 +204,12 @@ def test_a_forked_child_gets_its_own_loop_and_the_parents_goes_on() -> None:
     code = """
         import gc, os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-        from longwatch.host.loop import LoopThread
+        from longwatch.host.loop import EventLoopThread
 
         async def pid():
             return os.getpid()
 
-        loop = LoopThread()
+        loop = EventLoopThread()
         loop.call(pid(), timeout=10)
         child = os.fork()
         if child == 0:
@@ -218,9 +218,9 @@ def test_a_forked_child_gets_its_own_loop_and_the_parents_goes_on() -> None:
             os._exit(0 if ok else 1)
         print(os.waitpid(child, 0)[1], loop.call(pid(), timeout=10) == os.getpid())
     """
-    with running(code) as snippet:
-        assert "0 True" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert "0 True" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_child_forked_while_another_thread_changes_a_service_is_not_caught_in_it() -> None:
@@ -249,24 +249,24 @@ def test_a_child_forked_while_another_thread_changes_a_service_is_not_caught_in_
         starter.join()
         print(service.started)
     """
-    with running(code) as snippet:
-        assert ["0", "True"] == [snippet.line(), snippet.line()]
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert ["0", "True"] == [snippet.read_line(), snippet.read_line()]
+        assert (0, "") == snippet.wait()
 
 
 def test_a_program_that_ends_with_a_busy_loop_is_not_held_up_by_it() -> None:
     code = """
         import threading
-        from longwatch.host.loop import LoopThread
+        from longwatch.host.loop import EventLoopThread
 
         async def block():
             print("blocking")
             threading.Event().wait()
 
-        LoopThread().spawn(block())
+        EventLoopThread().spawn(block())
     """
-    with running(code) as snippet:
-        assert 0 == snippet.end()[0]
+    with run_snippet(code) as snippet:
+        assert 0 == snippet.wait()[0]
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -280,7 +280,7 @@ def test_a_task_that_asks_the_program_to_exit_does_not_end_the_loop(error: BaseE
         with suppress(BaseException):
             await task
 
-    with LoopThread(name="mine") as loop:
+    with EventLoopThread(name="mine") as loop:
         loop.spawn(starts_one_that_leaves())
         assert "mine" == loop.call(answer(), timeout=10)
         assert loop.stop()
@@ -291,7 +291,7 @@ def test_a_task_that_stops_the_loop_does_not_end_it() -> None:
     async def stops() -> None:
         asyncio.get_running_loop().stop()
 
-    with LoopThread(name="mine") as loop:
+    with EventLoopThread(name="mine") as loop:
         for _ in range(10):
             loop.call(stops(), timeout=10)
         assert "mine" == loop.call(answer(), timeout=10)
@@ -323,7 +323,7 @@ def test_what_a_task_does_to_the_loop_while_it_is_cancelled_keeps_no_other_from_
                 await asyncio.sleep(0)
             ended.set()
 
-    with LoopThread() as loop:
+    with EventLoopThread() as loop:
         futures = [loop.spawn(misbehaves()), loop.spawn(cleans_up())]
         assert began.acquire(timeout=10)
         assert began.acquire(timeout=10)
@@ -342,8 +342,8 @@ def test_a_coroutine_is_closed_if_there_is_no_thread_for_the_loop(
     def refuse(self: object, **_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(Errand, "start", refuse)
+    monkeypatch.setattr(BackgroundThread, "start", refuse)
     work = answer()
     with pytest.raises(RuntimeError, match="thread"):
-        LoopThread().spawn(work)
+        EventLoopThread().spawn(work)
     assert inspect.CORO_CLOSED == inspect.getcoroutinestate(work)

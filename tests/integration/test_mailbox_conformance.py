@@ -11,21 +11,21 @@ import pytest
 from hypothesis import Phase, settings
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
 from longwatch.errors import MailboxFullError
 from longwatch.mailbox import open_mailbox
-from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.letters import Letter
+from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.memory import Contents, MemoryBackend, MemoryStore
-from longwatch.mailbox.memory_lane import Held, Lane, Row
+from longwatch.mailbox.memory import MemoryBackend, MemoryContents, MemoryStore
+from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
+from longwatch.mailbox.records import NewMessage
 from longwatch.store.claims import Blame, Claim
 from longwatch.store.json_codec import Codec
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import check_mailbox
-from longwatch.testing.mailbox_suite import bench as bench_module
-from longwatch.testing.mailbox_suite.bench import Bench
-from longwatch.testing.mailbox_suite.machine import run_machine
-from longwatch.work.source import Exchange, Leased, Settlement
+from longwatch.testing.mailbox_suite import harness as harness_module
+from longwatch.testing.mailbox_suite.harness import MailboxHarness
+from longwatch.testing.mailbox_suite.state_machine import run_state_machine
 
 
 def jump_memory(mailbox: Mailbox[Any], lease: float, wall: float) -> None:
@@ -88,26 +88,28 @@ class AcceptsStaleReceipts(MemoryBackend):
 
 
 class ShortensLeases(MemoryBackend):
-    def extend(self, claim: Claim, *, duration: float) -> bool:
-        row = self.store.contents().find(claim)
+    def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
+        row = self.store.contents().find_claimed(claim)
         if row is not None:
-            row.lease_until = self.store.lease_now() + duration
+            row.lease_until = self.store.lease_now() + lease_seconds
         return row is not None
 
 
 class HandsOutTheNewestFirst(MemoryBackend):
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
-    ) -> Exchange:
-        exchange = super().exchange(settlements, owner=owner, want=want, duration=duration)
-        return Exchange(exchange.settled, exchange.leased[::-1])
+        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
+        exchange = super().exchange(
+            settlements, owner=owner, limit=limit, lease_seconds=lease_seconds
+        )
+        return ExchangeResult(exchange.settled, exchange.claimed[::-1])
 
 
-class BlamesNobody(MemoryBackend):
+class CountsNoCrashes(MemoryBackend):
     def _release(
         self,
-        contents: Contents,
-        row: Row,
+        contents: MemoryContents,
+        row: StoredMessage,
         blame: Blame,
         *,
         delay: float = 0.0,
@@ -125,8 +127,8 @@ class BlamesNobody(MemoryBackend):
 class CountsReleasesAsFailures(MemoryBackend):
     def _release(
         self,
-        contents: Contents,
-        row: Row,
+        contents: MemoryContents,
+        row: StoredMessage,
         blame: Blame,
         *,
         delay: float = 0.0,
@@ -144,15 +146,15 @@ class CountsReleasesAsFailures(MemoryBackend):
 class PutsWhatComesBackAtTheEnd(MemoryBackend):
     def _release(
         self,
-        contents: Contents,
-        row: Row,
+        contents: MemoryContents,
+        row: StoredMessage,
         blame: Blame,
         *,
         delay: float = 0.0,
         error: str | None = None,
     ) -> None:
-        contents.unlease(row)
-        row.seq = next(contents.numbers)
+        contents.end_lease(row)
+        row.seq = next(contents.sequence)
         contents.leases[row.owner][row.seq] = row
         super()._release(contents, row, blame, delay=delay, error=error)
 
@@ -163,77 +165,79 @@ class CannotPause(MemoryBackend):
 
 
 class StoresRepeatedKeys(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         return super().put(
-            [Letter(id=each.id, body=each.body, delay=each.delay) for each in letters], tx=tx
+            [NewMessage(id=each.id, body=each.body, delay=each.delay) for each in messages], tx=tx
         )
 
 
 class StoresHalfABatch(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         return [
             stored
-            for letter in letters
+            for letter in messages
             for stored in super(StoresHalfABatch, self).put([letter], tx=tx)
         ]
 
 
 class IgnoresTransactions(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        return super().put(letters)
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
+        return super().put(messages)
 
 
-class WakesNobody(MemoryBackend):
+class NeverNotifies(MemoryBackend):
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         return lambda: None
 
 
 class CountsOnlyWhatIsReady(MemoryBackend):
-    def _require_room(self, lane: Lane, letters: Sequence[Letter]) -> None:
-        if lane.counts[Held.FREE] + len(letters) > (
-            self.limits.max_size or len(letters) + len(lane)
+    def _require_room(self, queue: MemoryQueue, messages: Sequence[NewMessage]) -> None:
+        if queue.counts[LeaseState.READY] + len(messages) > (
+            self.limits.max_size or len(messages) + len(queue)
         ):
             raise MailboxFullError("full")
 
 
 class RunsTheCrashedBesideOthers(MemoryBackend):
-    def _claim(self, contents: Contents, owner: int, want: int, duration: float) -> list[Leased]:
-        leased: list[Leased] = []
-        while len(leased) < want and (
-            more := super()._claim(contents, owner, want - len(leased), duration)
+    def _claim(
+        self, contents: MemoryContents, owner: int, limit: int, lease_seconds: float
+    ) -> list[ClaimedRow]:
+        leased: list[ClaimedRow] = []
+        while len(leased) < limit and (
+            more := super()._claim(contents, owner, limit - len(leased), lease_seconds)
         ):
             leased += more
         return leased
 
 
 class NeverGivesUp(MemoryBackend):
-    def _spent(self, row: Row, wall: float) -> str | None:
-        return "expired" if row.is_overdue(wall) else None
+    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
+        return "expired" if row.is_expired(wall) else None
 
 
 class HandsOutTheExpired(MemoryBackend):
-    def _spent(self, row: Row, wall: float) -> str | None:
-        reason = super()._spent(row, wall)
+    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
+        reason = super()._give_up_reason(row, wall)
         return None if reason == "expired" else reason
 
 
 class KeepsNoExpired(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        kept = [Letter(**{**_fields(letter), "keep_expired": False}) for letter in letters]
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
+        kept = [NewMessage(**{**_fields(letter), "keep_expired": False}) for letter in messages]
         return super().put(kept, tx=tx)
 
 
 class ForgetsWhereToReply(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         return super().put(
-            [Letter(**{**_fields(letter), "reply_to": None}) for letter in letters], tx=tx
+            [NewMessage(**{**_fields(letter), "reply_to": None}) for letter in messages], tx=tx
         )
 
 
 class DeliversEarly(MemoryBackend):
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         return super().put(
-            [Letter(**{**_fields(letter), "delay": 0.0}) for letter in letters], tx=tx
+            [NewMessage(**{**_fields(letter), "delay": 0.0}) for letter in messages], tx=tx
         )
 
 
@@ -241,22 +245,28 @@ class PurgesTheLeased(MemoryBackend):
     def purge(self) -> int:
         contents = self.store.contents()
         for row in [
-            row for row in contents.lane(self.name).rows.values() if row.held is Held.LEASED
+            row
+            for row in contents.queue(self.name).messages.values()
+            if row.lease_state is LeaseState.LEASED
         ]:
-            contents.unlease(row)
-            row.lane.remove(row)
+            contents.end_lease(row)
+            row.queue.remove(row)
         return super().purge()
 
 
-class SwallowsTheDead(MemoryBackend):
+class DropsDeadLetters(MemoryBackend):
     def drop(self, ids: Sequence[str]) -> list[bool]:
         return [True for _ in ids]
 
 
-class RetainsForEver(MemoryBackend):
-    def __init__(self, store: MemoryStore, name: str, *, limits: Limits | None = None) -> None:
+class IgnoresRetention(MemoryBackend):
+    def __init__(
+        self, store: MemoryStore, name: str, *, limits: MailboxLimits | None = None
+    ) -> None:
         super().__init__(store, name, limits=limits)
-        self.limits = Limits(max_failures=self.limits.max_failures, max_size=self.limits.max_size)
+        self.limits = MailboxLimits(
+            max_failures=self.limits.max_failures, max_size=self.limits.max_size
+        )
 
 
 class LeasesByTheWallClock(MemoryStore):
@@ -264,12 +274,14 @@ class LeasesByTheWallClock(MemoryStore):
         return self.wall_now()
 
 
-def _fields(letter: Letter) -> dict[str, Any]:
-    return {name: getattr(letter, name) for name in Letter.__slots__}
+def _fields(letter: NewMessage) -> dict[str, Any]:
+    return {name: getattr(letter, name) for name in NewMessage.__slots__}
 
 
 def factory_of(backend: type[MemoryBackend], store: MemoryStore) -> Callable[..., Mailbox[Any]]:
-    def opened(name: str, body_type: Any = Any, *, limits: Limits | None = None) -> Mailbox[Any]:
+    def opened(
+        name: str, body_type: Any = Any, *, limits: MailboxLimits | None = None
+    ) -> Mailbox[Any]:
         return Mailbox(
             name, backend(store, name, limits=limits), codec=Codec(body_type), router=opened
         )
@@ -279,7 +291,7 @@ def factory_of(backend: type[MemoryBackend], store: MemoryStore) -> Callable[...
 
 BROKEN: list[tuple[type[MemoryBackend], str]] = [
     (AcceptsStaleReceipts, "acknowledge_many() gives a verdict for each"),
-    (BlamesNobody, "is poison"),
+    (CountsNoCrashes, "is poison"),
     (CannotPause, "a resumed mailbox"),
     (CountsOnlyWhatIsReady, "max_size counts the leased and the delayed"),
     (CountsReleasesAsFailures, "a release spends nothing"),
@@ -292,13 +304,13 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
     (NeverGivesUp, "failed too often"),
     (PurgesTheLeased, "what is leased stays"),
     (PutsWhatComesBackAtTheEnd, "keep their place"),
-    (RetainsForEver, "retention"),
+    (IgnoresRetention, "retention"),
     (RunsTheCrashedBesideOthers, "comes alone"),
     (ShortensLeases, "a shorter one takes nothing off"),
     (StoresHalfABatch, "of a batch that is refused nothing is stored"),
     (StoresRepeatedKeys, "the key of a queued message gives its id"),
-    (SwallowsTheDead, "dead"),
-    (WakesNobody, "woken"),
+    (DropsDeadLetters, "dead"),
+    (NeverNotifies, "woken"),
 ]
 
 
@@ -308,7 +320,7 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
 def test_a_backend_that_breaks_a_rule_is_refused_by_its_name(
     backend: type[MemoryBackend], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "PATIENCE", 1.0)
+    monkeypatch.setattr(harness_module, "TIMEOUT", 1.0)
     with pytest.raises(AssertionError) as refused:
         check_mailbox(factory_of(backend, MemoryStore()), jump=jump_memory)
     assert rule in str(refused.value)
@@ -323,7 +335,7 @@ def test_a_store_that_judges_leases_by_the_wall_clock_is_refused() -> None:
     "backend",
     [
         AcceptsStaleReceipts,
-        BlamesNobody,
+        CountsNoCrashes,
         CannotPause,
         CountsOnlyWhatIsReady,
         DeliversEarly,
@@ -336,11 +348,13 @@ def test_a_store_that_judges_leases_by_the_wall_clock_is_refused() -> None:
         ShortensLeases,
         StoresHalfABatch,
         StoresRepeatedKeys,
-        SwallowsTheDead,
+        DropsDeadLetters,
     ],
 )
 def test_the_model_alone_finds_a_broken_rule(backend: type[MemoryBackend]) -> None:
-    bench = Bench(factory_of(backend, MemoryStore()), jump=jump_memory, reopen=None, transact=None)
+    harness = MailboxHarness(
+        factory_of(backend, MemoryStore()), jump=jump_memory, reopen=None, transact=None
+    )
     unshrunk = settings(max_examples=300, stateful_step_count=40, phases=[Phase.generate])
     with pytest.raises(AssertionError, match="not so"):
-        run_machine(bench, runs=unshrunk)
+        run_state_machine(harness, runs=unshrunk)

@@ -9,24 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from longwatch.core.events import (
-    Events,
-    WorkFailed,
-)
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import WorkFailed
 from longwatch.errors import (
     InvalidParameterError,
     PermanentError,
     UsageError,
 )
-from longwatch.mailbox import Limits, Mailbox, open_mailbox
+from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import MainLoop, MainLoopContext, MainLoopRequest, Runnable
 from loop_rig import (
-    AT_ONCE,
-    Begun,
+    NO_BACKOFF,
     GatedLoop,
-    await_that,
-    looping,
+    StartedMessage,
+    running_loop,
+    wait_until,
 )
 
 
@@ -39,7 +37,7 @@ class Function(MainLoop[Any, Any]):
 
     def __init__(self, work: Callable[[Any, MainLoopContext], Any], **settings: Any) -> None:
         self._function = work
-        super().__init__(**{"retry": AT_ONCE, "events": Events(), **settings})
+        super().__init__(**{"retry": NO_BACKOFF, "events": Events(), **settings})
 
     def handle(self, request: Any, context: MainLoopContext) -> Any:
         return self._function(request, context)
@@ -168,15 +166,15 @@ def test_the_class_says_what_its_handler_is_given(mailbox: Mailbox[Any]) -> None
 def test_request_type_says_more_than_the_class(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, request_type=tuple[int, ...])
     mailbox.send([1, 2])
-    with looping(loop):
-        assert (1, 2) == loop.next().request
+    with running_loop(loop):
+        assert (1, 2) == loop.next_started().request
 
 
 def test_the_context_says_what_is_worked_on(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox)
     sent = mailbox.send(MainLoopRequest("x", "request-1", trace={"traceparent": "00-1"}))
-    with looping(loop):
-        context = loop.next().context
+    with running_loop(loop):
+        context = loop.next_started().context
         assert ("request-1", sent, {"traceparent": "00-1"}, 1) == (
             context.request_id,
             context.message_id,
@@ -193,11 +191,11 @@ def test_the_context_says_what_is_worked_on(mailbox: Mailbox[Any]) -> None:
 def test_the_fencing_token_and_the_attempt_rise_with_every_delivery(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send("x")
-    with looping(loop):
-        first = loop.next().context
+    with running_loop(loop):
+        first = loop.next_started().context
         seen = first.attempt, first.fencing_token
         loop.fail("x", ValueError("once"))
-        second = loop.next().context
+        second = loop.next_started().context
         assert 2 == second.attempt
         assert seen[1] < second.fencing_token
 
@@ -225,11 +223,11 @@ def test_its_logger_carries_the_ids(
 def test_as_many_messages_are_worked_on_as_it_has_slots(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, concurrency=3)
     mailbox.send_many(range(5))
-    with looping(loop):
-        assert {0, 1, 2} == {loop.next().request for _ in range(3)}
-        assert loop.began.empty()
+    with running_loop(loop):
+        assert {0, 1, 2} == {loop.next_started().request for _ in range(3)}
+        assert loop.started.empty()
         loop.open(1)
-        assert 3 == loop.next().request
+        assert 3 == loop.next_started().request
 
 
 # --- what cannot be read, what raises ---
@@ -245,11 +243,11 @@ def test_a_body_that_cannot_be_read_is_a_dead_letter_and_the_loop_goes_on(
     loop = GatedLoop(requests=mailbox, request_type=Page)
     mailbox.send(body)
     mailbox.send({"url": "fine"})
-    with looping(loop):
-        assert Page("fine") == loop.next().request
+    with running_loop(loop):
+        assert Page("fine") == loop.next_started().request
         loop.open(Page("fine"))
-        await_that(lambda: len(mailbox.dead) == 1)
-    [dead] = mailbox.dead
+        wait_until(lambda: len(mailbox.dead_letters) == 1)
+    [dead] = mailbox.dead_letters
     assert ("undecodable", True) == (dead.reason, "a request cannot be read" in (dead.error or ""))
     assert 0 == mailbox.approximate_count()
 
@@ -260,9 +258,9 @@ def test_a_body_that_the_mailbox_itself_cannot_read_is_one_too() -> None:
     numbers = open_mailbox(store, "jobs", int)
     numbers.send(7)
     loop = GatedLoop(requests=numbers)
-    with looping(loop):
-        assert 7 == loop.next().request
-    assert ["undecodable"] == [dead.reason for dead in numbers.dead]
+    with running_loop(loop):
+        assert 7 == loop.next_started().request
+    assert ["undecodable"] == [dead.reason for dead in numbers.dead_letters]
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), KeyboardInterrupt()])
@@ -271,44 +269,44 @@ def test_what_a_handler_raises_is_a_failure_of_its_message_and_the_loop_goes_on(
 ) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send_many(["bad", "good"])
-    with looping(loop):
-        assert "bad" == loop.next().request
+    with running_loop(loop):
+        assert "bad" == loop.next_started().request
         loop.fail("bad", error)
         assert {("good", 1), ("bad", 2)} == {
             (begun.request, begun.context.attempt) for begun in (_passed(loop), _passed(loop))
         }
     failed = loop.observer.wait_for(WorkFailed)
     assert f"{type(error).__name__}: {error}" == failed.error
-    assert (0, 0) == (mailbox.approximate_count(), len(mailbox.dead))
+    assert (0, 0) == (mailbox.approximate_count(), len(mailbox.dead_letters))
 
 
-def _passed(loop: GatedLoop) -> Begun:
-    begun = loop.next()
+def _passed(loop: GatedLoop) -> StartedMessage:
+    begun = loop.next_started()
     loop.open(begun.request)
     return begun
 
 
 def test_after_its_last_failure_it_is_a_dead_letter() -> None:
-    mailbox = open_mailbox(MemoryStore(), "jobs", limits=Limits(max_failures=3))
+    mailbox = open_mailbox(MemoryStore(), "jobs", limits=MailboxLimits(max_failures=3))
     loop = GatedLoop(requests=mailbox)
     mailbox.send("bad")
-    with looping(loop):
+    with running_loop(loop):
         for attempt in (1, 2, 3):
-            assert attempt == loop.next().context.attempt
+            assert attempt == loop.next_started().context.attempt
             loop.fail("bad", ValueError("broken"))
-        await_that(lambda: len(mailbox.dead) == 1)
-    [dead] = mailbox.dead
+        wait_until(lambda: len(mailbox.dead_letters) == 1)
+    [dead] = mailbox.dead_letters
     assert ("failed", 3, "ValueError: broken") == (dead.reason, dead.failures, dead.error)
 
 
 def test_a_permanent_error_is_the_end_of_the_message_at_once(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send("bad")
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.fail("bad", PermanentError("never"))
-        await_that(lambda: len(mailbox.dead) == 1)
-    [dead] = mailbox.dead
+        wait_until(lambda: len(mailbox.dead_letters) == 1)
+    [dead] = mailbox.dead_letters
     assert ("permanent", 1, "PermanentError: never") == (dead.reason, dead.deliveries, dead.error)
 
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from engine_rig import PATIENCE
-from longwatch.core.events import ReplyFailed, RowsSettled, SettlementRefused, WorkFailed
+from engine_rig import TIMEOUT
+from longwatch.core.events.engine import RowsSettled, SettlementRefused, WorkFailed
+from longwatch.core.events.runtime import ReplyFailed
 from longwatch.errors import CancelledError, PermanentError
-from longwatch.mailbox import Limits, Mailbox, open_mailbox
+from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import MainLoopContext, MainLoopRequest, MainLoopResult
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import FakeClock, RecordingObserver
-from loop_rig import GatedLoop, await_that, looping, results
+from loop_rig import GatedLoop, receive_results, running_loop, wait_until
 from postgres_server import shared_server
 from redis_server import running_server
 
@@ -28,7 +29,7 @@ RESULT = MainLoopResult[Any]
 
 
 @dataclasses.dataclass
-class Place:
+class MailboxOpener:
     """A store, and how to open a mailbox there."""
 
     store: Any
@@ -36,7 +37,7 @@ class Place:
     def __call__(self, name: str, body_type: Any = Any, **settings: Any) -> Mailbox[Any]:
         return open_mailbox(self.store, name, body_type, **settings)
 
-    def lapse(self, seconds: float) -> None:
+    def advance_lease_clock(self, seconds: float) -> None:
         """So much time passes for leases."""
         self.store.jump.lease += seconds
 
@@ -51,26 +52,30 @@ def _opened(kind: str, folder: Path, closing: ExitStack) -> Any:
 
 
 @pytest.fixture
-def open_place(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+def make_opener(tmp_path: Path) -> Iterator[Callable[[str], MailboxOpener]]:
     with ExitStack() as closing:
-        yield lambda kind: Place(_opened(kind, tmp_path, closing))
+        yield lambda kind: MailboxOpener(_opened(kind, tmp_path, closing))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
-def place(request: pytest.FixtureRequest, open_place: Callable[[str], Place]) -> Place:
+def opener(
+    request: pytest.FixtureRequest, make_opener: Callable[[str], MailboxOpener]
+) -> MailboxOpener:
     """Each kind of store."""
-    return open_place(request.param)
+    return make_opener(request.param)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def sql(request: pytest.FixtureRequest, open_place: Callable[[str], Place]) -> Place:
+def sql(
+    request: pytest.FixtureRequest, make_opener: Callable[[str], MailboxOpener]
+) -> MailboxOpener:
     """Each store in which an answer and the settlement are one transaction."""
-    return open_place(request.param)
+    return make_opener(request.param)
 
 
 @pytest.fixture
-def memory(open_place: Callable[[str], Place]) -> Place:
-    return open_place("memory")
+def memory(make_opener: Callable[[str], MailboxOpener]) -> MailboxOpener:
+    return make_opener("memory")
 
 
 def counted(observer: RecordingObserver, what: str) -> int:
@@ -80,15 +85,15 @@ def counted(observer: RecordingObserver, what: str) -> int:
 # --- where an answer goes ---
 
 
-def test_the_answer_goes_to_where_the_sender_said(place: Place) -> None:
-    jobs, answers, others = place("jobs"), place("answers", RESULT), place("others", RESULT)
+def test_the_answer_goes_to_where_the_sender_said(opener: MailboxOpener) -> None:
+    jobs, answers, others = opener("jobs"), opener("answers", RESULT), opener("others", RESULT)
     loop = GatedLoop(requests=jobs, responses=others)
     jobs.send(MainLoopRequest("x", "request-1", trace={"traceparent": "00-1"}), reply_to=answers)
-    with looping(loop):
-        loop.next()
-        loop.answer("x", {"found": [1, 2]})
-        [result] = results(answers, 1)
-        await_that(lambda: jobs.approximate_count() == 0)
+    with running_loop(loop):
+        loop.next_started()
+        loop.reply("x", {"found": [1, 2]})
+        [result] = receive_results(answers, 1)
+        wait_until(lambda: jobs.approximate_count() == 0)
     assert ("request-1", {"found": [1, 2]}, None, 1, {"traceparent": "00-1"}) == (
         result.request_id,
         result.output,
@@ -96,40 +101,51 @@ def test_the_answer_goes_to_where_the_sender_said(place: Place) -> None:
         result.attempt,
         result.trace,
     )
-    assert (0, 0, 1) == (others.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+    assert (0, 0, 1) == (
+        others.approximate_count(),
+        len(jobs.dead_letters),
+        counted(loop.observer, "done"),
+    )
 
 
-def test_else_it_goes_to_the_responses_of_the_loop(memory: Place) -> None:
+def test_else_it_goes_to_the_responses_of_the_loop(memory: MailboxOpener) -> None:
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     sent = jobs.send("x")
-    loop.answer("x", "y")
-    with looping(loop):
-        [result] = results(responses, 1)
+    loop.reply("x", "y")
+    with running_loop(loop):
+        [result] = receive_results(responses, 1)
     assert (sent, "y") == (result.request_id, result.output)
 
 
-def test_else_it_goes_nowhere_and_the_message_is_done(memory: Place) -> None:
+def test_else_it_goes_nowhere_and_the_message_is_done(memory: MailboxOpener) -> None:
     jobs = memory("jobs")
     loop = GatedLoop(requests=jobs)
     jobs.send("x")
-    loop.answer("x", object())
+    loop.reply("x", object())
     loop.run(max_iterations=1)
-    assert (0, 0, 1) == (jobs.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+    assert (0, 0, 1) == (
+        jobs.approximate_count(),
+        len(jobs.dead_letters),
+        counted(loop.observer, "done"),
+    )
 
 
-def test_no_output_is_an_answer_too(memory: Place) -> None:
+def test_no_output_is_an_answer_too(memory: MailboxOpener) -> None:
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    loop.answer("x", None)
-    with looping(loop):
-        [result] = results(responses, 1)
+    loop.reply("x", None)
+    with running_loop(loop):
+        [result] = receive_results(responses, 1)
     assert (None, True) == (result.output, result.ok)
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-def test_an_async_handler_is_answered_for_in_the_same_way(memory: Place, is_final: bool) -> None:  # noqa: FBT001 - how it ends
+def test_an_async_handler_is_answered_for_in_the_same_way(
+    memory: MailboxOpener,
+    is_final: bool,  # noqa: FBT001 - how it ends
+) -> None:
     class Async(GatedLoop):
         async def handle(self, request: Any, context: MainLoopContext) -> Any:
             await asyncio.sleep(0)
@@ -139,14 +155,14 @@ def test_an_async_handler_is_answered_for_in_the_same_way(memory: Place, is_fina
 
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     jobs.send("x")
-    with looping(Async(requests=jobs, responses=responses)):
-        [result] = results(responses, 1)
+    with running_loop(Async(requests=jobs, responses=responses)):
+        [result] = receive_results(responses, 1)
     expected = (None, "PermanentError: never") if is_final else ("X", None)
     assert expected == (result.output, result.error)
 
 
 def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(
-    memory: Place, tmp_path: Path
+    memory: MailboxOpener, tmp_path: Path
 ) -> None:
     with SqliteDatabase(tmp_path / "m.db") as database:
         jobs, responses = open_mailbox(database, "jobs"), memory("responses", RESULT)
@@ -155,7 +171,7 @@ def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(
         loop.open("x")
         loop.run(max_iterations=1)
         assert (["x"], 0, 1) == (
-            [result.output for result in results(responses, 1)],
+            [result.output for result in receive_results(responses, 1)],
             jobs.approximate_count(),
             counted(loop.observer, "done"),
         )
@@ -164,15 +180,15 @@ def test_a_mailbox_in_another_store_is_answered_first_and_settled_then(
 # --- one transaction ---
 
 
-def test_whoever_has_lost_the_lease_before_it_is_settled_sends_nothing(sql: Place) -> None:
+def test_whoever_has_lost_the_lease_before_it_is_settled_sends_nothing(sql: MailboxOpener) -> None:
     jobs, responses = sql("jobs"), sql("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    with looping(loop, visibility_timeout=300):
-        loop.next()
-        sql.lapse(301)
-        [taken] = jobs.receive(wait_time_seconds=PATIENCE)
-        loop.answer("x", "late")
+    with running_loop(loop, visibility_timeout=300):
+        loop.next_started()
+        sql.advance_lease_clock(301)
+        [taken] = jobs.receive(wait_time_seconds=TIMEOUT)
+        loop.reply("x", "late")
         loop.observer.wait_for(SettlementRefused)
         taken.acknowledge()
     assert (0, 0, 1) == (
@@ -183,49 +199,57 @@ def test_whoever_has_lost_the_lease_before_it_is_settled_sends_nothing(sql: Plac
 
 
 @pytest.mark.parametrize("error", [PermanentError("never"), ValueError("the last one")])
-def test_neither_does_it_send_what_went_wrong(sql: Place, error: Exception) -> None:
-    jobs, responses = sql("jobs", limits=Limits(max_failures=1)), sql("responses", RESULT)
+def test_neither_does_it_send_what_went_wrong(sql: MailboxOpener, error: Exception) -> None:
+    jobs, responses = sql("jobs", limits=MailboxLimits(max_failures=1)), sql("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    with looping(loop, visibility_timeout=300):
-        loop.next()
-        sql.lapse(301)
-        [taken] = jobs.receive(wait_time_seconds=PATIENCE)
+    with running_loop(loop, visibility_timeout=300):
+        loop.next_started()
+        sql.advance_lease_clock(301)
+        [taken] = jobs.receive(wait_time_seconds=TIMEOUT)
         loop.fail("x", error)
         loop.observer.wait_for(SettlementRefused)
         taken.acknowledge()
-    assert (0, 0) == (responses.approximate_count(), len(jobs.dead))
+    assert (0, 0) == (responses.approximate_count(), len(jobs.dead_letters))
 
 
 def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unharmed(
-    sql: Place,
+    sql: MailboxOpener,
 ) -> None:
-    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=Limits(max_size=1))
+    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=MailboxLimits(max_size=1))
     loop = GatedLoop(requests=jobs, responses=responses)
     responses.send(MainLoopResult("another"))
     jobs.send("x")
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.open("x")
         assert "MailboxFullError" in loop.observer.wait_for(ReplyFailed).error
-        second = loop.next().context
-        assert (2, 0) == (second.attempt, second._work.leased.failures)
-        assert ["another"] == [result.request_id for result in results(responses, 1)]
+        second = loop.next_started().context
+        assert (2, 0) == (second.attempt, second._row_context.claimed.failures)
+        assert ["another"] == [result.request_id for result in receive_results(responses, 1)]
         loop.open("x")
-        assert [(2, "x")] == [(result.attempt, result.output) for result in results(responses, 1)]
-    assert (0, 0, 1) == (jobs.approximate_count(), len(jobs.dead), counted(loop.observer, "done"))
+        assert [(2, "x")] == [
+            (result.attempt, result.output) for result in receive_results(responses, 1)
+        ]
+    assert (0, 0, 1) == (
+        jobs.approximate_count(),
+        len(jobs.dead_letters),
+        counted(loop.observer, "done"),
+    )
 
 
-def test_in_memory_too_an_answer_that_cannot_be_sent_leaves_its_message(memory: Place) -> None:
-    jobs, responses = memory("jobs"), memory("responses", RESULT, limits=Limits(max_size=1))
+def test_in_memory_too_an_answer_that_cannot_be_sent_leaves_its_message(
+    memory: MailboxOpener,
+) -> None:
+    jobs, responses = memory("jobs"), memory("responses", RESULT, limits=MailboxLimits(max_size=1))
     loop = GatedLoop(requests=jobs, responses=responses)
     responses.send(MainLoopResult("another"))
     jobs.send("x")
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.open("x")
         loop.observer.wait_for(ReplyFailed)
-        assert 2 == loop.next().context.attempt
+        assert 2 == loop.next_started().context.attempt
 
 
 def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_path: Path) -> None:
@@ -233,47 +257,47 @@ def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_p
         jobs, responses = open_mailbox(here, "jobs"), open_mailbox(there, "responses", RESULT)
         loop = GatedLoop(requests=jobs, responses=responses)
         jobs.send("x")
-        with looping(loop, visibility_timeout=300):
-            loop.next()
+        with running_loop(loop, visibility_timeout=300):
+            loop.next_started()
             here.jump.lease = 301
-            [taken] = jobs.receive(wait_time_seconds=PATIENCE)
+            [taken] = jobs.receive(wait_time_seconds=TIMEOUT)
             loop.open("x")
             loop.observer.wait_for(SettlementRefused)
             taken.acknowledge()
         assert 0 == responses.approximate_count()
 
 
-def test_answers_are_counted_as_done_also_those_of_the_end(sql: Place) -> None:
+def test_answers_are_counted_as_done_also_those_of_the_end(sql: MailboxOpener) -> None:
     """They are settled with their answer, not by the engine: nothing may be traded any more when
     the last of them is done.
     """
     jobs, responses = sql("jobs"), sql("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses, concurrency=3)
     jobs.send_many(range(3))
-    with looping(loop):
+    with running_loop(loop):
         for _ in range(3):
-            loop.next()
+            loop.next_started()
         loop.drain()
         loop.open(0, 1, 2)
-    assert (3, 3) == (len(results(responses, 3)), counted(loop.observer, "done"))
+    assert (3, 3) == (len(receive_results(responses, 3)), counted(loop.observer, "done"))
     assert 3 == sum(len(event.lasted) for event in loop.observer.of(RowsSettled))
 
 
 @pytest.mark.parametrize("error", [None, PermanentError("never")])
 def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(
-    place: Place, error: Exception | None
+    opener: MailboxOpener, error: Exception | None
 ) -> None:
-    jobs, responses = place("jobs"), place("responses", RESULT)
+    jobs, responses = opener("jobs"), opener("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    with looping(loop):
-        loop.next().context._work.lose_lease()
+    with running_loop(loop):
+        loop.next_started().context._row_context.lose_lease()
         loop.drain()
         loop.open("x") if error is None else loop.fail("x", error)
-        await_that(lambda: jobs.stats().leased == 0)
+        wait_until(lambda: jobs.stats().leased == 0)
     assert (1, 0, 0, 0) == (
         jobs.stats().ready,
-        len(jobs.dead),
+        len(jobs.dead_letters),
         responses.approximate_count(),
         counted(loop.observer, "done"),
     )
@@ -282,65 +306,75 @@ def test_work_that_was_told_of_its_lost_lease_sends_nothing_in_whichever_store(
 # --- what went wrong ---
 
 
-def test_a_failure_is_told_to_the_sender_only_when_it_was_the_last(place: Place) -> None:
-    jobs, answers = place("jobs", limits=Limits(max_failures=3)), place("answers", RESULT)
+def test_a_failure_is_told_to_the_sender_only_when_it_was_the_last(opener: MailboxOpener) -> None:
+    jobs, answers = opener("jobs", limits=MailboxLimits(max_failures=3)), opener("answers", RESULT)
     loop = GatedLoop(requests=jobs)
     jobs.send(MainLoopRequest("x", "request-1"), reply_to=answers)
-    with looping(loop):
+    with running_loop(loop):
         for attempt in (1, 2, 3):
-            assert (attempt, 0) == (loop.next().context.attempt, answers.approximate_count())
+            assert (attempt, 0) == (
+                loop.next_started().context.attempt,
+                answers.approximate_count(),
+            )
             loop.fail("x", ValueError(f"broken {attempt}"))
-        [result] = results(answers, 1)
-        await_that(lambda: len(jobs.dead) == 1)
+        [result] = receive_results(answers, 1)
+        wait_until(lambda: len(jobs.dead_letters) == 1)
     assert ("request-1", None, "ValueError: broken 3", 3) == (
         result.request_id,
         result.output,
         result.error,
         result.attempt,
     )
-    assert (0, ["failed"]) == (answers.approximate_count(), [dead.reason for dead in jobs.dead])
+    assert (0, ["failed"]) == (
+        answers.approximate_count(),
+        [dead.reason for dead in jobs.dead_letters],
+    )
     assert (3, 3) == (counted(loop.observer, "failed"), len(loop.observer.of(WorkFailed)))
 
 
-def test_a_failure_that_is_followed_by_a_success_is_told_to_nobody(memory: Place) -> None:
+def test_a_failure_that_is_followed_by_a_success_is_told_to_nobody(memory: MailboxOpener) -> None:
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.fail("x", ValueError("once"))
-        loop.next()
+        loop.next_started()
         loop.open("x")
-        assert [(None, 2)] == [(result.error, result.attempt) for result in results(responses, 1)]
+        assert [(None, 2)] == [
+            (result.error, result.attempt) for result in receive_results(responses, 1)
+        ]
     assert 0 == responses.approximate_count()
 
 
-def test_a_permanent_error_is_told_to_the_sender_at_once(place: Place) -> None:
-    jobs, answers = place("jobs"), place("answers", RESULT)
+def test_a_permanent_error_is_told_to_the_sender_at_once(opener: MailboxOpener) -> None:
+    jobs, answers = opener("jobs"), opener("answers", RESULT)
     loop = GatedLoop(requests=jobs)
     jobs.send("x", reply_to=answers)
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.fail("x", PermanentError("never"))
-        [result] = results(answers, 1)
-        await_that(lambda: len(jobs.dead) == 1)
+        [result] = receive_results(answers, 1)
+        wait_until(lambda: len(jobs.dead_letters) == 1)
     assert ("PermanentError: never", 1) == (result.error, result.attempt)
     assert (["permanent"], 1) == (
-        [dead.reason for dead in jobs.dead],
-        counted(loop.observer, "dead"),
+        [dead.reason for dead in jobs.dead_letters],
+        counted(loop.observer, "dead_lettered"),
     )
 
 
-def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(sql: Place) -> None:
-    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=Limits(max_size=1))
+def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(
+    sql: MailboxOpener,
+) -> None:
+    jobs, responses = sql("jobs"), sql("responses", RESULT, limits=MailboxLimits(max_size=1))
     loop = GatedLoop(requests=jobs, responses=responses)
     responses.send(MainLoopResult("another"))
     jobs.send("x")
-    with looping(loop):
-        loop.next()
+    with running_loop(loop):
+        loop.next_started()
         loop.fail("x", PermanentError("never"))
         loop.observer.wait_for(ReplyFailed)
-        await_that(lambda: len(jobs.dead) == 1)
+        wait_until(lambda: len(jobs.dead_letters) == 1)
     assert 1 == responses.approximate_count()
 
 
@@ -353,19 +387,22 @@ def test_what_went_wrong_is_kept_as_a_dead_letter_when_nobody_can_be_told(sql: P
     ],
 )
 def test_of_work_that_was_told_to_stop_only_what_is_permanent_is_told(
-    memory: Place, error: Exception, told: int, dead: int
+    memory: MailboxOpener, error: Exception, told: int, dead: int
 ) -> None:
-    jobs, responses = memory("jobs", limits=Limits(max_failures=1)), memory("responses", RESULT)
+    jobs, responses = (
+        memory("jobs", limits=MailboxLimits(max_failures=1)),
+        memory("responses", RESULT),
+    )
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    with looping(loop):
-        loop.next().context.cancel.cancel("shutdown")
+    with running_loop(loop):
+        loop.next_started().context.cancel.cancel("shutdown")
         loop.drain()
         loop.fail("x", error)
-        await_that(lambda: jobs.stats().leased == 0)
+        wait_until(lambda: jobs.stats().leased == 0)
     assert (told, dead, 1 - dead) == (
         responses.approximate_count(),
-        len(jobs.dead),
+        len(jobs.dead_letters),
         jobs.stats().ready,
     )
 
@@ -374,16 +411,16 @@ def test_of_work_that_was_told_to_stop_only_what_is_permanent_is_told(
     "output", [object(), {"a": float("nan")}, "x" * 2_000_000, {1: threading.Lock()}]
 )
 def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of_the_message(
-    memory: Place, output: Any
+    memory: MailboxOpener, output: Any
 ) -> None:
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses, name="pages")
     jobs.send("x")
-    loop.answer("x", output)
-    with looping(loop):
-        [result] = results(responses, 1)
-        await_that(lambda: len(jobs.dead) == 1)
-    [dead] = jobs.dead
+    loop.reply("x", output)
+    with running_loop(loop):
+        [result] = receive_results(responses, 1)
+        wait_until(lambda: len(jobs.dead_letters) == 1)
+    [dead] = jobs.dead_letters
     start = f"PermanentError: the output of pages, of type {type(output).__name__}, cannot be sent"
     assert (True, True, "permanent") == (
         (result.error or "").startswith(start),
@@ -392,13 +429,15 @@ def test_an_output_that_cannot_be_sent_is_an_error_for_the_sender_and_the_end_of
     )
 
 
-def test_an_output_that_does_not_fit_the_type_of_the_responses_is_one_too(memory: Place) -> None:
+def test_an_output_that_does_not_fit_the_type_of_the_responses_is_one_too(
+    memory: MailboxOpener,
+) -> None:
     jobs, responses = memory("jobs"), memory("responses", MainLoopResult[int])
     loop = GatedLoop(requests=jobs, responses=responses)
     jobs.send("x")
-    loop.answer("x", "no number")
-    with looping(loop):
-        [result] = results(responses, 1)
+    loop.reply("x", "no number")
+    with running_loop(loop):
+        [result] = receive_results(responses, 1)
     assert "cannot be sent" in (result.error or "")
 
 
@@ -407,17 +446,23 @@ def iter_nothing() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_generator_as_the_output_of_the_last_try_is_told(memory: Place, is_async: bool) -> None:  # noqa: FBT001 - by which way
+def test_a_generator_as_the_output_of_the_last_try_is_told(
+    memory: MailboxOpener,
+    is_async: bool,  # noqa: FBT001 - by which way
+) -> None:
     class Async(GatedLoop):
         async def handle(self, request: Any, context: MainLoopContext) -> Any:
             return iter_nothing()
 
-    jobs, responses = memory("jobs", limits=Limits(max_failures=1)), memory("responses", RESULT)
+    jobs, responses = (
+        memory("jobs", limits=MailboxLimits(max_failures=1)),
+        memory("responses", RESULT),
+    )
     loop = (Async if is_async else GatedLoop)(requests=jobs, responses=responses)
     jobs.send("x")
-    loop.answer("x", iter_nothing())
-    with looping(loop):
-        [result] = results(responses, 1)
+    loop.reply("x", iter_nothing())
+    with running_loop(loop):
+        [result] = receive_results(responses, 1)
     assert "the handler is a generator" in (result.error or "")
 
 
@@ -425,48 +470,48 @@ def test_a_generator_as_the_output_of_the_last_try_is_told(memory: Place, is_asy
 
 
 def test_a_request_whose_deadline_has_passed_is_answered_without_being_worked_on(
-    place: Place,
+    opener: MailboxOpener,
 ) -> None:
-    jobs, answers = place("jobs"), place("answers", RESULT)
+    jobs, answers = opener("jobs"), opener("answers", RESULT)
     loop = GatedLoop(requests=jobs)
     jobs.send(
         MainLoopRequest("x", "request-1", deadline=datetime.now(UTC) - timedelta(seconds=1)),
         reply_to=answers,
     )
-    with looping(loop):
-        [result] = results(answers, 1)
-        await_that(lambda: jobs.approximate_count() == 0)
+    with running_loop(loop):
+        [result] = receive_results(answers, 1)
+        wait_until(lambda: jobs.approximate_count() == 0)
     assert ("request-1", None, True) == (
         result.request_id,
         result.output,
         (result.error or "").startswith("deadline_exceeded"),
     )
-    assert (0, True) == (len(jobs.dead), loop.began.empty())
+    assert (0, True) == (len(jobs.dead_letters), loop.started.empty())
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
 def test_with_nobody_to_answer_it_is_a_dead_letter(
-    open_place: Callable[[str], Place], kind: str
+    make_opener: Callable[[str], MailboxOpener], kind: str
 ) -> None:
-    jobs = open_place(kind)("jobs")
+    jobs = make_opener(kind)("jobs")
     loop = GatedLoop(requests=jobs)
     jobs.send(MainLoopRequest("x", deadline=datetime.now(UTC) - timedelta(seconds=1)))
     loop.run(max_iterations=1)
-    [dead] = jobs.dead
+    [dead] = jobs.dead_letters
     assert ("expired", True, True) == (
         dead.reason,
         (dead.error or "").startswith("deadline_exceeded"),
-        loop.began.empty(),
+        loop.started.empty(),
     )
 
 
-def test_a_handler_is_told_its_deadline_and_that_it_has_passed(memory: Place) -> None:
+def test_a_handler_is_told_its_deadline_and_that_it_has_passed(memory: MailboxOpener) -> None:
     clock = FakeClock(wall=datetime(2031, 5, 6, 12, tzinfo=UTC).timestamp())
     jobs, responses = memory("jobs"), memory("responses", RESULT)
     loop = GatedLoop(requests=jobs, responses=responses, clock=clock)
     jobs.send(MainLoopRequest("x", deadline=datetime(2031, 5, 6, 12, 1, tzinfo=UTC)))
-    with looping(loop):
-        context = loop.next().context
+    with running_loop(loop):
+        context = loop.next_started().context
         seen = [(context.deadline.remaining(), context.cancelled)]
         clock.jump_wall(3600)
         seen.append((context.deadline.remaining(), context.cancelled))
@@ -475,4 +520,4 @@ def test_a_handler_is_told_its_deadline_and_that_it_has_passed(memory: Place) ->
         seen.append((context.deadline.remaining(), context.cancelled))
         assert [(60.0, False), (60.0, False), (0.0, True)] == seen
         loop.open("x")
-        assert ["x"] == [result.output for result in results(responses, 1)]
+        assert ["x"] == [result.output for result in receive_results(responses, 1)]

@@ -9,32 +9,29 @@ from typing import Any
 
 import pytest
 
-from engine_rig import PATIENCE
-from longwatch.core.events import (
-    Events,
-    SourceFailed,
-    SourceRecovered,
-)
+from engine_rig import TIMEOUT
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import ClaimSourceFailed, ClaimSourceRecovered
+from longwatch.engine.engine_run import EngineRun
 from longwatch.errors import (
     ServiceStateError,
     ShutdownTimeoutError,
-    StoreMisplacedError,
+    StoreLocationError,
     StoreUnreachableError,
 )
 from longwatch.mailbox import Mailbox, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import MainLoop, MainLoopContext
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import FakeClock
-from longwatch.work.shift import Shift
 from loop_rig import (
-    AT_ONCE,
-    LOOP_RESTING,
+    LOOP_IDLE_THREADS,
+    NO_BACKOFF,
+    BackgroundRun,
     GatedLoop,
-    Running,
-    await_that,
-    looping,
     pass_time,
+    running_loop,
+    wait_until,
 )
 from redis_server import RedisServer
 
@@ -44,7 +41,7 @@ class Function(MainLoop[Any, Any]):
 
     def __init__(self, work: Callable[[Any, MainLoopContext], Any], **settings: Any) -> None:
         self._function = work
-        super().__init__(**{"retry": AT_ONCE, "events": Events(), **settings})
+        super().__init__(**{"retry": NO_BACKOFF, "events": Events(), **settings})
 
     def handle(self, request: Any, context: MainLoopContext) -> Any:
         return self._function(request, context)
@@ -83,20 +80,20 @@ def test_after_so_many_polls_it_ends_and_no_message_more_is_taken(
 
 def test_no_polls_no_run(mailbox: Mailbox[Any], clock: FakeClock) -> None:
     mailbox.send(1)
-    Running(lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=0)).end()
+    BackgroundRun(lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=0)).wait()
     assert 1 == mailbox.stats().ready
 
 
 def test_a_poll_without_a_message_lasts_as_long_as_it_may_wait(
     mailbox: Mailbox[Any], clock: FakeClock
 ) -> None:
-    running = Running(
+    running = BackgroundRun(
         lambda: GatedLoop(requests=mailbox, clock=clock).run(max_iterations=2, wait_time_seconds=20)
     )
     pass_time(clock, 39.0)
-    assert not running.over
+    assert not running.is_finished
     clock.advance(1.0, parked=0)
-    running.end()
+    running.wait()
 
 
 def test_a_poll_that_may_not_wait_ends_at_once(mailbox: Mailbox[Any], clock: FakeClock) -> None:
@@ -107,16 +104,16 @@ def test_a_shutdown_wakes_a_long_poll_and_waits_for_the_end(
     mailbox: Mailbox[Any], clock: FakeClock
 ) -> None:
     loop = GatedLoop(requests=mailbox, clock=clock)
-    running = Running(lambda: loop.run(wait_time_seconds=1000))
-    clock.await_parked(LOOP_RESTING)
+    running = BackgroundRun(lambda: loop.run(wait_time_seconds=1000))
+    clock.await_parked(LOOP_IDLE_THREADS)
     seen = [loop.running, loop.shutdown(), loop.running]
     assert [True, True, False] == seen
-    running.end()
+    running.wait()
 
 
-def await_draining(loop: GatedLoop) -> None:
+def wait_for_drain(loop: GatedLoop) -> None:
     """Until it takes nothing more."""
-    await_that(lambda: loop._engine is not None and loop._engine.draining)
+    wait_until(lambda: loop._engine is not None and loop._engine.draining)
 
 
 def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(
@@ -124,13 +121,13 @@ def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(
 ) -> None:
     loop = GatedLoop(requests=mailbox, concurrency=2)
     mailbox.send_many(["a", "b", "never received"])
-    running, stopped = Running(loop.run), queue.SimpleQueue[bool]()
-    loop.next(), loop.next()
-    stopping = Running(lambda: stopped.put(loop.shutdown()))
-    await_draining(loop)
+    running, stopped = BackgroundRun(loop.run), queue.SimpleQueue[bool]()
+    loop.next_started(), loop.next_started()
+    stopping = BackgroundRun(lambda: stopped.put(loop.shutdown()))
+    wait_for_drain(loop)
     loop.open("a", "b")
-    stopping.end()
-    running.end()
+    stopping.wait()
+    running.wait()
     assert (True, (1, 0)) == (stopped.get(), (mailbox.stats().ready, mailbox.stats().leased))
     assert ["never received"] == [message.body for message in mailbox.receive()]
 
@@ -138,12 +135,12 @@ def test_a_shutdown_lets_what_is_in_flight_finish_and_acknowledges_it(
 def test_a_closed_mailbox_ends_the_run_after_what_is_in_flight(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox)
     mailbox.send_many(["a", "b"])
-    running = Running(loop.run)
-    loop.next()
+    running = BackgroundRun(loop.run)
+    loop.next_started()
     mailbox.close()
-    await_draining(loop)
+    wait_for_drain(loop)
     loop.open("a")
-    running.end()
+    running.wait()
     assert 1 == mailbox.stats().ready
 
 
@@ -160,35 +157,35 @@ def test_told_to_stop_before_its_first_run_that_one_returns_at_once_and_the_next
     assert loop.shutdown()
     loop.run()
     assert 1 == mailbox.stats().ready
-    with looping(loop):
-        assert "x" == loop.next().request
+    with running_loop(loop):
+        assert "x" == loop.next_started().request
 
 
 def test_a_shutdown_of_a_finished_loop_is_nothing_and_it_can_run_again(
     mailbox: Mailbox[Any],
 ) -> None:
     loop = GatedLoop(requests=mailbox)
-    loop.open_for_all()
+    loop.open_all()
     for _ in range(3):
         mailbox.send("x")
         loop.run(max_iterations=1)
         assert (True, False) == (loop.shutdown(), loop.running)
-    assert 3 == loop.began.qsize()
+    assert 3 == loop.started.qsize()
 
 
 def test_it_runs_once_at_a_time(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, name="pages")
-    with looping(loop):
-        await_that(lambda: loop.running)
+    with running_loop(loop):
+        wait_until(lambda: loop.running)
         with pytest.raises(ServiceStateError, match="pages is running already"):
             loop.run()
 
 
 def test_leaving_its_context_shuts_it_down(mailbox: Mailbox[Any]) -> None:
     with GatedLoop(requests=mailbox) as loop:
-        running = Running(loop.run)
-        await_that(lambda: loop.running)
-    running.end()
+        running = BackgroundRun(loop.run)
+        wait_until(lambda: loop.running)
+    running.wait()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -206,20 +203,20 @@ def test_a_handler_that_shuts_its_own_loop_down_does_not_wait_for_itself(
 
     loop = Function(work_async if is_async else work, requests=mailbox)
     mailbox.send("x")
-    Running(loop.run).end()
+    BackgroundRun(loop.run).wait()
     assert ([False], 0) == (answers, mailbox.approximate_count())
 
 
 def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, name="pages")
     mailbox.send("x")
-    running = Running(loop.run)
-    loop.next()
+    running = BackgroundRun(loop.run)
+    loop.next_started()
     assert not loop.shutdown(timeout=0.0)
     with pytest.raises(ShutdownTimeoutError, match="pages was still busy"):
-        running.end()
+        running.wait()
     loop.open("x")
-    await_that(lambda: mailbox.approximate_count() == 0)
+    wait_until(lambda: mailbox.approximate_count() == 0)
 
 
 # --- a store that is not there ---
@@ -228,21 +225,21 @@ def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mail
 def test_a_store_that_is_not_there_at_the_start_is_waited_for(
     mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter, failures = mailbox.backend.enter, iter([StoreUnreachableError("down")] * 3)
+    enter, failures = mailbox.backend.register_owner, iter([StoreUnreachableError("down")] * 3)
 
     def failing(*given: Any, **named: Any) -> int:
         for error in failures:
             raise error
         return enter(*given, **named)
 
-    monkeypatch.setattr(mailbox.backend, "enter", failing)
+    monkeypatch.setattr(mailbox.backend, "register_owner", failing)
     loop = GatedLoop(requests=mailbox)
     mailbox.send("x")
-    with looping(loop):
-        assert "x" == loop.next().request
-    assert ("enter", 3) == (
-        loop.observer.wait_for(SourceFailed).call,
-        loop.observer.wait_for(SourceRecovered).failures,
+    with running_loop(loop):
+        assert "x" == loop.next_started().request
+    assert ("register_owner", 3) == (
+        loop.observer.wait_for(ClaimSourceFailed).call,
+        loop.observer.wait_for(ClaimSourceRecovered).failures,
     )
 
 
@@ -252,19 +249,19 @@ def test_while_its_store_is_not_there_a_loop_beats_and_can_be_told_to_stop(
     def down(*given: Any, **named: Any) -> int:
         raise StoreUnreachableError("down")
 
-    mailbox.backend.enter = down  # type: ignore[method-assign]
+    mailbox.backend.register_owner = down  # type: ignore[method-assign]
     loop = GatedLoop(requests=mailbox, clock=clock)
-    running = Running(loop.run)
+    running = BackgroundRun(loop.run)
     clock.await_parked(1)
     clock.advance(100.0)
     assert 2.0 >= loop.heartbeat.elapsed()
     assert loop.shutdown()
-    running.end()
+    running.wait()
 
 
 def test_a_store_that_will_never_be_there_is_an_error(tmp_path: Path) -> None:
     loop = GatedLoop(requests=open_mailbox(f"sqlite:///{tmp_path}/missing/m.db", "jobs"))
-    with pytest.raises(StoreMisplacedError):
+    with pytest.raises(StoreLocationError):
         loop.run()
     assert not loop.running
 
@@ -274,16 +271,16 @@ def test_a_server_may_be_down_at_the_start_and_in_between(tmp_path: Path) -> Non
     mailbox = open_mailbox(server.url, "jobs")
     loop = GatedLoop(requests=mailbox)
     try:
-        with looping(loop) as running:
-            loop.observer.wait_for(SourceFailed)
+        with running_loop(loop) as running:
+            loop.observer.wait_for(ClaimSourceFailed)
             for body in ("first", "second"):
                 server.start()
                 mailbox.send(body)
-                assert body == loop.next().request
+                assert body == loop.next_started().request
                 loop.open(body)
-                await_that(lambda: mailbox.approximate_count() == 0)
+                wait_until(lambda: mailbox.approximate_count() == 0)
                 server.stop()
-            assert not running.over
+            assert not running.is_finished
             server.start()
     finally:
         server.kill()
@@ -305,9 +302,9 @@ def test_a_receive_that_raises_does_not_end_the_loop(
     monkeypatch.setattr(mailbox.backend, "exchange", failing)
     loop = GatedLoop(requests=mailbox)
     mailbox.send("x")
-    with looping(loop):
-        assert "x" == loop.next().request
-    assert 3 == loop.observer.wait_for(SourceRecovered).failures
+    with running_loop(loop):
+        assert "x" == loop.next_started().request
+    assert 3 == loop.observer.wait_for(ClaimSourceRecovered).failures
 
 
 # --- async handlers ---
@@ -336,7 +333,9 @@ def test_async_handlers_of_several_slots_run_side_by_side(mailbox: Mailbox[Any])
         await all_there.wait()
 
     mailbox.send_many(range(3))
-    Running(lambda: Function(work, requests=mailbox, concurrency=3).run(max_iterations=1)).end()
+    BackgroundRun(
+        lambda: Function(work, requests=mailbox, concurrency=3).run(max_iterations=1)
+    ).wait()
     assert [0, 1, 2] == sorted(together)
 
 
@@ -355,15 +354,15 @@ def test_shortly_before_the_end_an_async_handler_is_cancelled_and_its_message_co
 
     loop = Function(work, requests=mailbox, clock=clock)
     mailbox.send("x")
-    running = Running(loop.run)
-    assert began.wait(PATIENCE)
-    stopping = Running(lambda: loop.shutdown(timeout=30.0))
-    clock.await_parked(LOOP_RESTING + 1)
-    pass_time(clock, 28.9, loop, parked=LOOP_RESTING + 1)
+    running = BackgroundRun(loop.run)
+    assert began.wait(TIMEOUT)
+    stopping = BackgroundRun(lambda: loop.shutdown(timeout=30.0))
+    clock.await_parked(LOOP_IDLE_THREADS + 1)
+    pass_time(clock, 28.9, loop, parked=LOOP_IDLE_THREADS + 1)
     assert [] == ended
     clock.advance(0.2, parked=0)
-    running.end()
-    stopping.end()
+    running.wait()
+    stopping.wait()
     assert ["shutdown"] == ended
     [message] = mailbox.backend.peek(limit=1)
     assert (1, 0, 0) == (message.deliveries, message.failures, message.crashes)
@@ -372,17 +371,17 @@ def test_shortly_before_the_end_an_async_handler_is_cancelled_and_its_message_co
 def test_one_that_has_work_has_reached_its_store_though_it_is_still_starting(
     mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, may_go_on = Shift._begin, threading.Event()
+    begin, may_go_on = EngineRun._start_threads, threading.Event()
 
-    def hesitate(shift: Shift) -> None:
+    def hesitate(shift: EngineRun) -> None:
         begin(shift)
-        may_go_on.wait(PATIENCE)
+        may_go_on.wait(TIMEOUT)
 
-    monkeypatch.setattr(Shift, "_begin", hesitate)
+    monkeypatch.setattr(EngineRun, "_start_threads", hesitate)
     loop = GatedLoop(requests=mailbox)
     mailbox.send("x")
-    with looping(loop):
-        loop.next()
-        entered = loop.entered
+    with running_loop(loop):
+        loop.next_started()
+        entered = loop.has_reached_store
         may_go_on.set()
     assert entered

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from longwatch.errors import SchemaTooNewError
-from longwatch.store.migrations import migrations
-from longwatch.store.sqlite import SqliteDatabase
-from snippet import running
+from longwatch.errors import SchemaTooNewError, SchemaTooOldError
+from longwatch.store.migrations import load_migrations
+from longwatch.store.sqlite.database import SqliteDatabase
+from snippet import run_snippet
 
-NEWEST = migrations("sqlite")[-1].version
+VERSIONS = [step.version for step in load_migrations("sqlite")]
+NEWEST = VERSIONS[-1]
 AT_ONCE = 8
 
 OPENER = """
     from pathlib import Path
-    from longwatch.store.sqlite import SqliteDatabase
+    from longwatch.store.sqlite.database import SqliteDatabase
     database = SqliteDatabase(Path({path!r}))
     print("ready", flush=True)
     input()
@@ -27,12 +28,12 @@ OPENER = """
 KILLED = """
     import os, signal
     from pathlib import Path
-    from longwatch.store import sqlite_opened
-    from longwatch.store.migrations import Migration, migrations
-    from longwatch.store.sqlite import SqliteDatabase
-    from longwatch.store.sqlite_connection import SqliteTransaction
+    from longwatch.store.sqlite import handle
+    from longwatch.store.migrations import Migration, load_migrations
+    from longwatch.store.sqlite.database import SqliteDatabase
+    from longwatch.store.sqlite.connection import SqliteTransaction
 
-    known = migrations("sqlite")
+    known = load_migrations("sqlite")
     steps = known + [Migration(known[-1].version + 1, "next", ("CREATE TABLE next (x)", "KILL"))]
     plain = SqliteTransaction.execute
 
@@ -42,7 +43,7 @@ KILLED = """
         return plain(self, sql, parameters)
 
     SqliteTransaction.execute = execute
-    sqlite_opened.migrations = lambda dialect: steps
+    handle.load_migrations = lambda dialect: steps
     SqliteDatabase(Path({path!r})).write(lambda tx: None)
 """
 
@@ -69,15 +70,15 @@ def test_several_processes_that_start_at_once_make_each_step_once(tmp_path: Path
     path = tmp_path / "some.db"
     with ExitStack() as stack:
         children = [
-            stack.enter_context(running(OPENER.format(path=str(path)))) for _ in range(AT_ONCE)
+            stack.enter_context(run_snippet(OPENER.format(path=str(path)))) for _ in range(AT_ONCE)
         ]
-        assert ["ready"] * AT_ONCE == [child.line() for child in children]
+        assert ["ready"] * AT_ONCE == [child.read_line() for child in children]
         for child in children:
-            child.say()
-        expected = str([(version,) for version in range(1, NEWEST + 1)])
-        assert [expected] * AT_ONCE == [child.line() for child in children]
-        assert [(0, "")] * AT_ONCE == [child.end() for child in children]
-    assert list(range(1, NEWEST + 1)) == versions(path)
+            child.send_line()
+        expected = str([(version,) for version in VERSIONS])
+        assert [expected] * AT_ONCE == [child.read_line() for child in children]
+        assert [(0, "")] * AT_ONCE == [child.wait() for child in children]
+    assert VERSIONS == versions(path)
 
 
 def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before(tmp_path: Path) -> None:
@@ -86,9 +87,9 @@ def test_a_process_killed_in_the_middle_of_a_step_leaves_the_version_before(tmp_
     database.write(lambda tx: tx.execute("INSERT INTO longwatch_mailboxes (name) VALUES ('kept')"))
     database.close()
     before = tables(path)
-    with running(KILLED.format(path=str(path), at="KILL")) as child:
-        assert -signal.SIGKILL == child.end()[0]
-    assert list(range(1, NEWEST + 1)) == versions(path)
+    with run_snippet(KILLED.format(path=str(path), at="KILL")) as child:
+        assert -signal.SIGKILL == child.wait()[0]
+    assert VERSIONS == versions(path)
     assert before == tables(path)
     again = SqliteDatabase(path)
     assert [("kept",)] == again.read(lambda tx: tx.rows("SELECT name FROM longwatch_mailboxes"))
@@ -99,13 +100,15 @@ def test_a_process_killed_while_it_makes_the_first_schema_leaves_a_file_that_the
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "some.db"
-    with running(KILLED.format(path=str(path), at=migrations("sqlite")[0].statements[-1])) as child:
-        assert -signal.SIGKILL == child.end()[0]
+    with run_snippet(
+        KILLED.format(path=str(path), at=load_migrations("sqlite")[0].statements[-1])
+    ) as child:
+        assert -signal.SIGKILL == child.wait()[0]
     assert set() == tables(path)
     database = SqliteDatabase(path)
     database.write(lambda _: None)
     database.close()
-    assert list(range(1, NEWEST + 1)) == versions(path)
+    assert VERSIONS == versions(path)
 
 
 def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) -> None:
@@ -125,4 +128,27 @@ def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) ->
         )
         assert expected == str(caught.value)
     again.close()
-    assert [*range(1, NEWEST + 1), 9999] == versions(path)
+    assert [*VERSIONS, 9999] == versions(path)
+
+
+def test_a_file_of_schema_3_is_refused_with_the_cure_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    with closing(sqlite3.connect(path)) as outside:
+        outside.execute(
+            "CREATE TABLE longwatch_schema (version INTEGER PRIMARY KEY, name TEXT NOT NULL, "
+            "applied_at TEXT NOT NULL)"
+        )
+        outside.execute("INSERT INTO longwatch_schema VALUES (3, 'flow', '')")
+        outside.commit()
+    before = tables(path)
+    database = SqliteDatabase(path)
+    for _ in range(2):
+        with pytest.raises(SchemaTooOldError) as caught:
+            database.write(lambda _: None)
+        expected = (
+            "the store was made by an older Longwatch (schema 3), which cannot be migrated; "
+            "empty its mailboxes with the old version, then name a new file or an empty database"
+        )
+        assert expected == str(caught.value)
+    database.close()
+    assert ([3], before) == (versions(path), tables(path))

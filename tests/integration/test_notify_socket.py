@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from awaiting import eventually
-from den import PATIENCE, den
-from leaks import no_descriptor_left_open
+from guardian_fixture import TIMEOUT, running_guardian
+from leaks import no_descriptor_leaks
 from longwatch.errors import UsageError
-from longwatch.host.loop import LoopThread
-from longwatch.supervisor.notify import Notice, NotifySocket
+from longwatch.host.loop import EventLoopThread
+from longwatch.supervisor.notify_socket import Notice, NotifySocket
+from polling import eventually
 
 NOBODY = 65534
 SEND = """
@@ -46,32 +46,32 @@ print("passed")
 """
 
 
-class Ear:
+class NotifyListener:
     """A notify socket on a loop, for a test that is not on it."""
 
-    def __init__(self, loop: LoopThread, path: Path, *, uid: int | None = None) -> None:
-        self.heard: list[Notice] = []
-        self.socket = NotifySocket(path, self.heard.append, uid=uid)
+    def __init__(self, loop: EventLoopThread, path: Path, *, uid: int | None = None) -> None:
+        self.notices: list[Notice] = []
+        self.socket = NotifySocket(path, self.notices.append, uid=uid)
         self._loop = loop
 
-    def do(self, *acts: Callable[[], object]) -> None:
+    def run_on_loop(self, *acts: Callable[[], object]) -> None:
         """Act on the loop, all in one turn of it."""
 
         async def acted() -> None:
             for act in acts:
                 act()
 
-        self._loop.call(acted(), timeout=PATIENCE)
+        self._loop.call(acted(), timeout=TIMEOUT)
 
-    def await_heard(self, count: int) -> list[Notice]:
-        assert eventually(lambda: count <= len(self.heard)), self.heard
-        return self.heard
+    def wait_for_notices(self, count: int) -> list[Notice]:
+        assert eventually(lambda: count <= len(self.notices)), self.notices
+        return self.notices
 
     @property
     def environment(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], **self.socket.environment(None)}
 
-    def say(self, *words: bytes) -> None:
+    def send(self, *words: bytes) -> None:
         """From this very process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             for word in words:
@@ -79,38 +79,40 @@ class Ear:
 
 
 @pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    with LoopThread() as running:
+def loop() -> Iterator[EventLoopThread]:
+    with EventLoopThread() as running:
         yield running
 
 
 @pytest.fixture
-def ear(loop: LoopThread, tmp_path: Path) -> Iterator[Ear]:
-    opened = Ear(loop, tmp_path / "notify")
-    opened.do(opened.socket.open)
+def listener(loop: EventLoopThread, tmp_path: Path) -> Iterator[NotifyListener]:
+    opened = NotifyListener(loop, tmp_path / "notify")
+    opened.run_on_loop(opened.socket.open)
     yield opened
-    opened.do(opened.socket.close)
+    opened.run_on_loop(opened.socket.close)
 
 
 def sent_by_python(words: str, environment: dict[str, str], *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", SEND, words, *more], env=environment)
 
 
-def test_what_a_process_says_is_heard_with_its_pid(ear: Ear) -> None:
-    sender = sent_by_python("READY=1\nSTATUS=up and running", ear.environment)
-    assert 0 == sender.wait(PATIENCE)
-    assert [Notice(pid=sender.pid, ready=True, status="up and running")] == ear.await_heard(1)
+def test_what_a_process_says_is_heard_with_its_pid(listener: NotifyListener) -> None:
+    sender = sent_by_python("READY=1\nSTATUS=up and running", listener.environment)
+    assert 0 == sender.wait(TIMEOUT)
+    assert [
+        Notice(pid=sender.pid, ready=True, status="up and running")
+    ] == listener.wait_for_notices(1)
 
 
-def test_a_shell_script_can_speak_through_a_command_it_runs(ear: Ear) -> None:
+def test_a_shell_script_can_speak_through_a_command_it_runs(listener: NotifyListener) -> None:
     script = f"{sys.executable} -I -S -c '{SEND}' STOPPING=1; exit 7"
     assert (
         7
         == subprocess.run(
-            ["sh", "-c", script], env=ear.environment, timeout=PATIENCE, check=False
+            ["sh", "-c", script], env=listener.environment, timeout=TIMEOUT, check=False
         ).returncode
     )
-    assert [True] == [notice.stopping for notice in ear.await_heard(1)]
+    assert [True] == [notice.stopping for notice in listener.wait_for_notices(1)]
 
 
 def test_a_child_of_the_guardian_and_its_own_child_are_heard(tmp_path: Path) -> None:
@@ -126,23 +128,23 @@ if os.fork() == 0:
 os.wait()
 say("told", os.environ["WATCHDOG_USEC"])
 """
-    with den(cgroups=False) as opened:
-        ear = Ear(opened.loop, tmp_path / "notify")
-        ear.do(ear.socket.open)
-        kid = opened.spawn(code, env=ear.socket.environment(2.5))
-        assert ["2500000"] == kid.out.words_after("told")
-        ready, beat = ear.await_heard(2)
-        kid.wait()
-        ear.do(ear.socket.close)
-    assert Notice(pid=kid.pid, ready=True) == ready
+    with running_guardian(cgroups=False) as opened:
+        listener = NotifyListener(opened.loop, tmp_path / "notify")
+        listener.run_on_loop(listener.socket.open)
+        child = opened.spawn(code, env=listener.socket.environment(2.5))
+        assert ["2500000"] == child.out.words_after("told")
+        ready, beat = listener.wait_for_notices(2)
+        child.wait()
+        listener.run_on_loop(listener.socket.close)
+    assert Notice(pid=child.pid, ready=True) == ready
     assert beat.beat
-    assert kid.pid != beat.pid
+    assert child.pid != beat.pid
 
 
-def test_datagrams_are_heard_one_by_one_in_their_order(ear: Ear) -> None:
-    ear.say(*[f"STATUS={number}".encode() for number in range(200)])
+def test_datagrams_are_heard_one_by_one_in_their_order(listener: NotifyListener) -> None:
+    listener.send(*[f"STATUS={number}".encode() for number in range(200)])
     assert [str(number) for number in range(200)] == [
-        notice.status for notice in ear.await_heard(200)
+        notice.status for notice in listener.wait_for_notices(200)
     ]
 
 
@@ -150,44 +152,48 @@ def test_datagrams_are_heard_one_by_one_in_their_order(ear: Ear) -> None:
     "nonsense",
     [b"", b"\xff\x00\xfe", b"X=1", b"MAINPID=1", b"STATUS=" + b"x" * 4090, b"READY=1\n" * 10_000],
 )
-def test_datagrams_that_are_bad_or_too_long_are_passed_over(ear: Ear, nonsense: bytes) -> None:
-    ear.say(nonsense, b"READY=1")
-    assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
+def test_datagrams_that_are_bad_or_too_long_are_passed_over(
+    listener: NotifyListener, nonsense: bytes
+) -> None:
+    listener.send(nonsense, b"READY=1")
+    assert [Notice(pid=os.getpid(), ready=True)] == listener.wait_for_notices(1)
 
 
-def test_a_datagram_of_4096_bytes_is_taken(ear: Ear) -> None:
-    ear.say(b"READY=1\nX=".ljust(4096, b"x"))
-    assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
+def test_a_datagram_of_4096_bytes_is_taken(listener: NotifyListener) -> None:
+    listener.send(b"READY=1\nX=".ljust(4096, b"x"))
+    assert [Notice(pid=os.getpid(), ready=True)] == listener.wait_for_notices(1)
 
 
-def test_descriptors_that_come_along_are_closed_at_once_and_never_ours(ear: Ear) -> None:
-    with no_descriptor_left_open():
+def test_descriptors_that_come_along_are_closed_at_once_and_never_ours(
+    listener: NotifyListener,
+) -> None:
+    with no_descriptor_leaks():
         theirs, kept = os.pipe()
         rights = array.array("i", [kept] * 100)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             for _ in range(20):
                 told = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-                ours.sendmsg([b"FDSTORE=1\nWATCHDOG=1"], told, 0, str(ear.socket.path))
+                ours.sendmsg([b"FDSTORE=1\nWATCHDOG=1"], told, 0, str(listener.socket.path))
         os.close(kept)
         with os.fdopen(theirs, "rb") as pipe:
-            assert [pipe] == select.select([pipe], [], [], PATIENCE)[0]
+            assert [pipe] == select.select([pipe], [], [], TIMEOUT)[0]
             assert b"" == pipe.read()
-        assert [Notice(pid=os.getpid(), beat=True)] * 20 == ear.await_heard(20)
+        assert [Notice(pid=os.getpid(), beat=True)] * 20 == listener.wait_for_notices(20)
 
 
-def test_whoever_waits_at_a_barrier_gets_past_it(ear: Ear) -> None:
+def test_whoever_waits_at_a_barrier_gets_past_it(listener: NotifyListener) -> None:
     passed = subprocess.run(
         [sys.executable, "-I", "-S", "-c", BARRIER],
-        env=ear.environment,
+        env=listener.environment,
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=True,
     )
     assert b"passed\n" == passed.stdout
-    assert [] == ear.heard
+    assert [] == listener.notices
 
 
-def test_a_flood_leaves_the_loop_its_turns(loop: LoopThread, tmp_path: Path) -> None:
+def test_a_flood_leaves_the_loop_its_turns(loop: EventLoopThread, tmp_path: Path) -> None:
     """Each word that is heard is said again at once: there is always one more to read."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
         heard = 0
@@ -198,13 +204,15 @@ def test_a_flood_leaves_the_loop_its_turns(loop: LoopThread, tmp_path: Path) -> 
             ours.sendto(b"WATCHDOG=1", str(tmp_path / "notify"))
 
         flooded = NotifySocket(tmp_path / "notify", echo)
-        ear = Ear(loop, tmp_path / "unused")
-        ear.do(flooded.open, lambda: ours.sendto(b"WATCHDOG=1", str(tmp_path / "notify")))
+        listener = NotifyListener(loop, tmp_path / "unused")
+        listener.run_on_loop(
+            flooded.open, lambda: ours.sendto(b"WATCHDOG=1", str(tmp_path / "notify"))
+        )
         assert eventually(lambda: 1000 < heard)
-        ear.do(flooded.close)
+        listener.run_on_loop(flooded.close)
 
 
-def test_a_listener_may_close_the_socket(loop: LoopThread, tmp_path: Path) -> None:
+def test_a_listener_may_close_the_socket(loop: EventLoopThread, tmp_path: Path) -> None:
     heard: list[Notice] = []
 
     def once(notice: Notice) -> None:
@@ -212,21 +220,26 @@ def test_a_listener_may_close_the_socket(loop: LoopThread, tmp_path: Path) -> No
         single.close()
 
     single = NotifySocket(tmp_path / "notify", once)
-    ear = Ear(loop, tmp_path / "notify")
-    ear.do(single.open, lambda: ear.say(b"READY=1", b"WATCHDOG=1"))
+    listener = NotifyListener(loop, tmp_path / "notify")
+    listener.run_on_loop(single.open, lambda: listener.send(b"READY=1", b"WATCHDOG=1"))
     assert eventually(lambda: not single.path.exists())
     assert [Notice(pid=os.getpid(), ready=True)] == heard
 
 
-def test_what_was_queued_before_a_start_can_be_thrown_away(ear: Ear) -> None:
-    ear.do(lambda: ear.say(b"READY=1", b"STATUS=of the last run", b"WATCHDOG=1"), ear.socket.drain)
-    ear.say(b"STATUS=of this run")
-    assert [Notice(pid=os.getpid(), status="of this run")] == ear.await_heard(1)
+def test_what_was_queued_before_a_start_can_be_thrown_away(listener: NotifyListener) -> None:
+    listener.run_on_loop(
+        lambda: listener.send(b"READY=1", b"STATUS=of the last run", b"WATCHDOG=1"),
+        listener.socket.drain,
+    )
+    listener.send(b"STATUS=of this run")
+    assert [Notice(pid=os.getpid(), status="of this run")] == listener.wait_for_notices(1)
 
 
-def test_draining_a_socket_that_is_not_open_is_nothing(loop: LoopThread, tmp_path: Path) -> None:
-    ear = Ear(loop, tmp_path / "notify")
-    ear.do(ear.socket.drain)
+def test_draining_a_socket_that_is_not_open_is_nothing(
+    loop: EventLoopThread, tmp_path: Path
+) -> None:
+    listener = NotifyListener(loop, tmp_path / "notify")
+    listener.run_on_loop(listener.socket.drain)
 
 
 def test_the_environment_names_the_socket_and_the_watchdog_only_with_an_interval(
@@ -246,64 +259,68 @@ def test_a_relative_path_is_told_whole(tmp_path: Path, monkeypatch: pytest.Monke
     ).environment(None)
 
 
-def test_the_socket_is_ours_alone_and_goes_away_when_closed(ear: Ear) -> None:
-    assert 0o600 == stat.S_IMODE(ear.socket.path.stat().st_mode)
-    assert os.getuid() == ear.socket.path.stat().st_uid
-    ear.do(ear.socket.close)
-    assert not ear.socket.path.exists()
+def test_the_socket_is_ours_alone_and_goes_away_when_closed(listener: NotifyListener) -> None:
+    assert 0o600 == stat.S_IMODE(listener.socket.path.stat().st_mode)
+    assert os.getuid() == listener.socket.path.stat().st_uid
+    listener.run_on_loop(listener.socket.close)
+    assert not listener.socket.path.exists()
 
 
-def test_open_and_close_are_idempotent_and_it_can_be_opened_again(ear: Ear) -> None:
-    with no_descriptor_left_open(but_for=1):  # the socket itself, which is another one now
-        ear.do(
-            ear.socket.open, ear.socket.close, ear.socket.close, ear.socket.open, ear.socket.open
+def test_open_and_close_are_idempotent_and_it_can_be_opened_again(listener: NotifyListener) -> None:
+    with no_descriptor_leaks(allowed=1):  # the socket itself, which is another one now
+        listener.run_on_loop(
+            listener.socket.open,
+            listener.socket.close,
+            listener.socket.close,
+            listener.socket.open,
+            listener.socket.open,
         )
-        ear.say(b"READY=1")
-        assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
+        listener.send(b"READY=1")
+        assert [Notice(pid=os.getpid(), ready=True)] == listener.wait_for_notices(1)
 
 
-def test_a_socket_that_was_left_behind_is_replaced(loop: LoopThread, tmp_path: Path) -> None:
+def test_a_socket_that_was_left_behind_is_replaced(loop: EventLoopThread, tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(str(path))
-    ear = Ear(loop, path)
-    ear.do(ear.socket.open, lambda: ear.say(b"READY=1"))
-    assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
-    ear.do(ear.socket.close)
+    listener = NotifyListener(loop, path)
+    listener.run_on_loop(listener.socket.open, lambda: listener.send(b"READY=1"))
+    assert [Notice(pid=os.getpid(), ready=True)] == listener.wait_for_notices(1)
+    listener.run_on_loop(listener.socket.close)
 
 
 def test_something_else_at_the_path_is_left_alone_and_told(
-    loop: LoopThread, tmp_path: Path
+    loop: EventLoopThread, tmp_path: Path
 ) -> None:
     path = tmp_path / "notify"
     path.write_text("mine")
-    ear = Ear(loop, path)
+    listener = NotifyListener(loop, path)
     with pytest.raises(
         UsageError, match=f"^the notify socket {path} cannot be made: Address already in use$"
     ):
-        ear.do(ear.socket.open)
+        listener.run_on_loop(listener.socket.open)
     assert "mine" == path.read_text()
 
 
-def test_a_directory_that_is_missing_is_told(loop: LoopThread, tmp_path: Path) -> None:
-    ear = Ear(loop, tmp_path / "no" / "notify")
+def test_a_directory_that_is_missing_is_told(loop: EventLoopThread, tmp_path: Path) -> None:
+    listener = NotifyListener(loop, tmp_path / "no" / "notify")
     with (
-        no_descriptor_left_open(),
+        no_descriptor_leaks(),
         pytest.raises(UsageError, match=r"cannot be made: No such file or directory$"),
     ):
-        ear.do(ear.socket.open)
+        listener.run_on_loop(listener.socket.open)
 
 
-def test_a_path_of_107_bytes_is_the_longest(loop: LoopThread, tmp_path: Path) -> None:
+def test_a_path_of_107_bytes_is_the_longest(loop: EventLoopThread, tmp_path: Path) -> None:
     directory = Path(tempfile.mkdtemp(dir="/tmp"))
     longest = directory / ("x" * (107 - len(os.fsencode(directory)) - 1))
-    ear = Ear(loop, longest)
-    ear.do(ear.socket.open, lambda: ear.say(b"READY=1"))
-    assert [Notice(pid=os.getpid(), ready=True)] == ear.await_heard(1)
-    ear.do(ear.socket.close)
-    too_long = Ear(loop, longest.with_name(longest.name + "x"))
+    listener = NotifyListener(loop, longest)
+    listener.run_on_loop(listener.socket.open, lambda: listener.send(b"READY=1"))
+    assert [Notice(pid=os.getpid(), ready=True)] == listener.wait_for_notices(1)
+    listener.run_on_loop(listener.socket.close)
+    too_long = NotifyListener(loop, longest.with_name(longest.name + "x"))
     with pytest.raises(UsageError, match="longer than 107 bytes"):
-        too_long.do(too_long.socket.open)
+        too_long.run_on_loop(too_long.socket.open)
     directory.rmdir()
 
 
@@ -319,30 +336,30 @@ def passable() -> Iterator[Path]:
 
 
 def test_another_user_may_speak_when_the_socket_is_made_for_it(
-    loop: LoopThread, passable: Path
+    loop: EventLoopThread, passable: Path
 ) -> None:
-    ear = Ear(loop, passable / "notify", uid=NOBODY)
-    ear.do(ear.socket.open)
-    sender = sent_by_python("READY=1", ear.environment, str(NOBODY))
-    assert 0 == sender.wait(PATIENCE)
-    assert [Notice(pid=sender.pid, ready=True)] == ear.await_heard(1)
+    listener = NotifyListener(loop, passable / "notify", uid=NOBODY)
+    listener.run_on_loop(listener.socket.open)
+    sender = sent_by_python("READY=1", listener.environment, str(NOBODY))
+    assert 0 == sender.wait(TIMEOUT)
+    assert [Notice(pid=sender.pid, ready=True)] == listener.wait_for_notices(1)
     assert (0o600, NOBODY) == (
-        stat.S_IMODE(ear.socket.path.stat().st_mode),
-        ear.socket.path.stat().st_uid,
+        stat.S_IMODE(listener.socket.path.stat().st_mode),
+        listener.socket.path.stat().st_uid,
     )
-    ear.say(b"WATCHDOG=1")  # root may in any case
-    assert 2 == len(ear.await_heard(2))
-    ear.do(ear.socket.close)
+    listener.send(b"WATCHDOG=1")  # root may in any case
+    assert 2 == len(listener.wait_for_notices(2))
+    listener.run_on_loop(listener.socket.close)
 
 
 @pytest.mark.parametrize("uid", [None, 65533], ids=["made for us", "made for a third"])
 def test_another_user_is_refused_when_it_is_not(
-    loop: LoopThread, passable: Path, uid: int | None
+    loop: EventLoopThread, passable: Path, uid: int | None
 ) -> None:
-    ear = Ear(loop, passable / "notify", uid=uid)
-    ear.do(ear.socket.open)
-    sender = sent_by_python("READY=1", ear.environment, str(NOBODY))
-    assert 13 == sender.wait(PATIENCE)
-    ear.say(b"WATCHDOG=1")
-    assert [Notice(pid=os.getpid(), beat=True)] == ear.await_heard(1)
-    ear.do(ear.socket.close)
+    listener = NotifyListener(loop, passable / "notify", uid=uid)
+    listener.run_on_loop(listener.socket.open)
+    sender = sent_by_python("READY=1", listener.environment, str(NOBODY))
+    assert 13 == sender.wait(TIMEOUT)
+    listener.send(b"WATCHDOG=1")
+    assert [Notice(pid=os.getpid(), beat=True)] == listener.wait_for_notices(1)
+    listener.run_on_loop(listener.socket.close)

@@ -13,17 +13,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from awaiting import eventually
+from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.letters import Letter, new_id
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.claims import Claim
-from longwatch.store.database import VanishedError
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.postgres_statement import bound
-from longwatch.work.source import Outcome, Settlement
+from longwatch.store.database import StoreResetError
+from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.statement import bind
+from polling import eventually
 from postgres_server import PostgresServer, shared_server
 
 LONG = 1000.0
@@ -46,17 +46,17 @@ def backend(database: PostgresDatabase) -> SqlBackend:
 
 
 def put(backend: SqlBackend, count: int, **facts: Any) -> None:
-    backend.put([Letter(id=new_id(), body=b"1", **facts) for _ in range(count)])
+    backend.put([NewMessage(id=new_id(), body=b"1", **facts) for _ in range(count)])
 
 
 def enter(backend: SqlBackend) -> int:
-    return backend.enter(Incarnation.mine())
+    return backend.register_owner(Incarnation.current())
 
 
 def take(backend: SqlBackend, owner: int, want: int = 1, *, duration: float = LONG) -> list[Claim]:
     return [
         leased.claim
-        for leased in backend.exchange((), owner=owner, want=want, duration=duration).leased
+        for leased in backend.exchange((), owner=owner, limit=want, lease_seconds=duration).claimed
     ]
 
 
@@ -111,7 +111,7 @@ def test_a_delayed_row_that_another_is_freeing_holds_nobody_up(
     put(backend, 1, delay=10.0)
     put(backend, 1)
     database.jump.wall = 11.0
-    with OpenTransaction(database, "UPDATE longwatch_messages SET held = 0 WHERE seq = 1"):
+    with OpenTransaction(database, "UPDATE longwatch_messages SET lease_state = 0 WHERE seq = 1"):
         assert [2] == [claim.seq for claim in take(backend, enter(backend), 3)]
     assert [1] == [claim.seq for claim in take(backend, enter(backend), 3)]
 
@@ -125,13 +125,13 @@ def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_
     meanwhile: list[int] = []
 
     def first(tx: Any) -> list[int]:
-        lanes = backend._sweep.lapsed(tx)
+        queues = backend._sweep.reclaim_lapsed(tx)
         other = threading.Thread(
             target=lambda: meanwhile.append(SqlBackend(database, "work").sweep())
         )
         other.start()
         other.join()
-        return lanes
+        return queues
 
     assert 5 == len(database.write(first))
     assert [0] == meanwhile
@@ -149,19 +149,19 @@ def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(
 
     def renew() -> None:
         outcomes.append(
-            database.write(lambda tx: backend._claims.renew(tx, owner=owner, duration=LONG))
+            database.write(lambda tx: backend._claims.renew(tx, owner=owner, lease_seconds=LONG))
         )
 
     def sweep(tx: Any) -> None:
-        [row] = tx.rows(backend._claims.for_release("lapsed"), {"limit": 10})
+        [row] = tx.rows(backend._claims.for_update("lapsed"), {"limit": 10})
         assert claim.seq == row[0]
         other = threading.Thread(target=renew)
         other.start()
         other.join()
-        backend._sweep.lapsed(tx)
+        backend._sweep.reclaim_lapsed(tx)
 
     database.write(sweep)
-    assert ([0], 0) == (outcomes, backend.renew(owner=owner, duration=LONG))
+    assert ([0], 0) == (outcomes, backend.renew(owner=owner, lease_seconds=LONG))
 
 
 def test_a_lease_that_was_renewed_just_before_is_not_swept(
@@ -172,8 +172,8 @@ def test_a_lease_that_was_renewed_just_before_is_not_swept(
     take(backend, owner, duration=1.0)
     database.jump.lease = 2.0
     assert database.read(backend._sweep.has_lapsed)
-    backend.renew(owner=owner, duration=LONG)
-    assert [] == database.write(backend._sweep.lapsed)
+    backend.renew(owner=owner, lease_seconds=LONG)
+    assert [] == database.write(backend._sweep.reclaim_lapsed)
 
 
 def test_what_is_given_up_is_not_also_given_back(
@@ -184,7 +184,7 @@ def test_what_is_given_up_is_not_also_given_back(
     database.jump.lease = 2.0
 
     def give_up(tx: Any) -> list[bool]:
-        backend._bury(tx, claim, "permanent")
+        backend._insert_dead_letter(tx, claim, "permanent")
         other = threading.Thread(target=lambda: SqlBackend(database, "work").sweep())
         other.start()
         other.join()
@@ -228,7 +228,7 @@ def test_an_owner_whose_rows_another_sweeper_has_not_given_back_yet_is_not_forgo
     put(backend, 1)
     owner = enter(backend)
     take(backend, owner)
-    dead = Incarnation.mine()
+    dead = Incarnation.current()
     dead = replace(dead, start=dead.start + 1)
     database.write(
         lambda tx: tx.execute(
@@ -247,7 +247,7 @@ def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(
 ) -> None:
     """Another boot id is another machine here, and no earlier boot of this one."""
     put(backend, 1)
-    owner = backend.enter(replace(Incarnation.mine(), boot="elsewhere"))
+    owner = backend.register_owner(replace(Incarnation.current(), boot="elsewhere"))
     take(backend, owner)
     assert (0, [owner]) == (
         backend.sweep(),
@@ -260,14 +260,14 @@ def test_an_owner_on_another_machine_is_not_robbed_before_its_lease_ends(
 def test_many_senders_at_once_fill_a_mailbox_no_further_than_it_may_be(
     database: PostgresDatabase,
 ) -> None:
-    narrow = SqlBackend(database, "narrow", limits=Limits(max_size=10))
+    narrow = SqlBackend(database, "narrow", limits=MailboxLimits(max_size=10))
     stored: list[str] = []
     refused: list[int] = []
 
     def send() -> None:
         for _ in range(10):
             try:
-                stored.extend(narrow.put([Letter(id=new_id(), body=b"1")]))
+                stored.extend(narrow.put([NewMessage(id=new_id(), body=b"1")]))
             except MailboxFullError:
                 refused.append(1)
 
@@ -288,7 +288,9 @@ def test_a_key_whose_message_goes_while_another_is_sent_is_free(
     def settle() -> None:
         owner = enter(backend)
         while not stop.is_set():
-            backend.settle([Settlement(claim, Outcome.DONE) for claim in take(backend, owner, 10)])
+            backend.settle(
+                [Settlement(claim, RowOutcome.DONE) for claim in take(backend, owner, 10)]
+            )
 
     settling = threading.Thread(target=settle)
     settling.start()
@@ -310,8 +312,8 @@ def test_a_key_whose_message_goes_while_another_is_sent_is_free(
     assert 200 == len(ids)
 
 
-def letter(key: str) -> Letter:
-    return Letter(id=new_id(), body=b"1", dedupe_key=key)
+def letter(key: str) -> NewMessage:
+    return NewMessage(id=new_id(), body=b"1", dedupe_key=key)
 
 
 def lose_the_mailboxes(database: PostgresDatabase) -> None:
@@ -339,9 +341,9 @@ def test_messages_sent_with_tx_to_a_mailbox_that_is_gone_are_refused_once_with_t
     for send in (database.transact, partial(in_own_transaction, database.url)):
         put(backend, 1)
         lose_the_mailboxes(database)
-        with pytest.raises(VanishedError, match=r"lost this mailbox.*send again"):
-            send(lambda tx: backend.put([Letter(id=new_id(), body=b"1")], tx=tx))
-        send(lambda tx: backend.put([Letter(id=new_id(), body=b"1")], tx=tx))
+        with pytest.raises(StoreResetError, match=r"lost this mailbox.*send again"):
+            send(lambda tx: backend.put([NewMessage(id=new_id(), body=b"1")], tx=tx))
+        send(lambda tx: backend.put([NewMessage(id=new_id(), body=b"1")], tx=tx))
         assert 1 == backend.stats().ready
 
 
@@ -355,7 +357,9 @@ def test_of_two_claims_that_differ_in_their_owner_only_the_true_one_is_told_to_b
 ) -> None:
     put(backend, 2)
     owner = enter(backend)
-    for claim, outcome in zip(take(backend, owner, 2), (Outcome.DONE, Outcome.BACK), strict=True):
+    for claim, outcome in zip(
+        take(backend, owner, 2), (RowOutcome.DONE, RowOutcome.RELEASED), strict=True
+    ):
         other = claim._replace(owner=owner - 1)
         assert [False, True] == backend.settle(
             [Settlement(each, outcome) for each in (other, claim)]
@@ -373,11 +377,11 @@ def test_rows_are_given_back_and_settled_by_one_statement_each(
 
     def counted(sql: str, *arguments: Any) -> Any:
         ran.append(sql)
-        return bound(sql, *arguments)
+        return bind(sql, *arguments)
 
-    monkeypatch.setattr("longwatch.store.postgres_transaction.bound", counted)
-    back = [Settlement(claim, Outcome.BACK) for claim in claims[:50]]
-    done = [Settlement(claim, Outcome.DONE) for claim in [*claims[50:], claims[50], stale]]
+    monkeypatch.setattr("longwatch.store.postgres.transaction.bind", counted)
+    back = [Settlement(claim, RowOutcome.RELEASED) for claim in claims[:50]]
+    done = [Settlement(claim, RowOutcome.DONE) for claim in [*claims[50:], claims[50], stale]]
     assert [True] * 50 + [True] * 50 + [False, False] == backend.settle([*back, *done])
     assert 2 == len(ran)
 
@@ -407,13 +411,13 @@ def test_renewals_touch_no_index(
 
     claimed, hot_before = counted(2000)
     for _ in range(5):
-        assert 2000 == backend.renew(owner=owner, duration=LONG)
+        assert 2000 == backend.renew(owner=owner, lease_seconds=LONG)
     renewed, hot = counted(claimed + 10_000)
     assert (hot - hot_before) / (renewed - claimed) >= 0.9
 
 
 PLANS = {
-    "claim": ("messages_free", {"lane": 1, "owner": 1, "duration": 1.0, "limit": 100}),
+    "claim": ("messages_free", {"queue": 1, "owner": 1, "lease_seconds": 1.0, "limit": 100}),
     "settle": ("messages_pkey", {"seqs": [1, 2], "owners": [1, 1], "terms": [1, 1]}),
     "release": (
         "messages_pkey",
@@ -428,10 +432,10 @@ PLANS = {
             "error": None,
         },
     ),
-    "renew": ("messages_leased", {"owner": 1, "duration": 1.0, "skip": []}),
-    "due": ("messages_delayed", {"lane": 1}),
+    "renew": ("messages_leased", {"owner": 1, "lease_seconds": 1.0, "skip": []}),
+    "promote_due": ("messages_delayed", {"queue": 1}),
     "lapsed": ("messages_leased", {"limit": 100}),
-    "held_by": ("messages_leased", {"owner": 1, "limit": 100}),
+    "of_owner": ("messages_leased", {"owner": 1, "limit": 100}),
 }
 
 

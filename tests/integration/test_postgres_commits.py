@@ -11,15 +11,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from awaiting import eventually
 from longwatch.errors import StoreError
-from longwatch.store import postgres_witness
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.postgres_errors import CallTimeoutError, ConnectionLostError
-from longwatch.store.postgres_pool import Pool
-from longwatch.store.postgres_transaction import PostgresTransaction
-from longwatch.store.postgres_wire import Wire
-from postgres_server import PostgresServer, end_server, make_server, shared_server
+from longwatch.store.postgres import commit_marker
+from longwatch.store.postgres.connection import PostgresConnection
+from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError
+from longwatch.store.postgres.pool import ConnectionPool
+from longwatch.store.postgres.transaction import PostgresTransaction
+from polling import eventually
+from postgres_server import PostgresServer, destroy_server, make_server, shared_server
 
 Commit = Callable[..., None]
 ROW = "INSERT INTO things VALUES (:name)"
@@ -39,7 +39,7 @@ def names(database: PostgresDatabase) -> list[str]:
     ]
 
 
-class Losing:
+class LostCommit:
     """Replaces the first commit by something that loses its answer; later ones are made as
     always.
     """
@@ -50,13 +50,13 @@ class Losing:
         self.commits = 0
         real = PostgresTransaction.commit
 
-        def commit(transaction: PostgresTransaction, testimony: Any, **options: Any) -> None:
+        def commit(transaction: PostgresTransaction, marker_statement: Any, **options: Any) -> None:
             self.commits += 1
-            self.testimony = testimony
+            self.marker_statement = marker_statement
             if self.commits == 1:
-                first(transaction, lambda: real(transaction, testimony, **options))
+                first(transaction, lambda: real(transaction, marker_statement, **options))
             else:
-                real(transaction, testimony, **options)
+                real(transaction, marker_statement, **options)
 
         monkeypatch.setattr(PostgresTransaction, "commit", commit)
 
@@ -75,21 +75,21 @@ def test_a_commit_that_was_made_is_not_made_again(
         tx.after_commit(lambda: called.append(1))
         return "result"
 
-    losing = Losing(monkeypatch, answer_lost)
+    losing = LostCommit(monkeypatch, answer_lost)
     assert "result" == database.write(work)
     assert (1, ["a"], [1]) == (losing.commits, names(database), called)
 
 
-def test_what_was_posted_and_committed_is_not_posted_again(
+def test_what_was_deferred_and_committed_is_not_sent_again(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answer_lost(_: PostgresTransaction, commit: Commit) -> None:
         commit()
         raise ConnectionLostError("gone")
 
-    losing = Losing(monkeypatch, answer_lost)
+    losing = LostCommit(monkeypatch, answer_lost)
     database.write(
-        lambda tx: tx.post_many("INSERT INTO things SELECT unnest(:name::text[])", [{"name": "a"}])
+        lambda tx: tx.defer_many("INSERT INTO things SELECT unnest(:name::text[])", [{"name": "a"}])
     )
     assert (1, ["a"]) == (losing.commits, names(database))
 
@@ -98,10 +98,10 @@ def test_work_whose_commit_was_not_made_is_run_again(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost_before(transaction: PostgresTransaction, _: Commit) -> None:
-        transaction._here().close()
+        transaction._live_connection().close()
         raise ConnectionLostError("gone")
 
-    losing = Losing(monkeypatch, lost_before)
+    losing = LostCommit(monkeypatch, lost_before)
     database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
     assert (2, ["a"]) == (losing.commits, names(database))
 
@@ -110,14 +110,14 @@ def test_a_commit_that_is_still_on_its_way_when_its_work_is_run_again_is_not_mad
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def delayed(transaction: PostgresTransaction, commit: Commit) -> None:
-        monkeypatch.setattr(Pool, "_give_back", keeping(transaction._here()))
+        monkeypatch.setattr(ConnectionPool, "_check_in", keeping(transaction._live_connection()))
         monkeypatch.setattr(PostgresTransaction, "roll_back", lambda _: None)
         monkeypatch.setattr(PostgresTransaction, "end", lambda _: None)
         commits.append(commit)
         raise ConnectionLostError("gone")
 
     commits: list[Commit] = []
-    losing = Losing(monkeypatch, delayed)
+    losing = LostCommit(monkeypatch, delayed)
     database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
     assert (2, ["a"]) == (losing.commits, names(database))
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -135,35 +135,35 @@ def test_a_commit_that_is_being_made_is_waited_for(
     )
 
     def slow(transaction: PostgresTransaction, commit: Commit) -> None:
-        wire = transaction._here()
-        monkeypatch.setattr(Pool, "_give_back", keeping(wire))
+        connection = transaction._live_connection()
+        monkeypatch.setattr(ConnectionPool, "_check_in", keeping(connection))
         monkeypatch.setattr(PostgresTransaction, "roll_back", lambda _: None)
-        testimony = losing.testimony
-        wire.send(*testimony)
-        wire.answer(_soon())
-        threading.Thread(target=finish, args=(wire,)).start()
+        marker_statement = losing.marker_statement
+        connection.send(*marker_statement)
+        connection.sync(_soon())
+        threading.Thread(target=finish, args=(connection,)).start()
         raise ConnectionLostError("gone")
 
-    def finish(wire: Wire) -> None:
+    def finish(connection: PostgresConnection) -> None:
         assert eventually(lambda: shared_server().sql(waiting) == [(1,)])
-        wire.send(b"COMMIT")
-        wire.answer(_soon())
-        wire.close()
+        connection.send(b"COMMIT")
+        connection.sync(_soon())
+        connection.close()
 
-    losing = Losing(monkeypatch, slow)
+    losing = LostCommit(monkeypatch, slow)
     database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
     assert (1, ["a"]) == (losing.commits, names(database))
 
 
-def keeping(kept: Wire) -> Any:
+def keeping(kept: PostgresConnection) -> Any:
     """A pool that forgets this connection instead of lending it again."""
-    real = Pool._give_back
+    real = ConnectionPool._check_in
 
-    def give_back(pool: Pool, loan: Any) -> None:
-        loan.wire = None if loan.wire is kept else loan.wire
-        real(pool, loan)
+    def check_in(pool: ConnectionPool, checkout: Any) -> None:
+        checkout.connection = None if checkout.connection is kept else checkout.connection
+        real(pool, checkout)
 
-    return give_back
+    return check_in
 
 
 def test_a_commit_that_cannot_be_asked_about_in_time_is_told_to_be_unknown(
@@ -174,7 +174,7 @@ def test_a_commit_that_cannot_be_asked_about_in_time_is_told_to_be_unknown(
         raise CallTimeoutError("too late")
 
     monkeypatch.setattr(PostgresDatabase, "_pause", lambda *_: False)
-    Losing(monkeypatch, no_time_left)
+    LostCommit(monkeypatch, no_time_left)
     with pytest.raises(StoreError, match="whether it was written is unknown"):
         database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
 
@@ -185,7 +185,7 @@ def test_the_lost_answer_to_a_commit_that_wrote_nothing_is_missed_by_nobody(
     def lost(_: PostgresTransaction, __: Commit) -> None:
         raise ConnectionLostError("gone")
 
-    losing = Losing(monkeypatch, lost)
+    losing = LostCommit(monkeypatch, lost)
     assert [(1,)] == database.write(lambda tx: tx.rows("SELECT 1"))
     assert 1 == losing.commits
 
@@ -195,29 +195,30 @@ def own_server() -> Iterator[PostgresServer]:
     server = make_server()
     server.start()
     yield server
-    end_server(server)
+    destroy_server(server)
 
 
 def _soon() -> float:
     return time.monotonic() + 30
 
 
-def test_a_line_of_commits_ends_and_old_ones_are_removed(
+def test_a_series_of_commits_ends_and_old_ones_are_removed(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_witness, "MOST_COMMITS", 3)
+    monkeypatch.setattr(commit_marker, "MAX_SERIES_COMMITS", 3)
     database.write(lambda tx: tx.execute("INSERT INTO longwatch_commits VALUES (1, 5, 0, 0)"))
     with PostgresDatabase(database.url) as other:
         for number in range(7):
             other.write(lambda tx, number=number: tx.execute(ROW, {"name": str(number)}))  # type: ignore[misc]
-        lines = other.read(
+        series = other.read(
             lambda tx: tx.rows(
-                "SELECT number, closed FROM longwatch_commits WHERE at > 0 ORDER BY at"
+                "SELECT number, closed FROM longwatch_commits WHERE updated_at > 0 "
+                "ORDER BY updated_at"
             )
         )
-        assert [(3, 0), (3, 0), (1, 0)] == lines[-3:]
+        assert [(3, 0), (3, 0), (1, 0)] == series[-3:]
         assert [(0,)] == other.read(
-            lambda tx: tx.rows("SELECT count(*) FROM longwatch_commits WHERE at = 0")
+            lambda tx: tx.rows("SELECT count(*) FROM longwatch_commits WHERE updated_at = 0")
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.store.postgres import PostgresDatabase
+from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.testing import check_mailbox
 from postgres_server import shared_server
 

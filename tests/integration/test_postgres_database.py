@@ -13,27 +13,32 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from awaiting import eventually
 from longwatch.errors import (
-    LoginRefusedError,
     SchemaTooNewError,
+    SchemaTooOldError,
+    StoreAuthenticationError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
-    StoreMisplacedError,
+    StoreLocationError,
     StoreReadOnlyError,
     StoreUnreachableError,
     UnsafeSettingsWarning,
     UsageError,
 )
 from longwatch.mailbox import open_mailbox
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.postgres_address import Address, AwayError, CrowdedError
-from longwatch.store.postgres_errors import CallTimeoutError
-from longwatch.store.postgres_pool import Pool
-from longwatch.store.status import schema_status
+from longwatch.store.migrations import load_migrations, schema_status
+from longwatch.store.postgres.connector import (
+    ServerAddress,
+    ServerUnreachableError,
+    TooManyConnectionsError,
+)
+from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.errors import CallTimeoutError
+from longwatch.store.postgres.pool import ConnectionPool
+from polling import eventually
 from postgres_server import PostgresServer, shared_server
-from snippet import running
+from snippet import run_snippet
 
 
 @pytest.fixture
@@ -137,8 +142,8 @@ class TestATransaction:
         self, database: PostgresDatabase
     ) -> None:
         def work(tx: Any) -> list[Any]:
-            tx.post_many(NAMES, [{"name": "a"}, {"name": "b"}])
-            tx.post_many(NAMES, [{"name": "c"}])
+            tx.defer_many(NAMES, [{"name": "a"}, {"name": "b"}])
+            tx.defer_many(NAMES, [{"name": "c"}])
             return [
                 *tx.rows("SELECT count(*) FROM things"),
                 tx.execute("DELETE FROM things WHERE name = 'a'"),
@@ -152,7 +157,7 @@ class TestATransaction:
     ) -> None:
         def work(tx: Any) -> None:
             add(tx, "a")
-            tx.post_many(NAMES, [{"name": "a"}])
+            tx.defer_many(NAMES, [{"name": "a"}])
 
         with pytest.raises(psycopg.errors.UniqueViolation):
             database.write(work)
@@ -163,7 +168,7 @@ class TestATransaction:
         self, database: PostgresDatabase, posted: str
     ) -> None:
         def work(tx: Any) -> None:
-            tx.post_many(NAMES, [{"name": posted}])
+            tx.defer_many(NAMES, [{"name": posted}])
             raise OopsError
 
         database.write(lambda tx: add(tx, "there"))
@@ -390,7 +395,7 @@ class TestAServerThatCannotBeReached:
     def test_because_the_database_does_not_exist_is_told(self, server: PostgresServer) -> None:
         with (
             PostgresDatabase(server.url("nowhere")) as database,
-            pytest.raises(StoreMisplacedError, match="does not exist"),
+            pytest.raises(StoreLocationError, match="does not exist"),
         ):
             database.read(lambda tx: tx.rows("SELECT 1"))
 
@@ -398,12 +403,14 @@ class TestAServerThatCannotBeReached:
     def test_is_judged_by_what_the_server_said_not_by_names_in_it(
         self, server: PostgresServer, name: str
     ) -> None:
-        refused = pytest.raises(StoreMisplacedError, match="leads to no database")
+        refused = pytest.raises(StoreLocationError, match="leads to no database")
         with PostgresDatabase(server.url(name.replace(" ", "%20"))) as database, refused:
             database.schema_version()
 
     def test_because_it_does_not_know_the_user_is_told_as_a_refused_login(self, url: str) -> None:
-        refused = pytest.raises(LoginRefusedError, match=r"check user, password and pg_hba\.conf")
+        refused = pytest.raises(
+            StoreAuthenticationError, match=r"check user, password and pg_hba\.conf"
+        )
         with PostgresDatabase(f"{url}?user=nobody_of_that_name") as database, refused as error:
             database.schema_version()
         assert 2 == error.value.exit_code
@@ -412,7 +419,7 @@ class TestAServerThatCannotBeReached:
         self, server: PostgresServer
     ) -> None:
         refused = pytest.raises(
-            StoreMisplacedError, match=r"encoded in LATIN1.*createdb --encoding=UTF8"
+            StoreLocationError, match=r"encoded in LATIN1.*createdb --encoding=UTF8"
         )
         with encoded(server, "LATIN1") as url, PostgresDatabase(url) as database, refused:
             database.schema_version()
@@ -426,12 +433,12 @@ class TestAServerThatCannotBeReached:
     def test_because_of_what_its_url_says_is_not_tried_again(self, url: str, setting: str) -> None:
         with (
             PostgresDatabase(f"{url}?{setting}") as database,
-            pytest.raises(StoreMisplacedError, match="check"),
+            pytest.raises(StoreLocationError, match="check"),
         ):
             database.schema_version()
 
     def test_because_its_host_is_not_found_is_told_as_that_and_may_pass(self) -> None:
-        refused = pytest.raises(AwayError, match="host that was not found")
+        refused = pytest.raises(ServerUnreachableError, match="host that was not found")
         with (
             PostgresDatabase("postgresql://me@certificate.invalid/x") as database,
             refused as error,
@@ -492,32 +499,35 @@ class TestAServerThatCannotBeReached:
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answers = iter(
-            [CrowdedError("has no connection left"), CallTimeoutError("did not answer in time")]
+            [
+                TooManyConnectionsError("has no connection left"),
+                CallTimeoutError("did not answer in time"),
+            ]
         )
 
-        def answer(_address: Address, _deadline: float) -> NoReturn:
+        def answer(_address: ServerAddress, _deadline: float) -> NoReturn:
             raise next(answers)
 
-        monkeypatch.setattr(Address, "connect", answer)
+        monkeypatch.setattr(ServerAddress, "connect", answer)
         with (
             PostgresDatabase(url) as database,
-            pytest.raises(CrowdedError, match="no connection left"),
+            pytest.raises(TooManyConnectionsError, match="no connection left"),
         ):
             database.schema_version()
 
 
-class InterruptedPool(Pool):
+class InterruptedPool(ConnectionPool):
     """Ctrl+C comes when a place was just taken."""
 
-    def _take(self, loan: Any, deadline: float) -> None:
-        super()._take(loan, deadline)
+    def _check_out(self, checkout: Any, deadline: float) -> None:
+        super()._check_out(checkout, deadline)
         raise KeyboardInterrupt
 
 
 def test_a_place_among_the_connections_is_not_lost_to_an_interrupt() -> None:
     pool = InterruptedPool(lambda _: pytest.fail("nobody gets that far"), size=1)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), pool.one(time.monotonic() + 0.01):
+        with pytest.raises(KeyboardInterrupt), pool.connection(time.monotonic() + 0.01):
             pass
 
 
@@ -531,12 +541,34 @@ class TestTheSchema:
             after = schema_status(database)
         assert before is not None
         assert after is not None
-        assert (0, ["0001_mailboxes", "0003_flow"]) == (before.version, before.pending)
-        assert (3, []) == (after.version, after.pending)
+        assert (0, ["0004_initial"]) == (before.version, before.pending)
+        assert (4, []) == (after.version, after.pending)
+
+    @pytest.mark.parametrize("auto_migrate", [False, True])
+    def test_of_version_3_is_refused_with_the_cure_and_not_touched(
+        self, server: PostgresServer, url: str, *, auto_migrate: bool
+    ) -> None:
+        name = url.rpartition("/")[2]
+        server.sql(
+            "CREATE TABLE longwatch_schema (version integer, name text, applied_at text)", name
+        )
+        server.sql("INSERT INTO longwatch_schema VALUES (3, 'flow', '')", name)
+        cure = (
+            r"was made by an older Longwatch \(schema 3\), which cannot be migrated; empty its "
+            r"mailboxes with the old version, then name a new file or an empty database$"
+        )
+        with PostgresDatabase(url, auto_migrate=auto_migrate) as database:
+            for _ in range(2):
+                with pytest.raises(SchemaTooOldError, match=cure):
+                    database.write(lambda _: None)
+            assert 3 == database.schema_version()
+        assert [("longwatch_schema",)] == server.sql(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name
+        )
 
     def test_is_left_alone_where_that_was_asked_for(self, url: str) -> None:
         with PostgresDatabase(url, auto_migrate=False) as database:
-            with pytest.raises(StoreMisplacedError, match="longwatch db migrate"):
+            with pytest.raises(StoreLocationError, match="longwatch db migrate"):
                 database.write(lambda _: None)
             assert 0 == database.schema_version()
 
@@ -593,21 +625,21 @@ class TestTheSchema:
 
     def test_is_made_once_by_processes_that_start_at_the_same_time(self, url: str) -> None:
         starter = f"""
-            from longwatch.store.postgres import PostgresDatabase
+            from longwatch.store.postgres.database import PostgresDatabase
             print("ready")
             input()
             PostgresDatabase({url!r}).write(lambda _: None)
             print("done")
         """
         with ExitStack() as ends:
-            children = [ends.enter_context(running(starter)) for _ in range(4)]
-            assert ["ready"] * 4 == [child.line() for child in children]
+            children = [ends.enter_context(run_snippet(starter)) for _ in range(4)]
+            assert ["ready"] * 4 == [child.read_line() for child in children]
             for child in children:
-                child.say()
-            assert [(0, "")] * 4 == [child.end() for child in children]
+                child.send_line()
+            assert [(0, "")] * 4 == [child.wait() for child in children]
         with PostgresDatabase(url) as database:
-            assert [(2,)] == database.read(
-                lambda tx: tx.rows("SELECT count(*) FROM longwatch_schema")
+            assert [(step.version,) for step in load_migrations("postgresql")] == database.read(
+                lambda tx: tx.rows("SELECT version FROM longwatch_schema ORDER BY version")
             )
 
 
@@ -640,7 +672,7 @@ class TestTheClocks:
 
 FORKING = """
     import os
-    from longwatch.store.postgres import PostgresDatabase
+    from longwatch.store.postgres.database import PostgresDatabase
     from longwatch.core.clock import Wakeup
 
     database = PostgresDatabase({url!r})
@@ -670,16 +702,16 @@ FORKING = """
 
 
 def test_a_forked_child_makes_its_own_connections_and_leaves_the_parent_s_alone(url: str) -> None:
-    with running(FORKING.format(url=url)) as child:
+    with run_snippet(FORKING.format(url=url)) as child:
         assert ["refused: True", "child done", "same: True", "same: True"] == [
-            child.line() for _ in range(4)
+            child.read_line() for _ in range(4)
         ]
-        assert (0, "") == child.end()
+        assert (0, "") == child.wait()
 
 
 ORPHANING = """
     import os, signal
-    from longwatch.store.postgres import PostgresDatabase
+    from longwatch.store.postgres.database import PostgresDatabase
 
     database = PostgresDatabase({url!r})
 
@@ -699,32 +731,32 @@ def test_the_locks_of_a_killed_parent_end_though_its_child_lives(
     server: PostgresServer, database: PostgresDatabase, url: str
 ) -> None:
     database.write(lambda tx: add(tx, "a"))
-    with running(ORPHANING.format(url=url)) as parent:
-        assert "child" == parent.line()
+    with run_snippet(ORPHANING.format(url=url)) as parent:
+        assert "child" == parent.read_line()
         parent._child.kill()
         database.write(lambda tx: tx.execute("DELETE FROM things"))
-        parent.say()
+        parent.send_line()
     assert [] == names(database)
 
 
-class MadeUpWire:
+class FakeWire:
     """A connection that nothing is behind."""
 
-    is_quiet = True
+    is_idle = True
 
     def is_alive(self) -> bool:
         return True
 
     def close(self, reason: str = "") -> None:
-        self.is_quiet = False
+        self.is_idle = False
 
 
 def test_connections_that_were_lent_when_another_failed_are_not_used_again() -> None:
     """They were made in the same time: to a server that was demoted since, say."""
-    pool = Pool(lambda _: MadeUpWire())  # type: ignore[arg-type, return-value]
-    with pool.one(inf) as lent, pool.one(inf) as failing:
+    pool = ConnectionPool(lambda _: FakeWire())  # type: ignore[arg-type, return-value]
+    with pool.connection(inf) as lent, pool.connection(inf) as failing:
         failing.close("it is read-only")
-    with pool.one(inf) as later:
+    with pool.connection(inf) as later:
         assert later is not lent
-    with pool.one(inf) as again:
+    with pool.connection(inf) as again:
         assert again is later

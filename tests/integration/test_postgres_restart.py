@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from awaiting import eventually
+from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.mailbox import open_mailbox
-from longwatch.mailbox.runner import MessageRunner
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.work.engine import Engine, EnginePolicy
-from postgres_server import PostgresServer, end_server, make_server
+from longwatch.mailbox.message_runner import MessageRunner
+from longwatch.store.postgres.database import PostgresDatabase
+from polling import eventually
+from postgres_server import PostgresServer, destroy_server, make_server
 
 MESSAGES = 3000
 
@@ -24,7 +24,7 @@ def server() -> Iterator[PostgresServer]:
     made = make_server()
     made.start()
     yield made
-    end_server(made)
+    destroy_server(made)
 
 
 def crash(server: PostgresServer) -> None:
@@ -69,7 +69,7 @@ def test_work_goes_on_when_the_server_is_back_and_every_message_was_handled_once
                 server.start()
             sending.join()
             assert eventually(lambda: work.approximate_count() == 0)
-        assert 0 == len(work.dead)
+        assert 0 == len(work.dead_letters)
     assert MESSAGES == len(sent)
     assert dict.fromkeys(range(MESSAGES), 1) == dict(handled)
 

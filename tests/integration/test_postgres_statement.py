@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from longwatch.errors import InvalidParameterError
-from longwatch.store import postgres_statement
-from longwatch.store.database import Jump
-from longwatch.store.postgres import PostgresDatabase
-from longwatch.store.postgres_statement import CLOCK, bound, columns, translated
+from longwatch.store.database import ClockJump
+from longwatch.store.postgres import statement
+from longwatch.store.postgres.database import PostgresDatabase
+from longwatch.store.postgres.statement import SERVER_CLOCK, bind, column_arrays, translate
 from postgres_server import shared_server
 
 
@@ -30,33 +30,36 @@ from postgres_server import shared_server
         ),
         ("SELECT $$ :a $$, $x$ :a $$ $x$, :b", "SELECT $$ :a $$, $x$ :a $$ $x$, $1", ("b",)),
         ("SELECT x[1:2], :b", "SELECT x[1:2], $1", ("b",)),
-        ("SELECT :lease_now - :wall_now", f"SELECT ({CLOCK}) - ({CLOCK})", ()),
+        ("SELECT :lease_now - :wall_now", f"SELECT ({SERVER_CLOCK}) - ({SERVER_CLOCK})", ()),
     ],
 )
 def test_names_become_places_and_clocks_the_server_s_own(
     sql: str, text: str, names: tuple[str, ...]
 ) -> None:
-    assert (text.encode(), names) == translated(sql, jumped=False)
+    assert (text.encode(), names) == translate(sql, jumped=False)
 
 
 def test_a_jump_of_the_clocks_is_one_more_parameter_for_each() -> None:
-    text, values = bound(
-        "SELECT :lease_now, :x, :wall_now, :lease_now", {"x": 5}, Jump(lease=1.0, wall=2.0)
+    text, values = bind(
+        "SELECT :lease_now, :x, :wall_now, :lease_now", {"x": 5}, ClockJump(lease=1.0, wall=2.0)
     )
-    assert f"SELECT ({CLOCK} + $1), $2, ({CLOCK} + $3), ({CLOCK} + $1)".encode() == text
+    assert (
+        f"SELECT ({SERVER_CLOCK} + $1), $2, ({SERVER_CLOCK} + $3), ({SERVER_CLOCK} + $1)".encode()
+        == text
+    )
     assert [1.0, 5, 2.0] == values
 
 
 def test_many_rows_go_as_arrays_in_pieces_that_the_server_can_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgres_statement, "LARGEST_CHUNK", 10)
-    monkeypatch.setattr(postgres_statement, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(statement, "MAX_CHUNK_BYTES", 10)
+    monkeypatch.setattr(statement, "MAX_CHUNK_ROWS", 3)
     rows = [
         {"n": number, "body": b"x" * size} for number, size in enumerate([1, 1, 1, 1, 9, 30, 1])
     ]
-    assert [[0, 1, 2], [3, 4], [5], [6]] == [piece["n"] for piece in columns(rows)]
-    assert [] == list(columns([]))
+    assert [[0, 1, 2], [3, 4], [5], [6]] == [piece["n"] for piece in column_arrays(rows)]
+    assert [] == list(column_arrays([]))
 
 
 @pytest.fixture(scope="module")

@@ -14,43 +14,43 @@ from typing import Any
 
 import pytest
 
-from awaiting import eventually
-from den import PATIENCE, PRELUDE, Den, bearers, den
+from guardian_fixture import PRELUDE, TIMEOUT, GuardianFixture, pids_with_token, running_guardian
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import SpawnError
-from longwatch.host.loop import LoopThread
+from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec
-from longwatch.supervisor import connection_checks
-from longwatch.supervisor.exec_check import Spawner
-from longwatch.supervisor.healthcheck import Checker, watch
-from longwatch.supervisor.notify import Notice, NotifySocket
+from longwatch.supervisor import probers
+from longwatch.supervisor.healthcheck import HealthChecker, watch_health
+from longwatch.supervisor.notify_socket import Notice, NotifySocket
+from longwatch.supervisor.probers import ProcessSpawner
 from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, Probe, TcpProbe
 from longwatch.testing import FakeClock
+from polling import eventually
 
 ENV = {"PATH": os.defpath}
 
 
-class NoGuardian:
+class NoSpawner:
     """For probes that start nothing."""
 
     async def spawn(self, spec: ProcessSpec) -> Child:
         raise SpawnError("nothing is to be started", errno=1)
 
 
-class LateGuardian:
+class LateSpawner:
     """One whose children run before it says so."""
 
-    def __init__(self, guardian: Spawner) -> None:
-        self._says_so = asyncio.Event()
+    def __init__(self, guardian: ProcessSpawner) -> None:
+        self._confirmed = asyncio.Event()
         self._guardian = guardian
 
-    async def say_so(self) -> None:
-        self._says_so.set()
+    async def confirm(self) -> None:
+        self._confirmed.set()
 
     async def spawn(self, spec: ProcessSpec) -> Child:
         child = await self._guardian.spawn(spec)
         try:
-            await self._says_so.wait()
+            await self._confirmed.wait()
         except asyncio.CancelledError:
             child.kill()
             raise
@@ -61,75 +61,77 @@ def checker(
     probe: Probe,
     clock: Clock,
     *,
-    guardian: Spawner | None = None,
+    guardian: ProcessSpawner | None = None,
     process: ProcessSpec | None = None,
     **policy: Any,
-) -> Checker:
-    return Checker(
+) -> HealthChecker:
+    return HealthChecker(
         HealthPolicy(probe=probe, **policy),
-        guardian=guardian or NoGuardian(),
+        guardian=guardian or NoSpawner(),
         process=process or ProcessSpec(argv=["-"], env=ENV),
         clock=clock,
     )
 
 
-class Watched:
+class WatchRun:
     """A watch under a fake clock, and what it has heard."""
 
-    def __init__(self, loop: LoopThread, asking: Checker, clock: FakeClock) -> None:
+    def __init__(self, loop: EventLoopThread, asking: HealthChecker, clock: FakeClock) -> None:
         self.checker = asking
-        self.heard: list[tuple[str | None, int]] = []
+        self.results: list[tuple[str | None, int]] = []
         self._loop = loop
         self._clock = clock
-        self.ending = loop.spawn(watch(asking, clock, lambda *answer: self.heard.append(answer)))
-        self.settle()
+        self.ending = loop.spawn(
+            watch_health(asking, clock, lambda *answer: self.results.append(answer))
+        )
+        self.run_loop()
 
     def after(self, seconds: float, *, parked: int | None = None) -> list[tuple[str | None, int]]:
         """What is heard while so much time passes."""
-        before = len(self.heard)
+        before = len(self.results)
         self._clock.advance(seconds, parked=self._clock.parked if parked is None else parked)
-        self.settle()
-        return self.heard[before:]
+        self.run_loop()
+        return self.results[before:]
 
-    def do(self, act: Callable[[], object]) -> None:
+    def run_on_loop(self, act: Callable[[], object]) -> None:
         async def acted() -> None:
             act()
 
-        self._loop.call(acted(), timeout=PATIENCE)
+        self._loop.call(acted(), timeout=TIMEOUT)
 
-    def settle(self) -> None:
+    def run_loop(self) -> None:
         """Let what has been begun happen."""
 
         async def turn() -> None:
             for _ in range(30):
                 await asyncio.sleep(0)
 
-        self._loop.call(turn(), timeout=PATIENCE)
+        self._loop.call(turn(), timeout=TIMEOUT)
 
     def beat(self) -> None:
-        self.do(self.checker.beat)
+        self.run_on_loop(self.checker.beat)
 
-    def last_words(self, seconds: float) -> str:
+    def stop_reason(self, seconds: float) -> str:
         """Why it has to go, when so much time has passed."""
         self._clock.advance(seconds, parked=0)
-        return self.ending.result(PATIENCE)
+        return self.ending.result(TIMEOUT)
 
 
 @pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    with LoopThread() as running:
+def loop() -> Iterator[EventLoopThread]:
+    with EventLoopThread() as running:
         yield running
 
 
 class TestTcp:
-    def ask(self, loop: LoopThread, port: int) -> str | None:
+    def ask(self, loop: EventLoopThread, port: int) -> str | None:
         return loop.call(
-            checker(TcpProbe(port=port), SystemClock(), timeout=PATIENCE).ask(),
-            timeout=2 * PATIENCE,
+            checker(TcpProbe(port=port), SystemClock(), timeout=TIMEOUT).check(),
+            timeout=2 * TIMEOUT,
         )
 
     def test_a_port_that_accepts_is_healthy_and_the_connection_is_hung_up(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             assert None is self.ask(loop, server.getsockname()[1])
@@ -137,29 +139,29 @@ class TestTcp:
             with accepted:
                 assert b"" == accepted.recv(1)
 
-    def test_a_port_where_nobody_listens_is_a_failure(self, loop: LoopThread) -> None:
+    def test_a_port_where_nobody_listens_is_a_failure(self, loop: EventLoopThread) -> None:
         with (
             socket.socket() as taken
         ):  # bound, so that nobody else gets the port, and not listening
             taken.bind(("127.0.0.1", 0))
             assert "no connection: Connection refused" == self.ask(loop, taken.getsockname()[1])
 
-    def test_a_server_on_another_address_is_a_failure(self, loop: LoopThread) -> None:
+    def test_a_server_on_another_address_is_a_failure(self, loop: EventLoopThread) -> None:
         with socket.create_server(("127.0.0.2", 0)) as server:
             assert "no connection: Connection refused" == self.ask(loop, server.getsockname()[1])
 
     def test_a_connection_to_oneself_is_a_failure(
-        self, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+        self, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ours = socket.socket()
         ours.bind(("127.0.0.1", 0))
         port = ours.getsockname()[1]
-        monkeypatch.setattr(connection_checks, "socket", SimpleNamespace(socket=lambda: ours))
+        monkeypatch.setattr(probers, "socket", SimpleNamespace(socket=lambda: ours))
         assert "no connection: nobody listens" == self.ask(loop, port)
         assert -1 == ours.fileno()
 
     def test_a_server_whose_queue_is_full_is_a_failure_when_the_time_is_over(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         clock = FakeClock()
         fillers = [socket.socket() for _ in range(4)]
@@ -168,54 +170,56 @@ class TestTcp:
                 filler.setblocking(False)
                 filler.connect_ex(server.getsockname())
             asking = loop.spawn(
-                checker(TcpProbe(port=server.getsockname()[1]), clock, timeout=5.0).ask()
+                checker(TcpProbe(port=server.getsockname()[1]), clock, timeout=5.0).check()
             )
             clock.await_parked(1)
             clock.advance(4.9)
             assert not asking.done()
             clock.advance(0.1, parked=0)
-            assert "no connection in 5 s" == asking.result(PATIENCE)
+            assert "no connection in 5 s" == asking.result(TIMEOUT)
             for filler in fillers:
                 filler.close()
 
 
-class Commands:
+class ExecChecks:
     """Exec probes under a guardian; each command bears a token, so that what is left of it can
     be found.
     """
 
-    def __init__(self, opened: Den) -> None:
-        self.den = opened
+    def __init__(self, opened: GuardianFixture) -> None:
+        self.guardian = opened
         self.token = f"token-{secrets.token_hex(8)}"
         opened.tokens.append(self.token)
 
     def checker(
-        self, code: str, *, clock: Clock | None = None, timeout: float = PATIENCE, **more: Any
-    ) -> Checker:
+        self, code: str, *, clock: Clock | None = None, timeout: float = TIMEOUT, **more: Any
+    ) -> HealthChecker:
         command = (sys.executable, "-I", "-S", "-c", PRELUDE + code, self.token)
         return self.of(command, clock=clock, timeout=timeout, **more)
 
-    def of(self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any) -> Checker:
+    def of(
+        self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any
+    ) -> HealthChecker:
         return checker(
             ExecProbe(command=command),
             clock or SystemClock(),
-            **{"guardian": self.den.guardian, **more},
+            **{"guardian": self.guardian.guardian, **more},
         )
 
-    def ask(self, asking: Checker) -> str | None:
-        return self.den.loop.call(asking.ask(), timeout=2 * PATIENCE)
+    def ask(self, asking: HealthChecker) -> str | None:
+        return self.guardian.loop.call(asking.check(), timeout=2 * TIMEOUT)
 
-    def begin(self, asking: Checker) -> Future[str | None]:
-        return self.den.loop.spawn(asking.ask())
+    def begin(self, asking: HealthChecker) -> Future[str | None]:
+        return self.guardian.loop.spawn(asking.check())
 
     def running(self) -> list[int]:
-        return bearers(self.token)
+        return pids_with_token(self.token)
 
 
 @pytest.fixture
-def commands() -> Iterator[Commands]:
-    with den(cgroups=False) as opened:
-        yield Commands(opened)
+def commands() -> Iterator[ExecChecks]:
+    with running_guardian(cgroups=False) as opened:
+        yield ExecChecks(opened)
 
 
 class TestExec:
@@ -244,19 +248,19 @@ class TestExec:
         ],
     )
     def test_exit_0_is_healthy_and_anything_else_a_failure_with_its_last_line(
-        self, commands: Commands, code: str, reason: str | None
+        self, commands: ExecChecks, code: str, reason: str | None
     ) -> None:
         assert reason == commands.ask(commands.checker(code))
 
     def test_a_command_that_cannot_be_started_is_a_failure_that_says_why(
-        self, commands: Commands
+        self, commands: ExecChecks
     ) -> None:
         assert "cannot execute '/no/such/probe': No such file or directory" == commands.ask(
             commands.of(("/no/such/probe",))
         )
 
     def test_the_last_line_is_that_of_the_last_question(
-        self, commands: Commands, tmp_path: Path
+        self, commands: ExecChecks, tmp_path: Path
     ) -> None:
         mark = str(tmp_path / "asked")
         asking = commands.checker(
@@ -265,14 +269,14 @@ class TestExec:
         )
         assert ["exit 1: once", "exit 1"] == [commands.ask(asking), commands.ask(asking)]
 
-    def test_a_guardian_that_is_gone_is_a_failure_that_says_so(self, commands: Commands) -> None:
-        commands.den.guardian.stop()
+    def test_a_guardian_that_is_gone_is_a_failure_that_says_so(self, commands: ExecChecks) -> None:
+        commands.guardian.guardian.stop()
         told = commands.ask(commands.checker("pass"))
         assert told is not None
         assert told.startswith("the guardian is not running")
 
     def test_it_runs_in_the_programs_directory_and_environment_but_cannot_notify(
-        self, commands: Commands, tmp_path: Path
+        self, commands: ExecChecks, tmp_path: Path
     ) -> None:
         env = {
             **ENV,
@@ -299,7 +303,7 @@ sys.exit(1)
         os.close(ours)
 
     def test_at_the_timeout_the_whole_tree_is_killed_and_gone_before_the_answer(
-        self, commands: Commands, tmp_path: Path
+        self, commands: ExecChecks, tmp_path: Path
     ) -> None:
         clock, up = FakeClock(), tmp_path / "up"
         code = f"""
@@ -314,24 +318,24 @@ rest()
         clock.advance(4.9, parked=1)
         assert not asking.done()
         clock.advance(0.1, parked=0)
-        assert "not done in 5 s and killed: still thinking" == asking.result(PATIENCE)
+        assert "not done in 5 s and killed: still thinking" == asking.result(TIMEOUT)
         assert [] == commands.running()
 
     def test_at_the_timeout_one_that_is_just_being_started_is_gone_before_the_answer(
-        self, commands: Commands
+        self, commands: ExecChecks
     ) -> None:
-        clock, late = FakeClock(), LateGuardian(commands.den.guardian)
+        clock, late = FakeClock(), LateSpawner(commands.guardian.guardian)
         asking = commands.begin(commands.checker("rest()", clock=clock, timeout=5.0, guardian=late))
         assert eventually(lambda: 1 == len(commands.running()))
         clock.await_parked(1)
         clock.advance(5.0, parked=0)
         assert not asking.done()
-        commands.den.loop.call(late.say_so(), timeout=PATIENCE)
-        assert "not done in 5 s and killed" == asking.result(PATIENCE)
+        commands.guardian.loop.call(late.confirm(), timeout=TIMEOUT)
+        assert "not done in 5 s and killed" == asking.result(TIMEOUT)
         assert [] == commands.running()
 
     def test_a_question_that_is_cancelled_takes_its_whole_tree_along(
-        self, commands: Commands, tmp_path: Path
+        self, commands: ExecChecks, tmp_path: Path
     ) -> None:
         up = tmp_path / "up"
         code = f"deaf(); orphan(lambda: (deaf(), open({str(up)!r}, 'w').close(), rest())); rest()"
@@ -340,11 +344,13 @@ rest()
         asking.cancel()
         assert eventually(lambda: [] == commands.running())
 
-    def test_what_a_healthy_command_leaves_behind_is_killed(self, commands: Commands) -> None:
+    def test_what_a_healthy_command_leaves_behind_is_killed(self, commands: ExecChecks) -> None:
         assert None is commands.ask(commands.checker("orphan(lambda: (deaf(), rest()))"))
         assert [] == commands.running()
 
-    def test_a_flood_of_output_is_bounded_and_ends_at_the_timeout(self, commands: Commands) -> None:
+    def test_a_flood_of_output_is_bounded_and_ends_at_the_timeout(
+        self, commands: ExecChecks
+    ) -> None:
         clock = FakeClock()
         asking = commands.begin(
             commands.checker("while True: say('flood ' * 1000)", clock=clock, timeout=5.0)
@@ -352,15 +358,15 @@ rest()
         assert eventually(lambda: 1 == len(commands.running()))
         clock.await_parked(1)
         clock.advance(5.0, parked=0)
-        told = asking.result(PATIENCE)
+        told = asking.result(TIMEOUT)
         assert told is not None
         assert told.startswith("not done in 5 s and killed")
         assert 300 > len(told)
 
-    def test_commands_that_hang_are_run_one_after_the_other(self, commands: Commands) -> None:
-        clock, loop = FakeClock(), commands.den.loop
+    def test_commands_that_hang_are_run_one_after_the_other(self, commands: ExecChecks) -> None:
+        clock, loop = FakeClock(), commands.guardian.loop
         asking = commands.checker("rest()", clock=clock, timeout=5.0)
-        watched = loop.spawn(watch(asking, clock, lambda reason, failures: None))
+        watched = loop.spawn(watch_health(asking, clock, lambda reason, failures: None))
         clock.await_parked(1)
         clock.advance(10.0, parked=1)
         for last in (False, False, True):
@@ -369,18 +375,20 @@ rest()
             if not last:
                 assert [] == commands.running()
                 clock.advance(25.0, parked=1)
-        assert watched.result(PATIENCE).startswith(
+        assert watched.result(TIMEOUT).startswith(
             "3 failed health checks in a row: not done in 5 s and killed"
         )
         assert [] == commands.running()
 
 
 class TestHeartbeat:
-    def watched(self, loop: LoopThread, **policy: Any) -> Watched:
+    def watched(self, loop: EventLoopThread, **policy: Any) -> WatchRun:
         clock = FakeClock()
-        return Watched(loop, checker(HeartbeatProbe(), clock, **policy), clock)
+        return WatchRun(loop, checker(HeartbeatProbe(), clock, **policy), clock)
 
-    def test_a_beat_since_the_last_look_is_healthy_and_counts_once(self, loop: LoopThread) -> None:
+    def test_a_beat_since_the_last_look_is_healthy_and_counts_once(
+        self, loop: EventLoopThread
+    ) -> None:
         watched = self.watched(loop, interval=30.0, start_grace=30.0)
         watched.beat()
         watched.beat()
@@ -390,17 +398,17 @@ class TestHeartbeat:
         assert [(None, 0)] == watched.after(30.0)
         watched.ending.cancel()
 
-    def test_one_that_never_beats_has_to_go(self, loop: LoopThread) -> None:
+    def test_one_that_never_beats_has_to_go(self, loop: EventLoopThread) -> None:
         watched = self.watched(loop, interval=30.0, start_grace=30.0, failures=2)
         assert [("no WATCHDOG=1 yet", 1)] == watched.after(30.0)
-        assert "2 failed health checks in a row: no WATCHDOG=1 yet" == watched.last_words(30.0)
+        assert "2 failed health checks in a row: no WATCHDOG=1 yet" == watched.stop_reason(30.0)
 
     def test_the_first_look_comes_after_an_interval_though_the_grace_is_shorter(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         watched = self.watched(loop, interval=30.0, start_grace=10.0, failures=1)
         assert [] == watched.after(29.9)
-        assert "1 failed health check: no WATCHDOG=1 yet" == watched.last_words(0.1)
+        assert "1 failed health check: no WATCHDOG=1 yet" == watched.stop_reason(0.1)
 
     def test_a_child_that_beats_on_its_socket_is_healthy_until_it_is_stopped_still(
         self, tmp_path: Path
@@ -414,8 +422,8 @@ signal.signal(signal.SIGUSR1, lambda *_: ours.sendto(b"WATCHDOG=1", os.environ["
 say("up")
 rest()
 """
-        with den(cgroups=False) as opened:
-            watched = Watched(
+        with running_guardian(cgroups=False) as opened:
+            watched = WatchRun(
                 opened.loop, checker(HeartbeatProbe(), clock, interval=30.0, failures=2), clock
             )
 
@@ -424,42 +432,42 @@ rest()
                 watched.checker.beat()
 
             listening = NotifySocket(tmp_path / "n", hear)
-            opened.do(listening.open)
-            kid = opened.spawn(code, env={**ENV, **listening.environment(30.0)})
-            kid.out.await_text("up")
+            opened.run_on_loop(listening.open)
+            child = opened.spawn(code, env={**ENV, **listening.environment(30.0)})
+            child.out.wait_for_text("up")
             for count in (1, 2):
-                kid.signal(signal.SIGUSR1)
+                child.signal(signal.SIGUSR1)
                 assert eventually(lambda count=count: count == len(heard))  # type: ignore[misc]
                 assert [(None, 0)] == watched.after(30.0)
-            kid.signal(signal.SIGSTOP)
-            kid.signal(signal.SIGUSR1)
+            child.signal(signal.SIGSTOP)
+            child.signal(signal.SIGUSR1)
             assert [("the last WATCHDOG=1 was 60 s ago", 1)] == watched.after(30.0)
             assert (
                 "2 failed health checks in a row: the last WATCHDOG=1 was 90 s ago"
-                == watched.last_words(30.0)
+                == watched.stop_reason(30.0)
             )
-            opened.do(listening.close)
-        assert {kid.pid} == {notice.pid for notice in heard}
+            opened.run_on_loop(listening.close)
+        assert {child.pid} == {notice.pid for notice in heard}
 
 
 class TestStartup:
     """The heartbeat stands for any probe: its answers are at the test's command."""
 
-    def watched(self, loop: LoopThread, **policy: Any) -> Watched:
+    def watched(self, loop: EventLoopThread, **policy: Any) -> WatchRun:
         clock = FakeClock()
         whole: dict[str, Any] = {"interval": 30.0, "failures": 2, "startup": 60.0, **policy}
-        return Watched(loop, checker(HeartbeatProbe(), clock, **whole), clock)
+        return WatchRun(loop, checker(HeartbeatProbe(), clock, **whole), clock)
 
     def test_it_is_asked_at_once_and_often_and_failures_do_not_count(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         watched = self.watched(loop)
-        assert [("no WATCHDOG=1 yet", 0)] == watched.heard
+        assert [("no WATCHDOG=1 yet", 0)] == watched.results
         assert [("no WATCHDOG=1 yet", 0)] * 5 == watched.after(5.0)
         watched.ending.cancel()
 
     def test_once_healthy_it_is_asked_at_the_interval_and_failures_count(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         watched = self.watched(loop, startup_interval=2.0)
         watched.beat()
@@ -468,17 +476,17 @@ class TestStartup:
         assert [("the last WATCHDOG=1 was 32 s ago", 1)] == watched.after(0.1)
         assert (
             "2 failed health checks in a row: the last WATCHDOG=1 was 62 s ago"
-            == watched.last_words(30.0)
+            == watched.stop_reason(30.0)
         )
 
-    def test_one_that_was_not_healthy_in_its_time_has_to_go(self, loop: LoopThread) -> None:
+    def test_one_that_was_not_healthy_in_its_time_has_to_go(self, loop: EventLoopThread) -> None:
         watched = self.watched(loop)
         watched.after(59.9)
         assert not watched.ending.done()
-        assert "not healthy 60 s after its start: no WATCHDOG=1 yet" == watched.last_words(0.1)
+        assert "not healthy 60 s after its start: no WATCHDOG=1 yet" == watched.stop_reason(0.1)
 
     def test_the_time_to_start_is_not_waited_for_by_a_question_that_hangs(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         clock = FakeClock()
         with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as filler:
@@ -489,42 +497,44 @@ class TestStartup:
             asking = checker(
                 TcpProbe(port=server.getsockname()[1]), clock, startup=3.0, timeout=5.0
             )
-            watched = Watched(loop, asking, clock)
-            assert "not healthy 3 s after its start: no answer yet" == watched.last_words(3.0)
+            watched = WatchRun(loop, asking, clock)
+            assert "not healthy 3 s after its start: no answer yet" == watched.stop_reason(3.0)
             more.close()
-        assert [] == watched.heard
+        assert [] == watched.results
 
-    def test_a_start_that_asks_for_more_time_gets_it_from_then_on(self, loop: LoopThread) -> None:
+    def test_a_start_that_asks_for_more_time_gets_it_from_then_on(
+        self, loop: EventLoopThread
+    ) -> None:
         watched = self.watched(loop)
         watched.after(50.0)
-        watched.do(lambda: watched.checker.extend_startup(30.0))
+        watched.run_on_loop(lambda: watched.checker.extend_startup(30.0))
         watched.after(29.9)
         assert not watched.ending.done()
-        assert "not healthy 80 s after its start: no WATCHDOG=1 yet" == watched.last_words(0.1)
+        assert "not healthy 80 s after its start: no WATCHDOG=1 yet" == watched.stop_reason(0.1)
 
-    def test_an_extension_never_shortens(self, loop: LoopThread) -> None:
+    def test_an_extension_never_shortens(self, loop: EventLoopThread) -> None:
         watched = self.watched(loop)
-        watched.do(lambda: watched.checker.extend_startup(1.0))
+        watched.run_on_loop(lambda: watched.checker.extend_startup(1.0))
         watched.after(59.9)
         assert not watched.ending.done()
         watched.ending.cancel()
 
-    def test_a_start_grace_can_be_extended_too(self, loop: LoopThread) -> None:
+    def test_a_start_grace_can_be_extended_too(self, loop: EventLoopThread) -> None:
         clock = FakeClock()
-        watched = Watched(
+        watched = WatchRun(
             loop, checker(HeartbeatProbe(), clock, interval=5.0, start_grace=10.0), clock
         )
         watched.after(9.0)
-        watched.do(lambda: watched.checker.extend_startup(20.0))
+        watched.run_on_loop(lambda: watched.checker.extend_startup(20.0))
         assert [] == watched.after(19.9)
         assert [("no WATCHDOG=1 yet", 1)] == watched.after(0.1)
         watched.ending.cancel()
 
     def test_a_watch_that_is_cancelled_while_it_starts_leaves_no_question_behind(
-        self, loop: LoopThread
+        self, loop: EventLoopThread
     ) -> None:
         watched = self.watched(loop)
         watched.ending.cancel()
-        watched.settle()
+        watched.run_loop()
         watched._clock.await_parked(0)
-        assert 1 == len(watched.heard)
+        assert 1 == len(watched.results)

@@ -13,9 +13,16 @@ import psutil
 import pytest
 
 from chaos_plan import ChaosPlan
-from den import PATIENCE, Den, Kid, cgroup_folders, den, require_cgroups
-from longwatch.core.endcause import EndKind
-from longwatch.host.process import KILL_NOW, Ending, StopPolicy
+from guardian_fixture import (
+    TIMEOUT,
+    GuardianFixture,
+    SyncChild,
+    cgroup_folders,
+    require_cgroups,
+    running_guardian,
+)
+from longwatch.core.end_cause import EndKind
+from longwatch.host.process import KILL_NOW, ProcessEnd, StopPolicy
 
 MOST_TREES = 6
 FAMILIES = {
@@ -41,64 +48,66 @@ NAMELESS = {"nameless": "orphan(nameless); deaf(); say('ready'); rest()"}
 """Only a cgroup tells such an orphan from those of other trees."""
 
 
-class Zoo:
+class TreeChaos:
     """Plays with one guardian, and checks after each end that the tree is gone and that nobody
     else is.
     """
 
-    def __init__(self, home: Den, dice: random.Random, families: dict[str, str]) -> None:
-        self.home = home
+    def __init__(
+        self, guardian: GuardianFixture, dice: random.Random, families: dict[str, str]
+    ) -> None:
+        self.guardian = guardian
         self.dice = dice
         self.families = families
-        self.kids: dict[Kid, str] = {}
+        self.children: dict[SyncChild, str] = {}
         self.ended = 0
 
-    def play(self) -> None:
+    def step(self) -> None:
         act = self.dice.choice((self.add, self.add, self.end, self.end, self.poke, self.fail))
         act()
 
     def add(self) -> None:
-        if len(self.kids) < MOST_TREES:
+        if len(self.children) < MOST_TREES:
             family = self.dice.choice(sorted(self.families))
-            kid = self.home.spawn(self.families[family])
-            kid.out.await_text("ready")
-            self.kids[kid] = family
+            child = self.guardian.spawn(self.families[family])
+            child.out.wait_for_text("ready")
+            self.children[child] = family
 
     def end(self) -> None:
-        if not self.kids:
+        if not self.children:
             return
-        kid = self.dice.choice(list(self.kids))
-        family = self.kids.pop(kid)
-        self.check(kid, family, self.ending(kid, family))
+        child = self.dice.choice(list(self.children))
+        family = self.children.pop(child)
+        self.check(child, family, self.ending(child, family))
 
-    def ending(self, kid: Kid, family: str) -> Ending:
+    def ending(self, child: SyncChild, family: str) -> ProcessEnd:
         if family in ENDING_BY_THEMSELVES:
-            return kid.wait()
+            return child.wait()
         match self.dice.randrange(3):
             case 0:
-                return kid.kill()
+                return child.kill()
             case 1:
-                return kid.stop(KILL_NOW)
+                return child.stop(KILL_NOW)
             case _:
-                return kid.stop(StopPolicy(grace=self.dice.random() / 20))
+                return child.stop(StopPolicy(grace=self.dice.random() / 20))
 
-    def check(self, kid: Kid, family: str, ending: Ending) -> None:
+    def check(self, child: SyncChild, family: str, ending: ProcessEnd) -> None:
         self.ended += 1
         assert ending.cause.kind in {EndKind.EXIT, EndKind.SIGNAL}
         assert 0 == ending.survivors, family
-        assert [] == [pid for _ in range(5) for pid in kid.survivors()], family
-        for other, name in self.kids.items():
+        assert [] == [pid for _ in range(5) for pid in child.survivors()], family
+        for other, name in self.children.items():
             if name not in ENDING_BY_THEMSELVES:
                 assert psutil.pid_exists(other.pid), name
 
     def poke(self) -> None:
         """Signals that change nothing for good."""
-        for kid in list(self.kids):
-            kid.signal(self.dice.choice((signal.SIGCONT, signal.SIGWINCH, signal.SIGURG)))
+        for child in list(self.children):
+            child.signal(self.dice.choice((signal.SIGCONT, signal.SIGWINCH, signal.SIGURG)))
 
     def fail(self) -> None:
         with pytest.raises(Exception, match="cannot execute"):
-            self.home.start(["/no/such/program"])
+            self.guardian.start(["/no/such/program"])
 
 
 @pytest.mark.chaos
@@ -109,14 +118,16 @@ def test_whatever_is_done_to_trees_of_every_kind_each_goes_whole_and_alone(
     if cgroups:
         require_cgroups()
     until = time.monotonic() + chaos.seconds / 2
-    with den(cgroups=cgroups) as home:
-        zoo = Zoo(home, chaos.random(), FAMILIES | NAMELESS if cgroups else FAMILIES)
+    with running_guardian(cgroups=cgroups) as guardian:
+        chaos_run = TreeChaos(
+            guardian, chaos.random(), FAMILIES | NAMELESS if cgroups else FAMILIES
+        )
         while time.monotonic() < until:
-            zoo.play()
-        while zoo.kids:
-            zoo.end()
-        assert zoo.ended
-        assert [] == psutil.Process(home.pid).children(recursive=True)
+            chaos_run.step()
+        while chaos_run.children:
+            chaos_run.end()
+        assert chaos_run.ended
+        assert [] == psutil.Process(guardian.pid).children(recursive=True)
     assert set() == cgroup_folders(os.getpid())
 
 
@@ -130,12 +141,12 @@ def test_whenever_the_guardian_is_stopped_nobody_is_left(
     dice = chaos.random()
     until = time.monotonic() + chaos.seconds / 4
     while time.monotonic() < until:
-        with den(cgroups=cgroups) as home:
-            kids = [
-                home.spawn(dice.choice(list((FAMILIES | NAMELESS).values())))
+        with running_guardian(cgroups=cgroups) as guardian:
+            children = [
+                guardian.spawn(dice.choice(list((FAMILIES | NAMELESS).values())))
                 for _ in range(dice.randrange(1, 5))
             ]
             if dice.random() < 0.5:
-                kids[0].out.await_text("ready")
-            assert home.guardian.stop(timeout=PATIENCE)
-            assert [] == [pid for _ in range(5) for kid in kids for pid in kid.survivors()]
+                children[0].out.wait_for_text("ready")
+            assert guardian.guardian.stop(timeout=TIMEOUT)
+            assert [] == [pid for _ in range(5) for child in children for pid in child.survivors()]

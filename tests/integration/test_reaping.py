@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from snippet import running
+from snippet import run_snippet
 
 PRELUDE = """
 import os, sys
 from longwatch.host.guardian.kernel import become_subreaper
-from longwatch.host.reaping import reap_strangers
+from longwatch.host.reaper import reap_orphans
 
 become_subreaper()
 
@@ -41,8 +41,8 @@ def is_child(pid):
 
 def said(story: str) -> list[str]:
     """The lines that the story prints, in a process of its own."""
-    with running(PRELUDE + story) as snippet:
-        code, complaints = snippet.end()
+    with run_snippet(PRELUDE + story) as snippet:
+        code, complaints = snippet.wait()
         assert (0, "") == (code, complaints)
         return snippet._out.read().splitlines()
 
@@ -50,16 +50,16 @@ def said(story: str) -> list[str]:
 def test_orphans_that_were_inherited_are_reaped_and_counted() -> None:
     assert ["3", "[False, False, False]", "0"] == said("""
 pids = [inherited() for _ in range(3)]
-print(reap_strangers(()))
+print(reap_orphans(()))
 print([is_child(pid) for pid in pids])
-print(reap_strangers(()))
+print(reap_orphans(()))
 """)
 
 
 def test_those_that_are_known_are_left_to_whoever_waits_for_them() -> None:
     assert ["1", "5", "False"] == said("""
 stranger, known = inherited(), ended()
-print(reap_strangers({known}))
+print(reap_orphans({known}))
 print(os.waitstatus_to_exitcode(os.waitpid(known, 0)[1]))
 print(is_child(stranger))
 """)
@@ -69,7 +69,7 @@ def test_one_that_is_known_does_not_hide_the_strangers_behind_it() -> None:
     assert ["2", "5"] == said("""
 known = ended()
 inherited(), inherited()
-print(reap_strangers({known}))
+print(reap_orphans({known}))
 print(os.waitstatus_to_exitcode(os.waitpid(known, 0)[1]))
 """)
 
@@ -81,7 +81,7 @@ known = ended()
 thread = threading.Thread(target=ended)
 thread.start()
 thread.join()
-print(reap_strangers({known}))
+print(reap_orphans({known}))
 os.waitpid(known, 0)
 """)
 
@@ -93,7 +93,7 @@ pid = os.fork()
 if pid == 0:
     os.read(reader, 1)
     os._exit(0)
-print(reap_strangers(()))
+print(reap_orphans(()))
 print(is_child(pid))
 os.write(writer, b".")
 os.waitpid(pid, 0)
@@ -101,4 +101,4 @@ os.waitpid(pid, 0)
 
 
 def test_without_children_there_is_nothing_to_reap() -> None:
-    assert ["0"] == said("print(reap_strangers({os.getpid()}))")
+    assert ["0"] == said("print(reap_orphans({os.getpid()}))")

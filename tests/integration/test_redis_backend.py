@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.errors import StoreFullError, UnsupportedError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.letters import Letter, new_id
-from longwatch.mailbox.redis import MAILBOXES, MOST_MAILBOXES, RedisStore, first_number
-from longwatch.mailbox.redis_lane import RedisBackend
-from longwatch.mailbox.redis_rows import NUMBER_BITS
-from longwatch.mailbox.redis_scripts import NAMES, load_script
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.records import NewMessage, new_id
+from longwatch.mailbox.redis.backend import RedisBackend
+from longwatch.mailbox.redis.codec import NUMBER_BITS
+from longwatch.mailbox.redis.scripts import SCRIPT_NAMES, load_script
+from longwatch.mailbox.redis.store import MAILBOXES_KEY, MAX_MAILBOXES, RedisStore, preferred_number
 from longwatch.store.claims import Claim
-from longwatch.work.source import Leased, Outcome, Settlement
 from redis_server import RedisServer, running_server
 
 FOREVER = 40_000.0
@@ -46,123 +46,127 @@ def store(server: RedisServer) -> Iterator[RedisStore]:
 
 
 @pytest.fixture
-def lane(store: RedisStore) -> RedisBackend:
-    return store.lane("work")
+def backend(store: RedisStore) -> RedisBackend:
+    return store.backend("work")
 
 
-def letters(count: int, body: bytes = b"1", **options: Any) -> list[Letter]:
-    return [Letter(id=new_id(), body=body, **options) for _ in range(count)]
+def new_messages(count: int, body: bytes = b"1", **options: Any) -> list[NewMessage]:
+    return [NewMessage(id=new_id(), body=body, **options) for _ in range(count)]
 
 
-def claim(lane: RedisBackend, owner: int, want: int = 1, duration: float = FOREVER) -> list[Leased]:
-    return lane.exchange((), owner=owner, want=want, duration=duration).leased
+def claim(
+    backend: RedisBackend, owner: int, want: int = 1, duration: float = FOREVER
+) -> list[ClaimedRow]:
+    return backend.exchange((), owner=owner, limit=want, lease_seconds=duration).claimed
 
 
 def settled(
-    lane: RedisBackend, *claims: Claim, outcome: Outcome = Outcome.DONE, **facts: Any
+    backend: RedisBackend, *claims: Claim, outcome: RowOutcome = RowOutcome.DONE, **facts: Any
 ) -> list[bool]:
-    return lane.settle([Settlement(each, outcome, **facts) for each in claims])
+    return backend.settle([Settlement(each, outcome, **facts) for each in claims])
 
 
 def enter(
-    lane: RedisBackend, incarnation: Incarnation | None = None, page: str | None = None
+    backend: RedisBackend, incarnation: Incarnation | None = None, page: str | None = None
 ) -> int:
-    return lane.enter(incarnation or Incarnation.mine(), page=page)
+    return backend.register_owner(incarnation or Incarnation.current(), page=page)
 
 
-def busy_mailbox(lane: RedisBackend) -> None:
+def busy_mailbox(backend: RedisBackend) -> None:
     """Something in every one of its keys."""
-    owner = enter(lane)
-    lane.put(
-        letters(3) + letters(1, delay=60) + letters(1, expires_in=60) + letters(1, dedupe_key="k")
+    owner = enter(backend)
+    backend.put(
+        new_messages(3)
+        + new_messages(1, delay=60)
+        + new_messages(1, expires_in=60)
+        + new_messages(1, dedupe_key="k")
     )
-    first, second, _third = claim(lane, owner, 3)
-    settled(lane, first.claim, outcome=Outcome.DEAD, reason="failed", error="no")
-    settled(lane, second.claim, outcome=Outcome.FAILED, error="no")
-    lane.pause(paused=True)
+    first, second, _third = claim(backend, owner, 3)
+    settled(backend, first.claim, outcome=RowOutcome.DEAD, reason="failed", error="no")
+    settled(backend, second.claim, outcome=RowOutcome.FAILED, error="no")
+    backend.pause(paused=True)
 
 
 # --- keys ---
 
 
 def test_nothing_is_forgotten_by_redis_but_answers_to_puts(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    busy_mailbox(lane)
+    busy_mailbox(backend)
     with server.client() as client:
         lasting = {key.decode() for key in client.keys("*") if client.ttl(key) == -1}
         fleeting = {
             key.decode(): client.ttl(key) for key in client.keys("*") if client.ttl(key) != -1
         }
-    [owner] = lane.store.owners
+    [owner] = backend.store.owners
     parts = [
-        f"held:{owner}",
+        f"leases:{owner}",
         "dead",
-        "deaths",
+        "dead_order",
+        "dedupe",
         "delayed",
         "expiring",
-        "free",
-        "keys",
+        "history",
+        "lease_ends",
+        "messages",
         "owners",
-        "past",
-        "rows",
-        "until",
+        "ready",
     ]
     assert {
-        MAILBOXES,
+        MAILBOXES_KEY,
         "longwatch:{work}",
         *(f"longwatch:{{work}}:{part}" for part in parts),
     } == lasting
     assert [True] == [
-        key.startswith("longwatch:{work}:answer:") and 0 < ttl <= 600
-        for key, ttl in fleeting.items()
+        key.startswith("longwatch:{work}:put:") and 0 < ttl <= 600 for key, ttl in fleeting.items()
     ]
 
 
 def test_an_answer_that_arrived_is_forgotten_with_the_next_put(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
     for _ in range(50):
-        lane.put(letters(1))
+        backend.put(new_messages(1))
     with server.client() as client:
-        assert 1 == len(client.keys("longwatch:{work}:answer:*"))
+        assert 1 == len(client.keys("longwatch:{work}:put:*"))
 
 
 def test_an_emptied_mailbox_leaves_nothing_but_its_counters_and_owners(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    busy_mailbox(lane)
-    lane.pause(paused=False)
-    [owner] = lane.store.owners
-    settled(lane, *lane.held(owner=owner))
-    lane.purge()
-    lane.drop([letter.id for letter in lane.dead()])
+    busy_mailbox(backend)
+    backend.pause(paused=False)
+    [owner] = backend.store.owners
+    settled(backend, *backend.held(owner=owner))
+    backend.purge()
+    backend.drop([letter.id for letter in backend.dead_letters()])
     with server.client() as client:
-        left = {key.decode() for key in client.keys("*") if b":answer:" not in key}
-    assert {MAILBOXES, "longwatch:{work}", "longwatch:{work}:owners"} == left
+        left = {key.decode() for key in client.keys("*") if b":put:" not in key}
+    assert {MAILBOXES_KEY, "longwatch:{work}", "longwatch:{work}:owners"} == left
 
 
 def test_a_mailbox_keeps_its_number_and_is_listed_by_name(
     server: RedisServer, store: RedisStore
 ) -> None:
     for name in ("b/2", "a:1", "c"):
-        store.lane(name).put(letters(1))
+        store.backend(name).put(new_messages(1))
     other = RedisStore(server.url)
     assert ["a:1", "b/2", "c"] == other.mailbox_names()
-    assert store.number("c") == other.number("c")
+    assert store.mailbox_number("c") == other.mailbox_number("c")
     other.close()
 
 
 def test_two_names_that_lead_to_one_number_get_two(server: RedisServer, store: RedisStore) -> None:
     with server.client() as client:
-        client.hset(MAILBOXES, str(first_number("work")), "somebody else")
-    assert (first_number("work") + 1) % MOST_MAILBOXES == store.number("work")
+        client.hset(MAILBOXES_KEY, str(preferred_number("work")), "somebody else")
+    assert (preferred_number("work") + 1) % MAX_MAILBOXES == store.mailbox_number("work")
 
 
 def test_rows_of_two_mailboxes_never_share_a_number(store: RedisStore) -> None:
-    one, two = store.lane("one"), store.lane("two")
-    one.put(letters(1, b"one"))
-    two.put(letters(1, b"two"))
+    one, two = store.backend("one"), store.backend("two")
+    one.put(new_messages(1, b"one"))
+    two.put(new_messages(1, b"two"))
     owner = enter(one)
     [first], [second] = claim(one, owner), claim(two, owner)
     assert first.claim.seq != second.claim.seq
@@ -173,63 +177,71 @@ def test_rows_of_two_mailboxes_never_share_a_number(store: RedisStore) -> None:
 # --- fencing ---
 
 
-def test_owners_that_differ_in_their_last_bit_are_two(lane: RedisBackend) -> None:
-    lane.put(letters(2))
+def test_owners_that_differ_in_their_last_bit_are_two(backend: RedisBackend) -> None:
+    backend.put(new_messages(2))
     owner = (1 << 62) - 1
-    lane.store.owners[owner] = lane.store.owners[enter(lane)]
-    [leased] = claim(lane, owner)
+    backend.store.owners[owner] = backend.store.owners[enter(backend)]
+    [leased] = claim(backend, owner)
     seq, _, term = leased.claim
-    assert [False] == settled(lane, Claim(seq, owner - 1, term))
-    assert not lane.extend(Claim(seq, owner - 1, term), duration=FOREVER)
-    assert ([], [leased.claim]) == (lane.held(owner=owner - 1), lane.held(owner=owner))
-    assert [True] == settled(lane, leased.claim)
+    assert [False] == settled(backend, Claim(seq, owner - 1, term))
+    assert not backend.renew_one(Claim(seq, owner - 1, term), lease_seconds=FOREVER)
+    assert ([], [leased.claim]) == (backend.held(owner=owner - 1), backend.held(owner=owner))
+    assert [True] == settled(backend, leased.claim)
 
 
-def test_a_repeated_settlement_in_another_order_is_refused(lane: RedisBackend) -> None:
-    lane.put(letters(1))
-    [leased] = claim(lane, enter(lane))
-    back, done = Settlement(leased.claim, Outcome.BACK), Settlement(leased.claim, Outcome.DONE)
-    assert [True, False] == lane.settle([back, done])
-    assert 1 == lane.stats().ready
+def test_a_repeated_settlement_in_another_order_is_refused(backend: RedisBackend) -> None:
+    backend.put(new_messages(1))
+    [leased] = claim(backend, enter(backend))
+    back, done = (
+        Settlement(leased.claim, RowOutcome.RELEASED),
+        Settlement(leased.claim, RowOutcome.DONE),
+    )
+    assert [True, False] == backend.settle([back, done])
+    assert 1 == backend.stats().ready
 
 
-def test_a_claim_of_a_mailbox_that_this_store_never_saw_settles_nothing(lane: RedisBackend) -> None:
-    lane.put(letters(1))
-    owner = enter(lane)
-    [leased] = claim(lane, owner)
+def test_a_claim_of_a_mailbox_that_this_store_never_saw_settles_nothing(
+    backend: RedisBackend,
+) -> None:
+    backend.put(new_messages(1))
+    owner = enter(backend)
+    [leased] = claim(backend, owner)
     elsewhere = Claim(leased.claim.seq ^ 1 << NUMBER_BITS, owner, leased.claim.term)
-    assert ([False], False) == (settled(lane, elsewhere), lane.extend(elsewhere, duration=1.0))
+    assert ([False], False) == (
+        settled(backend, elsewhere),
+        backend.renew_one(elsewhere, lease_seconds=1.0),
+    )
 
 
 def test_a_term_does_not_come_again_with_an_older_state(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    owner = enter(lane)
+    owner = enter(backend)
     with server.client() as client:
-        lane.put(letters(1, b"before"))
+        backend.put(new_messages(1, b"before"))
         older = {key: client.dump(key) for key in client.keys("*")}
-        [lost] = claim(lane, owner)
+        [lost] = claim(backend, owner)
         client.flushall()
         for key, value in older.items():
             client.restore(key, 0, value)
-    [again] = claim(lane, owner)
+    [again] = claim(backend, owner)
     assert lost.claim.seq == again.claim.seq
-    assert [False, True] == settled(lane, lost.claim, again.claim)
+    assert [False, True] == settled(backend, lost.claim, again.claim)
 
 
 def test_a_number_that_comes_again_with_an_older_state_leads_no_settlement_astray(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    owner = enter(lane)
-    lane.put(letters(1, b"forgotten"))
-    [lost] = claim(lane, owner)
+    owner = enter(backend)
+    backend.put(new_messages(1, b"forgotten"))
+    [lost] = claim(backend, owner)
     with server.client() as client:
         client.flushall()
-    lane.put(letters(1, b"new"))
-    [fresh] = claim(lane, owner)
+    backend.put(new_messages(1, b"new"))
+    [fresh] = claim(backend, owner)
     assert lost.claim.seq == fresh.claim.seq
-    assert [False] == settled(lane, lost.claim)
-    assert 1 == lane.stats().leased
+    assert [False] == settled(backend, lost.claim)
+    assert 1 == backend.stats().leased
 
 
 # --- sweeping ---
@@ -237,162 +249,166 @@ def test_a_number_that_comes_again_with_an_older_state_leads_no_settlement_astra
 
 def elsewhere() -> Incarnation:
     """This process, as if on another machine."""
-    mine = Incarnation.mine()
+    mine = Incarnation.current()
     return Incarnation(mine.id, "another-boot", mine.namespace, mine.pid, mine.start)
 
 
 def dead_process() -> Incarnation:
-    mine = Incarnation.mine()
+    mine = Incarnation.current()
     return Incarnation(mine.id, mine.boot, mine.namespace, mine.pid, mine.start + 1)
 
 
-def test_the_leases_of_another_host_wait_for_their_end(lane: RedisBackend) -> None:
-    lane.put(letters(1))
-    claim(lane, enter(lane, elsewhere()), duration=100.0)
-    assert (0, 1) == (lane.sweep(), lane.stats().leased)
-    lane.store.jump.lease += 101.0
-    assert (1, 1) == (lane.sweep(), lane.stats().ready)
+def test_the_leases_of_another_host_wait_for_their_end(backend: RedisBackend) -> None:
+    backend.put(new_messages(1))
+    claim(backend, enter(backend, elsewhere()), duration=100.0)
+    assert (0, 1) == (backend.sweep(), backend.stats().leased)
+    backend.store.jump.lease += 101.0
+    assert (1, 1) == (backend.sweep(), backend.stats().ready)
 
 
 def test_a_dead_owner_of_this_host_is_found_and_then_forgotten_with_its_page(
-    server: RedisServer, lane: RedisBackend, tmp_path: Path
+    server: RedisServer, backend: RedisBackend, tmp_path: Path
 ) -> None:
     page = BeatPage(tmp_path / "page", slots=2)
-    owner = enter(lane, dead_process(), str(page.path))
-    lane.put(letters(2))
-    started, _ahead = claim(lane, owner, 2)
+    owner = enter(backend, dead_process(), str(page.path))
+    backend.put(new_messages(2))
+    started, _ahead = claim(backend, owner, 2)
     page.begin(0, started.claim.seq, 0.0)
-    assert 2 == lane.sweep()
-    assert [1, 0] == [delivery.crashes for delivery in lane.peek(limit=2)]
+    assert 2 == backend.sweep()
+    assert [1, 0] == [delivery.crashes for delivery in backend.peek(limit=2)]
     assert page.path.exists()
-    assert (0, False) == (lane.sweep(), page.path.exists())
+    assert (0, False) == (backend.sweep(), page.path.exists())
     with server.client() as client:
         assert 0 == client.hlen("longwatch:{work}:owners")
 
 
 def test_an_owner_out_of_sight_is_forgotten_after_long_and_enters_again_when_it_claims(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    owner = enter(lane, elsewhere())
-    lane.store.jump.wall += 3601.0
+    owner = enter(backend, elsewhere())
+    backend.store.jump.wall += 3601.0
     with server.client() as client:
-        lane.sweep()
+        backend.sweep()
         assert 0 == client.hlen("longwatch:{work}:owners")
-        lane.put(letters(1))
-        [leased] = claim(lane, owner)
+        backend.put(new_messages(1))
+        [leased] = claim(backend, owner)
         assert [str(owner).encode()] == client.hkeys("longwatch:{work}:owners")
-    lane.sweep()
-    assert [leased.claim] == lane.held(owner=owner)
+    backend.sweep()
+    assert [leased.claim] == backend.held(owner=owner)
 
 
 def test_a_lease_that_is_renewed_between_look_and_sweep_stays(
-    lane: RedisBackend, monkeypatch: pytest.MonkeyPatch
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane.put(letters(1))
-    owner = enter(lane)
-    claim(lane, owner, duration=10.0)
-    lane.store.jump.lease += 11.0
-    run = lane.run
+    backend.put(new_messages(1))
+    owner = enter(backend)
+    claim(backend, owner, duration=10.0)
+    backend.store.jump.lease += 11.0
+    run = backend.run_script
 
     def renewing(script: str, **asked: Any) -> Any:
         if script == "sweep":
-            lane.renew(owner=owner, duration=100.0)
+            backend.renew(owner=owner, lease_seconds=100.0)
         return run(script, **asked)
 
-    monkeypatch.setattr(lane, "run", renewing)
-    assert (0, 1) == (lane.sweep(), lane.stats().leased)
+    monkeypatch.setattr(backend, "run_script", renewing)
+    assert (0, 1) == (backend.sweep(), backend.stats().leased)
 
 
-def test_a_sweep_takes_a_page_at_a_time(lane: RedisBackend) -> None:
-    lane.put(letters(1200))
-    claim(lane, enter(lane), 1200, duration=1.0)
-    lane.store.jump.lease += 2.0
-    assert [500, 500, 200, 0] == [lane.sweep() for _ in range(4)]
+def test_a_sweep_takes_a_page_at_a_time(backend: RedisBackend) -> None:
+    backend.put(new_messages(1200))
+    claim(backend, enter(backend), 1200, duration=1.0)
+    backend.store.jump.lease += 2.0
+    assert [500, 500, 200, 0] == [backend.sweep() for _ in range(4)]
 
 
 # --- large numbers ---
 
 
-def test_claims_pass_over_any_number_of_spent_rows(lane: RedisBackend) -> None:
-    lane.put(letters(9000, expires_in=1.0, keep_expired=True))
-    lane.put(letters(1, b"good"))
-    lane.store.jump.wall += 2.0
-    [leased] = claim(lane, enter(lane), 10)
-    assert (b"good", 9000, 9000) == (leased.item.body, lane.stats().dead, lane.stats().expired)
+def test_claims_pass_over_any_number_of_spent_rows(backend: RedisBackend) -> None:
+    backend.put(new_messages(9000, expires_in=1.0, keep_expired=True))
+    backend.put(new_messages(1, b"good"))
+    backend.store.jump.wall += 2.0
+    [leased] = claim(backend, enter(backend), 10)
+    assert (b"good", 9000, 9000) == (
+        leased.item.body,
+        backend.stats().dead,
+        backend.stats().expired,
+    )
 
 
 def test_more_rows_than_lua_can_pass_at_once_are_stored_leased_renewed_and_settled(
-    lane: RedisBackend,
+    backend: RedisBackend,
 ) -> None:
-    owner = enter(lane)
-    sent = lane.put(letters(9001, dedupe_key=None))
-    leased = claim(lane, owner, 9001)
+    owner = enter(backend)
+    sent = backend.put(new_messages(9001, dedupe_key=None))
+    leased = claim(backend, owner, 9001)
     while len(leased) < 9001:
-        leased += claim(lane, owner, 9001)
+        leased += claim(backend, owner, 9001)
     assert sent == [each.item.id for each in leased]
-    assert 9001 == lane.renew(owner=owner, duration=FOREVER)
-    assert {True} == set(settled(lane, *(each.claim for each in leased)))
-    assert (0, 0) == (lane.stats().leased, lane.stats().ready)
+    assert 9001 == backend.renew(owner=owner, lease_seconds=FOREVER)
+    assert {True} == set(settled(backend, *(each.claim for each in leased)))
+    assert (0, 0) == (backend.stats().leased, backend.stats().ready)
 
 
-def test_an_answer_is_bounded_in_bytes_but_gives_one_message(lane: RedisBackend) -> None:
-    owner = enter(lane)
-    lane.put(letters(20, b"x" * (1 << 20)))
-    assert [15, 5, 0] == [len(claim(lane, owner, 20)) for _ in range(3)]
-    lane.put(letters(1, b"x" * (17 << 20)))
-    assert 1 == len(claim(lane, owner, 20))
+def test_an_answer_is_bounded_in_bytes_but_gives_one_message(backend: RedisBackend) -> None:
+    owner = enter(backend)
+    backend.put(new_messages(20, b"x" * (1 << 20)))
+    assert [15, 5, 0] == [len(claim(backend, owner, 20)) for _ in range(3)]
+    backend.put(new_messages(1, b"x" * (17 << 20)))
+    assert 1 == len(claim(backend, owner, 20))
 
 
 # --- memory ---
 
 
 @pytest.fixture
-def full_lane(
-    server: RedisServer, lane: RedisBackend
-) -> Iterator[tuple[RedisBackend, int, list[Leased]]]:
+def full_backend(
+    server: RedisServer, backend: RedisBackend
+) -> Iterator[tuple[RedisBackend, int, list[ClaimedRow]]]:
     """A mailbox with something leased and something free, on a server that is out of memory."""
-    owner = enter(lane)
-    lane.put(letters(20))
-    leased = claim(lane, owner, 10)
+    owner = enter(backend)
+    backend.put(new_messages(20))
+    leased = claim(backend, owner, 10)
     with server.client() as client:
         client.config_set("maxmemory", "1kb")
-        yield lane, owner, leased
+        yield backend, owner, leased
         client.config_set("maxmemory", "0")
 
 
 @pytest.mark.parametrize("options", [{}, {"dedupe_key": "k"}, {"delay": 5.0}, {"expires_in": 5.0}])
 def test_a_server_that_is_out_of_memory_refuses_a_put_whole(
-    full_lane: tuple[RedisBackend, int, list[Leased]], options: dict[str, Any]
+    full_backend: tuple[RedisBackend, int, list[ClaimedRow]], options: dict[str, Any]
 ) -> None:
-    lane, _, _ = full_lane
-    before = lane.stats()[:4]
+    backend, _, _ = full_backend
+    before = backend.stats()[:4]
     with pytest.raises(StoreFullError, match="out of memory; nothing was written"):
-        lane.put(letters(5, **options))
-    assert before == lane.stats()[:4]
+        backend.put(new_messages(5, **options))
+    assert before == backend.stats()[:4]
 
 
 def test_a_server_that_is_out_of_memory_can_be_emptied(
-    full_lane: tuple[RedisBackend, int, list[Leased]],
+    full_backend: tuple[RedisBackend, int, list[ClaimedRow]],
 ) -> None:
-    lane, owner, leased = full_lane
+    backend, owner, leased = full_backend
     done, back, failed, dead, *rest = leased
-    assert [True] == settled(lane, done.claim)
-    assert [True] == settled(lane, back.claim, outcome=Outcome.BACK, delay=1.0)
-    assert [True] == settled(lane, failed.claim, outcome=Outcome.FAILED, error="no")
-    assert [True] == settled(lane, dead.claim, outcome=Outcome.DEAD, reason="failed")
+    assert [True] == settled(backend, done.claim)
+    assert [True] == settled(backend, back.claim, outcome=RowOutcome.RELEASED, delay=1.0)
+    assert [True] == settled(backend, failed.claim, outcome=RowOutcome.FAILED, error="no")
+    assert [True] == settled(backend, dead.claim, outcome=RowOutcome.DEAD, reason="failed")
     assert (True, 6) == (
-        lane.extend(rest[0].claim, duration=FOREVER),
-        lane.renew(owner=owner, duration=FOREVER),
+        backend.renew_one(rest[0].claim, lease_seconds=FOREVER),
+        backend.renew(owner=owner, lease_seconds=FOREVER),
     )
-    assert 11 == len(claim(lane, enter(lane), 20))
-    lane.store.jump.lease += 2 * FOREVER
-    assert 17 == lane.sweep()
+    assert 11 == len(claim(backend, enter(backend), 20))
+    backend.store.jump.lease += 2 * FOREVER
+    assert 17 == backend.sweep()
 
 
 # --- hints ---
 
 
-class Published:
+class NotificationCounter:
     """How often a mailbox was announced while something was done."""
 
     def __init__(self, server: RedisServer) -> None:
@@ -414,12 +430,12 @@ class Published:
 
 
 def test_a_put_announces_only_what_ends_an_empty_line_or_is_delayed(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    hints = Published(server)
+    hints = NotificationCounter(server)
     counts = []
-    for batch in (letters(1), letters(1), letters(5), letters(1, delay=5.0)):
-        lane.put(batch)
+    for batch in (new_messages(1), new_messages(1), new_messages(5), new_messages(1, delay=5.0)):
+        backend.put(batch)
         counts.append(hints.count())
     hints.close()
     assert [1, 0, 0, 1] == counts
@@ -427,36 +443,36 @@ def test_a_put_announces_only_what_ends_an_empty_line_or_is_delayed(
 
 @pytest.mark.parametrize("delay", [0.0, 5.0])
 def test_what_is_given_back_is_announced(
-    server: RedisServer, lane: RedisBackend, delay: float
+    server: RedisServer, backend: RedisBackend, delay: float
 ) -> None:
-    lane.put(letters(2))
-    [leased] = claim(lane, enter(lane))
-    hints = Published(server)
-    settled(lane, leased.claim, outcome=Outcome.BACK, delay=delay)
+    backend.put(new_messages(2))
+    [leased] = claim(backend, enter(backend))
+    hints = NotificationCounter(server)
+    settled(backend, leased.claim, outcome=RowOutcome.RELEASED, delay=delay)
     assert 1 == hints.count()
     hints.close()
 
 
 def test_a_sweep_announces_what_it_freed_and_nothing_else(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    lane.put(letters(1))
-    claim(lane, enter(lane), duration=1.0)
-    hints = Published(server)
-    lane.sweep()
+    backend.put(new_messages(1))
+    claim(backend, enter(backend), duration=1.0)
+    hints = NotificationCounter(server)
+    backend.sweep()
     assert 0 == hints.count()
-    lane.store.jump.lease += 2.0
-    lane.sweep()
+    backend.store.jump.lease += 2.0
+    backend.sweep()
     assert 1 == hints.count()
     hints.close()
 
 
-def test_a_message_wakes_who_listens(lane: RedisBackend) -> None:
+def test_a_message_wakes_who_listens(backend: RedisBackend) -> None:
     wakeup = Wakeup()
-    end = lane.listen(wakeup)
+    end = backend.listen(wakeup)
     assert wakeup.block(20.0), "subscribing wakes: what came before it was not heard"
     wakeup.clear()
-    lane.put(letters(1))
+    backend.put(new_messages(1))
     assert wakeup.block(20.0)
     end()
 
@@ -464,56 +480,56 @@ def test_a_message_wakes_who_listens(lane: RedisBackend) -> None:
 # --- the rest ---
 
 
-def test_a_letter_whose_id_is_there_already_is_left_as_it_is(lane: RedisBackend) -> None:
-    letter = Letter(id=new_id(), body=b"first")
-    lane.put([letter])
-    [leased] = claim(lane, enter(lane))
-    assert [letter.id] == lane.put([Letter(id=letter.id, body=b"second")])
-    assert (0, 1) == (lane.stats().ready, lane.stats().leased)
-    assert [True] == settled(lane, leased.claim)
+def test_a_letter_whose_id_is_there_already_is_left_as_it_is(backend: RedisBackend) -> None:
+    letter = NewMessage(id=new_id(), body=b"first")
+    backend.put([letter])
+    [leased] = claim(backend, enter(backend))
+    assert [letter.id] == backend.put([NewMessage(id=letter.id, body=b"second")])
+    assert (0, 1) == (backend.stats().ready, backend.stats().leased)
+    assert [True] == settled(backend, leased.claim)
 
 
 def test_expired_rows_of_one_key_repeated_in_a_batch_make_one_new_message(
-    lane: RedisBackend,
+    backend: RedisBackend,
 ) -> None:
-    lane.put(letters(1, dedupe_key="k", expires_in=1.0))
-    lane.store.jump.wall += 2.0
-    first, second = lane.put(letters(2, b"new", dedupe_key="k"))
+    backend.put(new_messages(1, dedupe_key="k", expires_in=1.0))
+    backend.store.jump.wall += 2.0
+    first, second = backend.put(new_messages(2, b"new", dedupe_key="k"))
     assert first == second
-    assert [b"new"] == [delivery.body for delivery in lane.peek(limit=10)]
+    assert [b"new"] == [delivery.body for delivery in backend.peek(limit=10)]
 
 
-def test_keys_errors_and_bodies_may_hold_any_text_or_bytes(lane: RedisBackend) -> None:
+def test_keys_errors_and_bodies_may_hold_any_text_or_bytes(backend: RedisBackend) -> None:
     body, key = bytes(range(256)), "ключ \x00 \udc80"
-    [sent] = lane.put([Letter(id=new_id(), body=body, dedupe_key=key, reply_to="answers")])
-    assert [sent] == lane.put([Letter(id=new_id(), body=b"", dedupe_key=key)])
-    [leased] = claim(lane, enter(lane))
+    [sent] = backend.put([NewMessage(id=new_id(), body=body, dedupe_key=key, reply_to="answers")])
+    assert [sent] == backend.put([NewMessage(id=new_id(), body=b"", dedupe_key=key)])
+    [leased] = claim(backend, enter(backend))
     assert (body, "answers") == (leased.item.body, leased.item.reply_to)
-    settled(lane, leased.claim, outcome=Outcome.DEAD, reason="failed", error="grün \udc80")
-    [dead] = lane.dead()
+    settled(backend, leased.claim, outcome=RowOutcome.DEAD, reason="failed", error="grün \udc80")
+    [dead] = backend.dead_letters()
     assert (body, "grün \\udc80") == (dead.body, dead.error)
-    assert [True] == lane.replay([dead.id])
-    assert [body] == [delivery.body for delivery in lane.peek(limit=1)]
+    assert [True] == backend.replay([dead.id])
+    assert [body] == [delivery.body for delivery in backend.peek(limit=1)]
 
 
-def test_a_key_that_is_empty_is_a_key(lane: RedisBackend) -> None:
-    [first] = lane.put(letters(1, dedupe_key=""))
-    assert [first] == lane.put(letters(1, dedupe_key=""))
-    settled(lane, claim(lane, enter(lane))[0].claim)
-    assert [first] != lane.put(letters(1, dedupe_key=""))
+def test_a_key_that_is_empty_is_a_key(backend: RedisBackend) -> None:
+    [first] = backend.put(new_messages(1, dedupe_key=""))
+    assert [first] == backend.put(new_messages(1, dedupe_key=""))
+    settled(backend, claim(backend, enter(backend))[0].claim)
+    assert [first] != backend.put(new_messages(1, dedupe_key=""))
 
 
-def test_a_purge_of_many_is_whole(lane: RedisBackend) -> None:
-    lane.put(letters(4500))
-    lane.put(letters(10, delay=5.0))
-    assert (4510, 0) == (lane.purge(), lane.stats().ready)
+def test_a_purge_of_many_is_whole(backend: RedisBackend) -> None:
+    backend.put(new_messages(4500))
+    backend.put(new_messages(10, delay=5.0))
+    assert (4510, 0) == (backend.purge(), backend.stats().ready)
 
 
 def test_limits_hold_for_expired_rows_that_make_room(store: RedisStore) -> None:
-    lane = store.lane("work", limits=Limits(max_size=600))
-    lane.put(letters(600, expires_in=1.0))
+    backend = store.backend("work", limits=MailboxLimits(max_size=600))
+    backend.put(new_messages(600, expires_in=1.0))
     store.jump.wall += 2.0
-    assert 500 == len(lane.put(letters(500)))
+    assert 500 == len(backend.put(new_messages(500)))
 
 
 def test_a_transaction_is_refused(store: RedisStore) -> None:
@@ -522,14 +538,14 @@ def test_a_transaction_is_refused(store: RedisStore) -> None:
 
 
 def test_every_script_says_what_it_does_and_all_are_known() -> None:
-    folder = Path(str(files("longwatch.mailbox") / "lua"))
+    folder = Path(str(files("longwatch.mailbox.redis") / "lua"))
     sources = {path.stem: path.read_text() for path in folder.glob("*.lua")}
-    assert {*NAMES, "keys", "rows"} == set(sources)
+    assert {*SCRIPT_NAMES, "keys", "messages"} == set(sources)
     assert set() == {name for name, source in sources.items() if not source.startswith("-- ")}
     assert set() == {
-        name for name, source in sources.items() for line in source.splitlines() if len(line) > 132
+        name for name, source in sources.items() for line in source.splitlines() if len(line) > 100
     }
-    assert len(NAMES) == len({load_script(name).digest for name in NAMES})
+    assert len(SCRIPT_NAMES) == len({load_script(name).digest for name in SCRIPT_NAMES})
 
 
 FORKED = """
@@ -540,7 +556,7 @@ store = open_store(sys.argv[1])
 mailbox = open_mailbox(store, "work")
 mailbox.send("the parent's")
 mailbox.backend.listen(Wakeup())
-calls = store.opened().calls
+client = store.resources().client
 
 def is_socket(number):
     try:
@@ -559,12 +575,12 @@ child = os.fork()
 if child == 0:
     assert [] == sockets(), "the parent's are the parent's"
     mailbox.send("the child's")
-    assert store.opened().calls is not calls, "the child has connections of its own"
+    assert store.resources().client is not client, "the child has connections of its own"
     assert 1 == len(mailbox.receive()), "and is an owner of its own"
     store.close()
     os._exit(0)
 assert 0 == os.waitpid(child, 0)[1]
-assert store.opened().calls is calls
+assert store.resources().client is client
 received = [message.body for _ in range(2) for message in mailbox.receive(wait_time_seconds=5)]
 assert ["the child's", "the parent's"] == sorted(received), "what the child held is back"
 store.close()

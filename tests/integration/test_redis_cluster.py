@@ -10,14 +10,21 @@ import pytest
 from redis.crc import key_slot
 
 from longwatch.mailbox import open_mailbox
-from longwatch.mailbox.letters import Letter, new_id
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.redis import MAILBOXES, RedisStore
-from longwatch.testing.mailbox_suite import blame, endings, leases, managing, receiving, sending
-from longwatch.testing.mailbox_suite.bench import Bench
+from longwatch.mailbox.records import NewMessage, new_id
+from longwatch.mailbox.redis.store import MAILBOXES_KEY, RedisStore
+from longwatch.testing.mailbox_suite import (
+    admin_checks,
+    dead_letter_checks,
+    lease_checks,
+    receive_checks,
+    retry_checks,
+    send_checks,
+)
+from longwatch.testing.mailbox_suite.harness import MailboxHarness
 from redis_server import RedisServer, running_cluster
 
-SUITES = (sending, receiving, managing, leases, blame, endings)
+SUITES = (send_checks, receive_checks, admin_checks, lease_checks, retry_checks, dead_letter_checks)
 NAMES = ("a", "b", "c", "d/1", "e:2", "f")
 
 
@@ -56,9 +63,9 @@ def test_the_contract_holds_over_two_nodes_and_every_mailbox_is_in_one_slot(
     nodes: tuple[RedisServer, RedisServer], store: RedisStore, suite: Any
 ) -> None:
     for check in suite.CHECKS:
-        check(Bench(partial(open_mailbox, store), jump=jump, reopen=None, transact=None))
+        check(MailboxHarness(partial(open_mailbox, store), jump=jump, reopen=None, transact=None))
     slots: dict[bytes, set[int]] = {}
-    for key in keys_of(nodes) - {MAILBOXES.encode()}:
+    for key in keys_of(nodes) - {MAILBOXES_KEY.encode()}:
         slots.setdefault(key.partition(b"{")[2].partition(b"}")[0], set()).add(key_slot(key))
     assert slots
     assert {name: {key_slot(name)} for name in slots} == slots
@@ -68,12 +75,12 @@ def test_mailboxes_are_found_on_whichever_node_has_them(
     nodes: tuple[RedisServer, RedisServer], store: RedisStore
 ) -> None:
     for name in NAMES:
-        store.lane(name).put([Letter(id=new_id(), body=name.encode())])
+        store.backend(name).put([NewMessage(id=new_id(), body=name.encode())])
     assert {True, False} == {key_slot(name.encode()) < 8192 for name in NAMES}
     other = RedisStore(nodes[1].url)
     assert sorted(NAMES) == other.mailbox_names()
     assert [[name.encode()] for name in NAMES] == [
-        [delivery.body for delivery in other.lane(name).peek(limit=2)] for name in NAMES
+        [delivery.body for delivery in other.backend(name).peek(limit=2)] for name in NAMES
     ]
     other.close()
 
@@ -82,10 +89,10 @@ def test_a_hint_reaches_who_listens_at_another_node(
     nodes: tuple[RedisServer, RedisServer], store: RedisStore
 ) -> None:
     away = next(name for name in NAMES if key_slot(name.encode()) >= 8192)
-    bench = Bench(partial(open_mailbox, store), jump=jump, reopen=None, transact=None)
+    harness = MailboxHarness(partial(open_mailbox, store), jump=jump, reopen=None, transact=None)
     sender = RedisStore(nodes[1].url)
     elsewhere: Mailbox[Any] = partial(open_mailbox, sender)(away)
-    received = receiving._woken_by(bench, bench.open(away), lambda: elsewhere.send("news"))
+    received = receive_checks._woken_by(harness, harness.open(away), lambda: elsewhere.send("news"))
     assert ["news"] == [message.body for message in received]
     sender.close()
-    bench.clean_up()
+    harness.clean_up()

@@ -5,7 +5,7 @@ from typing import Any
 
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.redis import RedisStore
+from longwatch.mailbox.redis.store import RedisStore
 from longwatch.testing import check_mailbox
 from redis_server import running_server
 

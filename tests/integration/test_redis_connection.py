@@ -15,28 +15,27 @@ import redis
 from redis.connection import Connection
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import (
     LongwatchError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
-    StoreMisplacedError,
+    StoreLocationError,
     StoreReadOnlyError,
     StoreUnreachableError,
     UnsafeSettingsWarning,
     UsageError,
 )
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.letters import Letter, new_id
-from longwatch.mailbox.redis import RedisStore
-from longwatch.mailbox.redis_connection import Server, unsafe_settings
-from longwatch.mailbox.redis_errors import AnswerLostError
-from longwatch.mailbox.redis_lane import RedisBackend
-from longwatch.mailbox.redis_line import Line
-from longwatch.mailbox.redis_wakeups import Bell, Wakeups
-from longwatch.work.source import Outcome, Settlement
-from ports import free_port
-from redis_server import RedisServer, await_that, running_server
+from longwatch.mailbox.records import NewMessage, new_id
+from longwatch.mailbox.redis.backend import RedisBackend
+from longwatch.mailbox.redis.errors import ResponseLostError
+from longwatch.mailbox.redis.listener import RedisListener, WakePipe
+from longwatch.mailbox.redis.store import RedisStore
+from longwatch.mailbox.redis.transport import RedisConnection, RedisNode, unsafe_settings
+from loopback import free_port
+from redis_server import RedisServer, running_server, wait_until
 
 FOREVER = 40_000.0
 
@@ -57,25 +56,25 @@ def store(server: RedisServer) -> Iterator[RedisStore]:
 
 
 @pytest.fixture
-def lane(store: RedisStore) -> RedisBackend:
-    return store.lane("work")
+def backend(store: RedisStore) -> RedisBackend:
+    return store.backend("work")
 
 
-def letter(body: bytes = b"1") -> Letter:
-    return Letter(id=new_id(), body=body)
+def new_message(body: bytes = b"1") -> NewMessage:
+    return NewMessage(id=new_id(), body=body)
 
 
-class LostAnswers:
+class LostReplies:
     """Loses answers of the server: they arrive, and nobody hears of it."""
 
     def __init__(self) -> None:
         self.left = 0
         self.lost = 0
         self.meanwhile: Callable[[], object] = lambda: None
-        self._read = Line.answer
+        self._read = RedisConnection.read_response
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def answer_of(line: Line) -> Any:
+        def answer_of(line: RedisConnection) -> Any:
             answer = self._read(line)
             if not self.left:
                 return answer
@@ -87,12 +86,12 @@ class LostAnswers:
             self.left = left
             raise redis.ConnectionError("Connection closed by server.")
 
-        monkeypatch.setattr(Line, "answer", answer_of)
+        monkeypatch.setattr(RedisConnection, "read_response", answer_of)
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> LostAnswers:
-    lost = LostAnswers()
+def lost_replies(monkeypatch: pytest.MonkeyPatch) -> LostReplies:
+    lost = LostReplies()
     lost.install(monkeypatch)
     return lost
 
@@ -101,73 +100,79 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> LostAnswers:
 
 
 def test_a_put_whose_answers_are_lost_is_stored_once(
-    lane: RedisBackend, answers: LostAnswers
+    backend: RedisBackend, lost_replies: LostReplies
 ) -> None:
-    lane.put([letter()])
-    answers.left = 3
-    sent = letter(b"once")
-    assert [sent.id] == lane.put([sent])
-    assert (3, 2) == (answers.lost, lane.stats().ready)
+    backend.put([new_message()])
+    lost_replies.left = 3
+    sent = new_message(b"once")
+    assert [sent.id] == backend.put([sent])
+    assert (3, 2) == (lost_replies.lost, backend.stats().ready)
 
 
 def test_a_put_whose_answer_is_lost_is_stored_once_even_if_it_was_consumed_meanwhile(
-    lane: RedisBackend, answers: LostAnswers
+    backend: RedisBackend, lost_replies: LostReplies
 ) -> None:
-    owner = lane.enter(Incarnation.mine())
+    owner = backend.register_owner(Incarnation.current())
 
     def consume() -> None:
-        [leased] = lane.exchange((), owner=owner, want=1, duration=FOREVER).leased
-        assert [True] == lane.settle([Settlement(leased.claim, Outcome.DONE)])
+        [leased] = backend.exchange((), owner=owner, limit=1, lease_seconds=FOREVER).claimed
+        assert [True] == backend.settle([Settlement(leased.claim, RowOutcome.DONE)])
 
-    lane.stats()
-    answers.meanwhile = consume
-    answers.left = 1
-    lane.put([letter()])
-    assert (0, 0) == (lane.stats().ready, lane.stats().leased)
+    backend.stats()
+    lost_replies.meanwhile = consume
+    lost_replies.left = 1
+    backend.put([new_message()])
+    assert (0, 0) == (backend.stats().ready, backend.stats().leased)
 
 
-def test_a_put_with_keys_is_answered_as_before(lane: RedisBackend, answers: LostAnswers) -> None:
-    [first] = lane.put([Letter(id=new_id(), body=b"", dedupe_key="k")])
-    answers.left = 1
-    second = letter()
-    assert [first, second.id] == lane.put([Letter(id=new_id(), body=b"", dedupe_key="k"), second])
+def test_a_put_with_keys_is_answered_as_before(
+    backend: RedisBackend, lost_replies: LostReplies
+) -> None:
+    [first] = backend.put([NewMessage(id=new_id(), body=b"", dedupe_key="k")])
+    lost_replies.left = 1
+    second = new_message()
+    assert [first, second.id] == backend.put(
+        [NewMessage(id=new_id(), body=b"", dedupe_key="k"), second]
+    )
 
 
 def test_a_settlement_whose_answer_is_lost_is_unknown_and_may_be_repeated(
-    lane: RedisBackend, answers: LostAnswers
+    backend: RedisBackend, lost_replies: LostReplies
 ) -> None:
-    owner = lane.enter(Incarnation.mine())
-    lane.put([letter(), letter()])
-    [leased] = lane.exchange((), owner=owner, want=1, duration=FOREVER).leased
-    done = Settlement(leased.claim, Outcome.DONE)
-    answers.left = 1
+    owner = backend.register_owner(Incarnation.current())
+    backend.put([new_message(), new_message()])
+    [leased] = backend.exchange((), owner=owner, limit=1, lease_seconds=FOREVER).claimed
+    done = Settlement(leased.claim, RowOutcome.DONE)
+    lost_replies.left = 1
     with pytest.raises(StoreError, match="whether it was written is unknown"):
-        lane.settle([done])
-    assert ([False], 1) == (lane.settle([done]), lane.stats().ready)
+        backend.settle([done])
+    assert ([False], 1) == (backend.settle([done]), backend.stats().ready)
 
 
 def test_what_an_exchange_leased_whose_answer_is_lost_is_told_by_held(
-    lane: RedisBackend, answers: LostAnswers
+    backend: RedisBackend, lost_replies: LostReplies
 ) -> None:
-    owner = lane.enter(Incarnation.mine())
-    lane.put([letter(), letter()])
-    answers.left = 1
+    owner = backend.register_owner(Incarnation.current())
+    backend.put([new_message(), new_message()])
+    lost_replies.left = 1
     with pytest.raises(StoreError, match="unknown"):
-        lane.exchange((), owner=owner, want=5, duration=FOREVER)
-    held = lane.held(owner=owner)
-    assert (2, 1) == (len(held), answers.lost)
-    assert [True, True] == lane.settle([Settlement(claim, Outcome.BACK) for claim in held])
+        backend.exchange((), owner=owner, limit=5, lease_seconds=FOREVER)
+    held = backend.held(owner=owner)
+    assert (2, 1) == (len(held), lost_replies.lost)
+    assert [True, True] == backend.settle(
+        [Settlement(claim, RowOutcome.RELEASED) for claim in held]
+    )
 
 
 def test_a_read_whose_answer_is_lost_is_asked_again_once(
-    lane: RedisBackend, answers: LostAnswers
+    backend: RedisBackend, lost_replies: LostReplies
 ) -> None:
-    lane.put([letter()])
-    answers.left = 1
-    assert 1 == lane.stats().ready
-    answers.left = 2
+    backend.put([new_message()])
+    lost_replies.left = 1
+    assert 1 == backend.stats().ready
+    lost_replies.left = 2
     with pytest.raises(StoreUnreachableError, match="try again"):
-        lane.stats()
+        backend.stats()
 
 
 # --- interrupted calls ---
@@ -175,16 +180,16 @@ def test_a_read_whose_answer_is_lost_is_asked_again_once(
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """The next time this command was sent, a signal handler raises before its answer is read."""
-    asked: Callable[..., None] = Line.send
+    asked: Callable[..., None] = RedisConnection.send
     greeted: Callable[..., None] = Connection.send_command
 
     def interrupt(words: Sequence[Any]) -> None:
         if words[0] == word:
-            monkeypatch.setattr(Line, "send", asked)
+            monkeypatch.setattr(RedisConnection, "send", asked)
             monkeypatch.setattr(Connection, "send_command", greeted)
             raise KeyboardInterrupt
 
-    def send(line: Line, words: Sequence[Any]) -> None:
+    def send(line: RedisConnection, words: Sequence[Any]) -> None:
         asked(line, words)
         interrupt(words)
 
@@ -192,7 +197,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
         greeted(connection, *words, **options)
         interrupt(words)
 
-    monkeypatch.setattr(Line, "send", send)
+    monkeypatch.setattr(RedisConnection, "send", send)
     monkeypatch.setattr(Connection, "send_command", send_command)
 
 
@@ -205,74 +210,74 @@ def with_late_answers(server: RedisServer, milliseconds: int = 200) -> None:
 def test_the_answer_to_an_interrupted_question_is_not_taken_for_the_next(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Server(server.url)
-    asked.ask("PING")
+    asked = RedisNode(server.url)
+    asked.execute("PING")
     with_late_answers(server)
     interrupt_after(monkeypatch, "ECHO")
     with pytest.raises(KeyboardInterrupt):
-        asked.ask("ECHO", "first")
-    assert b"second" == asked.ask("ECHO", "second")
-    assert b"third" == asked.ask("ECHO", "third")
-    assert (1, 1) == (len(asked._idle), len(asked._lines))
+        asked.execute("ECHO", "first")
+    assert b"second" == asked.execute("ECHO", "second")
+    assert b"third" == asked.execute("ECHO", "third")
+    assert (1, 1) == (len(asked._idle), len(asked._connections))
     asked.close()
 
 
 def test_a_question_whose_health_check_is_interrupted_leaves_no_answer_behind(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Server(server.url)
-    asked.ask("PING")
+    asked = RedisNode(server.url)
+    asked.execute("PING")
     asked._idle[0].connection.next_health_check = 0.0
     with_late_answers(server)
     interrupt_after(monkeypatch, "PING")
     with pytest.raises(KeyboardInterrupt):
-        asked.ask("ECHO", "first")
-    assert b"second" == asked.ask("ECHO", "second")
+        asked.execute("ECHO", "first")
+    assert b"second" == asked.execute("ECHO", "second")
     asked.close()
 
 
 def test_a_login_that_is_interrupted_is_begun_anew(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Server(server.url.removesuffix("/0") + "/3")
+    asked = RedisNode(server.url.removesuffix("/0") + "/3")
     with_late_answers(server)
     interrupt_after(monkeypatch, "SELECT")
     with pytest.raises(KeyboardInterrupt):
-        asked.ask("ECHO", "first")
+        asked.execute("ECHO", "first")
     assert [] == asked._idle
-    assert b"second" == asked.ask("ECHO", "second")
-    assert b"db=3" in asked.ask("CLIENT", "INFO").split()
+    assert b"second" == asked.execute("ECHO", "second")
+    assert b"db=3" in asked.execute("CLIENT", "INFO").split()
     asked.close()
 
 
-@pytest.mark.parametrize("point", ["prove", "send", "answer"])
+@pytest.mark.parametrize("point", ["ensure_alive", "send", "read_response"])
 def test_whatever_is_interrupted_leaves_no_connection_behind(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    asked = Server(f"{server.url}?client_name=interrupted")
-    asked.ask("PING")
-    real: Callable[..., Any] = getattr(Line, point)
+    asked = RedisNode(f"{server.url}?client_name=interrupted")
+    asked.execute("PING")
+    real: Callable[..., Any] = getattr(RedisConnection, point)
 
-    def interrupted(line: Line, *words: Any) -> None:
+    def interrupted(line: RedisConnection, *words: Any) -> None:
         real(line, *words)
-        monkeypatch.setattr(Line, point, real)
+        monkeypatch.setattr(RedisConnection, point, real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Line, point, interrupted)
+    monkeypatch.setattr(RedisConnection, point, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        asked.ask("PING")
-    await_that(lambda: 0 == connections_named(server, "interrupted"), "its connection is closed")
-    assert (b"PONG", 1) == (asked.ask("PING"), connections_named(server, "interrupted"))
+        asked.execute("PING")
+    wait_until(lambda: 0 == connections_named(server, "interrupted"), "its connection is closed")
+    assert (b"PONG", 1) == (asked.execute("PING"), connections_named(server, "interrupted"))
     asked.close()
 
 
 def test_a_line_that_nobody_has_any_more_closes_itself(server: RedisServer) -> None:
     """As when an interrupt comes between its taking and its use."""
-    asked = Server(f"{server.url}?client_name=forgotten")
-    asked.ask("PING")
-    asked._take()
-    await_that(lambda: 0 == connections_named(server, "forgotten"), "it is closed")
-    assert (0, b"PONG") == (len(asked._lines), asked.ask("PING"))
+    asked = RedisNode(f"{server.url}?client_name=forgotten")
+    asked.execute("PING")
+    asked._acquire()
+    wait_until(lambda: 0 == connections_named(server, "forgotten"), "it is closed")
+    assert (0, b"PONG") == (len(asked._connections), asked.execute("PING"))
     asked.close()
 
 
@@ -282,36 +287,36 @@ def connections_named(server: RedisServer, name: str) -> int:
 
 
 def test_more_connections_than_the_url_allows_are_refused(server: RedisServer) -> None:
-    asked = Server(f"{server.url}?max_connections=1")
-    taken = asked._take()
-    assert "Too many connections" in told(StoreUnreachableError, lambda: asked.ask("PING"))
+    asked = RedisNode(f"{server.url}?max_connections=1")
+    taken = asked._acquire()
+    assert "Too many connections" in told(StoreUnreachableError, lambda: asked.execute("PING"))
     asked._idle.append(taken)
-    assert b"PONG" == asked.ask("PING")
+    assert b"PONG" == asked.execute("PING")
     asked.close()
 
 
 def test_an_answer_that_does_not_come_is_the_end_of_the_idle_connections_too(
     server: RedisServer,
 ) -> None:
-    asked = Server(f"{server.url}?socket_timeout=0.2")
-    asked.ask("PING")
-    lines = [asked._take(), asked._take()]
+    asked = RedisNode(f"{server.url}?socket_timeout=0.2")
+    asked.execute("PING")
+    lines = [asked._acquire(), asked._acquire()]
     for line in lines:
-        line.prove()
+        line.ensure_alive()
         asked._idle.append(line)
     with_late_answers(server, 1000)
-    with pytest.raises(AnswerLostError):
-        asked.ask("PING")
+    with pytest.raises(ResponseLostError):
+        asked.execute("PING")
     assert ([], [None, None]) == (asked._idle, [line.connection._sock for line in lines])
     asked.close()
 
 
 def test_a_refusal_keeps_the_connection(server: RedisServer) -> None:
-    asked = Server(server.url)
-    before = asked.ask("CLIENT", "ID")
+    asked = RedisNode(server.url)
+    before = asked.execute("CLIENT", "ID")
     with pytest.raises(redis.ResponseError):
-        asked.ask("ECHO")
-    assert before == asked.ask("CLIENT", "ID")
+        asked.execute("ECHO")
+    assert before == asked.execute("CLIENT", "ID")
     asked.close()
 
 
@@ -326,7 +331,7 @@ def told(error: type[LongwatchError], call: Callable[[], object]) -> str:
 
 def test_a_server_that_is_not_there_is_unreachable_at_once() -> None:
     store = RedisStore(f"redis://user:hunter2@127.0.0.1:{free_port()}/0")
-    text = told(StoreUnreachableError, lambda: store.lane("work").put([letter()]))
+    text = told(StoreUnreachableError, lambda: store.backend("work").put([new_message()]))
     assert ("cannot be reached" in text, "nothing was written" in text, "hunter2" in text) == (
         True,
         True,
@@ -358,7 +363,7 @@ def test_a_password_that_is_not_encoded_is_refused_with_the_cure_and_without_a_p
 
 
 def test_a_password_that_is_encoded_is_taken() -> None:
-    options = Server("redis://:%2F%23%3F%40%25@h:1/2").options
+    options = RedisNode("redis://:%2F%23%3F%40%25@h:1/2").options
     assert ("/#?@%", "h", 1, 2) == (
         options["password"],
         options["host"],
@@ -376,8 +381,8 @@ def test_a_database_that_the_server_does_not_have_is_refused_with_the_cure(
     server: RedisServer,
 ) -> None:
     store = RedisStore(server.url.removesuffix("/0") + "/99")
-    with pytest.raises(StoreMisplacedError, match="PORT/0") as raised:
-        store.lane("work").stats()
+    with pytest.raises(StoreLocationError, match="PORT/0") as raised:
+        store.backend("work").stats()
     assert 2 == raised.value.exit_code
 
 
@@ -395,7 +400,7 @@ def test_a_login_that_is_refused_is_wrong_usage(server: RedisServer, user: str) 
         )
     store = RedisStore(server.url.replace("//", f"//{user}@"))
     with pytest.raises(StoreUnreachableError) as raised:
-        store.lane("work").stats()
+        store.backend("work").stats()
     assert 2 == raised.value.exit_code
 
 
@@ -405,7 +410,7 @@ def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
             "ann", enabled=True, passwords=["+right"], categories=["+@all"], keys=["*"]
         )
     store = RedisStore(server.url.replace("//", "//ann:hunter2@"))
-    text = told(StoreUnreachableError, lambda: store.lane("work").stats())
+    text = told(StoreUnreachableError, lambda: store.backend("work").stats())
     assert ("password" in text, "hunter2" in text) == (True, False)
 
 
@@ -418,16 +423,18 @@ def test_a_wrong_password_is_named_but_not_shown(server: RedisServer) -> None:
     ],
 )
 def test_a_user_without_the_rights_is_refused_with_the_cure(
-    server: RedisServer, lane: RedisBackend, rights: dict[str, Any]
+    server: RedisServer, backend: RedisBackend, rights: dict[str, Any]
 ) -> None:
     with server.client() as client:
         client.acl_setuser(
             "bob", enabled=True, reset=True, passwords=["+pw"], **{"keys": ["*"], **rights}
         )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
-    assert "~longwatch:*" in told(StoreReadOnlyError, lambda: store.lane("work").put([letter()]))
+    assert "~longwatch:*" in told(
+        StoreReadOnlyError, lambda: store.backend("work").put([new_message()])
+    )
     store.close()
-    assert (0, []) == (lane.stats().ready, lane.peek(limit=5))
+    assert (0, []) == (backend.stats().ready, backend.peek(limit=5))
 
 
 COMMANDS = ["hdel", "hincrby", "hset", "hsetnx", "zadd", "zrem", "zremrangebyrank"]
@@ -435,37 +442,40 @@ COMMANDS = ["hdel", "hincrby", "hset", "hsetnx", "zadd", "zrem", "zremrangebyran
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_script_that_fails_half_way_loses_nothing(
-    server: RedisServer, lane: RedisBackend, command: str
+    server: RedisServer, backend: RedisBackend, command: str
 ) -> None:
     """A user without the right to one command; what it could not do somebody else can."""
-    lane.put([Letter(id=new_id(), body=b"", expires_in=FOREVER) for _ in range(4)])
+    backend.put([NewMessage(id=new_id(), body=b"", expires_in=FOREVER) for _ in range(4)])
     with server.client() as client:
         client.acl_setuser(
             "bob", enabled=True, reset=True, passwords=["+pw"], keys=["*"], categories=["+@all"]
         )
         store = RedisStore(server.url.replace("//", "//bob:pw@"))
-        poor = store.lane("work")
-        owner = poor.enter(Incarnation.mine())
+        poor = store.backend("work")
+        owner = poor.register_owner(Incarnation.current())
         claims = [
-            each.claim for each in poor.exchange((), owner=owner, want=3, duration=1.0).leased
+            each.claim
+            for each in poor.exchange((), owner=owner, limit=3, lease_seconds=1.0).claimed
         ]
         client.acl_setuser("bob", commands=[f"-{command}"])
-    for outcome, claim in zip((Outcome.FAILED, Outcome.DEAD, Outcome.BACK), claims, strict=True):
+    for outcome, claim in zip(
+        (RowOutcome.FAILED, RowOutcome.DEAD, RowOutcome.RELEASED), claims, strict=True
+    ):
         with suppress(StoreReadOnlyError):
             poor.settle([Settlement(claim, outcome, reason="failed", delay=1.0)])
     with suppress(StoreReadOnlyError):
-        poor.exchange((), owner=owner, want=5, duration=1.0)
+        poor.exchange((), owner=owner, limit=5, lease_seconds=1.0)
     store.close()
-    lane.store.jump.lease = lane.store.jump.wall = 10.0
+    backend.store.jump.lease = backend.store.jump.wall = 10.0
     for _ in range(2):
-        lane.sweep()
-    lane.replay([dead.id for dead in lane.dead()])
-    found = {delivery.id for delivery in lane.peek(limit=10)}
+        backend.sweep()
+    backend.replay([dead.id for dead in backend.dead_letters()])
+    found = {delivery.id for delivery in backend.peek(limit=10)}
     assert 4 == len(found)
 
 
 def test_a_user_without_the_right_to_publish_is_only_not_heard(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
     with server.client() as client:
         client.acl_setuser(
@@ -478,9 +488,9 @@ def test_a_user_without_the_right_to_publish_is_only_not_heard(
             commands=["-publish"],
         )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
-    store.lane("work").put([letter()])
+    store.backend("work").put([new_message()])
     store.close()
-    assert 1 == lane.stats().ready
+    assert 1 == backend.stats().ready
 
 
 def test_a_replica_is_read_only() -> None:
@@ -488,24 +498,26 @@ def test_a_replica_is_read_only() -> None:
         with replica.client() as client:
             client.replicaof("127.0.0.1", str(master.port))
         store = RedisStore(replica.url)
-        assert "replica" in told(StoreReadOnlyError, lambda: store.lane("work").put([letter()]))
+        assert "replica" in told(
+            StoreReadOnlyError, lambda: store.backend("work").put([new_message()])
+        )
         store.close()
 
 
 def test_a_server_that_is_busy_with_a_script_is_busy(
-    server: RedisServer, lane: RedisBackend
+    server: RedisServer, backend: RedisBackend
 ) -> None:
-    lane.stats()
+    backend.stats()
     with server.client() as client:
         client.config_set("lua-time-limit", "1")
         spinning = threading.Thread(target=lambda: spin(server))
         spinning.start()
-        await_that(lambda: is_busy(server), "the server is busy")
-        assert "busy with a script" in told(StoreBusyError, lambda: lane.put([letter()]))
+        wait_until(lambda: is_busy(server), "the server is busy")
+        assert "busy with a script" in told(StoreBusyError, lambda: backend.put([new_message()]))
         client.script_kill()
         spinning.join()
         client.config_set("lua-time-limit", "5000")
-    assert 0 == lane.stats().ready
+    assert 0 == backend.stats().ready
 
 
 def spin(server: RedisServer) -> None:
@@ -531,14 +543,14 @@ def test_settings_that_may_lose_messages_are_warned_of_once() -> None:
     ) as unsafe:
         store = RedisStore(unsafe.url)
         with pytest.warns(UnsafeSettingsWarning) as caught:
-            store.lane("work").put([letter()])
+            store.backend("work").put([new_message()])
         assert [
             "allkeys-lru" in str(caught[0].message),
             "appendonly is off" in str(caught[1].message),
         ] == [True, True]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            store.lane("work").put([letter()])
+            store.backend("work").put([new_message()])
         store.close()
 
 
@@ -554,7 +566,7 @@ def test_a_server_that_does_not_tell_its_settings_is_used_in_silence(server: Red
             commands=["-info"],
         )
     store = RedisStore(server.url.replace("//", "//bob:pw@"))
-    assert 0 == store.lane("silent").stats().ready
+    assert 0 == store.backend("silent").stats().ready
     store.close()
 
 
@@ -568,54 +580,54 @@ def test_facts_that_are_missing_are_no_fault() -> None:
 
 def test_making_a_store_opens_nothing_and_a_closed_one_refuses(server: RedisServer) -> None:
     store = RedisStore(server.url)
-    assert {} == store._opened
-    lane = store.lane("work")
-    lane.stats()
+    assert {} == store._resources
+    backend = store.backend("work")
+    backend.stats()
     store.close()
     store.close()
-    assert "was closed" in told(StoreClosedError, lane.stats)
-    assert "was closed" in told(StoreClosedError, lambda: lane.listen(Wakeup()))
+    assert "was closed" in told(StoreClosedError, backend.stats)
+    assert "was closed" in told(StoreClosedError, lambda: backend.listen(Wakeup()))
 
 
 def test_a_restarted_server_is_found_again_with_its_messages() -> None:
     with running_server() as server:
         store = RedisStore(server.url)
-        lane = store.lane("work")
-        lane.put([letter(b"kept")])
+        backend = store.backend("work")
+        backend.put([new_message(b"kept")])
         server.stop()
-        assert "cannot be reached" in told(StoreUnreachableError, lane.stats)
+        assert "cannot be reached" in told(StoreUnreachableError, backend.stats)
         server.start()
-        lane.put([letter(b"new")])
-        assert [b"kept", b"new"] == [delivery.body for delivery in lane.peek(limit=5)]
+        backend.put([new_message(b"new")])
+        assert [b"kept", b"new"] == [delivery.body for delivery in backend.peek(limit=5)]
         store.close()
 
 
 def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
     with running_server() as server:
         store = RedisStore(f"{server.url}?socket_timeout=0.2")
-        lane = store.lane("work")
-        lane.stats()
+        backend = store.backend("work")
+        backend.stats()
         server.freeze()
         with pytest.raises((StoreBusyError, StoreUnreachableError)):
-            lane.stats()
+            backend.stats()
         server.thaw()
-        assert 0 == lane.stats().ready
+        assert 0 == backend.stats().ready
         store.close()
 
 
-def test_an_idle_connection_has_to_answer_before_it_is_used(lane: RedisBackend) -> None:
-    lane.stats()
-    [line] = lane.store.opened().calls._first._idle
+def test_an_idle_connection_has_to_answer_before_it_is_used(backend: RedisBackend) -> None:
+    backend.stats()
+    [line] = backend.store.resources().client._default_node._idle
     connection = line.connection
     connection.next_health_check = 0.0
-    dead, connection._sock = connection._sock, DeafSocket(connection._sock)
+    dead, connection._sock = connection._sock, DeadSocket(connection._sock)
     connection._parser._sock = line._sock = connection._sock
-    assert [] == lane.held(owner=1)
+    assert [] == backend.held(owner=1)
     assert connection._sock is not dead
     dead.close()
 
 
-class DeafSocket:
+class DeadSocket:
     """The other end is gone, and nobody has said so."""
 
     def __init__(self, real: Any) -> None:
@@ -630,7 +642,10 @@ class DeafSocket:
 
 def test_who_listens_hears_again_after_a_restart() -> None:
     with running_server() as server:
-        wakeups, wakeup = Wakeups(Server(server.url).connect, net=1000.0), Wakeup()
+        wakeups, wakeup = (
+            RedisListener(RedisNode(server.url).connect, wake_interval=1000.0),
+            Wakeup(),
+        )
         end = wakeups.listen("channel", wakeup)
         assert wakeup.block(20.0), "it is subscribed"
         server.kill()
@@ -649,9 +664,9 @@ def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[float] = []
-    enough, real = threading.Event(), Bell.wait
+    enough, real = threading.Event(), WakePipe.wait
 
-    def wait(_bell: Bell, seconds: float) -> None:
+    def wait(_bell: WakePipe, seconds: float) -> None:
         waits.append(seconds)
         if len(waits) >= 5:
             enough.set()
@@ -660,19 +675,19 @@ def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(
     def refuse() -> None:
         raise redis.ConnectionError("refused")
 
-    monkeypatch.setattr(Bell, "wait", wait)
-    wakeups = Wakeups(refuse)
+    monkeypatch.setattr(WakePipe, "wait", wait)
+    wakeups = RedisListener(refuse)
     wakeups.listen("channel", Wakeup())
     assert enough.wait(20.0)
     wakeups.close()
-    assert wakeups._errand is not None
-    assert wakeups._errand.over.is_set()
+    assert wakeups._thread is not None
+    assert wakeups._thread.done.is_set()
     assert sorted(waits) == waits
     assert 0 < waits[0] < waits[-1]
 
 
 def test_who_listens_is_woken_now_and_then_without_a_hint(server: RedisServer) -> None:
-    wakeups, wakeup = Wakeups(Server(server.url).connect, net=0.01), Wakeup()
+    wakeups, wakeup = RedisListener(RedisNode(server.url).connect, wake_interval=0.01), Wakeup()
     wakeups.listen("channel", wakeup)
     for _ in range(3):
         assert wakeup.block(20.0)
@@ -683,10 +698,10 @@ def test_who_listens_is_woken_now_and_then_without_a_hint(server: RedisServer) -
 def test_one_thread_hears_for_all_and_ends_with_the_store(server: RedisServer) -> None:
     store = RedisStore(server.url)
     before = set(threading.enumerate())
-    ends = [store.lane(name).listen(Wakeup()) for name in ("a", "b", "a")]
+    ends = [store.backend(name).listen(Wakeup()) for name in ("a", "b", "a")]
     assert 1 == len(set(threading.enumerate()) - before)
     for end in ends:
         end()
         end()
     store.close()
-    await_that(lambda: set(threading.enumerate()) <= before, "the thread has ended")
+    wait_until(lambda: set(threading.enumerate()) <= before, "the thread has ended")

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from longwatch.mailbox.redis_line import packed_command
-from longwatch.mailbox.redis_reader import Reader
+from longwatch.mailbox.redis.transport import RespReader, encode_command
 
 ANSWERS: list[tuple[bytes, Any]] = [
     (b"+OK\r\n", b"OK"),
@@ -42,9 +41,9 @@ class Pieces:
         return piece
 
 
-def reader_of(sock: Any) -> Reader:
+def reader_of(sock: Any) -> RespReader:
     kind: Any = Connection
-    return Reader(SimpleNamespace(_sock=sock, _parser=kind()._parser))
+    return RespReader(SimpleNamespace(_sock=sock, _parser=kind()._parser))
 
 
 @given(
@@ -56,7 +55,7 @@ def test_answers_are_read_one_by_one_however_they_are_cut(
 ) -> None:
     reader = reader_of(Pieces(b"".join(data for data, _ in answers), sizes))
     assert [meant for _, meant in answers] == [reader.read() for _ in answers]
-    assert not reader.has_more
+    assert not reader.has_buffered
 
 
 @given(body=st.binary(max_size=400_000).map(lambda data: data * 7))
@@ -111,14 +110,14 @@ def test_a_connection_that_breaks_is_lost(ends: tuple[socket.socket, socket.sock
     )
 )
 def test_a_command_is_an_answer_of_its_words(words: list[Any]) -> None:
-    [piece] = packed_command(words)
+    [piece] = encode_command(words)
     meant = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     assert meant == reader_of(Pieces(piece, [])).read()
 
 
 def test_a_large_command_is_not_copied(ends: tuple[socket.socket, socket.socket]) -> None:
     body = b"x" * (1 << 20)
-    pieces = packed_command((b"SET", "k", body))
+    pieces = encode_command((b"SET", "k", body))
     assert any(piece is body for piece in pieces)
     sending = threading.Thread(target=ends[1].sendall, args=(b"".join(pieces),))
     sending.start()

@@ -13,13 +13,13 @@ import pytest
 
 from chaos_plan import ChaosPlan
 from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.errors import MailboxConnectionError
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.redis import RedisStore
-from longwatch.mailbox.runner import MessageRunner
-from longwatch.work.engine import Engine, EnginePolicy
-from redis_server import ALWAYS, RedisServer, await_that, running_server
+from longwatch.mailbox.message_runner import MessageRunner
+from longwatch.mailbox.redis.store import RedisStore
+from redis_server import FSYNC_ALWAYS, RedisServer, running_server, wait_until
 
 ENOUGH = 100
 """Messages that are stored at the least."""
@@ -32,7 +32,7 @@ class Sender:
 
     def __init__(self, mailbox: Mailbox[Any]) -> None:
         self.stored: list[int] = []
-        self.perhaps: list[int] = []
+        self.possibly_stored: list[int] = []
         self._mailbox = mailbox
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._send)
@@ -51,7 +51,7 @@ class Sender:
                 self._mailbox.send_many(batch)
                 self.stored += batch
             except MailboxConnectionError as error:
-                self.perhaps += batch if "unknown" in str(error) else []
+                self.possibly_stored += batch if "unknown" in str(error) else []
                 self._ending.wait(0.01)
 
 
@@ -63,20 +63,20 @@ def test_a_server_killed_again_and_again_loses_no_message_and_doubles_none(
     that was promised.
     """
     dice, ran = chaos.random(), Counter[int]()
-    with running_server(ALWAYS) as server:
+    with running_server(FSYNC_ALWAYS) as server:
         store = RedisStore(server.url)
         mailbox: Mailbox[Any] = partial(open_mailbox, store)("work", int)
         runner = MessageRunner(mailbox, lambda message, _: ran.update([message.body]))
         sender = Sender(mailbox)
         with Engine(mailbox.backend, runner, policy=EnginePolicy(slots=4)):
             kill_for(server, chaos.seconds, dice)
-            await_that(lambda: len(sender.stored) > ENOUGH, "enough is sent on a slow machine, too")
+            wait_until(lambda: len(sender.stored) > ENOUGH, "enough is sent on a slow machine, too")
             sender.stop()
-            await_that(lambda: is_empty(mailbox), "all that was sent is settled")
+            wait_until(lambda: is_empty(mailbox), "all that was sent is settled")
         store.close()
     doubled = {number: times for number, times in ran.items() if times > 1}
     assert ({}, set()) == (doubled, set(sender.stored) - set(ran))
-    assert set() == set(ran) - set(sender.stored) - set(sender.perhaps)
+    assert set() == set(ran) - set(sender.stored) - set(sender.possibly_stored)
 
 
 def kill_for(server: RedisServer, seconds: float, dice: random.Random) -> None:

@@ -8,15 +8,16 @@ from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 
 import pytest
 
-from leaks import nothing_left_open
-from longwatch.core.events import CallbackFailed, Events
+from leaks import no_leaks
+from longwatch.core.events.base import Events
+from longwatch.core.events.host import ShutdownCallbackFailed
 from longwatch.errors import ServiceStateError, UsageError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.testing import RecordingObserver
-from snippet import running
+from snippet import run_snippet
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 A_MOMENT = 0.05
 """How long something that must not happen is given to happen."""
 
@@ -34,10 +35,10 @@ def coordinator() -> ShutdownCoordinator:
     return ShutdownCoordinator()
 
 
-def in_thread(work: Callable[[], object]) -> Errand:
-    errand = Errand(work, name="test")
-    errand.start()
-    return errand
+def in_thread(work: Callable[[], object]) -> BackgroundThread:
+    thread = BackgroundThread(work, name="test")
+    thread.start()
+    return thread
 
 
 # --- one instance ---------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def test_there_is_none_until_it_is_installed_and_none_after_reset() -> None:
 def test_installing_again_gives_the_same_one_also_from_another_thread() -> None:
     first = ShutdownCoordinator.install()
     found: list[ShutdownCoordinator] = []
-    assert in_thread(lambda: found.append(ShutdownCoordinator.install())).over.block(PATIENCE)
+    assert in_thread(lambda: found.append(ShutdownCoordinator.install())).done.block(TIMEOUT)
     assert [first, first] == [*found, ShutdownCoordinator.install(signals=[SIGTERM])]
 
 
@@ -89,9 +90,9 @@ def test_reset_restores_the_handlers_it_found() -> None:
 
 def test_installing_off_the_main_thread_raises_and_leaves_nothing_half_installed() -> None:
     before = signal.getsignal(SIGTERM)
-    with nothing_left_open():
+    with no_leaks():
         installer = in_thread(ShutdownCoordinator.install)
-        assert installer.over.block(PATIENCE)
+        assert installer.done.block(TIMEOUT)
     assert isinstance(installer.error, ServiceStateError)
     assert (None, before) == (ShutdownCoordinator.get(), signal.getsignal(SIGTERM))
 
@@ -104,7 +105,7 @@ def test_an_install_that_fails_half_way_leaves_nothing_half_installed(
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with nothing_left_open():
+    with no_leaks():
         with pytest.raises(UsageError, match="cannot be caught"):
             ShutdownCoordinator.install(signals=[SIGTERM, SIGKILL])
         with monkeypatch.context() as patch:
@@ -118,13 +119,13 @@ def test_an_install_that_fails_half_way_leaves_nothing_half_installed(
 def test_resetting_off_the_main_thread_raises_and_it_stays_installed() -> None:
     installed = ShutdownCoordinator.install()
     resetter = in_thread(ShutdownCoordinator.reset)
-    assert resetter.over.block(PATIENCE)
+    assert resetter.done.block(TIMEOUT)
     assert isinstance(resetter.error, ServiceStateError)
     assert installed is ShutdownCoordinator.get()
 
 
 def test_installing_and_resetting_leaves_no_thread_and_no_descriptor() -> None:
-    with nothing_left_open():
+    with no_leaks():
         for _ in range(50):
             ShutdownCoordinator.install()
             ShutdownCoordinator.reset()
@@ -155,16 +156,16 @@ def test_callbacks_start_in_registration_order(coordinator: ShutdownCoordinator)
 
 def test_trigger_returns_when_all_have_returned(coordinator: ShutdownCoordinator) -> None:
     may_end = threading.Event()
-    coordinator.register(lambda: may_end.wait(PATIENCE))
+    coordinator.register(lambda: may_end.wait(TIMEOUT))
     trigger = in_thread(coordinator.trigger)
     second = in_thread(coordinator.trigger)
-    assert (False, False) == (trigger.over.block(A_MOMENT), second.over.block(A_MOMENT))
+    assert (False, False) == (trigger.done.block(A_MOMENT), second.done.block(A_MOMENT))
     may_end.set()
-    assert (True, True) == (trigger.over.block(PATIENCE), second.over.block(PATIENCE))
+    assert (True, True) == (trigger.done.block(TIMEOUT), second.done.block(TIMEOUT))
 
 
 def test_callbacks_that_block_overlap(coordinator: ShutdownCoordinator) -> None:
-    together = threading.Barrier(3, timeout=PATIENCE)
+    together = threading.Barrier(3, timeout=TIMEOUT)
     waited: list[int] = []
     for _ in range(3):
         coordinator.register(lambda: waited.append(together.wait()))
@@ -206,7 +207,7 @@ def test_a_callback_that_raises_is_told_and_does_not_hinder_the_others(
     coordinator.register(lambda: ran.append("after"))
     coordinator.trigger()
     assert ["after", "before"] == sorted(ran)
-    (failed,) = observer.of(CallbackFailed)
+    (failed,) = observer.of(ShutdownCallbackFailed)
     assert failed.callback.endswith("broken")
     assert f"{type(error).__name__}: {error}" == failed.error
 
@@ -236,7 +237,7 @@ def test_the_methods_of_an_object_can_be_registered_and_taken_off(
     coordinator.trigger()
     assert not seen.is_set()
     coordinator.register(seen.set)
-    assert seen.wait(PATIENCE)
+    assert seen.wait(TIMEOUT)
 
 
 def test_a_late_callback_runs_at_once_and_the_one_who_registers_it_does_not_wait(
@@ -246,12 +247,12 @@ def test_a_late_callback_runs_at_once_and_the_one_who_registers_it_does_not_wait
     registrar_is_back, ran = threading.Event(), threading.Event()
 
     def waits_for_its_registrar() -> None:
-        if registrar_is_back.wait(PATIENCE):
+        if registrar_is_back.wait(TIMEOUT):
             ran.set()
 
     coordinator.register(waits_for_its_registrar)
     registrar_is_back.set()
-    assert ran.wait(PATIENCE)
+    assert ran.wait(TIMEOUT)
 
 
 def test_a_callback_registered_while_the_others_run_runs_too_and_is_waited_for(
@@ -281,7 +282,7 @@ def test_trigger_from_inside_a_callback_does_not_wait_for_itself(
     coordinator.register(callback)
     coordinator.register(lambda: coordinator.trigger())  # noqa: PLW0108 - a second one, other than the first
     trigger = in_thread(coordinator.trigger)
-    assert trigger.over.block(PATIENCE)
+    assert trigger.done.block(TIMEOUT)
     assert [True] == ran
 
 
@@ -293,15 +294,15 @@ def test_a_callback_that_takes_itself_off_is_waited_for_all_the_same(
     def callback() -> None:
         coordinator.unregister(callback)
         taken_off.set()
-        may_end.wait(PATIENCE)
+        may_end.wait(TIMEOUT)
 
     coordinator.register(callback)
     first = in_thread(coordinator.trigger)
-    assert taken_off.wait(PATIENCE)
+    assert taken_off.wait(TIMEOUT)
     second = in_thread(coordinator.trigger)
-    assert (False, False) == (first.over.block(A_MOMENT), second.over.block(A_MOMENT))
+    assert (False, False) == (first.done.block(A_MOMENT), second.done.block(A_MOMENT))
     may_end.set()
-    assert (True, True) == (first.over.block(PATIENCE), second.over.block(PATIENCE))
+    assert (True, True) == (first.done.block(TIMEOUT), second.done.block(TIMEOUT))
 
 
 def test_callbacks_run_outside_any_lock(coordinator: ShutdownCoordinator) -> None:
@@ -314,7 +315,7 @@ def test_callbacks_run_outside_any_lock(coordinator: ShutdownCoordinator) -> Non
         done.append((coordinator.triggered, coordinator.signal))
 
     coordinator.register(uses_everything)
-    assert in_thread(lambda: coordinator.trigger(15)).over.block(PATIENCE)
+    assert in_thread(lambda: coordinator.trigger(15)).done.block(TIMEOUT)
     assert [(True, 15)] == done
 
 
@@ -322,7 +323,7 @@ def test_each_callback_runs_once_when_many_register_while_it_is_triggered(
     coordinator: ShutdownCoordinator,
 ) -> None:
     counts = [0] * 400
-    together = threading.Barrier(5, timeout=PATIENCE)
+    together = threading.Barrier(5, timeout=TIMEOUT)
 
     def count(number: int) -> None:
         counts[number] += 1
@@ -335,7 +336,7 @@ def test_each_callback_runs_once_when_many_register_while_it_is_triggered(
     registrars = [in_thread(lambda start=start: register(start)) for start in range(4)]  # type: ignore[misc]
     together.wait()
     coordinator.trigger()
-    assert all(registrar.over.block(PATIENCE) for registrar in registrars)
+    assert all(registrar.done.block(TIMEOUT) for registrar in registrars)
     coordinator.trigger()
     assert [1] * 400 == counts
 
@@ -388,11 +389,11 @@ coordinator.register(callback)
 print("ready")
 done.wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "ready" == snippet.line()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "ready" == snippet.read_line()
         snippet.signal(signum)
-        assert f"False True {int(signum)}" == snippet.line()
-        assert (0, "") == snippet.end()
+        assert f"False True {int(signum)}" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_signal_that_comes_while_the_main_thread_holds_the_lock_a_callback_wants_does_not_deadlock() -> (  # noqa: E501 - one name
@@ -411,11 +412,11 @@ with lock:
     input()
 done.wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "began" == snippet.line()
-        snippet.say()
-        assert "has the lock" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "began" == snippet.read_line()
+        snippet.send_line()
+        assert "has the lock" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_signal_in_the_middle_of_register_and_unregister_does_not_deadlock() -> None:
@@ -442,9 +443,9 @@ for end in ends:
     end.wait()
 print(len(signals) > 50)
 """
-    with running(PRELUDE + code) as snippet:
-        assert "True" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "True" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_callback_may_wait_for_the_main_thread_that_the_signal_interrupted() -> None:
@@ -455,9 +456,9 @@ os.kill(os.getpid(), signal.SIGTERM)
 main_went_on.set()
 done.wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "callback" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "callback" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 @pytest.mark.parametrize(
@@ -471,12 +472,12 @@ coordinator.register(lambda: (print("hanging"), threading.Event().wait()))
 print("ready")
 threading.Event().wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "ready" == snippet.line()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "ready" == snippet.read_line()
         snippet.signal(first)
-        assert "hanging" == snippet.line()
+        assert "hanging" == snippet.read_line()
         snippet.signal(second)
-        assert (128 + second, "") == snippet.end()
+        assert (128 + second, "") == snippet.wait()
 
 
 def test_a_second_signal_does_what_was_asked_for_instead_and_the_third_ends_the_process() -> None:
@@ -488,19 +489,19 @@ coordinator.register(lambda: print("stopping"))
 print("ready")
 threading.Event().wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "ready" == snippet.line()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "ready" == snippet.read_line()
         snippet.signal(SIGTERM)
-        assert "stopping" == snippet.line()
+        assert "stopping" == snippet.read_line()
         snippet.signal(SIGTERM)
-        assert "escalated by the second of 15" == snippet.line()
+        assert "escalated by the second of 15" == snippet.read_line()
         snippet.signal(SIGINT)
-        assert (128 + SIGINT, "") == snippet.end()
+        assert (128 + SIGINT, "") == snippet.wait()
 
 
 def test_an_escalation_that_raises_ends_the_process_all_the_same() -> None:
     code = """
-from longwatch.core.events import Events
+from longwatch.core.events.base import Events
 ShutdownCoordinator.reset()
 coordinator = ShutdownCoordinator.install(
     events=Events(lambda event: print(event.name, event.error))
@@ -510,13 +511,13 @@ coordinator.register(lambda: print("stopping"))
 print("ready")
 threading.Event().wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "ready" == snippet.line()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "ready" == snippet.read_line()
         snippet.signal(SIGTERM)
-        assert "stopping" == snippet.line()
+        assert "stopping" == snippet.read_line()
         snippet.signal(SIGTERM)
-        assert "callback_failed ZeroDivisionError: division by zero" == snippet.line()
-        assert (128 + SIGTERM, "") == snippet.end()
+        assert "shutdown_callback_failed ZeroDivisionError: division by zero" == snippet.read_line()
+        assert (128 + SIGTERM, "") == snippet.wait()
 
 
 def test_the_first_signal_after_code_has_triggered_does_not_escalate() -> None:
@@ -530,10 +531,10 @@ input()
 os.kill(os.getpid(), signal.SIGTERM)
 threading.Event().wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "alive None" == snippet.line()
-        snippet.say()
-        assert "escalated" == snippet.line()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "alive None" == snippet.read_line()
+        snippet.send_line()
+        assert "escalated" == snippet.read_line()
 
 
 def test_a_program_whose_callback_hangs_still_ends_when_its_main_thread_does() -> None:
@@ -544,29 +545,29 @@ os.kill(os.getpid(), signal.SIGTERM)
 began.wait()
 print("leaving")
 """
-    with running(PRELUDE + code) as snippet:
-        assert "leaving" == snippet.line()
-        assert 0 == snippet.end()[0]
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "leaving" == snippet.read_line()
+        assert 0 == snippet.wait()[0]
 
 
 def test_a_signal_that_comes_during_installation_is_heard() -> None:
     code = """
-import longwatch.host.errand as errand
+from longwatch.host.background_thread import BackgroundThread
 ShutdownCoordinator.reset()
-start = errand.Errand.start
+start = BackgroundThread.start
 def early(self, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     start(self, **options)
-errand.Errand.start = early
+BackgroundThread.start = early
 coordinator = ShutdownCoordinator.install()
-errand.Errand.start = start
+BackgroundThread.start = start
 done = threading.Event()
 coordinator.register(lambda: (print("heard"), done.set()))
 done.wait()
 """
-    with running(PRELUDE + code) as snippet:
-        assert "heard" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "heard" == snippet.read_line()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_forked_child_has_none_dies_of_the_signal_and_can_install_its_own() -> None:
@@ -596,8 +597,10 @@ if own == 0:
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]))
 """
-    with running(PRELUDE + code) as snippet:
-        assert "none" == snippet.line()
-        snippet.say()
-        assert [str(-SIGTERM), "the child's callback", "0"] == [snippet.line() for _ in range(3)]
-        assert (0, "") == snippet.end()
+    with run_snippet(PRELUDE + code) as snippet:
+        assert "none" == snippet.read_line()
+        snippet.send_line()
+        assert [str(-SIGTERM), "the child's callback", "0"] == [
+            snippet.read_line() for _ in range(3)
+        ]
+        assert (0, "") == snippet.wait()

@@ -10,11 +10,11 @@ from signal import SIGHUP, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
 
 import pytest
 
-from leaks import nothing_left_open
+from leaks import no_leaks
 from longwatch.errors import ServiceStateError, UsageError
-from longwatch.host.errand import Errand
-from longwatch.host.signals import SignalStream, catching
-from snippet import running
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.signals import SignalStream, catch_signals
+from snippet import run_snippet
 
 
 def send(*signals: Signals) -> None:
@@ -28,35 +28,35 @@ def read_all(stream: SignalStream, put: Callable[[int], None]) -> None:
 
 
 def test_signals_are_read_in_their_order() -> None:
-    with catching([SIGUSR1, SIGUSR2, SIGHUP]) as stream:
+    with catch_signals([SIGUSR1, SIGUSR2, SIGHUP]) as stream:
         send(SIGUSR2, SIGHUP, SIGUSR1)
         assert [SIGUSR2, SIGHUP, SIGUSR1] == [stream.read(), stream.read(), stream.read()]
 
 
 def test_an_ordinary_thread_reads_what_comes_to_the_main_thread() -> None:
     got: list[int | None] = []
-    with catching([SIGUSR1]) as stream:
-        reader = Errand(lambda: got.append(stream.read()), name="test")
+    with catch_signals([SIGUSR1]) as stream:
+        reader = BackgroundThread(lambda: got.append(stream.read()), name="test")
         reader.start()
         send(SIGUSR1)
-        assert reader.over.block(10)
+        assert reader.done.block(10)
     assert [SIGUSR1] == got
 
 
 def test_reading_gives_up_after_its_timeout() -> None:
-    with catching([SIGUSR1]) as stream:
+    with catch_signals([SIGUSR1]) as stream:
         assert stream.read(0.0) is None
         assert stream.read(0.01) is None
 
 
 def test_a_second_signal_before_the_first_is_read_is_not_lost() -> None:
-    with catching([SIGUSR1]) as stream:
+    with catch_signals([SIGUSR1]) as stream:
         send(SIGUSR1, SIGUSR1)
         assert [SIGUSR1, SIGUSR1, None] == [stream.read(0), stream.read(0), stream.read(0)]
 
 
 def test_a_storm_of_one_signal_neither_fills_the_memory_nor_hides_another() -> None:
-    with catching([SIGUSR1, SIGUSR2]) as stream:
+    with catch_signals([SIGUSR1, SIGUSR2]) as stream:
         for _ in range(1000):
             send(SIGUSR1)
         send(SIGUSR2)
@@ -64,7 +64,7 @@ def test_a_storm_of_one_signal_neither_fills_the_memory_nor_hides_another() -> N
 
 
 def test_a_full_pipe_loses_no_signal_and_blocks_no_handler() -> None:
-    with catching([SIGUSR1]) as stream:
+    with catch_signals([SIGUSR1]) as stream:
         with suppress(BlockingIOError):
             while os.write(stream._writer, b"x" * 4096):
                 pass
@@ -80,7 +80,7 @@ def test_the_former_handlers_come_back() -> None:
     signal.signal(SIGUSR1, mine)
     signal.signal(SIGUSR2, signal.SIG_IGN)
     try:
-        with catching([SIGUSR1, SIGUSR2, SIGHUP]):
+        with catch_signals([SIGUSR1, SIGUSR2, SIGHUP]):
             assert mine is not signal.getsignal(SIGUSR1)
         assert [mine, signal.SIG_IGN, signal.SIG_DFL] == [
             signal.getsignal(one) for one in (SIGUSR1, SIGUSR2, SIGHUP)
@@ -92,8 +92,8 @@ def test_the_former_handlers_come_back() -> None:
 
 
 def test_the_former_handlers_come_back_when_the_block_raises_and_blocks_nest() -> None:
-    with nothing_left_open(), catching([SIGUSR1]) as outer:
-        with suppress(KeyError), catching([SIGUSR1]) as inner:
+    with no_leaks(), catch_signals([SIGUSR1]) as outer:
+        with suppress(KeyError), catch_signals([SIGUSR1]) as inner:
             send(SIGUSR1)
             assert SIGUSR1 == inner.read(0)
             raise KeyError
@@ -105,61 +105,61 @@ def test_the_former_handlers_come_back_when_the_block_raises_and_blocks_nest() -
 def test_a_handler_that_c_code_installed_comes_back() -> None:
     code = """
         import faulthandler, os, signal, sys
-        from longwatch.host.signals import catching
+        from longwatch.host.signals import catch_signals
 
         faulthandler.register(signal.SIGUSR1, file=sys.stdout)
-        with catching([signal.SIGUSR1]) as stream:
+        with catch_signals([signal.SIGUSR1]) as stream:
             os.kill(os.getpid(), signal.SIGUSR1)
             print(stream.read())
         os.kill(os.getpid(), signal.SIGUSR1)
         print("alive")
     """
-    with running(code) as snippet:
-        assert str(int(SIGUSR1)) == snippet.line()
-        assert snippet.line().startswith("Current thread")
-        while line := snippet.line():
+    with run_snippet(code) as snippet:
+        assert str(int(SIGUSR1)) == snippet.read_line()
+        assert snippet.read_line().startswith("Current thread")
+        while line := snippet.read_line():
             last = line
         assert "alive" == last
-        assert (0, "") == snippet.end()
+        assert (0, "") == snippet.wait()
 
 
 def test_a_handler_unknown_to_python_comes_back() -> None:
     code = """
         import ctypes, os, signal, sys
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: os.write(1, b"in C\\n"))
-        from longwatch.host.signals import catching
+        from longwatch.host.signals import catch_signals
 
         ctypes.CDLL(None).signal(signal.SIGUSR1, handler)
         real = signal.getsignal
         signal.getsignal = lambda signum: None if signum == signal.SIGUSR1 else real(signum)
-        with catching([signal.SIGUSR1]) as stream:
+        with catch_signals([signal.SIGUSR1]) as stream:
             os.kill(os.getpid(), signal.SIGUSR1)
             print(stream.read())
         os.kill(os.getpid(), signal.SIGUSR1)
         print("alive")
     """
-    with running(code) as snippet:
-        assert [str(int(SIGUSR1)), "in C", "alive"] == [snippet.line() for _ in range(3)]
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert [str(int(SIGUSR1)), "in C", "alive"] == [snippet.read_line() for _ in range(3)]
+        assert (0, "") == snippet.wait()
 
 
 def test_off_the_main_thread_it_raises_and_changes_nothing() -> None:
     before = signal.getsignal(SIGUSR1)
     stream = SignalStream([SIGUSR1])
-    opener = Errand(stream.open, name="test")
-    with nothing_left_open():
+    opener = BackgroundThread(stream.open, name="test")
+    with no_leaks():
         opener.start()
-        assert opener.over.block(10)
+        assert opener.done.block(10)
     assert isinstance(opener.error, ServiceStateError)
     assert before == signal.getsignal(SIGUSR1)
     assert stream.read() is None
 
 
 def test_closing_off_the_main_thread_raises_and_it_goes_on_catching() -> None:
-    with catching([SIGUSR1]) as stream:
-        closer = Errand(stream.close, name="test")
+    with catch_signals([SIGUSR1]) as stream:
+        closer = BackgroundThread(stream.close, name="test")
         closer.start()
-        assert closer.over.block(10)
+        assert closer.done.block(10)
         assert isinstance(closer.error, ServiceStateError)
         send(SIGUSR1)
         assert SIGUSR1 == stream.read(0)
@@ -167,11 +167,11 @@ def test_closing_off_the_main_thread_raises_and_it_goes_on_catching() -> None:
 
 def test_a_signal_that_cannot_be_caught_is_refused_and_the_others_are_put_back() -> None:
     before = signal.getsignal(SIGUSR1)
-    with nothing_left_open():
+    with no_leaks():
         for number in (SIGKILL, 999):
             with (
                 pytest.raises(UsageError, match=f"signal {int(number)} cannot be caught"),
-                catching([SIGUSR1, number]),
+                catch_signals([SIGUSR1, number]),
             ):
                 pass
     assert before == signal.getsignal(SIGUSR1)
@@ -179,19 +179,19 @@ def test_a_signal_that_cannot_be_caught_is_refused_and_the_others_are_put_back()
 
 def test_closing_ends_the_reader() -> None:
     got: SimpleQueue[int] = SimpleQueue()
-    with catching([SIGUSR1]) as stream:
-        reader = Errand(lambda: read_all(stream, got.put), name="test")
+    with catch_signals([SIGUSR1]) as stream:
+        reader = BackgroundThread(lambda: read_all(stream, got.put), name="test")
         reader.start()
         send(SIGUSR1)
         assert SIGUSR1 == got.get(timeout=10)
-    assert reader.over.block(10)
+    assert reader.done.block(10)
     assert reader.error is None
     assert stream.read() is None
 
 
 def test_the_handler_may_interrupt_the_main_thread_while_it_holds_any_lock() -> None:
-    with catching([SIGUSR1]) as stream:
-        locks = [stream._reading, threading._active_limbo_lock]  # type: ignore[attr-defined]
+    with catch_signals([SIGUSR1]) as stream:
+        locks = [stream._read_lock, threading._active_limbo_lock]  # type: ignore[attr-defined]
         for lock in locks:
             with lock:
                 send(SIGUSR1)
@@ -202,9 +202,9 @@ def test_in_a_forked_child_a_caught_signal_takes_its_default_action() -> None:
     code = """
         import os, signal, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-        from longwatch.host.signals import catching
+        from longwatch.host.signals import catch_signals
 
-        with catching([signal.SIGTERM]) as stream:
+        with catch_signals([signal.SIGTERM]) as stream:
             child = os.fork()
             if child == 0:
                 print("child")
@@ -215,23 +215,23 @@ def test_in_a_forked_child_a_caught_signal_takes_its_default_action() -> None:
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             print(stream.read(0))
     """
-    with running(code) as snippet:
-        assert "child" == snippet.line()
-        snippet.say("parent")
-        assert ["parent", str(-SIGTERM), "None"] == [snippet.line() for _ in range(3)]
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert "child" == snippet.read_line()
+        snippet.send_line("parent")
+        assert ["parent", str(-SIGTERM), "None"] == [snippet.read_line() for _ in range(3)]
+        assert (0, "") == snippet.wait()
 
 
 def test_in_a_forked_child_closing_and_reading_do_not_hang() -> None:
     code = """
         import os, signal, threading, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
-        from longwatch.host.signals import catching
+        from longwatch.host.signals import catch_signals
 
-        with catching([signal.SIGTERM]) as stream:
+        with catch_signals([signal.SIGTERM]) as stream:
             reader = threading.Thread(target=stream.read, daemon=True)
             reader.start()
-            while not stream._reading.locked():
+            while not stream._read_lock.locked():
                 pass
             child = os.fork()
             if child == 0:
@@ -241,6 +241,6 @@ def test_in_a_forked_child_closing_and_reading_do_not_hang() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             reader.join()
     """
-    with running(code) as snippet:
-        assert "0" == snippet.line()
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert "0" == snippet.read_line()
+        assert (0, "") == snippet.wait()

@@ -15,16 +15,16 @@ from typing import Self
 
 import pytest
 
-from awaiting import eventually
-from leaks import nothing_left_open
+from leaks import no_leaks
 from longwatch.core.clock import Wakeup
 from longwatch.errors import StoreBusyError, StoreClosedError, StoreError, UsageError
 from longwatch.mailbox import open_mailbox
 from longwatch.store.database import Transaction
-from longwatch.store.sqlite import SqliteDatabase, _result
-from snippet import running
+from longwatch.store.sqlite.database import SqliteDatabase, _wait_for_result
+from polling import eventually
+from snippet import run_snippet
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def start(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-class Busy:
+class BusyWriter:
     """The writer, kept busy by a job that ends when told."""
 
     def __init__(self, database: SqliteDatabase) -> None:
         self._go, self._begun = threading.Event(), threading.Event()
         self._thread = start(lambda: database.write(self._work))
-        assert self._begun.wait(PATIENCE)
+        assert self._begun.wait(TIMEOUT)
 
     def __enter__(self) -> Self:
         return self
@@ -69,11 +69,11 @@ class Busy:
     def _work(self, tx: Transaction) -> None:
         self._begun.set()
         insert("busy")(tx)
-        self._go.wait(PATIENCE)
+        self._go.wait(TIMEOUT)
 
     def end(self) -> None:
         self._go.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -225,7 +225,7 @@ class TestReading:
         assert ["meanwhile"] == database.read(values)
 
     def test_does_not_wait_for_the_writer(self, database: SqliteDatabase) -> None:
-        with Busy(database):
+        with BusyWriter(database):
             assert [] == database.read(values)
         assert ["busy"] == database.read(values)
 
@@ -253,7 +253,7 @@ class TestReading:
         self, database: SqliteDatabase
     ) -> None:
         database.read(values)
-        with nothing_left_open():
+        with no_leaks():
             for _ in range(10):
                 start(lambda: database.read(values)).join()
 
@@ -262,7 +262,7 @@ class TestATimeout:
     def test_of_a_job_that_was_not_begun_says_that_nothing_was_written_and_that_is_true(
         self, database: SqliteDatabase
     ) -> None:
-        with Busy(database) as busy:
+        with BusyWriter(database) as busy:
             with pytest.raises(StoreBusyError) as caught:
                 database.write(insert("late"), timeout=0.01)
             busy.end()
@@ -275,7 +275,7 @@ class TestATimeout:
     ) -> None:
         go = threading.Event()
         with pytest.raises(StoreError) as caught:
-            database.write(lambda tx: (insert("slow")(tx), go.wait(PATIENCE)), timeout=0.05)
+            database.write(lambda tx: (insert("slow")(tx), go.wait(TIMEOUT)), timeout=0.05)
         go.set()
         assert "no answer from the store within 0.05 s; whether it was written is unknown" == str(
             caught.value
@@ -293,7 +293,7 @@ class TestATimeout:
 
         future = JustNow()
         future.set_running_or_notify_cancel()
-        assert "answer" == _result(future, 1.0)
+        assert "answer" == _wait_for_result(future, 1.0)
 
 
 class TestClosing:
@@ -303,7 +303,7 @@ class TestClosing:
         database.close()
 
     def test_leaves_no_thread_and_no_descriptor(self, path: Path) -> None:
-        with nothing_left_open():
+        with no_leaks():
             database = SqliteDatabase(path)
             database.listen("channel", Wakeup())
             database.write(lambda _: None)
@@ -311,14 +311,14 @@ class TestClosing:
             database.close()
 
     def test_finishes_what_waits(self, database: SqliteDatabase, path: Path) -> None:
-        with Busy(database) as busy:
+        with BusyWriter(database) as busy:
             job = start(lambda: database.write(insert("waiting")))
-            assert eventually(lambda: len(database._opened.writer._jobs) == 1)  # type: ignore[union-attr]
+            assert eventually(lambda: len(database._handle.writer._jobs) == 1)  # type: ignore[union-attr]
             closing = start(database.close)
             assert eventually(lambda: database._closed)
             busy.end()
-        job.join(PATIENCE)
-        closing.join(PATIENCE)
+        job.join(TIMEOUT)
+        closing.join(TIMEOUT)
         outside = sqlite3.connect(path)
         assert [("busy",), ("waiting",)] == outside.execute("SELECT x FROM t").fetchall()
         outside.close()
@@ -342,7 +342,7 @@ class TestClosing:
         assert [] == database.read(read)
 
     def test_happens_by_itself_when_nobody_knows_it_any_more(self, path: Path) -> None:
-        with nothing_left_open():
+        with no_leaks():
             database = SqliteDatabase(path)
             database.write(lambda _: None)
             del database
@@ -351,15 +351,15 @@ class TestClosing:
         code = f"""
             from pathlib import Path
             from longwatch.core.clock import Wakeup
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
             database = SqliteDatabase(Path({str(path)!r}))
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
             database.listen("channel", Wakeup())
-            print(database._opened.wakeups.place)
+            print(database._handle.notifier.socket_path)
         """
-        with running(code) as child:
-            place = Path(child.line())
-            assert (0, "") == child.end()
+        with run_snippet(code) as child:
+            place = Path(child.read_line())
+            assert (0, "") == child.wait()
         assert not place.exists()
         assert [path] == list(tmp_path.iterdir())
 
@@ -369,7 +369,7 @@ class TestAfterAFork:
         code = f"""
             import os, threading
             from pathlib import Path
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
 
             database = SqliteDatabase(Path({str(path)!r}), busy_timeout=2.0)
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
@@ -399,15 +399,15 @@ class TestAfterAFork:
                 database.read(lambda tx: tx.rows("SELECT count(*) FROM t WHERE x = 'child'"))
             )
         """
-        with running(code) as child:
-            assert "True [(15,)]" == child.line()
-            assert 0 == child.end()[0]
+        with run_snippet(code) as child:
+            assert "True [(15,)]" == child.read_line()
+            assert 0 == child.wait()[0]
 
     def test_the_parent_keeps_its_locks_and_its_log_when_the_child_ends(self, path: Path) -> None:
         code = f"""
             import os, sqlite3
             from pathlib import Path
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
 
             database = SqliteDatabase(Path({str(path)!r}))
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
@@ -422,16 +422,16 @@ class TestAfterAFork:
                 outside.execute("SELECT x FROM t").fetchall(), Path({str(path)!r} + "-wal").exists()
             )
         """
-        with running(code) as child:
-            assert "[('child',), ('parent',)] True" == child.line()
-            assert 0 == child.end()[0]
+        with run_snippet(code) as child:
+            assert "[('child',), ('parent',)] True" == child.read_line()
+            assert 0 == child.wait()[0]
 
     def test_the_child_has_none_of_the_parent_s_descriptors(self, path: Path) -> None:
         code = f"""
             import os
             from pathlib import Path
             from longwatch.core.clock import Wakeup
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
 
             def count():
                 return len(os.listdir("/proc/self/fd"))
@@ -446,9 +446,9 @@ class TestAfterAFork:
                 os._exit(0)
             os.waitpid(pid, 0)
         """
-        with running(code) as child:
-            assert "0" == child.line()
-            assert 0 == child.end()[0]
+        with run_snippet(code) as child:
+            assert "0" == child.read_line()
+            assert 0 == child.wait()[0]
 
     def test_a_mailbox_works_in_parent_and_child(self, path: Path) -> None:
         code = f"""
@@ -464,9 +464,9 @@ class TestAfterAFork:
             os.waitpid(pid, 0)
             print([message.body for message in mailbox.receive(max_messages=10)])
         """
-        with running(code) as child:
-            assert "['from the child']" == child.line()
-            assert 0 == child.end()[0]
+        with run_snippet(code) as child:
+            assert "['from the child']" == child.read_line()
+            assert 0 == child.wait()[0]
 
 
 class TestKilled:
@@ -475,15 +475,15 @@ class TestKilled:
             import os, signal
             from concurrent.futures import Future
             from pathlib import Path
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
 
             database = SqliteDatabase(Path({str(path)!r}))
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
             Future.set_result = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             database.write(lambda tx: tx.execute("INSERT INTO t VALUES (1)"))
         """
-        with running(code) as child:
-            assert -signal.SIGKILL == child.end()[0]
+        with run_snippet(code) as child:
+            assert -signal.SIGKILL == child.wait()[0]
         database = SqliteDatabase(path)
         assert [1] == database.read(values)
         database.close()
@@ -492,7 +492,7 @@ class TestKilled:
         code = f"""
             import os, signal
             from pathlib import Path
-            from longwatch.store.sqlite import SqliteDatabase
+            from longwatch.store.sqlite.database import SqliteDatabase
 
             database = SqliteDatabase(Path({str(path)!r}))
             database.write(lambda tx: tx.execute("CREATE TABLE t (x)"))
@@ -502,8 +502,8 @@ class TestKilled:
                 )
             )
         """
-        with running(code) as child:
-            assert -signal.SIGKILL == child.end()[0]
+        with run_snippet(code) as child:
+            assert -signal.SIGKILL == child.wait()[0]
         database = SqliteDatabase(path)
         assert [] == database.read(values)
         assert 1 == database.write(insert(2))

@@ -21,28 +21,28 @@ from longwatch.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
-    StoreMisplacedError,
+    StoreLocationError,
     StoreReadOnlyError,
     StoreUnreachableError,
     UsageError,
 )
 from longwatch.host.beatpage import BeatPage
 from longwatch.mailbox import Mailbox, open_mailbox
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sqlite_file import network_file_system
-from small_disk import mount, mounted, stuff
-from snippet import running
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.store.sqlite.file import network_file_system
+from small_disk import fill_disk, mount, small_filesystem
+from snippet import run_snippet
 
 HOUR = 3600.0
-Letters = Mailbox[object]
-CALLS: dict[str, Callable[[Letters], object]] = {
+AnyMailbox = Mailbox[object]
+CALLS: dict[str, Callable[[AnyMailbox], object]] = {
     "send": lambda mailbox: mailbox.send("x"),
     "send_many": lambda mailbox: mailbox.send_many(["x", "y"]),
     "receive": lambda mailbox: mailbox.receive(),
     "stats": lambda mailbox: mailbox.stats(),
     "purge": lambda mailbox: mailbox.purge(),
     "pause": lambda mailbox: mailbox.pause(),
-    "dead": lambda mailbox: list(mailbox.dead),
+    "dead": lambda mailbox: list(mailbox.dead_letters),
     "cancel": lambda mailbox: mailbox.cancel("nothing"),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -54,11 +54,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Letters]]:
+def opened() -> Iterator[Callable[..., AnyMailbox]]:
     """Opens mailboxes over files, and closes their stores at the end."""
     databases: list[SqliteDatabase] = []
 
-    def open_one(path: Path, **options: object) -> Letters:
+    def open_one(path: Path, **options: object) -> AnyMailbox:
         databases.append(SqliteDatabase(path, **options))  # type: ignore[arg-type]
         return open_mailbox(databases[-1], "letters")
 
@@ -74,11 +74,11 @@ def fill(path: Path, *bodies: object) -> None:
     database.close()
 
 
-def bodies(mailbox: Letters) -> list[object]:
+def bodies(mailbox: AnyMailbox) -> list[object]:
     return [message.body for message in mailbox.receive(max_messages=1000)]
 
 
-def told(kind: type[StoreError], call: Callable[[], object]) -> str:
+def error_text(kind: type[StoreError], call: Callable[[], object]) -> str:
     """What a mailbox says about trouble of this kind: one line, with the cure after a semicolon."""
     with pytest.raises(MailboxConnectionError) as caught:
         call()
@@ -93,44 +93,54 @@ def told(kind: type[StoreError], call: Callable[[], object]) -> str:
 class TestAPlaceThatCannotBe:
     @every_call
     def test_a_directory_that_is_not_there(
-        self, tmp_path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+        self,
+        tmp_path: Path,
+        opened: Callable[..., AnyMailbox],
+        call: Callable[[AnyMailbox], object],
     ) -> None:
         mailbox = opened(tmp_path / "nowhere" / "some.db")
         expected = (
             f"{tmp_path}/nowhere/some.db cannot be opened, its directory does not exist; make "
             f"{tmp_path}/nowhere"
         )
-        assert expected == told(StoreMisplacedError, lambda: call(mailbox))
+        assert expected == error_text(StoreLocationError, lambda: call(mailbox))
         (tmp_path / "nowhere").mkdir()
         call(mailbox)
 
-    def test_a_directory_that_is_a_file(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_a_directory_that_is_a_file(
+        self, path: Path, opened: Callable[..., AnyMailbox]
+    ) -> None:
         path.touch()
-        text = told(StoreMisplacedError, lambda: opened(path / "some.db").send("x"))
+        text = error_text(StoreLocationError, lambda: opened(path / "some.db").send("x"))
         assert f"{path}/some.db cannot be opened, its directory does not exist; make {path}" == text
 
     @every_call
     def test_a_directory_in_place_of_the_file(
-        self, tmp_path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+        self,
+        tmp_path: Path,
+        opened: Callable[..., AnyMailbox],
+        call: Callable[[AnyMailbox], object],
     ) -> None:
         mailbox = opened(tmp_path)
         expected = f"{tmp_path} cannot be opened, it is a directory; name a file in it"
         assert [expected] * 2 == [
-            told(StoreMisplacedError, lambda: call(mailbox)) for _ in range(2)
+            error_text(StoreLocationError, lambda: call(mailbox)) for _ in range(2)
         ]
 
-    def test_a_network_file_system(self, tmp_path: Path, opened: Callable[..., Letters]) -> None:
-        mounts = tmp_path / "mountinfo"
-        mounts.write_text(
+    def test_a_network_file_system(self, tmp_path: Path, opened: Callable[..., AnyMailbox]) -> None:
+        mountinfo = tmp_path / "mountinfo"
+        mountinfo.write_text(
             f"22 1 254:0 / / rw - ext4 /dev/root rw\n36 22 0:32 / {tmp_path} rw shared:1 - "
             f"nfs4 server:/x rw\n"
         )
-        mailbox = opened(tmp_path / "some.db", mounts=mounts)
+        mailbox = opened(tmp_path / "some.db", mountinfo=mountinfo)
         said = (
             "is on a network file system (nfs4), where SQLite's locks do not hold; use a local "
             "disk, or PostgreSQL"
         )
-        assert f"{tmp_path}/some.db {said}" == told(StoreMisplacedError, lambda: mailbox.send("x"))
+        assert f"{tmp_path}/some.db {said}" == error_text(
+            StoreLocationError, lambda: mailbox.send("x")
+        )
         assert not (tmp_path / "some.db").exists()
 
 
@@ -166,37 +176,41 @@ class TestTheKindOfFileSystem:
         assert "nfs" == self.found(folder, f"22 1 0:1 / {escaped} rw - nfs x rw\n")
 
     def test_is_unknown_where_the_system_does_not_tell(self, tmp_path: Path) -> None:
-        assert network_file_system(tmp_path / "x", mounts=tmp_path / "nothing") is None
+        assert network_file_system(tmp_path / "x", mountinfo=tmp_path / "nothing") is None
 
     def test_is_a_local_one_here(self, tmp_path: Path) -> None:
         assert network_file_system(tmp_path / "x") is None
 
     def found(self, folder: Path, lines: str) -> str | None:
-        mounts = folder / "mountinfo"
-        mounts.write_text(lines)
-        return network_file_system(folder / "some.db", mounts=mounts)
+        mountinfo = folder / "mountinfo"
+        mountinfo.write_text(lines)
+        return network_file_system(folder / "some.db", mountinfo=mountinfo)
 
 
 class TestAFileThatIsNoStore:
     @every_call
     def test_some_other_file(
-        self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+        self, path: Path, opened: Callable[..., AnyMailbox], call: Callable[[AnyMailbox], object]
     ) -> None:
         path.write_text("Dear diary, " * 100)
         before = path.read_bytes()
         mailbox = opened(path)
         expected = f"{path} is not a SQLite database; name another file, or move this one aside"
-        assert [expected] * 2 == [told(StoreCorruptError, lambda: call(mailbox)) for _ in range(2)]
+        assert [expected] * 2 == [
+            error_text(StoreCorruptError, lambda: call(mailbox)) for _ in range(2)
+        ]
         assert before == path.read_bytes()
 
-    def test_an_empty_one_becomes_a_store(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_an_empty_one_becomes_a_store(
+        self, path: Path, opened: Callable[..., AnyMailbox]
+    ) -> None:
         path.touch()
         mailbox = opened(path)
         mailbox.send("x")
         assert ["x"] == bodies(mailbox)
 
     @pytest.mark.parametrize("act", ["send", "receive", "stats"])
-    def test_a_damaged_one(self, path: Path, opened: Callable[..., Letters], act: str) -> None:
+    def test_a_damaged_one(self, path: Path, opened: Callable[..., AnyMailbox], act: str) -> None:
         fill(path, *["x" * 1000] * 100)
         data = bytearray(path.read_bytes())
         data[4096:] = b"\xff" * (len(data) - 4096)
@@ -204,19 +218,19 @@ class TestAFileThatIsNoStore:
         expected = f"{path} is damaged; restore it from a backup, or move it aside to start afresh"
         mailbox = opened(path)
         assert [expected] * 2 == [
-            told(StoreCorruptError, lambda: CALLS[act](mailbox)) for _ in range(2)
+            error_text(StoreCorruptError, lambda: CALLS[act](mailbox)) for _ in range(2)
         ]
 
-    def test_one_cut_short(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_one_cut_short(self, path: Path, opened: Callable[..., AnyMailbox]) -> None:
         fill(path, *["x" * 1000] * 100)
         path.write_bytes(path.read_bytes()[:10_000])
-        assert "is damaged; restore it from a backup" in told(
+        assert "is damaged; restore it from a backup" in error_text(
             StoreCorruptError, lambda: opened(path).receive(max_messages=100)
         )
 
     @every_call
     def test_one_of_a_newer_version(
-        self, path: Path, opened: Callable[..., Letters], call: Callable[[Letters], object]
+        self, path: Path, opened: Callable[..., AnyMailbox], call: Callable[[AnyMailbox], object]
     ) -> None:
         database = SqliteDatabase(path)
         database.write(
@@ -224,7 +238,7 @@ class TestAFileThatIsNoStore:
         )
         database.close()
         mailbox = opened(path)
-        texts = [told(SchemaTooNewError, lambda: call(mailbox)) for _ in range(2)]
+        texts = [error_text(SchemaTooNewError, lambda: call(mailbox)) for _ in range(2)]
         assert texts[0] == texts[1]
         assert "the store was made by a newer Longwatch (schema 9999, " in texts[0]
         assert "; upgrade Longwatch" in texts[0]
@@ -244,13 +258,13 @@ LOCKER = """
 
 class TestAFileThatAnotherProgramHasLocked:
     def test_is_a_clear_error_and_works_again_when_it_is_free(
-        self, path: Path, opened: Callable[..., Letters]
+        self, path: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         mailbox = opened(path, busy_timeout=0.05)
         mailbox.send("before")
         [message] = mailbox.receive()
-        with running(LOCKER.format(path=str(path))) as child:
-            assert "locked" == child.line()
+        with run_snippet(LOCKER.format(path=str(path))) as child:
+            assert "locked" == child.read_line()
             expected = (
                 f"{path} is locked by another program; nothing was written, end that one, or try "
                 f"again"
@@ -261,41 +275,41 @@ class TestAFileThatAnotherProgramHasLocked:
                 message.acknowledge,
                 lambda: message.extend_visibility(9),
             )
-            assert [expected] * 4 == [told(StoreBusyError, act) for act in acts]
+            assert [expected] * 4 == [error_text(StoreBusyError, act) for act in acts]
             assert 1 == mailbox.stats().leased
-            child.say()
-            assert "free" == child.line()
+            child.send_line()
+            assert "free" == child.read_line()
             mailbox.send("after")
             message.acknowledge()
         assert ["after"] == bodies(mailbox)
 
     def test_is_the_same_error_when_the_file_is_new(
-        self, path: Path, opened: Callable[..., Letters]
+        self, path: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
-        with running(LOCKER.format(path=str(path))) as child:
-            assert "locked" == child.line()
+        with run_snippet(LOCKER.format(path=str(path))) as child:
+            assert "locked" == child.read_line()
             mailbox = opened(path, busy_timeout=0.05)
             expected = (
                 f"{path} is locked by another program; nothing was written, end that one, or try "
                 f"again"
             )
             assert [expected] * 2 == [
-                told(StoreBusyError, lambda: mailbox.send("x")) for _ in range(2)
+                error_text(StoreBusyError, lambda: mailbox.send("x")) for _ in range(2)
             ]
-            child.say()
-            assert "free" == child.line()
+            child.send_line()
+            assert "free" == child.read_line()
             mailbox.send("after")
         assert ["after"] == bodies(mailbox)
 
-    def test_is_waited_for(self, path: Path, opened: Callable[..., Letters]) -> None:
+    def test_is_waited_for(self, path: Path, opened: Callable[..., AnyMailbox]) -> None:
         fill(path)
         mailbox = opened(path)
-        with running(LOCKER.format(path=str(path))) as child:
-            assert "locked" == child.line()
+        with run_snippet(LOCKER.format(path=str(path))) as child:
+            assert "locked" == child.read_line()
             sending = threading.Thread(target=lambda: mailbox.send("patient"))
             sending.start()
-            child.say()
-            assert "free" == child.line()
+            child.send_line()
+            assert "free" == child.read_line()
             sending.join(30)
         assert ["one", "two", "patient"] == bodies(mailbox)
 
@@ -305,7 +319,7 @@ AS_NOBODY = """
     from pathlib import Path
     from longwatch.errors import MailboxConnectionError
     from longwatch.mailbox import open_mailbox
-    from longwatch.store.sqlite import SqliteDatabase
+    from longwatch.store.sqlite.database import SqliteDatabase
 
     open_mailbox("sqlite:////nowhere", "letters")
     os.environ["XDG_RUNTIME_DIR"] = ""
@@ -333,9 +347,9 @@ class TestAFileThatMayNotBeWritten:
         shutil.rmtree(made)
 
     def answers(self, path: Path) -> list[str]:
-        with running(AS_NOBODY.format(path=str(path))) as child:
-            answers = [child.line() for _ in range(3)]
-            assert (0, "") == child.end()
+        with run_snippet(AS_NOBODY.format(path=str(path))) as child:
+            answers = [child.read_line() for _ in range(3)]
+            assert (0, "") == child.wait()
         return answers
 
     def test_read_only_by_its_permissions(self, folder: Path) -> None:
@@ -379,7 +393,7 @@ class TestAFileThatMayNotBeWritten:
         assert [expected] * 3 == self.answers(path)
 
     def test_on_a_file_system_that_became_read_only(
-        self, small_disk: Path, opened: Callable[..., Letters]
+        self, small_disk: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         path = small_disk / "some.db"
         fill(path)
@@ -389,16 +403,16 @@ class TestAFileThatMayNotBeWritten:
         )
         mailbox = opened(path)
         assert [expected] * 2 == [
-            told(StoreReadOnlyError, lambda: mailbox.send("x")) for _ in range(2)
+            error_text(StoreReadOnlyError, lambda: mailbox.send("x")) for _ in range(2)
         ]
         mount("-o", "remount,rw", str(small_disk))
         assert ["one", "two"] == bodies(mailbox)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, opened: Callable[..., Letters]) -> Iterator[Path]:
+def small_disk(tmp_path: Path, opened: Callable[..., AnyMailbox]) -> Iterator[Path]:
     """Unmounted before `opened` closes the stores on it."""
-    with mounted(tmp_path) as place:
+    with small_filesystem(tmp_path) as place:
         yield place
 
 
@@ -407,14 +421,14 @@ class TestAFullDisk:
         return f"{path} cannot grow: the disk is full; nothing was written, free some space"
 
     def test_loses_nothing_and_works_again_once_there_is_space(
-        self, small_disk: Path, opened: Callable[..., Letters]
+        self, small_disk: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         path = small_disk / "some.db"
         mailbox = opened(path)
         kept = [mailbox.send(f"{number} " + "x" * 10_000) for number in range(20)]
-        ballast = stuff(small_disk)
-        assert self.full(path) == told(StoreFullError, lambda: mailbox.send("y" * 100_000))
-        assert self.full(path) == told(
+        ballast = fill_disk(small_disk)
+        assert self.full(path) == error_text(StoreFullError, lambda: mailbox.send("y" * 100_000))
+        assert self.full(path) == error_text(
             StoreFullError, lambda: mailbox.send_many(["y" * 50_000] * 3)
         )
         assert 20 == mailbox.stats().ready
@@ -422,15 +436,15 @@ class TestAFullDisk:
         kept.append(mailbox.send("after"))
         assert kept == [message.id for message in mailbox.receive(max_messages=100)]
 
-    def test_tells_every_sender(self, small_disk: Path, opened: Callable[..., Letters]) -> None:
+    def test_tells_every_sender(self, small_disk: Path, opened: Callable[..., AnyMailbox]) -> None:
         path = small_disk / "some.db"
         mailbox = opened(path)
         mailbox.send("before")
-        ballast = stuff(small_disk)
+        ballast = fill_disk(small_disk)
         outcomes: list[str] = []
 
         def send() -> None:
-            outcomes.append(told(StoreFullError, lambda: mailbox.send("y" * 100_000)))
+            outcomes.append(error_text(StoreFullError, lambda: mailbox.send("y" * 100_000)))
 
         threads = [threading.Thread(target=send) for _ in range(8)]
         for thread in threads:
@@ -442,44 +456,44 @@ class TestAFullDisk:
         assert ["before"] == bodies(mailbox)
 
     def test_a_delivery_that_could_not_be_settled_can_be_once_there_is_space(
-        self, small_disk: Path, opened: Callable[..., Letters]
+        self, small_disk: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         mailbox = opened(small_disk / "some.db")
         mailbox.send_many(["x"] * 500)
         messages = mailbox.receive(max_messages=500)
-        ballast = stuff(small_disk)
-        told(StoreFullError, lambda: mailbox.acknowledge_many(messages))
+        ballast = fill_disk(small_disk)
+        error_text(StoreFullError, lambda: mailbox.acknowledge_many(messages))
         assert 500 == mailbox.stats().leased
         ballast.unlink()
         assert {"settled"} == set(mailbox.acknowledge_many(messages))
         assert 0 == mailbox.approximate_count()
 
     def test_a_new_file_is_told_so_and_made_once_there_is_space(
-        self, small_disk: Path, opened: Callable[..., Letters]
+        self, small_disk: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
-        ballast = stuff(small_disk)
+        ballast = fill_disk(small_disk)
         mailbox = opened(small_disk / "some.db")
-        texts = [told(StoreFullError, lambda: mailbox.send("x")) for _ in range(2)]
+        texts = [error_text(StoreFullError, lambda: mailbox.send("x")) for _ in range(2)]
         assert [self.full(small_disk / "some.db")] * 2 == texts
         ballast.unlink()
         mailbox.send("after")
         assert ["after"] == bodies(mailbox)
 
     def test_a_file_that_is_there_is_told_so_and_opened_once_there_is_space(
-        self, small_disk: Path, opened: Callable[..., Letters]
+        self, small_disk: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         path = small_disk / "some.db"
         fill(path)
-        ballast = stuff(small_disk)
+        ballast = fill_disk(small_disk)
         mailbox = opened(path)
-        assert self.full(path) == told(StoreFullError, mailbox.stats)
-        assert self.full(path) == told(StoreFullError, lambda: mailbox.send("x"))
+        assert self.full(path) == error_text(StoreFullError, mailbox.stats)
+        assert self.full(path) == error_text(StoreFullError, lambda: mailbox.send("x"))
         ballast.unlink()
         assert ["one", "two"] == bodies(mailbox)
 
     def test_a_beat_page_is_refused_and_leaves_nothing(self, small_disk: Path) -> None:
         """Mapped over a hole it would end the process at its first beat."""
-        stuff(small_disk)
+        fill_disk(small_disk)
         with pytest.raises(OSError, match="No space left on device"):
             BeatPage(small_disk / "page", 500)
         assert not (small_disk / "page").exists()
@@ -494,7 +508,7 @@ class TestAWallClockThatJumpsAnHour:
 
     @pytest.mark.parametrize("jump", [HOUR, -HOUR])
     def test_ends_no_lease_and_prolongs_none(self, database: SqliteDatabase, jump: float) -> None:
-        mailbox: Letters = open_mailbox(database, "letters")
+        mailbox: AnyMailbox = open_mailbox(database, "letters")
         mailbox.send("x")
         [message] = mailbox.receive(visibility_timeout=30)
         database.jump.wall = jump
@@ -510,7 +524,7 @@ class TestAWallClockThatJumpsAnHour:
     def test_moves_what_is_delayed_by_wall_time(
         self, database: SqliteDatabase, jump: float, ready: list[object]
     ) -> None:
-        mailbox: Letters = open_mailbox(database, "letters")
+        mailbox: AnyMailbox = open_mailbox(database, "letters")
         mailbox.send("x", delay_seconds=60)
         database.jump.wall = jump
         assert ready == bodies(mailbox)
@@ -518,14 +532,14 @@ class TestAWallClockThatJumpsAnHour:
 
 class TestABody:
     def test_that_is_too_large_is_refused_with_the_bound_and_nothing_is_stored(
-        self, path: Path, opened: Callable[..., Letters]
+        self, path: Path, opened: Callable[..., AnyMailbox]
     ) -> None:
         mailbox = opened(path)
         with pytest.raises(InvalidParameterError) as caught:
             mailbox.send_many(["small", "x" * (1 << 20)])
         expected = (
             "a body of 1048578 bytes is larger than 1048576; send where it is stored instead, or "
-            "raise largest_body"
+            "raise max_body_bytes"
         )
         assert expected == str(caught.value)
         assert 0 == mailbox.approximate_count()
@@ -535,7 +549,7 @@ class TestABody:
         open_mailbox(database, "letters").send_many(["not a number", 7])
         mailbox = open_mailbox(database, "letters", int)
         assert [7] == [message.body for message in mailbox.receive(max_messages=10)]
-        [letter] = mailbox.dead
+        [letter] = mailbox.dead_letters
         assert ("undecodable", b'"not a number"') == (letter.reason, letter.body)
         assert letter.error is not None
         assert "a body cannot be read" in letter.error
@@ -543,11 +557,11 @@ class TestABody:
 
     def test_that_is_not_even_text_is_dead_at_once(self, path: Path) -> None:
         database = SqliteDatabase(path)
-        mailbox: Letters = open_mailbox(database, "letters")
+        mailbox: AnyMailbox = open_mailbox(database, "letters")
         mailbox.send("x")
         database.write(lambda tx: tx.execute("UPDATE longwatch_messages SET body = x'fffe00'"))
         assert [] == mailbox.receive()
-        assert ["undecodable"] == [letter.reason for letter in mailbox.dead]
+        assert ["undecodable"] == [letter.reason for letter in mailbox.dead_letters]
         database.close()
 
 
@@ -590,7 +604,7 @@ class TestAUrl:
 class TestAFileThatIsTakenAway:
     @pytest.mark.parametrize("replaced", [False, True])
     def test_is_told_once_and_then_opened_anew(
-        self, tmp_path: Path, opened: Callable[..., Letters], *, replaced: bool
+        self, tmp_path: Path, opened: Callable[..., AnyMailbox], *, replaced: bool
     ) -> None:
         path = tmp_path / "some.db"
         mailbox = opened(path)
@@ -602,7 +616,7 @@ class TestAFileThatIsTakenAway:
             other = "INSERT INTO longwatch_mailboxes (name) VALUES ('first')"
             SqliteDatabase(tmp_path / "new.db").write(lambda tx: tx.execute(other))
             (tmp_path / "new.db").rename(path)
-        assert "was removed or replaced; nothing was done" in told(
+        assert "was removed or replaced; nothing was done" in error_text(
             StoreUnreachableError, lambda: mailbox.send("lost?")
         )
         mailbox.send("after")
@@ -610,7 +624,7 @@ class TestAFileThatIsTakenAway:
 
 
 def test_a_mailbox_whose_row_somebody_removed_is_counted_as_a_new_one(
-    path: Path, opened: Callable[..., Letters]
+    path: Path, opened: Callable[..., AnyMailbox]
 ) -> None:
     mailbox = opened(path)
     mailbox.stats()

@@ -21,23 +21,33 @@ from pathlib import Path
 import psutil
 import pytest
 
-from awaiting import eventually
 from chaos_plan import ChaosPlan
 from longwatch.errors import TryAgainError
 from longwatch.supervisor import ProgramPlan, Streams, Supervisor
-from supervised import kill_all
-from upheld import DEAF, FROM_SOURCE, SLEEPER, Facts, Upheld, marked, sh, upheld, write_config
+from polling import eventually
+from run_process import kill_all
+from up_process import (
+    FROM_SOURCE,
+    IGNORES_SIGTERM,
+    SLEEPER,
+    Facts,
+    UpProcess,
+    pids_by_mark,
+    sh,
+    start_up,
+    write_config,
+)
 
-HANDS = 4
-PATIENCE = 30.0
+THREADS = 4
+TIMEOUT = 30.0
 GROWTH = 4 << 20
 """Bytes by which a process may have grown since the first tenth: what allocators keep, and no
 more.
 """
-FAMILIES: tuple[Facts, ...] = (
+PROGRAM_KINDS: tuple[Facts, ...] = (
     SLEEPER,
     sh("sleep 1000 & setsid sleep 1000 & wait"),
-    sh(DEAF, stop_grace=0.1),
+    sh(IGNORES_SIGTERM, stop_grace=0.1),
     sh("sleep 0.3; exit 1", breaker={"restarts": 3, "cooldown": 0.3, "window": 1}),
     sh("trap 'exit 0' TERM; while :; do sleep 0.2; done"),
     {**SLEEPER, "health": {"command": ["true"], "start_grace": 0, "interval": 1}},
@@ -50,16 +60,16 @@ not up in time.
 """
 
 
-class Storm:
+class ChaosRun:
     """Acts on one supervisor until so many things were done."""
 
-    def __init__(self, run: Upheld, token: str, programs: int, dice: random.Random) -> None:
+    def __init__(self, run: UpProcess, token: str, programs: int, dice: random.Random) -> None:
         self.run = run
         self.token = token
         self.names = [f"p{number}" for number in range(programs)]
         self.dice = dice
         self.done: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
         self._writing = threading.Lock()
 
     def settings(
@@ -70,7 +80,7 @@ class Storm:
         """
         made = {}
         for place, name in enumerate(self.names):
-            family = FAMILIES[place % len(FAMILIES)]
+            family = PROGRAM_KINDS[place % len(PROGRAM_KINDS)]
             env = {"MARK": f"{self.token}-{name}", "VARIANT": str(variant if place % 5 == 0 else 0)}
             quick = {
                 "backoff": {"initial": 0.01, "cap": 0.05},
@@ -79,11 +89,11 @@ class Storm:
             made[name] = {**quick, **family, "env": env, "log": {"console": False}}
         return {name: settings for name, settings in made.items() if name not in without}
 
-    def rage(self, actions: int) -> None:
+    def run_actions(self, actions: int) -> None:
         numbers = count()
         hands = [
             threading.Thread(target=self._act, args=(actions, numbers, self._dice()))
-            for _ in range(HANDS)
+            for _ in range(THREADS)
         ]
         for hand in hands:
             hand.start()
@@ -109,13 +119,13 @@ class Storm:
             try:
                 act(dice)
             except TryAgainError as error:
-                self.wrong.append(f"{act.__name__}: {error}")
+                self.errors.append(f"{act.__name__}: {error}")
 
     def _kill(self, dice: random.Random) -> None:
         """Any process of any program; by pidfd, so that it is nobody else who got its number
         meanwhile.
         """
-        pids = [pid for pids in marked(self.token).values() for pid in pids]
+        pids = [pid for pids in pids_by_mark(self.token).values() for pid in pids]
         if not pids:
             return
         with suppress(OSError):
@@ -135,7 +145,7 @@ class Storm:
             if do != "status" or dice.random() < 0.5
             else []
         )
-        self._ask(do, *names)
+        self._request(do, *names)
 
     def _reload(self, dice: random.Random) -> None:
         with self._writing:
@@ -143,45 +153,47 @@ class Storm:
             write_config(self.run.cwd, self.settings(without=without, variant=dice.randrange(3)))
         if dice.random() < 0.2:
             self.run.signal(signal.SIGHUP)
-        self._ask("reload")
+        self._request("reload")
 
-    def _ask(self, do: str, *names: str) -> None:
-        answer = self.run.ask(do, *names, timeout=5.0)
+    def _request(self, do: str, *names: str) -> None:
+        answer = self.run.request(do, *names, timeout=5.0)
         self.done[do] += 1
         expected = REFUSALS.get(answer.get("exit_code", 0))
         if not answer["ok"] and (expected is None or expected not in answer["error"]):
-            self.wrong.append(f"{do} {names}: {answer}")
+            self.errors.append(f"{do} {names}: {answer}")
 
     # --- and then ---
 
-    def calm(self) -> None:
+    def recover(self) -> None:
         """Everything as it was in the beginning, and time for all to come to rest."""
         with self._writing:
             write_config(self.run.cwd, self.settings())
-            assert self.run.ask("reload")["ok"]
+            assert self.run.request("reload")["ok"]
         lasting = [
-            name for place, name in enumerate(self.names) if place % len(FAMILIES) != CRASHES
+            name for place, name in enumerate(self.names) if place % len(PROGRAM_KINDS) != CRASHES
         ]
-        self.run.ask("stop", *(set(self.names) - set(lasting)))
-        self.run.ask("start", *lasting, timeout=PATIENCE)
+        self.run.request("stop", *(set(self.names) - set(lasting)))
+        self.run.request("start", *lasting, timeout=TIMEOUT)
         assert eventually(
             lambda: (
                 self._states() == {"up": len(lasting), "stopped": len(self.names) - len(lasting)}
             ),
-            PATIENCE,
+            TIMEOUT,
         )
 
     def _states(self) -> Counter[str]:
-        return Counter(facts["state"] for facts in self.run.ask("status")["programs"])
+        return Counter(facts["state"] for facts in self.run.request("status")["programs"])
 
     def check(self) -> None:
         """What is said is what there is: own children, alive, and nobody besides."""
-        told = {facts["name"]: facts for facts in self.run.ask("status")["programs"]}
-        there = marked(self.token)
+        told = {facts["name"]: facts for facts in self.run.request("status")["programs"]}
+        there = pids_by_mark(self.token)
         assert set(self.names) == set(told)
         assert {name for name, facts in told.items() if facts["up"]} == set(there)
         assert [] == [name for name, pids in there.items() if told[name]["pid"] not in pids]
-        assert {self.run.guardian} == {psutil.Process(told[name]["pid"]).ppid() for name in there}
+        assert {self.run.guardian_pid} == {
+            psutil.Process(told[name]["pid"]).ppid() for name in there
+        }
         assert set() == self.unaccounted() & self.unaccounted(), (
             "who is seen twice is not one that just comes or goes"
         )
@@ -189,7 +201,10 @@ class Storm:
     def unaccounted(self) -> set[psutil.Process]:
         """Zombies, and processes that are no program's or not below us."""
         below = psutil.Process(self.run.pid).children(recursive=True)
-        known = {self.run.guardian, *(pid for pids in marked(self.token).values() for pid in pids)}
+        known = {
+            self.run.guardian_pid,
+            *(pid for pids in pids_by_mark(self.token).values() for pid in pids),
+        }
         outside = {process for process in psutil.process_iter() if process.pid in known} - set(
             below
         )
@@ -204,9 +219,9 @@ def is_zombie(process: psutil.Process) -> bool:
     return False
 
 
-def sizes(run: Upheld) -> list[tuple[int, int]]:
+def sizes(run: UpProcess) -> list[tuple[int, int]]:
     """Of the supervisor and of its guardian: descriptors, and bytes in memory."""
-    processes = [psutil.Process(pid) for pid in (run.pid, run.guardian)]
+    processes = [psutil.Process(pid) for pid in (run.pid, run.guardian_pid)]
     return [(process.num_fds(), process.memory_info().rss) for process in processes]
 
 
@@ -214,7 +229,7 @@ def sizes(run: Upheld) -> list[tuple[int, int]]:
 def token() -> Iterator[str]:
     word = f"token-{secrets.token_hex(8)}"
     yield word
-    kill_all([pid for pids in marked(word).values() for pid in pids])
+    kill_all([pid for pids in pids_by_mark(word).values() for pid in pids])
 
 
 @pytest.mark.chaos
@@ -223,18 +238,18 @@ def test_after_a_storm_state_is_reality_nothing_is_left_over_and_nobody_has_grow
 ) -> None:
     programs, actions = min(int(3 * chaos.seconds), 100), int(20 * chaos.seconds)
     null = os.open(os.devnull, os.O_WRONLY)
-    with upheld(
+    with start_up(
         cwd=tmp_path, programs={"p0": SLEEPER}, stdout=null, stderr=null, **FROM_SOURCE
     ) as run:
         os.close(null)
-        run.until("p0", up=True)
-        storm = Storm(run, token, programs, chaos.random())
-        storm.calm()
-        storm.rage(actions // 10)
-        storm.calm()
+        run.wait_for_status("p0", up=True)
+        storm = ChaosRun(run, token, programs, chaos.random())
+        storm.recover()
+        storm.run_actions(actions // 10)
+        storm.recover()
         before = sizes(run)
-        storm.rage(actions - actions // 10)
-        storm.calm()
+        storm.run_actions(actions - actions // 10)
+        storm.recover()
         assert eventually(
             lambda: all(now[0] <= then[0] for then, now in zip(before, sizes(run), strict=True))
         )
@@ -243,13 +258,14 @@ def test_after_a_storm_state_is_reality_nothing_is_left_over_and_nobody_has_grow
             now[1] <= then[1] + GROWTH for then, now in zip(before, sizes(run), strict=True)
         ), (before, sizes(run))
         run.signal(signal.SIGTERM)
-        assert run.process.wait(PATIENCE) in {0, 1}
-    assert {} == marked(token)
-    assert [] == storm.wrong
+        assert run.process.wait(TIMEOUT) in {0, 1}
+    assert {} == pids_by_mark(token)
+    assert [] == storm.errors
     assert [] == [
         record
-        for record in run.logged()
-        if record["event"] in {"control_failed", "periodic_failed", "callback_failed"}
+        for record in run.logged_events()
+        if record["event"]
+        in {"control_command_failed", "periodic_task_failed", "shutdown_callback_failed"}
     ]
 
 

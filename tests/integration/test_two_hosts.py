@@ -20,21 +20,21 @@ from typing import Any
 import psutil
 import pytest
 
-import fault_actors
-import parts
-from awaiting import eventually
-from fault_reckoning import Watcher
-from fault_run import TARGETS
+import fault_client
+import requires
+from fault_harness import MailboxWatcher
+from fault_run import SERVERS
 from longwatch.mailbox import Mailbox
+from polling import eventually
 
-HOLDS = 4
+HELD_MESSAGES = 4
 """How many messages the role `hold` takes."""
 SWEEPS = 20
 _NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 class Host:
-    """One actor of each role, in a PID namespace of their own; `boot` is empty in a container on
+    """One client of each role, in a PID namespace of their own; `boot` is empty in a container on
     this machine.
     """
 
@@ -45,8 +45,8 @@ class Host:
         self.is_container = not boot
         self._journals = {role: folder / role for role in roles}
         self._files = tempfile.mkdtemp(prefix="lw-")
-        actors = [
-            f'"$0" {fault_actors.__file__} {role} {url} {journal} 1 &'
+        clients = [
+            f'"$0" {fault_client.__file__} {role} {url} {journal} 1 &'
             for role, journal in self._journals.items()
         ]
         environment = {
@@ -54,13 +54,13 @@ class Host:
             "FAULT_LEASE": str(lease),
             "FAULT_BOOT": boot,
         }
-        command = [*_NAMESPACE, "sh", "-c", " ".join([*actors, "wait"]), sys.executable]
+        command = [*_NAMESPACE, "sh", "-c", " ".join([*clients, "wait"]), sys.executable]
         self._outside = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
         )
 
-    def took(self, role: str) -> dict[int, int]:
-        """The messages that this actor was given, and how many processes were said to have died
+    def deliveries(self, role: str) -> dict[int, int]:
+        """The messages that this client was given, and how many processes were said to have died
         of each.
         """
         journal = self._journals[role]
@@ -78,7 +78,7 @@ class Host:
             ):
                 process.kill()
 
-    def lose(self) -> None:
+    def power_off(self) -> None:
         """Everything on it ends in the same moment; idempotent."""
         self._outside.kill()
         self._outside.wait()
@@ -86,11 +86,11 @@ class Host:
             shutil.rmtree(self._files, ignore_errors=True)
 
     def close(self) -> None:
-        self.lose()
+        self.power_off()
         shutil.rmtree(self._files, ignore_errors=True)
 
 
-class Place:
+class SharedStore:
     """A store that hosts share."""
 
     def __init__(
@@ -116,61 +116,70 @@ class Place:
         )
         return self.hosts[-1]
 
-    def occupy(self, host: Host) -> dict[int, int]:
-        """Send until one of its actors holds all that it can; what it holds."""
-        while len(host.took("hold")) < HOLDS:
+    def fill(self, host: Host) -> dict[int, int]:
+        """Send until one of its clients holds all that it can; what it holds."""
+        while len(host.deliveries("hold")) < HELD_MESSAGES:
             self.mailbox.send(next(self._numbers))
-            assert eventually(lambda: len(host.took("hold")) == self.mailbox.approximate_count())
-        return host.took("hold")
+            assert eventually(
+                lambda: len(host.deliveries("hold")) == self.mailbox.approximate_count()
+            )
+        return host.deliveries("hold")
 
     def is_empty(self) -> bool:
         return self.mailbox.approximate_count() == 0
 
 
-@pytest.fixture(params=sorted(TARGETS))
-def target(request: pytest.FixtureRequest) -> Iterator[Any]:
-    parts.require("unshare")
-    with TARGETS[request.param]() as made:
+@pytest.fixture(params=sorted(SERVERS))
+def server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    requires.require_tool("unshare")
+    with SERVERS[request.param]() as made:
         yield made
 
 
 @pytest.fixture(params=["machines", "containers"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, target: Any) -> Iterator[Place]:
+def shared_store(
+    request: pytest.FixtureRequest, tmp_path: Path, server: Any
+) -> Iterator[SharedStore]:
     boots = ("aaaa", "bbbb") if request.param == "machines" else ("", "")
-    with Watcher(target.url) as watcher:
-        made = Place(tmp_path, target.url, watcher.mailbox, boots=boots)
+    with MailboxWatcher(server.url) as watcher:
+        made = SharedStore(tmp_path, server.url, watcher.mailbox, boots=boots)
         yield made
         for host in made.hosts:
             host.close()
 
 
-def test_a_live_host_that_others_cannot_see_is_not_robbed(place: Place) -> None:
-    place.occupy(place.host("hold", lease=600))
-    assert [0] * SWEEPS == [place.mailbox.backend.sweep() for _ in range(SWEEPS)]
-    assert HOLDS == place.mailbox.stats().leased
+def test_a_live_host_that_others_cannot_see_is_not_robbed(shared_store: SharedStore) -> None:
+    shared_store.fill(shared_store.host("hold", lease=600))
+    assert [0] * SWEEPS == [shared_store.mailbox.backend.sweep() for _ in range(SWEEPS)]
+    assert HELD_MESSAGES == shared_store.mailbox.stats().leased
 
 
-def test_the_work_of_a_process_that_dies_moves_at_once_and_it_is_to_blame(place: Place) -> None:
+def test_the_work_of_a_process_that_dies_moves_at_once_and_it_is_to_blame(
+    shared_store: SharedStore,
+) -> None:
     """Its neighbour on the same host sees that it is gone, long before the leases end; who gets
     the work then does not matter.
     """
-    first, second = place.host("hold", "work", lease=600), place.host("work", lease=600)
-    held = place.occupy(first)
+    first, second = (
+        shared_store.host("hold", "work", lease=600),
+        shared_store.host("work", lease=600),
+    )
+    held = shared_store.fill(first)
     first.kill("hold")
-    assert eventually(place.is_empty)
-    moved = {**first.took("work"), **second.took("work")}
+    assert eventually(shared_store.is_empty)
+    moved = {**first.deliveries("work"), **second.deliveries("work")}
     assert dict.fromkeys(held, 1) == {n: crashes for n, crashes in moved.items() if n in held}
 
 
 def test_the_work_of_a_host_that_is_lost_is_found_when_its_leases_end_and_blames_nobody(
-    place: Place,
+    shared_store: SharedStore,
 ) -> None:
-    first = place.host("hold", "work", lease=2)
-    held = place.occupy(first)
-    first.lose()
-    second = place.host("work", lease=2)
-    assert eventually(place.is_empty)
+    first = shared_store.host("hold", "work", lease=2)
+    held = shared_store.fill(first)
+    first.power_off()
+    second = shared_store.host("work", lease=2)
+    assert eventually(shared_store.is_empty)
     assert dict.fromkeys(held, 0) == {
-        n: crashes for n, crashes in second.took("work").items() if n in held
+        n: crashes for n, crashes in second.deliveries("work").items() if n in held
     }
-    assert 0 == len(place.mailbox.dead)
+    assert 0 == len(shared_store.mailbox.dead_letters)

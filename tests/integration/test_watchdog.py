@@ -16,22 +16,23 @@ from types import SimpleNamespace
 
 import pytest
 
-import parts
-from longwatch.core.events import Event, Events, LoopStalled, WatchSkipped
+import requires
+from longwatch.core.events.base import Event, Events
+from longwatch.core.events.runtime import LoopStalled, WatchdogRoundSkipped
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import UsageError
 from longwatch.host import watchdog as module
+from longwatch.host.crash_file import CRASH_DIR_VARIABLE, CrashFile
 from longwatch.host.service import Service
-from longwatch.host.stacks import CRASH_DIRECTORY, CrashFile
-from longwatch.host.watchdog import Stall, Watchdog
+from longwatch.host.watchdog import BeatAge, Watchdog
 from longwatch.testing import FakeClock, RecordingObserver, check_service
-from snippet import PATIENCE, Snippet, running
+from snippet import TIMEOUT, Snippet, run_snippet
 
 
 @pytest.fixture(autouse=True)
 def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the crash files of this process and of those it starts go."""
-    monkeypatch.setenv(CRASH_DIRECTORY, str(tmp_path / "crashes"))
+    monkeypatch.setenv(CRASH_DIR_VARIABLE, str(tmp_path / "crashes"))
     return tmp_path / "crashes"
 
 
@@ -69,14 +70,14 @@ SENTENCE = "Watchdog: mail stalled for 65.2s (threshold: 60.0s)"
 
 @contextmanager
 def program(*parts_of_it: str) -> Iterator[Snippet]:
-    with running(PRELUDE + "".join(map(dedent, parts_of_it))) as snippet:
+    with run_snippet(PRELUDE + "".join(map(dedent, parts_of_it))) as snippet:
         yield snippet
 
 
 def ended(snippet: Snippet) -> tuple[int, list[str]]:
     """How it ended, and what it had printed."""
-    code, _ = snippet.end()
-    return code, list(iter(snippet.line, ""))
+    code, _ = snippet.wait()
+    return code, list(iter(snippet.read_line, ""))
 
 
 def test_a_stall_ends_the_process_with_sigkill_and_these_very_words() -> None:
@@ -108,7 +109,7 @@ def test_all_stacks_are_in_the_crash_file_and_on_stderr(crashes: Path) -> None:
         """,
         STALLED,
     ) as snippet:
-        code, stderr = snippet.end()
+        code, stderr = snippet.wait()
     written = stacks(crashes)
     assert (-SIGKILL, written[:4096]) == (code, stderr)
     assert written.splitlines()[0].endswith(f": {SENTENCE}")
@@ -202,7 +203,7 @@ HAZARDS = {
 @pytest.mark.parametrize("hazard", HAZARDS)
 def test_the_process_ends_with_its_stacks_on_record_even_if(hazard: str, crashes: Path) -> None:
     with program(HAZARDS[hazard], STALLED) as snippet:
-        assert -SIGKILL == snippet.end()[0]
+        assert -SIGKILL == snippet.wait()[0]
     assert SENTENCE in stacks(crashes)
 
 
@@ -211,7 +212,7 @@ def test_the_process_ends_with_its_stacks_on_record_even_if(hazard: str, crashes
 def test_the_process_ends_even_if_whoever_is_told_before(deed: str, where: str) -> None:
     with program(
         f"""
-        from longwatch.core.events import Events
+        from longwatch.core.events.base import Events
 
         def act(stalls):
             print("told")
@@ -249,10 +250,10 @@ def test_the_stacks_are_written_first_then_the_reason_is_recorded_then_the_log_i
 def test_pid_1_of_a_container_which_gets_no_sigkill_from_itself_ends_with_137(
     mount: list[str], crashes: Path
 ) -> None:
-    parts.require("unshare")
+    requires.require_tool("unshare")
     code = PRELUDE + "print(os.getpid(), flush=True)" + STALLED
     words = ["unshare", "--pid", "--fork", "--kill-child", *mount, sys.executable, "-c", code]
-    ended = subprocess.run(words, check=False, capture_output=True, timeout=PATIENCE, text=True)
+    ended = subprocess.run(words, check=False, capture_output=True, timeout=TIMEOUT, text=True)
     assert (137, "1") == (ended.returncode, ended.stdout.splitlines()[0])
     assert SENTENCE in stacks(crashes)
 
@@ -278,7 +279,7 @@ def test_code_that_holds_the_gil_is_ended_by_the_timer_with_1_and_the_stacks_are
         backtracking()
         """,
     ) as snippet:
-        assert (1, "") == snippet.end()
+        assert (1, "") == snippet.wait()
     assert ["in backtracking", "Timeout ("] == [
         word for word in ("in backtracking", "Timeout (") if word in stacks(crashes)
     ]
@@ -301,14 +302,14 @@ class Timer:
     """Stands in for the timer of `faulthandler`, and writes down what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int] | None] = []
+        self.calls: list[tuple[int, int] | None] = []
 
     def dump_traceback_later(self, seconds: float, *, exit: bool, file: int) -> None:  # noqa: A002 - its name there
         assert exit
-        self.told.append((round(seconds), file))
+        self.calls.append((round(seconds), file))
 
     def cancel_dump_traceback_later(self) -> None:
-        self.told.append(None)
+        self.calls.append(None)
 
 
 @pytest.fixture
@@ -328,7 +329,7 @@ def test_the_timer_stands_at_threshold_and_two_intervals_and_each_round_sets_it_
         clock.await_parked(1)
         clock.advance(25)
         file = watchdog._crash_file.fileno
-    assert [(80, file)] * 3 + [None] == timer.told
+    assert [(80, file)] * 3 + [None] == timer.calls
 
 
 def test_the_first_watchdog_has_the_timer_and_when_it_stops_the_next(timer: Timer) -> None:
@@ -345,7 +346,7 @@ def test_the_first_watchdog_has_the_timer_and_when_it_stops_the_next(timer: Time
     clock.await_parked(1)
     clock.advance(10)
     second.stop()
-    assert [120, 120, None, 220, None] == [told and told[0] for told in timer.told]
+    assert [120, 120, None, 220, None] == [told and told[0] for told in timer.calls]
 
 
 def test_a_round_that_meets_a_stop_does_not_set_the_timer_again(timer: Timer) -> None:
@@ -353,7 +354,7 @@ def test_a_round_that_meets_a_stop_does_not_set_the_timer_again(timer: Timer) ->
     watchdog.start()
     watchdog.stop()
     watchdog._round()
-    assert timer.told[-1] is None
+    assert timer.calls[-1] is None
 
 
 FORKS = f"""
@@ -412,7 +413,7 @@ def test_the_timer_of_the_parent_goes_on_after_a_fork(crashes: Path) -> None:
         backtracking()
         """,
     ) as snippet:
-        assert 1 == snippet.end()[0]
+        assert 1 == snippet.wait()[0]
     assert "in backtracking" in stacks(crashes)
 
 
@@ -423,7 +424,7 @@ def test_forks_do_not_put_the_timer_off(timer: Timer, monkeypatch: pytest.Monkey
         now += 30.0
         module._Backstop._before_fork()
         module._Backstop._in_parent()
-    assert [80, None, 50, None] == [told and told[0] for told in timer.told]
+    assert [80, None, 50, None] == [told and told[0] for told in timer.calls]
 
 
 # --- rounds, on a clock that stands still ---
@@ -438,16 +439,18 @@ class PausedClock(FakeClock):
         return super().monotonic() + self.stood_still
 
 
-class Kennel:
+class WatchdogRig:
     """A watchdog on a fake clock that writes down when it bites, and lets go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = PausedClock()
         self.heartbeat = Heartbeat(self.clock)
         self.observer = RecordingObserver()
-        self.bites: list[float] = []
-        self.look: Callable[[], Sequence[Stall]] = lambda: [Stall("mail", self.heartbeat.elapsed())]
-        monkeypatch.setattr(module, "end_process", lambda: self.bites.append(self.now))
+        self.exits: list[float] = []
+        self.look: Callable[[], Sequence[BeatAge]] = lambda: [
+            BeatAge("mail", self.heartbeat.elapsed())
+        ]
+        monkeypatch.setattr(module, "kill_own_process", lambda: self.exits.append(self.now))
 
     @property
     def now(self) -> float:
@@ -456,8 +459,8 @@ class Kennel:
     def watchdog(self) -> Watchdog:
         file = CrashFile("test")
         file.open()
-        return Watchdog.over(
-            self.see,
+        return Watchdog.with_reader(
+            self.check,
             stall_threshold=60.0,
             check_interval=10.0,
             clock=self.clock,
@@ -466,7 +469,7 @@ class Kennel:
             before_kill=lambda _: None,
         )
 
-    def see(self) -> Sequence[Stall]:
+    def check(self) -> Sequence[BeatAge]:
         return self.look()
 
     @contextmanager
@@ -482,106 +485,108 @@ class Kennel:
         self.clock.advance(10)
 
 
-def broken() -> list[Stall]:
+def broken() -> list[BeatAge]:
     raise ZeroDivisionError
 
 
 @pytest.fixture
-def kennel(monkeypatch: pytest.MonkeyPatch) -> Kennel:
-    return Kennel(monkeypatch)
+def rig(monkeypatch: pytest.MonkeyPatch) -> WatchdogRig:
+    return WatchdogRig(monkeypatch)
 
 
-def test_it_bites_at_the_first_round_past_the_threshold(kennel: Kennel) -> None:
-    with kennel.watching():
-        kennel.clock.advance(69)
-        before = list(kennel.bites)
-        kennel.clock.advance(1)
-    assert ([], [70.0]) == (before, kennel.bites)
+def test_it_bites_at_the_first_round_past_the_threshold(rig: WatchdogRig) -> None:
+    with rig.watching():
+        rig.clock.advance(69)
+        before = list(rig.exits)
+        rig.clock.advance(1)
+    assert ([], [70.0]) == (before, rig.exits)
 
 
-def test_it_never_bites_while_there_are_beats(kennel: Kennel) -> None:
-    with kennel.watching():
+def test_it_never_bites_while_there_are_beats(rig: WatchdogRig) -> None:
+    with rig.watching():
         for _ in range(100):
-            kennel.clock.advance(59)
-            kennel.heartbeat.beat()
-    assert ([], []) == (kennel.bites, kennel.observer.events)
+            rig.clock.advance(59)
+            rig.heartbeat.beat()
+    assert ([], []) == (rig.exits, rig.observer.events)
 
 
-def test_it_does_not_bite_before_it_is_started_or_once_it_is_stopped(kennel: Kennel) -> None:
-    watchdog = kennel.watchdog()
-    kennel.clock.advance(1000)
-    kennel.heartbeat.beat()
+def test_it_does_not_bite_before_it_is_started_or_once_it_is_stopped(rig: WatchdogRig) -> None:
+    watchdog = rig.watchdog()
+    rig.clock.advance(1000)
+    rig.heartbeat.beat()
     watchdog.start()
-    kennel.clock.await_parked(1)
+    rig.clock.await_parked(1)
     watchdog.stop()
-    kennel.clock.advance(1000)
+    rig.clock.advance(1000)
     watchdog._crash_file.close()
-    assert [] == kennel.bites
+    assert [] == rig.exits
 
 
-def test_what_comes_and_goes_is_watched_while_it_is_there(kennel: Kennel) -> None:
-    kennel.clock.advance(100)
-    look, kennel.look = kennel.look, list
-    with kennel.watching():
-        kennel.clock.advance(20)
-        kennel.look = look
-        kennel.clock.advance(10)
-    assert [130.0] == kennel.bites
+def test_what_comes_and_goes_is_watched_while_it_is_there(rig: WatchdogRig) -> None:
+    rig.clock.advance(100)
+    look, rig.look = rig.look, list
+    with rig.watching():
+        rig.clock.advance(20)
+        rig.look = look
+        rig.clock.advance(10)
+    assert [130.0] == rig.exits
 
 
-def test_a_late_round_is_skipped_once_so_that_loops_can_beat(kennel: Kennel) -> None:
-    with kennel.watching():
-        kennel.next_round()
-        kennel.next_round(late=600.0)
-        kennel.heartbeat.beat()
-        kennel.clock.advance(60)
-    assert [] == kennel.bites
-    assert [600.0] == [event.late for event in kennel.observer.of(WatchSkipped)]
+def test_a_late_round_is_skipped_once_so_that_loops_can_beat(rig: WatchdogRig) -> None:
+    with rig.watching():
+        rig.next_round()
+        rig.next_round(late=600.0)
+        rig.heartbeat.beat()
+        rig.clock.advance(60)
+    assert [] == rig.exits
+    assert [600.0] == [event.late_by for event in rig.observer.of(WatchdogRoundSkipped)]
 
 
-def test_a_loop_that_does_not_beat_after_a_late_round_is_ended_at_the_next(kennel: Kennel) -> None:
-    with kennel.watching():
-        kennel.next_round(late=600.0)
-        kennel.next_round()
-    assert [620.0] == kennel.bites
+def test_a_loop_that_does_not_beat_after_a_late_round_is_ended_at_the_next(
+    rig: WatchdogRig,
+) -> None:
+    with rig.watching():
+        rig.next_round(late=600.0)
+        rig.next_round()
+    assert [620.0] == rig.exits
 
 
-def test_of_rounds_that_are_all_late_every_other_is_skipped(kennel: Kennel) -> None:
+def test_of_rounds_that_are_all_late_every_other_is_skipped(rig: WatchdogRig) -> None:
     """Who is starved all the time is not excused all the time."""
-    with kennel.watching():
+    with rig.watching():
         for _ in range(4):
-            kennel.next_round(late=90.0)
-    assert [200.0, 400.0] == kennel.bites
-    assert 2 == len(kennel.observer.of(WatchSkipped))
+            rig.next_round(late=90.0)
+    assert [200.0, 400.0] == rig.exits
+    assert 2 == len(rig.observer.of(WatchdogRoundSkipped))
 
 
-def test_a_round_is_late_from_half_an_interval_on(kennel: Kennel) -> None:
-    with kennel.watching():
-        kennel.clock.advance(50)
-        kennel.next_round(late=5.0)
-        kennel.next_round(late=5.1)
-    assert ([65.0], 1) == (kennel.bites, len(kennel.observer.of(WatchSkipped)))
+def test_a_round_is_late_from_half_an_interval_on(rig: WatchdogRig) -> None:
+    with rig.watching():
+        rig.clock.advance(50)
+        rig.next_round(late=5.0)
+        rig.next_round(late=5.1)
+    assert ([65.0], 1) == (rig.exits, len(rig.observer.of(WatchdogRoundSkipped)))
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)], ids=repr)
-def test_an_error_in_a_check_does_not_end_the_watch(kennel: Kennel, error: BaseException) -> None:
-    look = kennel.look
+def test_an_error_in_a_check_does_not_end_the_watch(rig: WatchdogRig, error: BaseException) -> None:
+    look = rig.look
 
-    def fail() -> list[Stall]:
+    def fail() -> list[BeatAge]:
         raise error
 
-    with kennel.watching():
-        kennel.look = fail
-        kennel.clock.advance(100)
-        kennel.look = look
-        kennel.clock.advance(10)
-    assert [110.0] == kennel.bites
+    with rig.watching():
+        rig.look = fail
+        rig.clock.advance(100)
+        rig.look = look
+        rig.clock.advance(10)
+    assert [110.0] == rig.exits
 
 
-def test_an_error_in_a_check_is_logged(kennel: Kennel, caplog: pytest.LogCaptureFixture) -> None:
-    kennel.look = broken
-    with kennel.watching():
-        kennel.clock.advance(20)
+def test_an_error_in_a_check_is_logged(rig: WatchdogRig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.look = broken
+    with rig.watching():
+        rig.clock.advance(20)
     record, again = caplog.records
     expected = (
         "longwatch.runtime.watchdog",
@@ -598,67 +603,67 @@ def test_an_error_in_a_check_is_logged(kennel: Kennel, caplog: pytest.LogCapture
 
 
 def test_a_log_that_blocks_does_not_end_the_watch(
-    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+    rig: WatchdogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(module, "_BRIEFLY", 0.01)
+    monkeypatch.setattr(module, "_REPORT_TIMEOUT", 0.01)
     monkeypatch.setattr(module, "_log", lambda *_: may_end.wait())
-    look = kennel.look
-    with kennel.watching():
-        kennel.look = broken
-        kennel.clock.advance(60)
-        kennel.look = look
-        kennel.clock.advance(10)
+    look = rig.look
+    with rig.watching():
+        rig.look = broken
+        rig.clock.advance(60)
+        rig.look = look
+        rig.clock.advance(10)
     may_end.set()
-    assert [70.0] == kennel.bites
+    assert [70.0] == rig.exits
 
 
 def test_last_words_that_fail_are_no_reason_to_live(
-    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+    rig: WatchdogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: CrashFile, reason: str) -> None:
         raise MemoryError
 
     monkeypatch.setattr(CrashFile, "dump", fail)
-    with kennel.watching():
-        kennel.clock.advance(70)
-    assert [70.0] == kennel.bites
+    with rig.watching():
+        rig.clock.advance(70)
+    assert [70.0] == rig.exits
 
 
 def test_observers_are_told_of_a_stall_and_where_its_stacks_are(
-    kennel: Kennel, crashes: Path
+    rig: WatchdogRig, crashes: Path
 ) -> None:
-    with kennel.watching():
-        kennel.clock.advance(70)
+    with rig.watching():
+        rig.clock.advance(70)
     [path] = crashes.iterdir()
     assert [
         LoopStalled(loop="mail", elapsed=70.0, threshold=60.0, stacks=str(path))
-    ] == kennel.observer.events
+    ] == rig.observer.events
 
 
 def test_an_observer_that_blocks_holds_up_neither_a_skipped_round_nor_the_next(
-    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+    rig: WatchdogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(module, "_BRIEFLY", 0.01)
+    monkeypatch.setattr(module, "_REPORT_TIMEOUT", 0.01)
 
     def block(self: Events, event: Event) -> None:
         may_end.wait()
 
     monkeypatch.setattr(Events, "emit", block)
-    with kennel.watching():
-        kennel.next_round(late=600.0)
-        kennel.next_round()
+    with rig.watching():
+        rig.next_round(late=600.0)
+        rig.next_round()
     may_end.set()
-    assert [620.0] == kennel.bites
+    assert [620.0] == rig.exits
 
 
-def test_stop_returns_in_the_middle_of_an_interval(kennel: Kennel) -> None:
-    watchdog = kennel.watchdog()
+def test_stop_returns_in_the_middle_of_an_interval(rig: WatchdogRig) -> None:
+    watchdog = rig.watchdog()
     watchdog.start()
-    kennel.clock.await_parked(1)
+    rig.clock.await_parked(1)
     assert [True, True] == [watchdog.stop(), watchdog.stop()]
-    assert (0.0, 0) == (kennel.now, kennel.clock.parked)
+    assert (0.0, 0) == (rig.now, rig.clock.parked)
     watchdog._crash_file.close()
 
 
@@ -673,7 +678,7 @@ def test_stop_waits_for_a_check_that_hangs_only_as_long_as_it_may() -> None:
 
     watchdog = Watchdog([Hanging()], stall_threshold=60.0, check_interval=0.01)
     watchdog.start()
-    assert hanging.wait(PATIENCE)
+    assert hanging.wait(TIMEOUT)
     assert not watchdog.stop(timeout=0.01)
     may_end.set()
     assert watchdog.stop()
@@ -733,12 +738,12 @@ def test_seconds_that_are_no_time_are_refused(option: str, seconds: float) -> No
 
 @contextmanager
 def no_place_for_crash_files(_: Service) -> Iterator[None]:
-    good = os.environ[CRASH_DIRECTORY]
-    os.environ[CRASH_DIRECTORY] = "/dev/null/nowhere"
+    good = os.environ[CRASH_DIR_VARIABLE]
+    os.environ[CRASH_DIR_VARIABLE] = "/dev/null/nowhere"
     try:
         yield
     finally:
-        os.environ[CRASH_DIRECTORY] = good
+        os.environ[CRASH_DIR_VARIABLE] = good
 
 
 def test_it_keeps_the_contract_of_a_service(crashes: Path) -> None:
@@ -757,7 +762,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_behind(
     with pytest.raises(RuntimeError, match="thread"):
         watchdog.start()
     monkeypatch.undo()
-    assert (None, [], True) == (timer.told[-1], list(crashes.iterdir()), watchdog.stopped)
+    assert (None, [], True) == (timer.calls[-1], list(crashes.iterdir()), watchdog.stopped)
 
 
 def test_a_crash_file_that_somebody_gave_is_theirs_to_close(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from longwatch.host.beatpage import (
     BeatPage,
-    BeatReading,
-    ForeignPage,
+    BeatSnapshot,
+    ChildBeatPage,
     SlotState,
     read_page,
     remove_page,
@@ -29,20 +29,20 @@ def page(tmp_path: Path) -> Iterator[BeatPage]:
 
 
 @pytest.fixture
-def foreign(page: BeatPage) -> Iterator[ForeignPage]:
-    opened = ForeignPage(str(page.path))
+def foreign(page: BeatPage) -> Iterator[ChildBeatPage]:
+    opened = ChildBeatPage(str(page.path))
     yield opened
     opened.close()
 
 
-def reading(page: BeatPage) -> BeatReading:
+def reading(page: BeatPage) -> BeatSnapshot:
     found = read_page(str(page.path))
     assert found is not None
     return found
 
 
 def test_a_new_page_says_that_nothing_is_done(page: BeatPage) -> None:
-    assert BeatReading(0.0, False, 0.0, (SlotState(0.0, 0, 0.0),) * 3) == reading(page)
+    assert BeatSnapshot(0.0, False, 0.0, (SlotState(0.0, 0, 0.0),) * 3) == reading(page)
 
 
 def test_it_is_for_its_owner_alone(page: BeatPage) -> None:
@@ -53,13 +53,13 @@ def test_a_slot_tells_its_row_and_its_beats(page: BeatPage) -> None:
     page.begin(1, 77, 10.0)
     page.beat(1, 12.5)
     assert SlotState(12.5, 77, 10.0) == reading(page).slots[1]
-    assert frozenset({77}) == reading(page).started
+    assert frozenset({77}) == reading(page).running_rows
 
 
 def test_a_row_that_was_settled_is_not_started_any_more(page: BeatPage) -> None:
     page.begin(0, 5, 1.0)
     page.end(0)
-    assert frozenset() == reading(page).started
+    assert frozenset() == reading(page).running_rows
 
 
 def test_it_tells_how_long_leases_are_trusted(page: BeatPage) -> None:
@@ -85,7 +85,7 @@ def test_exactly_the_rows_that_were_begun_and_not_ended_are_started(
         else:
             page.begin(slot, row, 1.0)
             expected[slot] = row
-    assert frozenset(expected.values()) == reading(page).started
+    assert frozenset(expected.values()) == reading(page).running_rows
     page.close()
 
 
@@ -99,7 +99,7 @@ def test_a_page_that_is_there_is_not_overwritten(page: BeatPage) -> None:
     page.begin(0, 9, 1.0)
     with pytest.raises(FileExistsError):
         BeatPage(page.path, 1)
-    assert frozenset({9}) == reading(page).started
+    assert frozenset({9}) == reading(page).running_rows
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, 31])
@@ -146,7 +146,7 @@ def test_removing_a_page_touches_no_other_file(tmp_path: Path) -> None:
 def test_the_engine_beats_beside_its_slots(page: BeatPage) -> None:
     page.begin(1, 77, 10.0)
     page.beat_engine(12.5)
-    assert (12.5, SlotState(10.0, 77, 10.0)) == (reading(page).beat, reading(page).slots[1])
+    assert (12.5, SlotState(10.0, 77, 10.0)) == (reading(page).beat_at, reading(page).slots[1])
 
 
 def test_a_drain_that_was_ended_is_no_drain(page: BeatPage) -> None:
@@ -161,37 +161,37 @@ def test_silent_are_the_rows_whose_slot_has_not_beaten_for_so_long(page: BeatPag
     page.beat(1, 150.0)
     page.begin(2, 7, 100.0)
     page.end(2)
-    assert {5: 60.5} == reading(page).silent(160.5, after=60.0)
-    assert {} == reading(page).silent(160.0, after=60.0)
-    assert {5: 110.5, 6: 60.5} == reading(page).silent(210.5, after=60.0)
+    assert {5: 60.5} == reading(page).stalled_rows(160.5, older_than=60.0)
+    assert {} == reading(page).stalled_rows(160.0, older_than=60.0)
+    assert {5: 110.5, 6: 60.5} == reading(page).stalled_rows(210.5, older_than=60.0)
 
 
 def test_zero_stands_for_the_engine_itself_once_it_has_beaten(page: BeatPage) -> None:
-    assert {} == reading(page).silent(1000.0, after=60.0)
+    assert {} == reading(page).stalled_rows(1000.0, older_than=60.0)
     page.beat_engine(100.0)
     page.begin(0, 5, 150.0)
-    assert {0: 61.0} == reading(page).silent(161.0, after=60.0)
+    assert {0: 61.0} == reading(page).stalled_rows(161.0, older_than=60.0)
 
 
 # --- the page of another process ---
 
 
-def test_whoever_keeps_the_leases_sees_every_change(page: BeatPage, foreign: ForeignPage) -> None:
+def test_whoever_keeps_the_leases_sees_every_change(page: BeatPage, foreign: ChildBeatPage) -> None:
     page.begin(1, 77, 10.0)
     page.beat_engine(11.0)
     page.start_draining()
     assert reading(page) == foreign.read()
     page.end(1)
-    assert frozenset() == foreign.read().started
+    assert frozenset() == foreign.read().running_rows
 
 
-def test_what_it_writes_is_there_at_once(page: BeatPage, foreign: ForeignPage) -> None:
+def test_what_it_writes_is_there_at_once(page: BeatPage, foreign: ChildBeatPage) -> None:
     foreign.trust_until(123.25)
     assert (123.25, 123.25) == (page.trusted_until, reading(page).trusted_until)
 
 
 def test_it_never_shortens_what_the_process_knows_itself(
-    page: BeatPage, foreign: ForeignPage
+    page: BeatPage, foreign: ChildBeatPage
 ) -> None:
     page.trust_until(200.0)
     foreign.trust_until(123.25)
@@ -199,37 +199,37 @@ def test_it_never_shortens_what_the_process_knows_itself(
 
 
 def test_of_a_process_that_is_gone_only_those_are_started_that_are_to_blame(
-    page: BeatPage, foreign: ForeignPage
+    page: BeatPage, foreign: ChildBeatPage
 ) -> None:
     for slot, row in enumerate((5, 6, 7)):
         page.begin(slot, row, 1.0)
     foreign.blame_only({6, 99})
-    assert frozenset({6}) == reading(page).started
+    assert frozenset({6}) == reading(page).running_rows
     foreign.blame_only(())
-    assert frozenset() == reading(page).started
+    assert frozenset() == reading(page).running_rows
 
 
 @pytest.mark.parametrize(("rows", "draining"), [({5}, False), (set(), True)])
 def test_a_drain_excuses_everybody_but_those_to_blame(
-    page: BeatPage, foreign: ForeignPage, rows: set[int], *, draining: bool
+    page: BeatPage, foreign: ChildBeatPage, rows: set[int], *, draining: bool
 ) -> None:
     page.begin(0, 5, 1.0)
     page.start_draining()
     foreign.blame_only(rows)
-    assert (draining, rows) == (reading(page).draining, set(reading(page).started))
+    assert (draining, rows) == (reading(page).draining, set(reading(page).running_rows))
 
 
 def test_blame_stays_after_the_page_is_let_go_of(page: BeatPage) -> None:
     page.begin(0, 5, 1.0)
     page.begin(1, 6, 1.0)
-    opened = ForeignPage(str(page.path))
+    opened = ChildBeatPage(str(page.path))
     opened.blame_only({6})
     opened.close()
-    assert frozenset({6}) == reading(page).started
+    assert frozenset({6}) == reading(page).running_rows
 
 
 def test_a_page_that_its_process_has_removed_can_still_be_written_to(
-    page: BeatPage, foreign: ForeignPage
+    page: BeatPage, foreign: ChildBeatPage
 ) -> None:
     page.path.unlink()
     foreign.trust_until(5.0)
@@ -238,7 +238,7 @@ def test_a_page_that_its_process_has_removed_can_still_be_written_to(
 
 def test_no_page_no_keeping(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ForeignPage(str(tmp_path / "none"))
+        ChildBeatPage(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a page" * 10, b"LWBEAT01" + bytes(100)])
@@ -246,15 +246,15 @@ def test_what_is_no_page_is_refused_and_left_as_it_is(tmp_path: Path, data: byte
     path = tmp_path / "letter"
     path.write_bytes(data)
     with pytest.raises(ValueError, match="is no beat page"):
-        ForeignPage(str(path))
+        ChildBeatPage(str(path))
     assert data == path.read_bytes()
 
 
 def test_a_page_that_was_cut_short_shows_nothing_and_takes_nothing(page: BeatPage) -> None:
     """Its owner may do that to us; a mapping of it would end this process with SIGBUS."""
-    foreign = ForeignPage(str(page.path))
+    foreign = ChildBeatPage(str(page.path))
     os.truncate(page.path, 0)
-    assert BeatReading(0.0, draining=False, beat=0.0, slots=()) == foreign.read()
+    assert BeatSnapshot(0.0, draining=False, beat_at=0.0, slots=()) == foreign.read()
     foreign.blame_only({1})
     foreign.close()
     foreign.trust_until(5.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.breaker import Breaker, BreakerPolicy, Phase
+from longwatch.core.breaker import Breaker, BreakerPolicy, BreakerState
 
 IN_A_ROW = BreakerPolicy(tolerated=4, window=inf)
 
@@ -58,25 +58,25 @@ def test_nothing_tolerated_trips_at_the_first_failure() -> None:
 def test_a_closed_breaker_admits_everyone_and_has_nothing_to_tell() -> None:
     breaker = Breaker(BreakerPolicy())
 
-    assert (True, True, Phase.CLOSED, 0.0, "", ()) == (
-        breaker.admits(0),
-        breaker.admits(0),
-        breaker.phase(0),
-        breaker.cooldown_left(0),
+    assert (True, True, BreakerState.CLOSED, 0.0, "", ()) == (
+        breaker.allow_start(0),
+        breaker.allow_start(0),
+        breaker.state(0),
+        breaker.cooldown_remaining(0),
         breaker.reason,
-        breaker.events,
+        breaker.failure_times,
     )
 
 
 def test_an_open_breaker_admits_no_one_and_shows_its_cool_down() -> None:
     breaker = tripped()
 
-    assert (Phase.OPEN, Phase.OPEN, False, 300, 1) == (
-        breaker.phase(0),
-        breaker.phase(299.9),
-        breaker.admits(299),
-        breaker.cooldown_left(0),
-        breaker.cooldown_left(299),
+    assert (BreakerState.OPEN, BreakerState.OPEN, False, 300, 1) == (
+        breaker.state(0),
+        breaker.state(299.9),
+        breaker.allow_start(299),
+        breaker.cooldown_remaining(0),
+        breaker.cooldown_remaining(299),
     )
 
 
@@ -90,76 +90,80 @@ def test_the_reason_tells_how_many_failures_in_which_time() -> None:
 def test_after_the_cool_down_exactly_one_trial_is_admitted() -> None:
     breaker = tripped()
 
-    assert [Phase.HALF_OPEN, True, False, False] == [
-        breaker.phase(300),
-        breaker.admits(300),
-        breaker.admits(300),
-        breaker.admits(9e9),
+    assert [BreakerState.HALF_OPEN, True, False, False] == [
+        breaker.state(300),
+        breaker.allow_start(300),
+        breaker.allow_start(300),
+        breaker.allow_start(9e9),
     ]
 
 
 def test_looking_at_a_half_open_breaker_does_not_spend_the_trial() -> None:
     breaker = tripped()
-    breaker.phase(300)
-    breaker.cooldown_left(300)
+    breaker.state(300)
+    breaker.cooldown_remaining(300)
 
-    assert breaker.admits(300)
+    assert breaker.allow_start(300)
 
 
 def test_a_failed_trial_opens_it_again_for_a_whole_cool_down() -> None:
     breaker = tripped()
-    breaker.admits(400)
+    breaker.allow_start(400)
 
     assert breaker.failed(410)
-    assert (Phase.OPEN, 300, "the trial failed") == (
-        breaker.phase(410),
-        breaker.cooldown_left(410),
+    assert (BreakerState.OPEN, 300, "the trial failed") == (
+        breaker.state(410),
+        breaker.cooldown_remaining(410),
         breaker.reason,
     )
-    assert breaker.admits(710)
+    assert breaker.allow_start(710)
 
 
 def test_a_trial_that_succeeded_closes_it_and_forgets_everything() -> None:
     breaker = tripped()
-    breaker.admits(300)
+    breaker.allow_start(300)
     breaker.succeeded()
 
-    assert (Phase.CLOSED, (), "") == (breaker.phase(300), breaker.events, breaker.reason)
+    assert (BreakerState.CLOSED, (), "") == (
+        breaker.state(300),
+        breaker.failure_times,
+        breaker.reason,
+    )
     assert [False] * 5 + [True] == [breaker.failed(300) for _ in range(6)]
 
 
 def test_a_trial_without_a_verdict_makes_room_for_another() -> None:
     breaker = tripped()
-    breaker.admits(300)
-    breaker.undecided()
+    breaker.allow_start(300)
+    breaker.trial_aborted()
 
-    assert [True, False] == [breaker.admits(300), breaker.admits(300)]
+    assert [True, False] == [breaker.allow_start(300), breaker.allow_start(300)]
 
 
 def test_a_failure_while_it_is_open_trips_nothing_and_does_not_prolong_the_cool_down() -> None:
     breaker = tripped()
 
     assert [False, False] == [breaker.failed(1), breaker.failed(100)]
-    assert 200 == breaker.cooldown_left(100)
+    assert 200 == breaker.cooldown_remaining(100)
 
 
 def test_a_run_that_outlived_the_trip_does_not_close_it() -> None:
     breaker = tripped()
     breaker.succeeded()
 
-    assert Phase.OPEN == breaker.phase(1)
+    assert BreakerState.OPEN == breaker.state(1)
 
 
 def test_without_a_cool_down_only_a_reset_leads_out() -> None:
     breaker = tripped(BreakerPolicy(cooldown=None))
 
-    assert (Phase.OPEN, None, False) == (
-        breaker.phase(9e9),
-        breaker.cooldown_left(9e9),
-        breaker.admits(9e9),
+    assert (BreakerState.OPEN, None, False) == (
+        breaker.state(9e9),
+        breaker.cooldown_remaining(9e9),
+        breaker.allow_start(9e9),
     )
     breaker.reset()
-    assert (Phase.CLOSED, True) == (breaker.phase(9e9), breaker.admits(9e9))
+    assert (BreakerState.CLOSED, True) == (breaker.state(9e9), breaker.allow_start(9e9))
 
 
 def test_tripped_by_hand_it_keeps_the_reason_and_the_cool_down() -> None:
@@ -168,8 +172,8 @@ def test_tripped_by_hand_it_keeps_the_reason_and_the_cool_down() -> None:
 
     assert ("the manifest is missing", 300, True) == (
         breaker.reason,
-        breaker.cooldown_left(10),
-        breaker.admits(310),
+        breaker.cooldown_remaining(10),
+        breaker.allow_start(310),
     )
 
 
@@ -178,27 +182,27 @@ def test_tripped_without_a_trial_it_stays_open_until_the_reset() -> None:
     breaker.trip(10, "the probe's script is missing", trial=False)
     breaker.succeeded()
 
-    assert (Phase.OPEN, None) == (breaker.phase(9e9), breaker.cooldown_left(9e9))
+    assert (BreakerState.OPEN, None) == (breaker.state(9e9), breaker.cooldown_remaining(9e9))
     breaker.reset()
-    assert (Phase.CLOSED, "") == (breaker.phase(9e9), breaker.reason)
+    assert (BreakerState.CLOSED, "") == (breaker.state(9e9), breaker.reason)
 
 
 def test_a_trip_takes_a_running_trial_back() -> None:
     breaker = tripped()
-    breaker.admits(300)
+    breaker.allow_start(300)
     breaker.trip(301, "again")
     breaker.succeeded()
 
-    assert (Phase.OPEN, True) == (breaker.phase(301), breaker.admits(601))
+    assert (BreakerState.OPEN, True) == (breaker.state(301), breaker.allow_start(601))
 
 
 def test_the_events_are_those_inside_the_window() -> None:
     breaker = Breaker(BreakerPolicy())
     for now in (0, 30, 59):
         breaker.failed(now)
-    seen = [breaker.events]
-    breaker.phase(60)
-    seen.append(breaker.events)
+    seen = [breaker.failure_times]
+    breaker.state(60)
+    seen.append(breaker.failure_times)
 
     assert [(0, 30, 59), (30, 59)] == seen
 
@@ -208,49 +212,49 @@ def test_failures_that_go_on_while_it_is_open_take_no_more_room() -> None:
     for now in range(10_000):
         breaker.failed(now % 100)
 
-    assert 5 == len(breaker.events)
+    assert 5 == len(breaker.failure_times)
 
 
 def test_a_clock_set_back_does_not_hold_it_open() -> None:
     breaker = tripped(at=1_000_000)
 
-    assert (Phase.OPEN, 300) == (breaker.phase(50), breaker.cooldown_left(50))
-    assert (Phase.HALF_OPEN, True) == (breaker.phase(350), breaker.admits(350))
+    assert (BreakerState.OPEN, 300) == (breaker.state(50), breaker.cooldown_remaining(50))
+    assert (BreakerState.HALF_OPEN, True) == (breaker.state(350), breaker.allow_start(350))
 
 
 def test_a_clock_set_back_does_not_keep_old_failures_in_the_window() -> None:
     breaker = Breaker(BreakerPolicy())
     for _ in range(5):
         breaker.failed(1_000_000)
-    breaker.phase(50)
+    breaker.state(50)
 
     assert not breaker.failed(110)
-    assert (110,) == breaker.events
+    assert (110,) == breaker.failure_times
 
 
 def test_a_restored_breaker_goes_on_where_it_stood() -> None:
     breaker = Breaker.from_dict(BreakerPolicy(), json.loads(json.dumps(tripped().to_dict())))
 
-    assert (Phase.OPEN, 200, "6 failures in 60 s") == (
-        breaker.phase(100),
-        breaker.cooldown_left(100),
+    assert (BreakerState.OPEN, 200, "6 failures in 60 s") == (
+        breaker.state(100),
+        breaker.cooldown_remaining(100),
         breaker.reason,
     )
-    assert [True, False] == [breaker.admits(300), breaker.admits(300)]
+    assert [True, False] == [breaker.allow_start(300), breaker.allow_start(300)]
 
 
 def test_a_restored_breaker_grants_the_trial_again_since_no_one_will_report_the_old_one() -> None:
     before = tripped()
-    before.admits(300)
+    before.allow_start(300)
 
-    assert Breaker.from_dict(BreakerPolicy(), before.to_dict()).admits(300)
+    assert Breaker.from_dict(BreakerPolicy(), before.to_dict()).allow_start(300)
 
 
 def test_a_restored_breaker_still_waits_for_a_person() -> None:
     before = Breaker(BreakerPolicy())
     before.trip(0, "no manifest", trial=False)
 
-    assert not Breaker.from_dict(BreakerPolicy(), before.to_dict()).admits(9e9)
+    assert not Breaker.from_dict(BreakerPolicy(), before.to_dict()).allow_start(9e9)
 
 
 def test_a_stricter_policy_takes_over_an_older_state() -> None:
@@ -260,12 +264,12 @@ def test_a_stricter_policy_takes_over_an_older_state() -> None:
 
     after = Breaker.from_dict(BreakerPolicy(tolerated=1), before.to_dict())
 
-    assert ((3, 4), True) == (after.events, after.failed(5))
+    assert ((3, 4), True) == (after.failure_times, after.failed(5))
 
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["failed", "succeeded", "admits", "undecided", "trip", "reset"]),
+        st.sampled_from(["failed", "succeeded", "allow_start", "trial_aborted", "trip", "reset"]),
         st.integers(-50, 400),
     ),
     max_size=40,
@@ -280,7 +284,7 @@ def play(breaker: Breaker, script: list[tuple[str, int]]) -> float:
     for move, step in script:
         now += step
         match move:
-            case "failed" | "admits":
+            case "failed" | "allow_start":
                 getattr(breaker, move)(now)
             case "trip":
                 breaker.trip(now, "by hand")
@@ -296,7 +300,7 @@ def test_whatever_happened_its_state_survives_json(script: list[tuple[str, int]]
     again = Breaker.from_dict(breaker.policy, json.loads(json.dumps(breaker.to_dict())))
 
     assert breaker.to_dict() == again.to_dict()
-    assert breaker.phase(now) == again.phase(now)
+    assert breaker.state(now) == again.state(now)
 
 
 @given(script=moves, later=st.integers(-2000, 2000))
@@ -305,12 +309,12 @@ def test_whatever_happened_it_admits_someone_within_one_cool_down(
 ) -> None:
     breaker = Breaker(BreakerPolicy(tolerated=2))
     now = play(breaker, script) + later
-    breaker.undecided()
-    left = breaker.cooldown_left(now)
+    breaker.trial_aborted()
+    left = breaker.cooldown_remaining(now)
 
     assert left is not None
     assert 0 <= left <= 300
-    assert breaker.admits(now + left + 1e-6)
+    assert breaker.allow_start(now + left + 1e-6)
 
 
 @given(script=moves)
@@ -318,7 +322,7 @@ def test_it_has_a_reason_exactly_when_it_is_not_closed(script: list[tuple[str, i
     breaker = Breaker(BreakerPolicy(tolerated=2))
     now = play(breaker, script)
 
-    assert bool(breaker.reason) == (breaker.phase(now) is not Phase.CLOSED)
+    assert bool(breaker.reason) == (breaker.state(now) is not BreakerState.CLOSED)
 
 
 @given(

@@ -9,11 +9,12 @@ import pytest
 
 import longwatch.testing
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import CallbackFailed, Events, PeriodicFailed
-from longwatch.host.errand import Errand
+from longwatch.core.events.base import Events
+from longwatch.core.events.host import PeriodicTaskFailed, ShutdownCallbackFailed
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service, ServiceGroup
-from longwatch.testing import RecordingObserver, check_service, services
+from longwatch.testing import RecordingObserver, check_service, service_check
 
 
 class Plain(Service):
@@ -76,36 +77,36 @@ class LeavesThread(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.end_of_test = threading.Event()
-        FORGOTTEN.append(self.end_of_test)
+        LEAKED.append(self.end_of_test)
 
     def _start(self) -> None:
         super()._start()
         threading.Thread(target=self.end_of_test.wait, name="forgotten", daemon=True).start()
 
 
-FORGOTTEN: list[threading.Event] = []
+LEAKED: list[threading.Event] = []
 
 
 @pytest.fixture
-def _forgotten_threads_end() -> Iterator[None]:
+def _leaked_threads_end() -> Iterator[None]:
     yield
-    while FORGOTTEN:
-        FORGOTTEN.pop().set()
+    while LEAKED:
+        LEAKED.pop().set()
 
 
 class LeavesDescriptor(Plain):
     def _start(self) -> None:
         super()._start()
-        self.forgotten = os.dup(self.reader)
+        self.leaked = os.dup(self.reader)
 
 
 class FailsLeavingDescriptor(Plain):
     def _start(self) -> None:
-        self.forgotten = os.pipe()
+        self.leaked = os.pipe()
         super()._start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        for descriptor in self.forgotten:
+        for descriptor in self.leaked:
             os.close(descriptor)
         return super()._stop(deadline)
 
@@ -117,7 +118,7 @@ class StartsOnce(Plain):
         super()._start()
 
 
-class DoesNotGo(Plain):
+class NeverStops(Plain):
     def _stop(self, deadline: Deadline) -> bool:
         return False
 
@@ -134,14 +135,14 @@ class Hangs(LeavesThread):
         self.end_of_test.wait()
 
 
-@pytest.mark.usefixtures("_forgotten_threads_end")
+@pytest.mark.usefixtures("_leaked_threads_end")
 @pytest.mark.parametrize(
     ("factory", "fault"),
     [
         (LeavesThread, "leaves no thread behind, but forgotten"),
         (LeavesDescriptor, "leaves no descriptor behind"),
         (StartsOnce, "threads can only be started once"),
-        (DoesNotGo, "it stops at the end"),
+        (NeverStops, "it stops at the end"),
         (StopRaisesBeforeStart, "not started"),
         (Hangs, "starting twice is starting once: it ends within"),
     ],
@@ -149,7 +150,7 @@ class Hangs(LeavesThread):
 def test_a_service_that_breaks_the_contract_is_found(
     factory: Callable[[], Service], fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "PATIENCE", 1.0)
+    monkeypatch.setattr(service_check, "TIMEOUT", 1.0)
     with pytest.raises(AssertionError, match=fault):
         check_service(factory)
 
@@ -167,38 +168,37 @@ def test_a_start_that_should_fail_and_does_not_is_found() -> None:
 def test_the_observer_tells_what_happened_in_order_and_by_type() -> None:
     observer = RecordingObserver()
     events = Events(observer)
-    first = PeriodicFailed(task="a", error="x", failures=1)
-    second = CallbackFailed(callback="b", error="y")
+    first = PeriodicTaskFailed(task="a", error="x", failures=1)
+    second = ShutdownCallbackFailed(callback="b", error="y")
     events.emit(first)
     events.emit(second)
-    assert ["periodic_failed", "callback_failed"] == observer.names()
-    assert [second] == observer.of(CallbackFailed)
+    assert ["periodic_task_failed", "shutdown_callback_failed"] == observer.names()
+    assert [second] == observer.of(ShutdownCallbackFailed)
     assert [first, second] == observer.events
 
 
 def test_the_observer_waits_for_a_type_or_a_predicate() -> None:
     observer = RecordingObserver()
-    event = PeriodicFailed(task="a", error="x", failures=2)
-    emitter = Errand(lambda: observer(event), name="test")
+    event = PeriodicTaskFailed(task="a", error="x", failures=2)
+    emitter = BackgroundThread(lambda: observer(event), name="test")
     emitter.start()
-    assert event is observer.wait_for(PeriodicFailed)
+    assert event is observer.wait_for(PeriodicTaskFailed)
     assert event is observer.wait_for(
-        lambda seen: isinstance(seen, PeriodicFailed) and seen.failures == 2
+        lambda seen: isinstance(seen, PeriodicTaskFailed) and seen.failures == 2
     )
-    assert emitter.over.block(10)
+    assert emitter.done.block(10)
 
 
 def test_the_observer_says_what_happened_instead() -> None:
     observer = RecordingObserver()
-    observer(CallbackFailed(callback="b", error="y"))
-    with pytest.raises(AssertionError, match=r"these did: .*callback_failed"):
-        observer.wait_for(PeriodicFailed, 0.0)
+    observer(ShutdownCallbackFailed(callback="b", error="y"))
+    with pytest.raises(AssertionError, match=r"these did: .*shutdown_callback_failed"):
+        observer.wait_for(PeriodicTaskFailed, 0.0)
 
 
 def test_the_kit_lists_what_it_has_and_has_what_it_lists() -> None:
-    assert sorted(longwatch.testing.__all__) == longwatch.testing.__all__ == dir(longwatch.testing)
-    assert all(
-        getattr(longwatch.testing, name).__name__ == name for name in longwatch.testing.__all__
-    )
+    names = dir(longwatch.testing)
+    assert sorted(names) == names
+    assert all(getattr(longwatch.testing, name).__name__ == name for name in names)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = longwatch.testing.nothing_like_it  # type: ignore[attr-defined]  # which is as it should be

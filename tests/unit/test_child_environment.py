@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.supervisor.environment import child_environment
+from longwatch.supervisor.plan import child_environment
 
 environments = st.dictionaries(st.text(min_size=1), st.text(), max_size=8)
 OURS_ALONE = [

@@ -222,7 +222,7 @@ def test_one_that_was_woken_and_blocks_elsewhere_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = FakeClock(monotonic=0)
-    monkeypatch.setattr(clock, "_settle", partial(clock._settle, patience=0.01))
+    monkeypatch.setattr(clock, "_let_run", partial(clock._let_run, timeout=0.01))
     elsewhere = Wakeup()
 
     def work() -> None:
@@ -356,7 +356,7 @@ def test_no_time_at_all_does_not_park(seconds: float) -> None:
 
 def test_waiting_for_the_wrong_number_of_waiters_fails_loudly() -> None:
     with pytest.raises(AssertionError, match="expected 2 parked waiters, there are 0"):
-        FakeClock().await_parked(2, patience=0)
+        FakeClock().await_parked(2, timeout=0)
 
 
 def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(
@@ -366,7 +366,7 @@ def test_an_advance_whose_waiter_did_not_come_back_fails_loudly(
     patient = clock.await_parked
     with thread_timer(clock, 5):
         clock.await_parked(1)
-        monkeypatch.setattr(clock, "await_parked", lambda count: patient(count, patience=0.01))
+        monkeypatch.setattr(clock, "await_parked", lambda count: patient(count, timeout=0.01))
 
         with pytest.raises(AssertionError, match="expected 1 parked waiters, there are 0"):
             clock.advance(10)
@@ -440,8 +440,8 @@ def test_a_wakeup_stays_set_until_it_is_cleared() -> None:
 def test_a_listener_hears_every_set_in_the_order_of_listening() -> None:
     wakeup = Wakeup()
     heard: list[str] = []
-    wakeup.listen(lambda: heard.append("a"))
-    wakeup.listen(lambda: heard.append("b"))
+    wakeup.subscribe(lambda: heard.append("a"))
+    wakeup.subscribe(lambda: heard.append("b"))
     wakeup.set()
     wakeup.set()
 
@@ -452,7 +452,7 @@ def test_who_listens_late_hears_at_once() -> None:
     wakeup = Wakeup()
     wakeup.set()
     heard: list[str] = []
-    wakeup.listen(lambda: heard.append("late"))
+    wakeup.subscribe(lambda: heard.append("late"))
 
     assert ["late"] == heard
 
@@ -460,8 +460,8 @@ def test_who_listens_late_hears_at_once() -> None:
 def test_who_was_taken_off_hears_no_more_and_may_be_taken_off_twice() -> None:
     wakeup = Wakeup()
     heard: list[str] = []
-    unlisten = wakeup.listen(lambda: heard.append("gone"))
-    wakeup.listen(lambda: heard.append("here"))
+    unlisten = wakeup.subscribe(lambda: heard.append("gone"))
+    wakeup.subscribe(lambda: heard.append("here"))
     unlisten()
     unlisten()
     wakeup.set()
@@ -472,9 +472,9 @@ def test_who_was_taken_off_hears_no_more_and_may_be_taken_off_twice() -> None:
 def test_a_listener_that_raises_keeps_no_other_from_hearing() -> None:
     wakeup = Wakeup()
     heard: list[str] = []
-    wakeup.listen(lambda: heard.append("first"))
-    wakeup.listen(broken)
-    wakeup.listen(lambda: heard.append("last"))
+    wakeup.subscribe(lambda: heard.append("first"))
+    wakeup.subscribe(broken)
+    wakeup.subscribe(lambda: heard.append("last"))
 
     with pytest.raises(RuntimeError, match="a listener that cannot"):
         wakeup.set()
@@ -489,7 +489,7 @@ def test_a_listener_may_take_itself_off() -> None:
         heard.append("once")
         unlisten()
 
-    unlisten = wakeup.listen(once)
+    unlisten = wakeup.subscribe(once)
     wakeup.set()
     wakeup.set()
 

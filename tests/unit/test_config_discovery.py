@@ -64,13 +64,13 @@ def test_the_state_directory_of_a_file_is_beside_it_and_one_from_outside_is_here
     loaded = load_config(Path("etc/longwatch.toml"), environ, flags)
 
     assert (here / "etc", here / state, "etc/longwatch.toml") == (
-        loaded.base,
-        loaded.state,
-        loaded.source,
+        loaded.base_dir,
+        loaded.state_dir,
+        loaded.display_path,
     )
 
 
 def test_a_state_directory_that_is_off_is_none() -> None:
     Path("longwatch.toml").write_text("state_dir = 'off'")
 
-    assert load_config(None, {}).state is None
+    assert load_config(None, {}).state_dir is None

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import inspect as kinds
 
-from longwatch.config.expect import Kind, bare, members
 from longwatch.config.programs import ProgramSettings
 from longwatch.config.settings import Settings, SupervisorSettings, load_settings
 from longwatch.config.tables import BackoffSettings, HealthSettings, LimitsSettings, OutputSettings
+from longwatch.config.value_checks import TypeInfo, union_members, without_metadata
 from longwatch.errors import ConfigError
-from longwatch.supervisor.conditions import Condition, Readiness
+from longwatch.supervisor.dependencies import Condition, Readiness
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_a_program_needs_no_more_than_a_command() -> None:
         program.stop_signal_number, program.stop_grace, program.dependencies,
         program.autostart, program.critical
     )  # fmt: skip
-    assert program.asked is None
+    assert program.effective_health is None
 
 
 def test_a_whole_program_is_read() -> None:
@@ -117,7 +117,7 @@ def test_a_list_of_dependencies_waits_for_each_to_be_ready() -> None:
 def test_the_kind_of_check_is_http_unless_there_is_a_command_or_a_kind(
     health: str, kind: str
 ) -> None:
-    asked = load(programs(web=f"health = {health}")).asked("web")
+    asked = load(programs(web=f"health = {health}")).effective_health("web")
 
     assert asked is not None
     assert kind == asked.effective_kind
@@ -281,10 +281,10 @@ def test_faults_of_programs_and_between_them_are_told_at_once() -> None:
     assert (5, places) == (len(faults), {fault.partition(":")[0] for fault in faults})
 
 
-def unions(kind: Kind) -> Iterator[list[Kind]]:
+def unions(kind: TypeInfo) -> Iterator[list[TypeInfo]]:
     """The members of every kind that is in the settings."""
-    yield list(map(bare, members(kind)))
-    for member in map(bare, members(kind)):
+    yield list(map(without_metadata, union_members(kind)))
+    for member in map(without_metadata, union_members(kind)):
         match member:
             case kinds.StructType():
                 for field in member.fields:

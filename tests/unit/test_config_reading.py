@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from longwatch.config.reading import (
-    SAYS_NOTHING,
+from longwatch.config.settings_reader import (
+    UNSET,
+    EnvironmentVariable,
     Override,
-    Variable,
     from_environment,
     from_flags,
     read_settings,
@@ -94,11 +94,11 @@ def faults_of(path: Path | None, overrides: list[Override] | None = None) -> lis
 
 
 def environment(path: str, value: str, **options: Any) -> list[Override]:
-    return from_environment([Variable(name="VAR", path=path, **options)], {"VAR": value})
+    return from_environment([EnvironmentVariable(name="VAR", path=path, **options)], {"VAR": value})
 
 
 def flag(path: str, value: object) -> list[Override]:
-    return from_flags({path: value}, called=lambda path: f"--{path}")
+    return from_flags({path: value}, flag_name=lambda path: f"--{path}")
 
 
 def test_without_any_layer_the_settings_are_the_defaults(toml: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_flag_that_was_not_given_says_nothing() -> None:
 
 def test_an_empty_variable_and_one_that_is_parsed_to_nothing_count_as_not_set() -> None:
     assert [] == environment("wait", "")
-    assert [] == environment("wait", "x", parse=lambda _: SAYS_NOTHING)
+    assert [] == environment("wait", "x", parse=lambda _: UNSET)
 
 
 def test_tables_of_plain_values_are_merged_over_the_layers(toml: Path) -> None:
@@ -280,7 +280,10 @@ def test_entries_of_a_table_are_judged_side_by_side_the_faulty_ones_among_them(t
 
 
 def test_one_wrong_variable_for_two_settings_is_one_fault() -> None:
-    variables = [Variable(name="VAR", path="maybe"), Variable(name="VAR", path="inner.low")]
+    variables = [
+        EnvironmentVariable(name="VAR", path="maybe"),
+        EnvironmentVariable(name="VAR", path="inner.low"),
+    ]
 
     assert 1 == len(faults_of(None, from_environment(variables, {"VAR": "x"})))
 
@@ -442,10 +445,10 @@ toml_values = st.recursive(
 def test_any_value_anywhere_is_accepted_or_refused_in_one_printable_line_each(
     path: str, value: object
 ) -> None:
-    from longwatch.config.reading import _Place, _Walk  # noqa: PLC0415 - the walk without a file
+    from longwatch.config.settings_reader import _Location, _SettingsReader  # noqa: PLC0415 - the walk without a file
 
-    walk = _Walk([], source="longwatch.toml")
+    walk = _SettingsReader([], source="longwatch.toml")
     kind: Any = msgspec.inspect.type_info(Outer)
-    walk.struct(kind, _Place("", "longwatch.toml"), {path: value})
+    walk.struct(kind, _Location("", "longwatch.toml"), {path: value})
 
     assert all(str(fault).isprintable() for fault in walk.faults)

@@ -15,10 +15,10 @@ from longwatch.config.settings import (
     Settings,
     flag_name,
     load_settings,
-    shown_settings,
+    masked_settings,
 )
 from longwatch.config.tables import BackoffSettings, BreakerSettings, HealthSettings
-from longwatch.core.events import Level
+from longwatch.core.events.base import Level
 from longwatch.errors import ConfigError
 
 
@@ -134,13 +134,13 @@ def test_health_is_checked_when_a_port_is_set_and_nobody_turned_it_off(
 ) -> None:
     health = load(f"[run.health]\n{text}", tmp_path=tmp_path, environ=environ).run.health
 
-    assert (checked, url) == (health.checked, health.url)
+    assert (checked, url) == (health.effective_enabled, health.url)
 
 
 def test_the_health_flag_counts_more_than_the_variable_that_turns_checks_off() -> None:
     assert load(
         environ={"HEALTH_CHECK_ENABLED": "false"}, run__health__enabled=True
-    ).run.health.checked
+    ).run.health.effective_enabled
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_kind_or_a_command_turns_the_checks_of_run_on_too(
     text: str,
     checked: bool,  # noqa: FBT001
 ) -> None:
-    assert checked == load(f"[run.health]\n{text}", tmp_path=tmp_path).run.health.checked
+    assert checked == load(f"[run.health]\n{text}", tmp_path=tmp_path).run.health.effective_enabled
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_a_variable_with_a_value_it_cannot_have_is_refused(variable: str, value:
 
 def test_the_shown_settings_are_plain_json_without_secrets() -> None:
     shown = json.dumps(
-        shown_settings(
+        masked_settings(
             load(
                 run__env={"API_KEY": "s3cret", "LANG": "C"},
                 run__command=["serve", "--token=s3cret", "a://u:s3cret@h"],
@@ -454,7 +454,7 @@ def test_secrets_of_commands_that_are_written_as_texts_are_masked_too(tmp_path: 
         "program.web = {command = 'serve --token=s3cret', health.command = 'probe "
         "--password=s3cret'}"
     )
-    shown = json.dumps(shown_settings(load(text, tmp_path=tmp_path)))
+    shown = json.dumps(masked_settings(load(text, tmp_path=tmp_path)))
 
     assert "s3cret" not in shown
     assert '"--token=***"' in shown

@@ -4,34 +4,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.supervisor.conditions import Condition
-from longwatch.supervisor.dependencies import Wishes, problems, waves
+from longwatch.supervisor.dependencies import (
+    Condition,
+    DependencyMap,
+    dependency_problems,
+    start_waves,
+)
 
 READY = Condition.READY
 
 
-def wishes(**depends_on: str) -> Wishes:
+def wishes(**depends_on: str) -> DependencyMap:
     """`web="db cache"` is a program that waits for two others."""
     return {name: dict.fromkeys(wanted.split(), READY) for name, wanted in depends_on.items()}
 
 
 def test_programs_without_wishes_are_one_wave_in_their_order() -> None:
-    assert [["c", "a", "b"]] == waves(wishes(c="", a="", b=""))
+    assert [["c", "a", "b"]] == start_waves(wishes(c="", a="", b=""))
 
 
 def test_each_wave_waits_only_for_waves_before_it() -> None:
-    assert [["db", "cache"], ["web"], ["proxy"]] == waves(
+    assert [["db", "cache"], ["web"], ["proxy"]] == start_waves(
         wishes(proxy="web", web="db cache", db="", cache="")
     )
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    [found] = problems(wishes(web="databse", database=""))
+    [found] = dependency_problems(wishes(web="databse", database=""))
     assert ("web", "waits for 'databse', which is no program", "did you mean database?") == found
 
 
 def test_a_name_like_no_other_gets_another_cure() -> None:
-    [found] = problems(wishes(web="zzz"))
+    [found] = dependency_problems(wishes(web="zzz"))
     assert "declare it, or take it out" == found.cure
 
 
@@ -44,17 +48,17 @@ def test_a_name_like_no_other_gets_another_cure() -> None:
     ],
 )
 def test_a_circle_is_told_once_with_its_path(depends_on: dict[str, str], path: str) -> None:
-    [found] = problems(wishes(**depends_on))
+    [found] = dependency_problems(wishes(**depends_on))
     assert f"waits for itself: {path}" == found.problem
 
 
 def test_two_circles_are_two_problems() -> None:
-    assert 2 == len(problems(wishes(a="b", b="a", c="d", d="c")))
+    assert 2 == len(dependency_problems(wishes(a="b", b="a", c="d", d="c")))
 
 
 def test_waves_of_a_circle_cannot_be() -> None:
     with pytest.raises(ValueError, match="circle: a, b"):
-        waves(wishes(a="b", b="a"))
+        start_waves(wishes(a="b", b="a"))
 
 
 @given(
@@ -68,10 +72,10 @@ def test_waves_of_a_circle_cannot_be() -> None:
 def test_every_graph_has_problems_or_waves_that_hold_everyone_once(
     drawn: dict[str, list[str]],
 ) -> None:
-    graph: Wishes = {name: dict.fromkeys(wanted, READY) for name, wanted in drawn.items()}
-    if problems(graph):
+    graph: DependencyMap = {name: dict.fromkeys(wanted, READY) for name, wanted in drawn.items()}
+    if dependency_problems(graph):
         return
-    found = waves(graph)
+    found = start_waves(graph)
     assert sorted(graph) == sorted(name for wave in found for name in wave)
     for number, wave in enumerate(found):
         before = {name for earlier in found[:number] for name in earlier}

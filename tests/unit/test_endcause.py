@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.endcause import NUMBERED, EndCause, EndKind
+from longwatch.core.end_cause import NUMBERED_KINDS, EndCause, EndKind
 
-plain = st.sampled_from([kind for kind in EndKind if kind not in NUMBERED]).map(EndCause)
+plain = st.sampled_from([kind for kind in EndKind if kind not in NUMBERED_KINDS]).map(EndCause)
 causes = st.one_of(
     st.integers(0, 255).map(EndCause.exit), st.integers(1, 64).map(EndCause.signal), plain
 )
@@ -57,7 +57,7 @@ def test_what_is_no_end_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("kind", EndKind)
 def test_only_exits_and_signals_have_a_number_and_they_always_do(kind: EndKind) -> None:
-    wrong = None if kind in NUMBERED else 1
+    wrong = None if kind in NUMBERED_KINDS else 1
 
     with pytest.raises(ValueError, match=f"an end cause of kind {kind} (needs|has no) number"):
         EndCause(kind, wrong)
@@ -103,4 +103,4 @@ def test_the_helpers_agree_with_the_standard_library() -> None:
     ],
 )
 def test_people_are_told_a_signal_by_its_name_if_it_has_one(cause: EndCause, spoken: str) -> None:
-    assert spoken == cause.spoken
+    assert spoken == cause.display_name

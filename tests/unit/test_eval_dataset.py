@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from longwatch.errors import ConfigError, UsageError
 from longwatch.evals import Dataset, Sample
-from longwatch.evals.dataset import LONGEST_ID
+from longwatch.evals.dataset import MAX_ID_LENGTH
 
 PLAIN = st.recursive(
     st.none()
@@ -28,7 +28,7 @@ PLAIN = st.recursive(
 IDS = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
     min_size=1,
-    max_size=LONGEST_ID,
+    max_size=MAX_ID_LENGTH,
 )
 
 
@@ -183,8 +183,8 @@ def test_a_line_that_is_no_sample_is_told_with_its_number(
 
 
 def test_the_longest_id_is_one(tmp_path: Path) -> None:
-    assert ["x" * LONGEST_ID] == Dataset.load(
-        written(tmp_path, json.dumps({"id": "x" * LONGEST_ID, "input": 1}))
+    assert ["x" * MAX_ID_LENGTH] == Dataset.load(
+        written(tmp_path, json.dumps({"id": "x" * MAX_ID_LENGTH, "input": 1}))
     ).ids
 
 

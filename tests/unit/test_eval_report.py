@@ -14,9 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.errors import UsageError
-from longwatch.evals import Collected, Comparison, Dataset, EvalReport, EvalResult, Sample, Score
+from longwatch.evals import (
+    CollectedResults,
+    Comparison,
+    Dataset,
+    EvalReport,
+    EvalResult,
+    Sample,
+    Score,
+)
 from longwatch.evals.report import percentile
-from longwatch.evals.results import Ended, read_result
+from longwatch.evals.results import SampleEnd, read_result
 from longwatch.runtime import MainLoopResult
 
 NOON = datetime(2031, 5, 6, 12, tzinfo=UTC)
@@ -26,10 +34,12 @@ def scored(
     sample: str, value: float, *, passed: bool | None = None, reason: str = "", seconds: float = 0.1
 ) -> EvalResult:
     score = Score(value, value == 1.0 if passed is None else passed, reason)
-    return EvalResult(sample, Ended.SCORED, score=score, output=value, seconds=seconds)
+    return EvalResult(sample, SampleEnd.SCORED, score=score, output=value, seconds=seconds)
 
 
-def failed(sample: str, ended: Ended = Ended.ERROR, error: str = "RuntimeError: no") -> EvalResult:
+def failed(
+    sample: str, ended: SampleEnd = SampleEnd.ERROR, error: str = "RuntimeError: no"
+) -> EvalResult:
     return EvalResult(sample, ended, error=error, attempt=3)
 
 
@@ -50,7 +60,7 @@ MIXED = report(
     scored("b", 0.5, reason="half of it", seconds=2.0),
     scored("c", 0.75, passed=True, seconds=0.02),
     failed("d"),
-    failed("e", Ended.CRASHED, "its process died or hung 3 times"),
+    failed("e", SampleEnd.CRASHED, "its process died or hung 3 times"),
     missing=("f", "g", "h"),
 )
 
@@ -115,7 +125,7 @@ def test_the_percentiles_of_a_hundred_are_what_everybody_expects() -> None:
 
 def test_a_report_is_made_of_a_dataset_and_what_was_collected() -> None:
     dataset = Dataset([Sample("a", 1), Sample("b", 2)], name="pair")
-    made = EvalReport.of(dataset, Collected([scored("a", 1.0)], ["b"]), run="r", subject="s")
+    made = EvalReport.of(dataset, CollectedResults([scored("a", 1.0)], ["b"]), run="r", subject="s")
     assert ("r", "pair", dataset.digest, 2, ["b"], "s", 0.5) == (
         made.run,
         made.dataset,
@@ -213,7 +223,7 @@ def test_a_result_is_read_from_its_answer() -> None:
 
 def test_an_answer_with_an_error_is_the_sample_of_its_request_id() -> None:
     answer = MainLoopResult[Any]("a", error="RuntimeError: no", attempt=3, completed_at=NOON)
-    assert EvalResult("a", Ended.ERROR, error="RuntimeError: no", attempt=3) == read_result(
+    assert EvalResult("a", SampleEnd.ERROR, error="RuntimeError: no", attempt=3) == read_result(
         _plain(answer)
     )
 

@@ -2,21 +2,36 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pkgutil
 import re
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.core import events
-from longwatch.core.endcause import EndCause
-from longwatch.core.events import Event, Events, Level, ProgramEnded, ProgramStable, SignalReceived
-from longwatch.host.errand import Errand
+from longwatch.core.end_cause import EndCause
+from longwatch.core.events.base import Event, Events, Level
+from longwatch.core.events.programs import ProgramEnded, ProgramStable
+from longwatch.core.events.supervisor import SignalReceived
+from longwatch.host.background_thread import BackgroundThread
 
-KINDS = [kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, Event)]
+MODULES = [
+    import_module(found.name)
+    for found in pkgutil.iter_modules(events.__path__, f"{events.__name__}.")
+]
+KINDS = list(
+    dict.fromkeys(
+        kind
+        for module in MODULES
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, Event)
+    )
+)
 A_SIGNAL = SignalReceived(signal=15, action="stop")
 
 
@@ -61,9 +76,9 @@ def test_an_observer_that_exits_in_a_thread_does_not_end_it(error: BaseException
         raise error
 
     bus = Events(leave, heard.append)
-    ended = Errand(lambda: bus.emit(A_SIGNAL), name="emitter")
+    ended = BackgroundThread(lambda: bus.emit(A_SIGNAL), name="emitter")
     ended.start()
-    assert ended.over.block(20.0)
+    assert ended.done.block(20.0)
     assert (None, [A_SIGNAL], 1) == (ended.error, heard, bus.failures)
 
 

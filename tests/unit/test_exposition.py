@@ -8,26 +8,28 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from longwatch.core.events import RowsClaimed
-from longwatch.observe.catalogue import FAMILIES, Family, Kind
+from longwatch.core.events.engine import RowsClaimed
+from longwatch.observe.counters import MetricSample
+from longwatch.observe.metric_families import FAMILIES, MetricFamily, MetricKind
 from longwatch.observe.metrics import Metrics, exposition
-from longwatch.observe.tally import Sample
 
 EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 RESERVED = {"le", "quantile", "job", "instance"}
 UNITS_NOT_TO_USE = re.compile(r"_(ms|us|ns|milliseconds|minutes|hours|days|kb|mb|gb|percent)(_|$)")
 
 
-def of(family: Family, *labels: str, value: float = 2.0) -> Sample:
+def of(family: MetricFamily, *labels: str, value: float = 2.0) -> MetricSample:
     """A series of this family."""
     label_values = labels or tuple(f"a {label}" for label in family.labels)
     counts = [float(number) for number in range(len(family.buckets) + 1)]
-    return Sample(
-        family.name, label_values, [*counts, value] if family.kind is Kind.HISTOGRAM else value
+    return MetricSample(
+        family.name,
+        label_values,
+        [*counts, value] if family.kind is MetricKind.HISTOGRAM else value,
     )
 
 
-def parsed(samples: Iterable[Sample]) -> list[Metric]:
+def parsed(samples: Iterable[MetricSample]) -> list[Metric]:
     """As Prometheus' own parser reads it, which raises on what is not its format."""
     return list(text_string_to_metric_families(exposition(samples).decode()))
 
@@ -40,20 +42,22 @@ def series(metric: Metric) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
 
 
 @EVERY
-def test_a_name_is_one_that_prometheus_takes_and_its_units_are_base_units(family: Family) -> None:
+def test_a_name_is_one_that_prometheus_takes_and_its_units_are_base_units(
+    family: MetricFamily,
+) -> None:
     assert re.fullmatch(r"longwatch_[a-z][a-z0-9_]*[a-z0-9]", family.name)
     assert UNITS_NOT_TO_USE.search(family.name) is None
     assert "__" not in family.name
 
 
 @EVERY
-def test_a_counter_ends_in_total_and_nothing_else_does(family: Family) -> None:
-    assert (family.kind is Kind.COUNTER) == family.name.endswith("_total")
+def test_a_counter_ends_in_total_and_nothing_else_does(family: MetricFamily) -> None:
+    assert (family.kind is MetricKind.COUNTER) == family.name.endswith("_total")
     assert not family.name.endswith(("_count", "_sum", "_bucket", "_created", "_info"))
 
 
 @EVERY
-def test_labels_are_names_that_nobody_else_uses(family: Family) -> None:
+def test_labels_are_names_that_nobody_else_uses(family: MetricFamily) -> None:
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in family.labels)
     assert len({*family.labels}) == len(family.labels)
     assert not RESERVED & {*family.labels}
@@ -61,14 +65,14 @@ def test_labels_are_names_that_nobody_else_uses(family: Family) -> None:
 
 
 @EVERY
-def test_what_it_is_is_said_in_one_line(family: Family) -> None:
+def test_what_it_is_is_said_in_one_line(family: MetricFamily) -> None:
     assert re.fullmatch(r"[A-Z][^\n]*\.", family.help)
     assert len(family.help) <= 100
 
 
 @EVERY
-def test_a_histogram_has_rising_bounds_and_nothing_else_has_any(family: Family) -> None:
-    assert (family.kind is Kind.HISTOGRAM) == bool(family.buckets)
+def test_a_histogram_has_rising_bounds_and_nothing_else_has_any(family: MetricFamily) -> None:
+    assert (family.kind is MetricKind.HISTOGRAM) == bool(family.buckets)
     assert sorted({*family.buckets}) == list(family.buckets)
 
 
@@ -77,7 +81,7 @@ def test_no_name_is_another_ones_series() -> None:
     made = {
         f"{family.name}{end}"
         for family in FAMILIES.values()
-        if family.kind is Kind.HISTOGRAM
+        if family.kind is MetricKind.HISTOGRAM
         for end in ("_count", "_sum")
     }
     assert not made & {*FAMILIES}
@@ -88,7 +92,9 @@ def test_no_name_is_another_ones_series() -> None:
 
 
 @EVERY
-def test_each_family_is_read_back_with_its_kind_its_help_and_its_labels(family: Family) -> None:
+def test_each_family_is_read_back_with_its_kind_its_help_and_its_labels(
+    family: MetricFamily,
+) -> None:
     [metric] = parsed([of(family)])
     assert (family.name.removesuffix("_total"), family.kind.value, family.help) == (
         metric.name,
@@ -96,7 +102,7 @@ def test_each_family_is_read_back_with_its_kind_its_help_and_its_labels(family: 
         metric.documentation,
     )
     assert {*family.labels} == {*metric.samples[0].labels} - {"le"}
-    if family.kind is not Kind.HISTOGRAM:
+    if family.kind is not MetricKind.HISTOGRAM:
         labels = tuple(sorted((label, f"a {label}") for label in family.labels))
         assert {(family.name, labels): 2.0} == series(metric)
 
@@ -116,7 +122,7 @@ def test_a_whole_catalogue_is_one_text_with_one_head_for_each_family() -> None:
 def test_buckets_are_cumulative_and_the_last_is_the_count() -> None:
     family = FAMILIES["longwatch_handle_duration_seconds"]
     counts = [1.0] * (len(family.buckets) + 1)
-    [metric] = parsed([Sample(family.name, ("mail",), [*counts, 12.5])])
+    [metric] = parsed([MetricSample(family.name, ("mail",), [*counts, 12.5])])
     buckets = [
         (each.labels["le"], each.value) for each in metric.samples if each.name.endswith("_bucket")
     ]
@@ -150,7 +156,7 @@ def test_metrics_say_what_was_counted_and_what_is_read_now() -> None:
     metrics = Metrics()
     metrics.observe(RowsClaimed(engine="mail", rows=3, held=3))
     age = iter([1.0, 2.0])
-    metrics.read(lambda: [("longwatch_heartbeat_age_seconds", ("mail",), next(age))])
+    metrics.add_gauges(lambda: [("longwatch_heartbeat_age_seconds", ("mail",), next(age))])
     for expected in (1.0, 2.0):
         values = {
             name: value
@@ -165,14 +171,14 @@ def test_metrics_say_what_was_counted_and_what_is_read_now() -> None:
 
 def test_a_reading_that_raises_takes_nothing_from_the_others() -> None:
     metrics = Metrics()
-    metrics.read(lambda: 1 / 0)  # type: ignore[arg-type, return-value] # as a store does that is gone
-    metrics.read(lambda: [("longwatch_loop_running", ("mail",), 1.0)])
-    assert [Sample("longwatch_loop_running", ("mail",), 1.0)] == metrics.samples()
+    metrics.add_gauges(lambda: 1 / 0)  # type: ignore[arg-type, return-value] # as a store does that is gone
+    metrics.add_gauges(lambda: [("longwatch_loop_running", ("mail",), 1.0)])
+    assert [MetricSample("longwatch_loop_running", ("mail",), 1.0)] == metrics.samples()
 
 
 def test_a_reading_that_was_ended_is_not_made() -> None:
     metrics = Metrics()
-    end = metrics.read(lambda: [("longwatch_loop_running", ("mail",), 1.0)])
+    end = metrics.add_gauges(lambda: [("longwatch_loop_running", ("mail",), 1.0)])
     end()
     assert [] == metrics.samples()
 

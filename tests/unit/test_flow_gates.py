@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.flow import GraphError, and_, not_, or_, when
-from longwatch.flow.gates import All, AnyOf, Finding, Gate, Needs, Not, When, gate_of
+from longwatch.flow.gates import AllOf, AnyOf, Gate, GateResult, IsSet, Not, When, to_gate
 
 NAMES = ("a", "b", "c")
 
 
-class Known:
+class CountingValues:
     """A view over plain values; it counts what it was asked for."""
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
@@ -32,7 +32,7 @@ def positive(value: Any) -> bool:
 
 
 GATES = st.recursive(
-    st.sampled_from([*map(Needs, NAMES), *(When(name, positive, "positive") for name in NAMES)]),
+    st.sampled_from([*map(IsSet, NAMES), *(When(name, positive, "positive") for name in NAMES)]),
     lambda inner: st.one_of(
         st.builds(lambda parts: and_(*parts), st.lists(inner, min_size=1, max_size=3)),
         st.builds(lambda parts: or_(*parts), st.lists(inner, min_size=1, max_size=3)),
@@ -46,11 +46,11 @@ VALUES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([-1, 0, 1, None
 def reference(gate: Gate, values: dict[str, Any]) -> bool:
     """What a gate means, said again."""
     match gate:
-        case Needs(node):
+        case IsSet(node):
             return node in values
         case When(node):
             return isinstance(values.get(node), int) and values[node] > 0
-        case All(parts):
+        case AllOf(parts):
             return all(reference(part, values) for part in parts)
         case AnyOf(parts):
             return any(reference(part, values) for part in parts)
@@ -64,7 +64,7 @@ def raises(gate: Gate, values: dict[str, Any]) -> bool:
     match gate:
         case When(node):
             return node in values and not isinstance(values[node], int)
-        case All(parts) | AnyOf(parts):
+        case AllOf(parts) | AnyOf(parts):
             return any(raises(part, values) for part in parts)
         case Not(part):
             return raises(part, values)
@@ -73,19 +73,19 @@ def raises(gate: Gate, values: dict[str, Any]) -> bool:
 
 @given(GATES, VALUES)
 def test_a_gate_is_met_exactly_when_its_words_say_so(gate: Gate, values: dict[str, Any]) -> None:
-    assert reference(gate, values) == gate.met(Known(values))
+    assert reference(gate, values) == gate.is_met(CountingValues(values))
 
 
 @given(GATES, VALUES)
 def test_what_it_says_is_what_it_came_to(gate: Gate, values: dict[str, Any]) -> None:
-    assert gate.met(Known(values)) == gate.find(Known(values)).met
+    assert gate.is_met(CountingValues(values)) == gate.evaluate(CountingValues(values)).met
 
 
 @given(GATES)
 def test_it_names_every_node_it_looks_at_once(gate: Gate) -> None:
     asked: set[str] = set()
 
-    class Noting(Known):
+    class Noting(CountingValues):
         def is_set(self, node: str) -> bool:
             asked.add(node)
             return True
@@ -93,38 +93,58 @@ def test_it_names_every_node_it_looks_at_once(gate: Gate) -> None:
         def value(self, node: str) -> Any:
             return 1
 
-    gate.find(Noting())
+    gate.evaluate(Noting())
     assert asked == set(gate.nodes)
     assert len(asked) == len(gate.nodes)
 
 
 class TestFindings:
     def test_a_name_is_set_or_not(self) -> None:
-        assert Finding("a is set", met=True) == gate_of("a").find(Known({"a": None}))
-        assert Finding("a is not set", met=False) == gate_of("a").find(Known())
+        assert GateResult("a is set", met=True) == to_gate("a").evaluate(
+            CountingValues({"a": None})
+        )
+        assert GateResult("a is not set", met=False) == to_gate("a").evaluate(CountingValues())
 
     def test_a_test_is_true_or_false_of_a_value(self) -> None:
         gate = when("a", positive)
-        assert Finding("positive of a is true", met=True) == gate.find(Known({"a": 1}))
-        assert Finding("positive of a is false", met=False) == gate.find(Known({"a": 0}))
-        assert Finding("a is not set, so positive cannot be asked", met=False) == gate.find(Known())
+        assert GateResult("positive of a is true", met=True) == gate.evaluate(
+            CountingValues({"a": 1})
+        )
+        assert GateResult("positive of a is false", met=False) == gate.evaluate(
+            CountingValues({"a": 0})
+        )
+        assert GateResult("a is not set, so positive cannot be asked", met=False) == gate.evaluate(
+            CountingValues()
+        )
 
     def test_a_test_is_called_as_its_text_says(self) -> None:
-        assert "big of a is true" == when("a", positive, text="big").find(Known({"a": 1})).text
-        assert "the test of a is true" == when("a", lambda value: value).find(Known({"a": 1})).text
-        assert "the test of a is true" == when("a", _Callable()).find(Known({"a": 1})).text
-
-    def test_a_tree_comes_as_a_tree(self) -> None:
-        found = gate_of(["a", or_("b", not_("c"))]).find(Known({"a": 1, "c": 1}))
-        parts = (
-            Finding("b is not set", met=False),
-            Finding("not", met=False, parts=(Finding("c is set", met=True),)),
+        assert (
+            "big of a is true"
+            == when("a", positive, text="big").evaluate(CountingValues({"a": 1})).text
         )
         assert (
-            Finding(
+            "the test of a is true"
+            == when("a", lambda value: value).evaluate(CountingValues({"a": 1})).text
+        )
+        assert (
+            "the test of a is true"
+            == when("a", _Callable()).evaluate(CountingValues({"a": 1})).text
+        )
+
+    def test_a_tree_comes_as_a_tree(self) -> None:
+        found = to_gate(["a", or_("b", not_("c"))]).evaluate(CountingValues({"a": 1, "c": 1}))
+        parts = (
+            GateResult("b is not set", met=False),
+            GateResult("not", met=False, parts=(GateResult("c is set", met=True),)),
+        )
+        assert (
+            GateResult(
                 "all of",
                 met=False,
-                parts=(Finding("a is set", met=True), Finding("any of", met=False, parts=parts)),
+                parts=(
+                    GateResult("a is set", met=True),
+                    GateResult("any of", met=False, parts=parts),
+                ),
             )
             == found
         )
@@ -137,7 +157,7 @@ class _Callable:
 
 class TestAPredicateThatRaises:
     def test_is_not_met_and_says_so(self) -> None:
-        found = when("a", positive).find(Known({"a": "text"}))
+        found = when("a", positive).evaluate(CountingValues({"a": "text"}))
         assert not found.met
         assert found.text.startswith("positive of a raised TypeError: ")
 
@@ -149,7 +169,7 @@ class TestAPredicateThatRaises:
         def raising(_: Any) -> bool:
             raise Unspeakable
 
-        found = when("a", raising).find(Known({"a": 1}))
+        found = when("a", raising).evaluate(CountingValues({"a": 1}))
         assert not found.met
         assert found.text.startswith("raising of a raised Unspeakable")
 
@@ -160,27 +180,27 @@ class TestAPredicateThatRaises:
 
         assert (
             "the test of a raised ValueError: neither"
-            == when("a", lambda _: Neither()).find(Known({"a": 1})).text
+            == when("a", lambda _: Neither()).evaluate(CountingValues({"a": 1})).text
         )
 
 
 class TestMaking:
     def test_after_takes_one_condition_or_several(self) -> None:
         gate = when("b", positive)
-        assert Needs("a") == gate_of("a")
-        assert gate is gate_of(gate)
+        assert IsSet("a") == to_gate("a")
+        assert gate is to_gate(gate)
         parts: list[str | Gate] = ["a", gate]
         assert (
-            All((Needs("a"), gate))
-            == gate_of(parts)
-            == gate_of(tuple(parts))
-            == gate_of(iter(parts))
+            AllOf((IsSet("a"), gate))
+            == to_gate(parts)
+            == to_gate(tuple(parts))
+            == to_gate(iter(parts))
         )
 
     @pytest.mark.parametrize("wrong", [3, None, [3], ["a", None], b"a"])
     def test_after_takes_nothing_else(self, wrong: Any) -> None:
         with pytest.raises(GraphError, match="names of nodes"):
-            gate_of(wrong)
+            to_gate(wrong)
 
     @pytest.mark.parametrize("word", [and_, or_])
     def test_a_condition_of_nothing_is_refused(self, word: Any) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from longwatch.errors import UsageError
 from longwatch.flow import Graph, GraphError, compute, input, or_, when  # noqa: A004 - the contract's word
-from longwatch.flow.nodes import LONGEST_NAME
+from longwatch.flow.nodes import MAX_NODE_NAME_LENGTH
 
 
 def pages(url: str) -> int:
@@ -55,7 +55,7 @@ class TestForms:
         assert pages is decorated.compute(after=["url"], max_attempts=5)(pages)
         assert titles is decorated.compute(after=["pages"])(titles)
         assert listed.nodes == decorated.nodes
-        assert listed.order == decorated.order
+        assert listed.computed_nodes == decorated.computed_nodes
         assert repr(listed) == repr(decorated) == "<Graph scrape 1: url, pages, titles>"
 
     def test_a_decorated_function_may_be_called_otherwise(self) -> None:
@@ -67,7 +67,7 @@ class TestForms:
         made = graph(
             compute("titles", "pages", titles), compute("pages", "url", pages), input("url")
         )
-        assert ["pages", "titles"] == [node.name for node in made.order]
+        assert ["pages", "titles"] == [node.name for node in made.computed_nodes]
 
     @given(st.permutations(range(6)), st.data())
     def test_nodes_are_looked_at_after_what_they_depend_on(
@@ -81,7 +81,7 @@ class TestForms:
             compute(f"n{n}", [f"n{m}" for m in above[n]], lambda **_: 0) if n else input("n0")
             for n in numbers
         ]
-        order = [node.name for node in graph(*nodes).order]
+        order = [node.name for node in graph(*nodes).computed_nodes]
         assert {f"n{n}" for n in range(1, 6)} == set(order)
         assert all(
             order.index(f"n{m}") < order.index(f"n{n}") for n in range(6) for m in above[n] if m
@@ -129,7 +129,7 @@ class TestHoldingTogether:
     def test_what_is_refused_leaves_the_graph_as_it_was(self) -> None:
         made = graph(input("url"))
         refused(lambda: made.compute(after="urls")(lambda urls: urls))
-        assert (["url"], ()) == (list(made.nodes), made.order)
+        assert (["url"], ()) == (list(made.nodes), made.computed_nodes)
 
     def test_what_is_no_node_is_refused(self) -> None:
         assert "takes nodes, made by input() and compute(), not 'url'" in refused(
@@ -140,7 +140,18 @@ class TestHoldingTogether:
 class TestNames:
     @pytest.mark.parametrize(
         "name",
-        ["", "a b", "1a", "a-b", "class", "context", "a" * (LONGEST_NAME + 1), None, 3, "a\n"],
+        [
+            "",
+            "a b",
+            "1a",
+            "a-b",
+            "class",
+            "context",
+            "a" * (MAX_NODE_NAME_LENGTH + 1),
+            None,
+            3,
+            "a\n",
+        ],
     )
     def test_of_nodes_are_names_of_parameters(self, name: Any) -> None:
         assert f"{name!r} cannot be the name of a node" in refused(lambda: input(name))
@@ -148,7 +159,7 @@ class TestNames:
             lambda: compute(name, ["url"], pages)
         )
 
-    @pytest.mark.parametrize("name", ["a", "_", "größe", "a" * LONGEST_NAME])
+    @pytest.mark.parametrize("name", ["a", "_", "größe", "a" * MAX_NODE_NAME_LENGTH])
     def test_whatever_python_takes_is_taken(self, name: str) -> None:
         assert name == input(name).name
 

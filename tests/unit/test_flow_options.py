@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.flow import Graph, GraphError
-from longwatch.flow.options import Isolation, NodeOptions, checked_options
+from longwatch.flow.nodes import Isolation, NodeOptions, validate_options
 
 SECONDS = (
     "abandon_after_seconds",
@@ -23,12 +23,12 @@ MOST_IN_A_COLUMN = 2**31 - 1
 
 def refused(**options: Any) -> str:
     with pytest.raises(GraphError) as caught:
-        checked_options("pages", options)
+        validate_options("pages", options)
     return str(caught.value)
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:
-    made = checked_options("pages", {})
+    made = validate_options("pages", {})
     assert NodeOptions() == made
     assert (3600.0, 70.0, 240.0, None, 3) == (
         made.abandon_after_seconds,
@@ -72,12 +72,12 @@ class TestHeartbeat:
     def test_exactly_those_up_to_half_are_taken(self, interval: float, timeout: float) -> None:
         options = {"heartbeat_interval_seconds": interval, "heartbeat_timeout_seconds": timeout}
         if interval <= timeout / 2:
-            assert interval == checked_options("pages", options).heartbeat_interval_seconds
+            assert interval == validate_options("pages", options).heartbeat_interval_seconds
         else:
             assert refused(**options).startswith("Node :pages has unsafe heartbeat config.")
 
     def test_a_deadline_shorter_than_the_interval_is_taken(self) -> None:
-        assert 1 == checked_options("pages", {"abandon_after_seconds": 1}).abandon_after_seconds
+        assert 1 == validate_options("pages", {"abandon_after_seconds": 1}).abandon_after_seconds
 
 
 class TestBounds:
@@ -106,7 +106,9 @@ class TestBounds:
 
     @pytest.mark.parametrize("name", ["max_attempts", "max_running"])
     def test_counts_that_no_store_could_keep_are_refused(self, name: str) -> None:
-        assert MOST_IN_A_COLUMN == getattr(checked_options("pages", {name: MOST_IN_A_COLUMN}), name)
+        assert MOST_IN_A_COLUMN == getattr(
+            validate_options("pages", {name: MOST_IN_A_COLUMN}), name
+        )
         assert f"{name} must be no more than {MOST_IN_A_COLUMN}, not {2**31}" in refused(
             **{name: 2**31}
         )
@@ -118,18 +120,18 @@ class TestBounds:
 
     def test_retry_is_a_policy(self) -> None:
         policy = BackoffPolicy(initial=1.0)
-        assert policy is checked_options("pages", {"retry": policy}).retry
+        assert policy is validate_options("pages", {"retry": policy}).retry
         assert "retry must be a BackoffPolicy, not 3" in refused(retry=3)
 
 
 class TestIsolation:
     def test_is_one_of_two_words(self) -> None:
-        assert Isolation.PROCESS is checked_options("pages", {"isolation": "process"}).isolation
+        assert Isolation.PROCESS is validate_options("pages", {"isolation": "process"}).isolation
         assert "isolation must be 'thread' or 'process', not 'fork'" in refused(isolation="fork")
         assert "isolation must be 'thread' or 'process', not None" in refused(isolation=None)
 
     def test_a_memory_limit_needs_a_process(self) -> None:
-        assert 1 == checked_options("pages", {"isolation": "process", "max_memory": 1}).max_memory
+        assert 1 == validate_options("pages", {"isolation": "process", "max_memory": 1}).max_memory
         assert "max_memory needs isolation='process'" in refused(max_memory=1)
 
 

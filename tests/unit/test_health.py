@@ -9,39 +9,47 @@ from hypothesis import strategies as st
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
-from longwatch.core.health import Aspect, Check, Health, Probe, Reason, Report, Result
+from longwatch.core.health import (
+    Aspect,
+    CheckResult,
+    Health,
+    HealthCheck,
+    HealthReason,
+    HealthReport,
+    Probe,
+)
 
 READY = frozenset({Aspect.READY})
 
 
-def check(probe: Probe, *, name: str = "store", aspects: frozenset[Aspect] = READY) -> Check:
-    return Check(name, probe, aspects)
+def check(probe: Probe, *, name: str = "store", aspects: frozenset[Aspect] = READY) -> HealthCheck:
+    return HealthCheck(name, probe, aspects)
 
 
-def ask(probe: Probe) -> Result:
+def ask(probe: Probe) -> CheckResult:
     (result,) = Health([check(probe)], FakeClock()).report(Aspect.READY).results
     return result
 
 
-def reasons(report: Report) -> dict[str, Reason]:
+def reasons(report: HealthReport) -> dict[str, HealthReason]:
     return {result.name: result.reason for result in report.results}
 
 
 class Hanging:
-    """A probe that hangs from `enter` until `let_go`, and says ok otherwise; counts how often it
+    """A probe that hangs from `enter` until `release`, and says ok otherwise; counts how often it
     was asked.
     """
 
     def __init__(self, health: Callable[[Probe, FakeClock], Health]) -> None:
         self.clock = FakeClock()
-        self.asked = 0
+        self.calls = 0
         self.hang = False
         self._go = Wakeup()
         self.health = health(self, self.clock)
         self._thread = threading.Thread(target=lambda: self.health.report(Aspect.READY))
 
     def __call__(self) -> bool:
-        self.asked += 1
+        self.calls += 1
         if self.hang:
             self.clock.wait(self._go)
         return True
@@ -51,7 +59,7 @@ class Hanging:
         self._thread.start()
         self.clock.await_parked(1)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.hang = False
         self._go.set()
         self._thread.join()
@@ -61,36 +69,48 @@ def one_check(probe: Probe, clock: FakeClock) -> Health:
     return Health([check(probe)], clock)
 
 
-@pytest.mark.parametrize("said", [True, None, Reason.OK])
-def test_a_probe_says_ok_with_true_nothing_or_the_reason_ok(said: bool | Reason | None) -> None:  # noqa: FBT001 - what probes return
-    assert (Result("store", Reason.OK), True) == (ask(lambda: said), ask(lambda: said).ok)
+@pytest.mark.parametrize("said", [True, None, HealthReason.OK])
+def test_a_probe_says_ok_with_true_nothing_or_the_reason_ok(
+    said: bool | HealthReason | None,  # noqa: FBT001 - what probes return
+) -> None:
+    assert (CheckResult("store", HealthReason.OK), True) == (
+        ask(lambda: said),
+        ask(lambda: said).ok,
+    )
 
 
 def test_a_probe_that_says_false_has_failed() -> None:
-    assert (Result("store", Reason.FAILED), False) == (ask(lambda: False), ask(lambda: False).ok)
+    assert (CheckResult("store", HealthReason.FAILED), False) == (
+        ask(lambda: False),
+        ask(lambda: False).ok,
+    )
 
 
-@pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.OK])
-def test_every_other_reason_is_a_no_and_is_passed_on(reason: Reason) -> None:
+@pytest.mark.parametrize(
+    "reason", [reason for reason in HealthReason if reason is not HealthReason.OK]
+)
+def test_every_other_reason_is_a_no_and_is_passed_on(reason: HealthReason) -> None:
     assert (reason, False) == (ask(lambda: reason).reason, ask(lambda: reason).ok)
 
 
 @pytest.mark.parametrize("nonsense", [1, "ok", object()])
 def test_an_answer_that_is_none_of_these_is_a_no(nonsense: object) -> None:
-    assert Reason.FAILED == ask(lambda: nonsense).reason  # type: ignore[arg-type,return-value]
+    assert HealthReason.FAILED == ask(lambda: nonsense).reason  # type: ignore[arg-type,return-value]
 
 
 def test_a_probe_that_raises_has_failed_and_only_the_type_of_the_error_is_told() -> None:
     def probe() -> bool:
         raise ConnectionError("postgresql://user:secret@db/")
 
-    assert Result("store", Reason.RAISED, "ConnectionError") == ask(probe)
+    assert CheckResult("store", HealthReason.RAISED, "ConnectionError") == ask(probe)
 
 
 def test_a_probe_that_raises_does_not_keep_the_others_from_being_asked() -> None:
     health = Health([check(lambda: 1 / 0 > 0), check(lambda: True, name="loops")], FakeClock())
 
-    assert {"store": Reason.RAISED, "loops": Reason.OK} == reasons(health.report(Aspect.READY))
+    assert {"store": HealthReason.RAISED, "loops": HealthReason.OK} == reasons(
+        health.report(Aspect.READY)
+    )
 
 
 def test_a_probe_that_ends_its_thread_does_so_and_can_be_asked_again() -> None:
@@ -102,11 +122,13 @@ def test_a_probe_that_ends_its_thread_does_so_and_can_be_asked_again() -> None:
         with pytest.raises(SystemExit):
             health.report(Aspect.READY)
 
-    assert {"store": Reason.RAISED} == reasons(health.known(Aspect.READY))
+    assert {"store": HealthReason.RAISED} == reasons(health.last_report(Aspect.READY))
 
 
-@pytest.mark.parametrize(("seconds", "reason"), [(2.0, Reason.OK), (2.1, Reason.OVERRAN)])
-def test_an_answer_after_the_deadline_is_no_answer(seconds: float, reason: Reason) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [(2.0, HealthReason.OK), (2.1, HealthReason.TIMED_OUT)]
+)
+def test_an_answer_after_the_deadline_is_no_answer(seconds: float, reason: HealthReason) -> None:
     clock = FakeClock()
     health = one_check(lambda: clock.advance(seconds), clock)
 
@@ -120,7 +142,9 @@ def test_a_probe_that_raises_too_late_overran() -> None:
         clock.advance(5)
         raise ValueError
 
-    assert {"store": Reason.OVERRAN} == reasons(one_check(probe, clock).report(Aspect.READY))
+    assert {"store": HealthReason.TIMED_OUT} == reasons(
+        one_check(probe, clock).report(Aspect.READY)
+    )
 
 
 def test_a_probe_that_hangs_overran_for_everyone_else_at_once_and_is_not_asked_again() -> None:
@@ -128,10 +152,13 @@ def test_a_probe_that_hangs_overran_for_everyone_else_at_once_and_is_not_asked_a
     hanging.enter()
     hanging.clock.advance(2.1)
     reports = [hanging.health.report(Aspect.READY) for _ in range(3)]
-    asked = hanging.asked
-    hanging.let_go()
+    asked = hanging.calls
+    hanging.release()
 
-    assert ([{"store": Reason.OVERRAN}] * 3, 1) == ([reasons(report) for report in reports], asked)
+    assert ([{"store": HealthReason.TIMED_OUT}] * 3, 1) == (
+        [reasons(report) for report in reports],
+        asked,
+    )
 
 
 def test_a_probe_at_work_within_its_deadline_stands_by_its_last_answer() -> None:
@@ -140,28 +167,28 @@ def test_a_probe_at_work_within_its_deadline_stands_by_its_last_answer() -> None
     hanging.enter()
     hanging.clock.advance(2.0)
     report = hanging.health.report(Aspect.READY)
-    hanging.let_go()
+    hanging.release()
 
-    assert {"store": Reason.OK} == reasons(report)
+    assert {"store": HealthReason.OK} == reasons(report)
 
 
 def test_a_probe_at_work_that_never_answered_yet_is_pending_and_pending_is_a_no() -> None:
     hanging = Hanging(one_check)
     hanging.enter()
     report = hanging.health.report(Aspect.READY)
-    hanging.let_go()
+    hanging.release()
 
-    assert ({"store": Reason.PENDING}, False) == (reasons(report), report.ok)
+    assert ({"store": HealthReason.PENDING}, False) == (reasons(report), report.ok)
 
 
 def test_a_probe_that_came_back_late_overran_until_it_is_asked_again() -> None:
     hanging = Hanging(one_check)
     hanging.enter()
     hanging.clock.advance(60)
-    hanging.let_go()
-    late = hanging.health.known(Aspect.READY)
+    hanging.release()
+    late = hanging.health.last_report(Aspect.READY)
 
-    assert ({"store": Reason.OVERRAN}, {"store": Reason.OK}) == (
+    assert ({"store": HealthReason.TIMED_OUT}, {"store": HealthReason.OK}) == (
         reasons(late),
         reasons(hanging.health.report(Aspect.READY)),
     )
@@ -169,20 +196,22 @@ def test_a_probe_that_came_back_late_overran_until_it_is_asked_again() -> None:
 
 def test_one_probe_that_hangs_hides_no_other() -> None:
     hanging = Hanging(
-        lambda probe, clock: Health([check(probe), check(lambda: Reason.FULL, name="queue")], clock)
+        lambda probe, clock: Health(
+            [check(probe), check(lambda: HealthReason.FULL, name="queue")], clock
+        )
     )
     hanging.enter()
     hanging.clock.advance(3)
     report = hanging.health.report(Aspect.READY)
-    hanging.let_go()
+    hanging.release()
 
-    assert {"store": Reason.OVERRAN, "queue": Reason.FULL} == reasons(report)
+    assert {"store": HealthReason.TIMED_OUT, "queue": HealthReason.FULL} == reasons(report)
 
 
 def test_what_is_known_asks_nobody() -> None:
     health = one_check(lambda: pytest.fail("it was asked"), FakeClock())
 
-    assert {"store": Reason.PENDING} == reasons(health.known(Aspect.READY))
+    assert {"store": HealthReason.PENDING} == reasons(health.last_report(Aspect.READY))
 
 
 def test_a_check_speaks_only_for_its_aspects() -> None:
@@ -201,15 +230,15 @@ def test_nothing_to_check_is_ok() -> None:
     assert Health([], FakeClock()).report(Aspect.LIVE).ok
 
 
-@given(answers=st.lists(st.sampled_from(Reason), max_size=6))
+@given(answers=st.lists(st.sampled_from(HealthReason), max_size=6))
 def test_the_whole_is_ok_if_every_part_is_and_names_those_that_are_not(
-    answers: list[Reason],
+    answers: list[HealthReason],
 ) -> None:
     checks = [check(lambda said=said: said, name=str(n)) for n, said in enumerate(answers)]  # type: ignore[misc]
     report = Health(checks, FakeClock()).report(Aspect.READY)
 
-    assert all(said is Reason.OK for said in answers) == report.ok
-    assert [str(n) for n, said in enumerate(answers) if said is not Reason.OK] == [
+    assert all(said is HealthReason.OK for said in answers) == report.ok
+    assert [str(n) for n, said in enumerate(answers) if said is not HealthReason.OK] == [
         result.name for result in report.failing
     ]
 
@@ -226,22 +255,22 @@ def test_two_checks_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "aspects", "deadline"),
+    ("name", "aspects", "timeout"),
     [("", READY, 2.0), ("store", frozenset(), 2.0), ("store", READY, 0.0)],
 )
 def test_a_check_needs_a_name_an_aspect_and_time(
-    name: str, aspects: frozenset[Aspect], deadline: float
+    name: str, aspects: frozenset[Aspect], timeout: float
 ) -> None:
     with pytest.raises(
-        ValueError, match="needs a name, at least one aspect, and a deadline above 0"
+        ValueError, match="needs a name, at least one aspect, and a timeout above 0"
     ):
-        Check(name, lambda: True, aspects, deadline)
+        HealthCheck(name, lambda: True, aspects, timeout)
 
 
 def test_a_probe_that_asks_for_a_report_itself_is_not_asked_without_end() -> None:
     clock = FakeClock()
-    inner: list[Report] = []
+    inner: list[HealthReport] = []
     health = one_check(lambda: inner.append(health.report(Aspect.READY)), clock)
 
-    assert {"store": Reason.OK} == reasons(health.report(Aspect.READY))
-    assert [{"store": Reason.PENDING}] == [reasons(report) for report in inner]
+    assert {"store": HealthReason.OK} == reasons(health.report(Aspect.READY))
+    assert [{"store": HealthReason.PENDING}] == [reasons(report) for report in inner]

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.host.http_requests import (
+from longwatch.host.health_http import (
     BAD_REQUEST,
-    JSON,
-    METRICS,
+    JSON_TYPE,
+    METRICS_TYPE,
     NOT_ALLOWED,
     NOT_FOUND,
-    TEXT,
+    TEXT_TYPE,
     TOO_LARGE,
-    Answer,
-    Request,
-    parse,
-    render,
+    HealthRequest,
+    HealthResponse,
+    parse_request,
+    render_response,
 )
 
 LINE = b"GET /health HTTP/1.1"
@@ -30,28 +30,40 @@ def head(*headers: bytes, line: bytes = LINE) -> bytes:
 
 
 def closes(*headers: bytes, line: bytes = LINE) -> bool:
-    request = parse(head(*headers, line=line))
+    request = parse_request(head(*headers, line=line))
     assert request is not None
-    return request.closes
+    return request.closes_connection
 
 
 @pytest.mark.parametrize(
     ("line", "request_"),
     [
-        (b"GET /health HTTP/1.1", Request("GET", "/health", "", closes=False)),
-        (b"HEAD / HTTP/1.1", Request("HEAD", "/", "", closes=False)),
-        (b"GET /health HTTP/1.0", Request("GET", "/health", "", closes=True)),
-        (b"GET /health?verbose HTTP/1.1", Request("GET", "/health", "verbose", closes=False)),
-        (b"GET /a?b?c=%20&d HTTP/1.1", Request("GET", "/a", "b?c=%20&d", closes=False)),
-        (b"GET /health? HTTP/1.1", Request("GET", "/health", "", closes=False)),
-        (b"OPTIONS * HTTP/1.1", Request("OPTIONS", "*", "", closes=False)),
-        (b"PROPFIND //x/../y HTTP/1.1", Request("PROPFIND", "//x/../y", "", closes=False)),
-        (b"GET /" + b"x" * 4095 + b" HTTP/1.1", Request("GET", "/" + "x" * 4095, "", closes=False)),
+        (b"GET /health HTTP/1.1", HealthRequest("GET", "/health", "", closes_connection=False)),
+        (b"HEAD / HTTP/1.1", HealthRequest("HEAD", "/", "", closes_connection=False)),
+        (b"GET /health HTTP/1.0", HealthRequest("GET", "/health", "", closes_connection=True)),
+        (
+            b"GET /health?verbose HTTP/1.1",
+            HealthRequest("GET", "/health", "verbose", closes_connection=False),
+        ),
+        (
+            b"GET /a?b?c=%20&d HTTP/1.1",
+            HealthRequest("GET", "/a", "b?c=%20&d", closes_connection=False),
+        ),
+        (b"GET /health? HTTP/1.1", HealthRequest("GET", "/health", "", closes_connection=False)),
+        (b"OPTIONS * HTTP/1.1", HealthRequest("OPTIONS", "*", "", closes_connection=False)),
+        (
+            b"PROPFIND //x/../y HTTP/1.1",
+            HealthRequest("PROPFIND", "//x/../y", "", closes_connection=False),
+        ),
+        (
+            b"GET /" + b"x" * 4095 + b" HTTP/1.1",
+            HealthRequest("GET", "/" + "x" * 4095, "", closes_connection=False),
+        ),
     ],
     ids=lambda value: value[:40].decode() if isinstance(value, bytes) else "",
 )
-def test_the_first_line_says_what_is_asked_for(line: bytes, request_: Request) -> None:
-    assert request_ == parse(line)
+def test_the_first_line_says_what_is_asked_for(line: bytes, request_: HealthRequest) -> None:
+    assert request_ == parse_request(line)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +93,14 @@ def test_the_first_line_says_what_is_asked_for(line: bytes, request_: Request) -
     ids=lambda line: repr(line[:30]),
 )
 def test_another_first_line_is_no_request(line: bytes) -> None:
-    assert parse(line) is None
+    assert parse_request(line) is None
 
 
 @pytest.mark.parametrize(
     "header", [b"Host: x", b"X-Empty:", b"x!#$%&'*+-.^_`|~1: \xff \t", b"Cookie: a=b; c=d:e"]
 )
 def test_a_header_has_a_name_a_colon_and_any_value(header: bytes) -> None:
-    assert parse(head(header)) is not None
+    assert parse_request(head(header)) is not None
 
 
 @pytest.mark.parametrize(
@@ -108,13 +120,13 @@ def test_a_header_has_a_name_a_colon_and_any_value(header: bytes) -> None:
     ids=repr,
 )
 def test_a_line_that_is_no_header_makes_it_no_request(header: bytes) -> None:
-    assert parse(head(b"Accept: */*", header, b"Host: x")) is None
+    assert parse_request(head(b"Accept: */*", header, b"Host: x")) is None
 
 
 @given(noise=st.binary(max_size=200))
 def test_noise_never_raises(noise: bytes) -> None:
-    parse(noise)
-    parse(head(noise))
+    parse_request(noise)
+    parse_request(head(noise))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +186,9 @@ def received(sent: bytes, *, method: str = "GET") -> tuple[http.client.HTTPRespo
     status=st.sampled_from([200, 400, 404, 405, 431, 503]),
 )
 def test_an_answer_is_http_that_others_understand(body: bytes, closes: bool, status: int) -> None:  # noqa: FBT001 - drawn
-    response, read = received(render(Answer(status, body, TEXT), closes=closes))
+    response, read = received(
+        render_response(HealthResponse(status, body, TEXT_TYPE), closes_connection=closes)
+    )
     assert (status, HTTPStatus(status).phrase, body, closes) == (
         response.status,
         response.reason,
@@ -184,7 +198,7 @@ def test_an_answer_is_http_that_others_understand(body: bytes, closes: bool, sta
 
 
 def test_the_headers_of_an_answer() -> None:
-    response, _ = received(render(Answer(200, b"{}"), closes=False))
+    response, _ = received(render_response(HealthResponse(200, b"{}"), closes_connection=False))
     assert [
         ("Content-Type", "application/json"),
         ("Content-Length", "2"),
@@ -199,14 +213,19 @@ def test_the_headers_of_an_answer() -> None:
         TOO_LARGE,
         NOT_FOUND,
         NOT_ALLOWED,
-        Answer(200, b"", METRICS),
-        Answer(503, b"no", TEXT),
+        HealthResponse(200, b"", METRICS_TYPE),
+        HealthResponse(503, b"no", TEXT_TYPE),
     ],
 )
-def test_a_head_alone_is_that_of_the_whole_answer(answer: Answer) -> None:
-    whole = render(answer, closes=False)
-    assert whole == render(answer, closes=False, head_only=True) + answer.body
-    assert b"" == received(render(answer, closes=False, head_only=True), method="HEAD")[1]
+def test_a_head_alone_is_that_of_the_whole_answer(answer: HealthResponse) -> None:
+    whole = render_response(answer, closes_connection=False)
+    assert whole == render_response(answer, closes_connection=False, head_only=True) + answer.body
+    assert (
+        b""
+        == received(
+            render_response(answer, closes_connection=False, head_only=True), method="HEAD"
+        )[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,9 +233,9 @@ def test_a_head_alone_is_that_of_the_whole_answer(answer: Answer) -> None:
     [(BAD_REQUEST, 400), (TOO_LARGE, 431), (NOT_FOUND, 404), (NOT_ALLOWED, 405)],
     ids=["400", "431", "404", "405"],
 )
-def test_every_refusal_is_json(answer: Answer, status: int) -> None:
-    response, body = received(render(answer, closes=True))
-    assert (status, JSON.decode(), True) == (
+def test_every_refusal_is_json(answer: HealthResponse, status: int) -> None:
+    response, body = received(render_response(answer, closes_connection=True))
+    assert (status, JSON_TYPE.decode(), True) == (
         response.status,
         response.getheader("Content-Type"),
         body.startswith(b'{"error": "'),
@@ -224,4 +243,6 @@ def test_every_refusal_is_json(answer: Answer, status: int) -> None:
 
 
 def test_a_wrong_method_is_told_which_ones_there_are() -> None:
-    assert "GET, HEAD" == received(render(NOT_ALLOWED, closes=False))[0].getheader("Allow")
+    assert "GET, HEAD" == received(render_response(NOT_ALLOWED, closes_connection=False))[
+        0
+    ].getheader("Allow")

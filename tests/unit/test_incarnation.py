@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from awaiting import eventually
 from longwatch.host import incarnation
 from longwatch.host.incarnation import Incarnation, boot_id
+from polling import eventually
 
 HEX = st.text("0123456789abcdef", min_size=1, max_size=32)
 WHOLE = st.integers(min_value=0, max_value=2**63)
@@ -27,9 +27,9 @@ def other() -> Iterator[tuple[subprocess.Popen[bytes], Incarnation]]:
     with subprocess.Popen(SLEEPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        look = incarnation._look(child.pid)
+        look = incarnation._read_proc_stat(child.pid)
         assert look is not None
-        yield child, replace(Incarnation.mine(), pid=child.pid, start=look.start)
+        yield child, replace(Incarnation.current(), pid=child.pid, start=look.start)
         child.kill()
 
 
@@ -45,17 +45,17 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 
 def test_each_start_has_an_id_of_its_own() -> None:
-    assert Incarnation.mine() != Incarnation.mine()
+    assert Incarnation.current() != Incarnation.current()
 
 
 def test_it_names_this_boot_and_this_process() -> None:
-    mine = Incarnation.mine()
+    mine = Incarnation.current()
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "") == mine.boot
     assert (os.getpid(), Path("/proc/self/ns/pid").stat().st_ino) == (mine.pid, mine.namespace)
 
 
 def test_this_process_is_alive() -> None:
-    assert not Incarnation.mine().is_dead()
+    assert not Incarnation.current().is_dead()
 
 
 def test_another_process_that_lives_is_alive(
@@ -92,19 +92,19 @@ ctypes.CDLL(None).pthread_exit(None)
         assert child.stdout is not None
         child.stdout.readline()
         assert eventually(lambda: ") Z " in Path(f"/proc/{child.pid}/stat").read_text())
-        look = incarnation._look(child.pid)
+        look = incarnation._read_proc_stat(child.pid)
         assert look is not None
-        assert not replace(Incarnation.mine(), pid=child.pid, start=look.start).is_dead()
+        assert not replace(Incarnation.current(), pid=child.pid, start=look.start).is_dead()
         child.kill()
 
 
 def test_the_same_pid_with_another_start_time_is_another_process() -> None:
-    mine = Incarnation.mine()
+    mine = Incarnation.current()
     assert replace(mine, start=mine.start + 1).is_dead()
 
 
 def test_one_that_never_knew_its_start_time_is_not_judged_by_it() -> None:
-    assert not replace(Incarnation.mine(), start=0).is_dead()
+    assert not replace(Incarnation.current(), start=0).is_dead()
 
 
 def test_a_process_that_may_not_be_signalled_counts_as_alive(
@@ -113,14 +113,14 @@ def test_a_process_that_may_not_be_signalled_counts_as_alive(
     def refuse(_pid: int, _signal: int) -> None:
         raise PermissionError
 
-    mine = Incarnation.mine()
+    mine = Incarnation.current()
     monkeypatch.setattr(os, "kill", refuse)
     assert not replace(mine, start=mine.start + 1).is_dead()
 
 
 def test_where_proc_does_not_tell_it_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = Incarnation.mine()
-    monkeypatch.setattr(incarnation, "_look", lambda _pid: None)
+    mine = Incarnation.current()
+    monkeypatch.setattr(incarnation, "_read_proc_stat", lambda _pid: None)
     assert not replace(mine, start=mine.start + 1).is_dead()
 
 
@@ -140,9 +140,9 @@ def test_from_anywhere_else_it_counts_as_alive(
 
 
 def test_one_of_another_boot_is_known_as_such() -> None:
-    mine = Incarnation.mine()
-    assert not mine.is_of_another_boot
-    assert replace(mine, boot="another").is_of_another_boot
+    mine = Incarnation.current()
+    assert not mine.is_from_another_boot
+    assert replace(mine, boot="another").is_from_another_boot
 
 
 def test_the_boot_has_no_dots() -> None:

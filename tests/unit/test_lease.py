@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.lease import Lease, LeasePolicy, Verdict
+from longwatch.core.lease import Lease, LeaseAction, LeasePolicy
 
 UNDER_A_PARENT = LeasePolicy(15)
 
@@ -33,18 +33,20 @@ def test_a_lease_of_15_s_is_renewed_after_5_and_trusted_for_12() -> None:
 @pytest.mark.parametrize(
     ("age", "verdict"),
     [
-        (0, Verdict.HOLD),
-        (4.99, Verdict.HOLD),
-        (5, Verdict.RENEW),
-        (10, Verdict.RENEW),
-        (11.99, Verdict.RENEW),
-        (12, Verdict.STEP_DOWN),
-        (15, Verdict.STEP_DOWN),
-        (1000, Verdict.STEP_DOWN),
+        (0, LeaseAction.HOLD),
+        (4.99, LeaseAction.HOLD),
+        (5, LeaseAction.RENEW),
+        (10, LeaseAction.RENEW),
+        (11.99, LeaseAction.RENEW),
+        (12, LeaseAction.STEP_DOWN),
+        (15, LeaseAction.STEP_DOWN),
+        (1000, LeaseAction.STEP_DOWN),
     ],
 )
-def test_the_verdict_goes_from_hold_over_renew_to_step_down(age: float, verdict: Verdict) -> None:
-    assert verdict == lease(0).verdict(age)
+def test_the_verdict_goes_from_hold_over_renew_to_step_down(
+    age: float, verdict: LeaseAction
+) -> None:
+    assert verdict == lease(0).action(age)
 
 
 def test_a_renewal_keeps_owner_and_term_and_counts_from_before_it_was_sent() -> None:
@@ -60,31 +62,31 @@ def test_two_renewals_come_due_before_trust_ends_and_trust_ends_before_the_lease
     policy: LeasePolicy, granted_at: float
 ) -> None:
     held = lease(granted_at, policy)
-    step = policy.duration * policy.renew_at
+    step = policy.lease_seconds * policy.renew_at
 
     assert granted_at + 2 * step <= held.trusted_until <= held.expires_at
-    assert 3 * step <= policy.duration * (1 + 1e-12)
+    assert 3 * step <= policy.lease_seconds * (1 + 1e-12)
 
 
 @given(policy=policies(), now=st.floats(-10, 1e6))
 def test_the_verdict_agrees_with_what_it_is_made_of(policy: LeasePolicy, now: float) -> None:
     held = lease(0, policy)
     expected = {
-        (True, False): Verdict.HOLD,
-        (True, True): Verdict.RENEW,
-        (False, True): Verdict.STEP_DOWN,
+        (True, False): LeaseAction.HOLD,
+        (True, True): LeaseAction.RENEW,
+        (False, True): LeaseAction.STEP_DOWN,
     }
 
-    assert expected[held.trusted(now), held.renew_due(now)] == held.verdict(now)
+    assert expected[held.is_trusted(now), held.is_renewal_due(now)] == held.action(now)
 
 
 @given(policy=policies(), sent=st.floats(0, 100), on_the_way=st.floats(0, 100))
 def test_the_holder_never_trusts_longer_than_the_store_keeps_it(
     policy: LeasePolicy, sent: float, on_the_way: float
 ) -> None:
-    the_store_gives_it_away_at = (sent + on_the_way) + policy.duration
+    the_store_gives_it_away_at = (sent + on_the_way) + policy.lease_seconds
 
-    assert not lease(sent, policy).trusted(the_store_gives_it_away_at)
+    assert not lease(sent, policy).is_trusted(the_store_gives_it_away_at)
 
 
 @given(policy=policies(), moments=st.lists(st.floats(0, 1e6), max_size=10))

@@ -2,83 +2,134 @@ from __future__ import annotations
 
 import pytest
 
-from longwatch.supervisor.lifecycle import LIFECYCLE, LIVE, Action, Move, State
+from longwatch.supervisor.lifecycle import (
+    LIFECYCLE,
+    LIVE,
+    ProgramAction,
+    ProgramState,
+    ProgramTransition,
+)
 
 
-def walk(*moves: Move) -> list[State]:
+def walk(*moves: ProgramTransition) -> list[ProgramState]:
     """The states of a program that was stopped and then heard this."""
-    states = [State.STOPPED]
+    states = [ProgramState.STOPPED]
     for move in moves:
         states.append(LIFECYCLE.step(states[-1], move)[0])
     return states[1:]
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    assert frozenset(State) == LIFECYCLE.reachable(State.STOPPED)
+    assert frozenset(ProgramState) == LIFECYCLE.reachable(ProgramState.STOPPED)
     assert frozenset() == LIFECYCLE.dead_ends()
 
 
-@pytest.mark.parametrize("state", State)
-def test_every_state_leads_back_to_stopped(state: State) -> None:
-    assert State.STOPPED in LIFECYCLE.reachable(state)
+@pytest.mark.parametrize("state", ProgramState)
+def test_every_state_leads_back_to_stopped(state: ProgramState) -> None:
+    assert ProgramState.STOPPED in LIFECYCLE.reachable(state)
 
 
 def test_a_crash_leads_through_a_wait_to_the_next_start() -> None:
-    expected = [State.PENDING, State.STARTING, State.UP, State.WAITING, State.STARTING, State.UP]
+    expected = [
+        ProgramState.PENDING,
+        ProgramState.STARTING,
+        ProgramState.UP,
+        ProgramState.WAITING,
+        ProgramState.STARTING,
+        ProgramState.UP,
+    ]
     assert expected == walk(
-        Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.DUE, Move.SPAWNED
+        ProgramTransition.START_REQUESTED,
+        ProgramTransition.START_DUE,
+        ProgramTransition.SPAWNED,
+        ProgramTransition.FAILED,
+        ProgramTransition.START_DUE,
+        ProgramTransition.SPAWNED,
     )
 
 
 def test_a_stop_leads_through_stopping_to_stopped() -> None:
-    expected = [State.PENDING, State.STARTING, State.UP, State.STOPPING, State.STOPPED]
-    assert expected == walk(Move.WANTED, Move.DUE, Move.SPAWNED, Move.UNWANTED, Move.STOPPED)
+    expected = [
+        ProgramState.PENDING,
+        ProgramState.STARTING,
+        ProgramState.UP,
+        ProgramState.STOPPING,
+        ProgramState.STOPPED,
+    ]
+    assert expected == walk(
+        ProgramTransition.START_REQUESTED,
+        ProgramTransition.START_DUE,
+        ProgramTransition.SPAWNED,
+        ProgramTransition.STOP_REQUESTED,
+        ProgramTransition.STOPPED,
+    )
 
 
 def test_an_end_of_its_own_is_another_state_than_being_stopped_and_both_can_be_wanted_again() -> (
     None
 ):
-    up = [Move.WANTED, Move.DUE, Move.SPAWNED]
-    assert [State.ENDED, State.PENDING] == walk(*up, Move.ENDED, Move.WANTED)[-2:]
-    assert [State.STOPPED, State.PENDING] == walk(*up, Move.STOPPED, Move.WANTED)[-2:]
+    up = [ProgramTransition.START_REQUESTED, ProgramTransition.START_DUE, ProgramTransition.SPAWNED]
+    assert [ProgramState.ENDED, ProgramState.PENDING] == walk(
+        *up, ProgramTransition.ENDED, ProgramTransition.START_REQUESTED
+    )[-2:]
+    assert [ProgramState.STOPPED, ProgramState.PENDING] == walk(
+        *up, ProgramTransition.STOPPED, ProgramTransition.START_REQUESTED
+    )[-2:]
 
 
 def test_a_breaker_that_is_remembered_open_breaks_the_program_before_it_starts() -> None:
-    assert [State.PENDING, State.BROKEN] == walk(Move.WANTED, Move.TRIPPED)
+    assert [ProgramState.PENDING, ProgramState.BROKEN] == walk(
+        ProgramTransition.START_REQUESTED, ProgramTransition.BREAKER_TRIPPED
+    )
 
 
 def test_a_tripped_breaker_breaks_the_program_until_it_is_due_or_unwanted() -> None:
-    broken = [Move.WANTED, Move.DUE, Move.SPAWNED, Move.FAILED, Move.TRIPPED]
-    assert [State.BROKEN, State.STARTING] == walk(*broken, Move.DUE)[-2:]
-    assert [State.BROKEN, State.STOPPED] == walk(*broken, Move.UNWANTED)[-2:]
+    broken = [
+        ProgramTransition.START_REQUESTED,
+        ProgramTransition.START_DUE,
+        ProgramTransition.SPAWNED,
+        ProgramTransition.FAILED,
+        ProgramTransition.BREAKER_TRIPPED,
+    ]
+    assert [ProgramState.BROKEN, ProgramState.STARTING] == walk(
+        *broken, ProgramTransition.START_DUE
+    )[-2:]
+    assert [ProgramState.BROKEN, ProgramState.STOPPED] == walk(
+        *broken, ProgramTransition.STOP_REQUESTED
+    )[-2:]
 
 
 @pytest.mark.parametrize(
-    "state", [state for state in State if LIFECYCLE.allows(state, Move.UNWANTED)]
+    "state",
+    [state for state in ProgramState if LIFECYCLE.allows(state, ProgramTransition.STOP_REQUESTED)],
 )
-def test_only_what_has_a_tree_is_stopped_by_stopping_the_tree(state: State) -> None:
-    assert (state in LIVE) == (LIFECYCLE.step(state, Move.UNWANTED)[1] is Action.STOP_TREE)
+def test_only_what_has_a_tree_is_stopped_by_stopping_the_tree(state: ProgramState) -> None:
+    assert (state in LIVE) == (
+        LIFECYCLE.step(state, ProgramTransition.STOP_REQUESTED)[1] is ProgramAction.STOP_TREE
+    )
 
 
 def test_every_way_into_starting_spawns_and_no_other_does() -> None:
     for target, action in LIFECYCLE.table.values():
-        assert (target is State.STARTING) == (action is Action.SPAWN)
+        assert (target is ProgramState.STARTING) == (action is ProgramAction.SPAWN)
 
 
 @pytest.mark.parametrize(
     ("state", "move"),
     [
-        (State.STOPPED, Move.ENDED),
-        (State.STOPPED, Move.DUE),
-        (State.PENDING, Move.SPAWNED),
-        (State.ENDED, Move.UNWANTED),
-        (State.UP, Move.WANTED),
-        (State.UP, Move.TRIPPED),
-        (State.WAITING, Move.SPAWNED),
-        (State.BROKEN, Move.FAILED),
+        (ProgramState.STOPPED, ProgramTransition.ENDED),
+        (ProgramState.STOPPED, ProgramTransition.START_DUE),
+        (ProgramState.PENDING, ProgramTransition.SPAWNED),
+        (ProgramState.ENDED, ProgramTransition.STOP_REQUESTED),
+        (ProgramState.UP, ProgramTransition.START_REQUESTED),
+        (ProgramState.UP, ProgramTransition.BREAKER_TRIPPED),
+        (ProgramState.WAITING, ProgramTransition.SPAWNED),
+        (ProgramState.BROKEN, ProgramTransition.FAILED),
     ],
 )
-def test_what_is_not_in_the_table_cannot_happen(state: State, move: Move) -> None:
+def test_what_is_not_in_the_table_cannot_happen(
+    state: ProgramState, move: ProgramTransition
+) -> None:
     assert not LIFECYCLE.allows(state, move)
     with pytest.raises(AssertionError, match=f"a program that is {state} cannot be told {move}"):
         LIFECYCLE.step(state, move)

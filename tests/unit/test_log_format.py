@@ -4,11 +4,13 @@ import dataclasses
 import json
 import logging
 import os
+import pkgutil
 import pty
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 import pytest
@@ -16,26 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.core import events
-from longwatch.core.endcause import EndCause
-from longwatch.core.events import (
-    Event,
-    Events,
-    Level,
-    ProgramEnded,
-    ProgramStarted,
-    RestartScheduled,
-    SettingsInEffect,
-)
+from longwatch.core.end_cause import EndCause
+from longwatch.core.events.base import Event, Events, Level
+from longwatch.core.events.programs import ProgramEnded, ProgramStarted, RestartScheduled
+from longwatch.core.events.supervisor import SettingsLoaded
 from longwatch.core.fake_clock import FakeClock
-from longwatch.observe.logs import (
+from longwatch.observe.event_log import (
     EventLog,
     JsonFormatter,
+    LogSink,
     PrettyFormatter,
-    Sink,
-    dropped_notice,
-    take_over_logging,
+    dropped_lines_record,
+    redirect_logging,
 )
-from longwatch.observe.render import LONGEST_RECORD, to_json, to_pretty, wants_colour
+from longwatch.observe.log_format import MAX_RECORD_CHARS, to_json, to_pretty, wants_colour
 
 NASTY = 'a\n{"event":"forged"}\r\x1b[2J\u2028\u2029\x85\x00\udcff\U0001f600"\\'
 any_text = st.text(st.characters(), max_size=200) | st.just(NASTY)  # surrogates included
@@ -43,7 +39,7 @@ any_text = st.text(st.characters(), max_size=200) | st.just(NASTY)  # surrogates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odd(Event):
-    loudness: ClassVar[Level] = Level.WARNING
+    default_level: ClassVar[Level] = Level.WARNING
 
     value: object
 
@@ -70,14 +66,14 @@ class Unspeakable:
 
 def logged(event: Event) -> dict[str, Any]:
     lines = Lines()
-    EventLog([Sink(writer=lines, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)(event)
+    EventLog([LogSink(writer=lines, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)(event)
     (record,) = lines.records
     return record
 
 
 def started(**changes: Any) -> ProgramStarted:
     return dataclasses.replace(
-        ProgramStarted(program="web", pid=42, command=("serve",), start=1), **changes
+        ProgramStarted(program="web", pid=42, command=("serve",), start_number=1), **changes
     )
 
 
@@ -86,7 +82,7 @@ def test_a_record_has_time_level_name_and_pids_first_and_then_the_events_fields(
 
     assert {
         "ts": "2027-01-15T08:00:00.000Z", "level": "info", "event": "program_started",
-        "pid": 42, "managerPid": 7, "program": "web", "command": ["serve"], "start": 1,
+        "pid": 42, "managerPid": 7, "program": "web", "command": ["serve"], "start_number": 1,
     } == record  # fmt: skip
     assert ["ts", "level", "event", "pid", "managerPid"] == list(record)[:5]
 
@@ -120,7 +116,7 @@ def test_an_end_is_written_in_its_one_spelling_and_durations_to_the_millisecond(
 def test_secrets_in_commands_and_settings_are_masked() -> None:
     record = logged(started(command=("serve", "--token", "s3cret")))
     settings = logged(
-        SettingsInEffect(settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"})
+        SettingsLoaded(settings={"env": {"API_KEY": "s3cret"}, "url": "a://u:s3cret@h"})
     )
 
     assert "s3cret" not in json.dumps([record, settings])
@@ -130,10 +126,12 @@ def test_no_field_of_an_event_can_take_the_place_of_the_head() -> None:
     head = {"ts", "level", "event", "managerPid"}
     classes = [
         value
-        for value in vars(events).values()
+        for found in pkgutil.iter_modules(events.__path__, f"{events.__name__}.")
+        for value in vars(import_module(found.name)).values()
         if isinstance(value, type) and issubclass(value, Event)
     ]
 
+    assert len(classes) > 50
     assert [] == [
         kind for kind in classes if head & {field.name for field in dataclasses.fields(kind)}
     ]
@@ -142,7 +140,7 @@ def test_no_field_of_an_event_can_take_the_place_of_the_head() -> None:
 @given(text=any_text)
 def test_any_text_in_any_event_round_trips_as_one_json_line_of_plain_ascii(text: str) -> None:
     lines = Lines()
-    EventLog([Sink(writer=lines)], clock=FakeClock())(Odd(value=[text, {"key": text}]))
+    EventLog([LogSink(writer=lines)], clock=FakeClock())(Odd(value=[text, {"key": text}]))
     (record,) = lines.records
 
     assert lines.data.isascii()
@@ -177,7 +175,7 @@ def test_any_text_is_one_printable_line_in_the_pretty_form(text: str, colour: bo
 )
 def test_any_value_becomes_a_line_that_parses_strictly(value: object) -> None:
     lines = Lines()
-    EventLog([Sink(writer=lines)], clock=FakeClock())(Odd(value=value))
+    EventLog([LogSink(writer=lines)], clock=FakeClock())(Odd(value=value))
 
     assert "odd" == json.loads(lines.data, parse_constant=pytest.fail)["event"]
 
@@ -195,7 +193,7 @@ def test_any_value_becomes_a_line_that_parses_strictly(value: object) -> None:
 def test_a_huge_record_is_cut_to_its_limit_and_says_so(value: object) -> None:
     line = to_json({"ts": "t", "event": "odd", "value": value})
 
-    assert len(line) <= LONGEST_RECORD
+    assert len(line) <= MAX_RECORD_CHARS
     assert "more" in json.loads(line)["value"] or "more" in line
 
 
@@ -231,7 +229,7 @@ def test_a_writer_that_fails_keeps_no_line_from_the_others() -> None:
             raise OSError
 
     lines = Lines()
-    fan = Events(EventLog([Sink(writer=Broken()), Sink(writer=lines)], clock=FakeClock()))
+    fan = Events(EventLog([LogSink(writer=Broken()), LogSink(writer=lines)], clock=FakeClock()))
     fan.emit(started())
 
     assert ("program_started", 0) == (lines.records[0]["event"], fan.failures)
@@ -244,7 +242,7 @@ def test_a_writer_that_fails_keeps_no_line_from_the_others() -> None:
 def test_each_sink_gets_only_what_is_loud_enough_for_it(level: Level, names: list[str]) -> None:
     lines = Lines()
     log = EventLog(
-        [Sink(writer=lines, level=level), Sink(writer=Lines(), level=Level.DEBUG)],
+        [LogSink(writer=lines, level=level), LogSink(writer=Lines(), level=Level.DEBUG)],
         clock=FakeClock(),
     )
     log(started())
@@ -291,8 +289,8 @@ def test_colours_are_for_terminals_only_and_only_if_nobody_asked_for_none() -> N
 def taken_over() -> Iterator[Lines]:
     """Everything logged through stdlib logging meanwhile."""
     kept = Lines()
-    put_back = take_over_logging(
-        EventLog([Sink(writer=kept, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)
+    put_back = redirect_logging(
+        EventLog([LogSink(writer=kept, level=Level.DEBUG)], clock=FakeClock(), manager_pid=7)
     )
     try:
         yield kept
@@ -343,7 +341,7 @@ def test_a_log_call_with_wrong_arguments_is_reported_and_raises_nothing() -> Non
 
 def test_taking_over_logging_is_undone_completely() -> None:
     before = (logging.getLogger().handlers[:], logging.getLogger().level)
-    take_over_logging(EventLog([], clock=FakeClock()), level=Level.DEBUG)()
+    redirect_logging(EventLog([], clock=FakeClock()), level=Level.DEBUG)()
 
     assert before == (logging.getLogger().handlers[:], logging.getLogger().level)
 
@@ -363,11 +361,11 @@ def test_the_formatters_make_one_line_of_any_stdlib_record(
 
 
 def test_the_notice_of_dropped_lines_is_a_record_like_any_other() -> None:
-    record = json.loads(dropped_notice(clock=FakeClock(), manager_pid=7)(12))
+    record = json.loads(dropped_lines_record(clock=FakeClock(), manager_pid=7)(12))
 
     assert ("log_lines_dropped", 12, 7) == (record["event"], record["lines"], record["managerPid"])
 
 
 def test_importing_the_log_configures_nothing() -> None:
-    assert "longwatch.observe.logs" in sys.modules
+    assert "longwatch.observe.event_log" in sys.modules
     assert [] == logging.getLogger("longwatch").handlers

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from longwatch.errors import SerializationError, UsageError
-from longwatch.mailbox.letters import Delivery
+from longwatch.mailbox.records import MessageRecord
 from longwatch.runtime import MainLoop, MainLoopContext, MainLoopRequest, MainLoopResult
-from longwatch.runtime.mainloop import _request_type
-from longwatch.runtime.messages import RequestDecoder
+from longwatch.runtime.main_loop import _request_type
+from longwatch.runtime.request import RequestDecoder
 from longwatch.store.json_codec import Codec
 
-DELIVERY = Delivery(
+DELIVERY = MessageRecord(
     "message-7",
     b"",
     deliveries=1,

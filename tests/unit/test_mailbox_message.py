@@ -8,6 +8,7 @@ import pytest
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
+from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.errors import (
     InvalidParameterError,
     MailboxConnectionError,
@@ -17,9 +18,8 @@ from longwatch.errors import (
     StoreBusyError,
 )
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox import Mailbox, Message, Verdict
+from longwatch.mailbox import Mailbox, Message, SettleResult
 from longwatch.mailbox.memory import MemoryBackend, MemoryStore
-from longwatch.work.source import Outcome, Settlement
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def mailbox(store: MemoryStore) -> Mailbox[Any]:
-    return Mailbox("work", store.lane("work"))
+    return Mailbox("work", store.backend("work"))
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_verdicts_are_the_words_of_the_contract(
     mailbox: Mailbox[Any], message: Message[Any]
 ) -> None:
     assert ["settled"] == mailbox.acknowledge_many([message])
-    assert [Verdict.EXPIRED] == mailbox.acknowledge_many([message])
+    assert [SettleResult.EXPIRED] == mailbox.acknowledge_many([message])
 
 
 class PassingClock(FakeClock):
@@ -127,7 +127,7 @@ class PassingClock(FakeClock):
 
 def test_a_waiting_receive_looks_again_when_a_delayed_message_is_due(store: MemoryStore) -> None:
     clock = PassingClock(store)
-    mailbox: Mailbox[str] = Mailbox("work", store.lane("work"), clock=clock)
+    mailbox: Mailbox[str] = Mailbox("work", store.backend("work"), clock=clock)
     mailbox.send("later", delay_seconds=0.3)
     assert ["later"] == [message.body for message in mailbox.receive(wait_time_seconds=60)]
     assert sum(clock.waits) < 0.31
@@ -135,36 +135,36 @@ def test_a_waiting_receive_looks_again_when_a_delayed_message_is_due(store: Memo
 
 def test_a_waiting_receive_looks_every_half_second_and_ends_in_time(store: MemoryStore) -> None:
     clock = PassingClock(store)
-    mailbox: Mailbox[str] = Mailbox("work", store.lane("work"), clock=clock)
+    mailbox: Mailbox[str] = Mailbox("work", store.backend("work"), clock=clock)
     assert [] == mailbox.receive(wait_time_seconds=1.2)
     assert [0.5, 0.5, 0.2] == clock.waits
 
 
-class Unreachable(MemoryBackend):
-    """A store that goes away once it is `gone`."""
+class UnreachableBackend(MemoryBackend):
+    """A store that goes away once `is_gone` is set."""
 
-    gone = False
+    is_gone = False
 
     def __getattribute__(self, name: str) -> Any:
-        if object.__getattribute__(self, "__class__").gone and name in CALLS:
+        if object.__getattribute__(self, "__class__").is_gone and name in CALLS:
             raise StoreBusyError("the store is locked; try again")
         return super().__getattribute__(name)
 
 
 CALLS = {
-    "enter",
+    "register_owner",
     "exchange",
     "sweep",
     "listen",
     "put",
     "settle",
-    "extend",
+    "renew_one",
     "stats",
     "cancel",
     "pause",
     "purge",
-    "dead",
-    "find_dead",
+    "dead_letters",
+    "find_dead_letter",
 }
 CALLS |= {"replay", "drop"}
 
@@ -181,13 +181,13 @@ USES: dict[str, Callable[[Mailbox[Any], Message[Any]], object]] = {
     "acknowledge": lambda _, message: message.acknowledge(),
     "nack": lambda _, message: message.nack(),
     "extend": lambda _, message: message.extend_visibility(1),
-    "dead": lambda mailbox, _: list(mailbox.dead),
-    "len dead": lambda mailbox, _: len(mailbox.dead),
-    "show": lambda mailbox, _: mailbox.dead.show("x"),
-    "replay": lambda mailbox, _: mailbox.dead.replay("x"),
-    "drop": lambda mailbox, _: mailbox.dead.drop("x"),
-    "replay_all": lambda mailbox, _: mailbox.dead.replay_all(),
-    "drop_all": lambda mailbox, _: mailbox.dead.drop_all(),
+    "dead": lambda mailbox, _: list(mailbox.dead_letters),
+    "len dead": lambda mailbox, _: len(mailbox.dead_letters),
+    "show": lambda mailbox, _: mailbox.dead_letters.show("x"),
+    "replay": lambda mailbox, _: mailbox.dead_letters.replay("x"),
+    "drop": lambda mailbox, _: mailbox.dead_letters.drop("x"),
+    "replay_all": lambda mailbox, _: mailbox.dead_letters.replay_all(),
+    "drop_all": lambda mailbox, _: mailbox.dead_letters.drop_all(),
 }
 
 
@@ -195,18 +195,18 @@ USES: dict[str, Callable[[Mailbox[Any], Message[Any]], object]] = {
 def test_errors_of_the_store_are_connection_errors_to_the_user(
     store: MemoryStore, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mailbox: Mailbox[Any] = Mailbox("work", Unreachable(store, "work"))
+    mailbox: Mailbox[Any] = Mailbox("work", UnreachableBackend(store, "work"))
     mailbox.send(1)
     [message] = mailbox.receive()
-    monkeypatch.setattr(Unreachable, "gone", True)
+    monkeypatch.setattr(UnreachableBackend, "is_gone", True)
     with pytest.raises(MailboxConnectionError, match="locked") as raised:
         USES[use](mailbox, message)
     assert isinstance(raised.value.__cause__, StoreBusyError)
-    monkeypatch.setattr(Unreachable, "gone", False)
+    monkeypatch.setattr(UnreachableBackend, "is_gone", False)
     assert not message.is_finalized
 
 
-class DeadlyWorker(MemoryBackend):
+class AlwaysDeadBackend(MemoryBackend):
     """Whatever is replayed dies again at once, as in a worker that cannot read it."""
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
@@ -217,34 +217,34 @@ class DeadlyWorker(MemoryBackend):
 
 def kill(backend: MemoryBackend) -> None:
     leased = backend.exchange(
-        (), owner=backend.enter(Incarnation.mine()), want=1000, duration=60
-    ).leased
+        (), owner=backend.register_owner(Incarnation.current()), limit=1000, lease_seconds=60
+    ).claimed
     backend.settle(
-        [Settlement(claim=each.claim, outcome=Outcome.DEAD, reason="failed") for each in leased]
+        [Settlement(claim=each.claim, outcome=RowOutcome.DEAD, reason="failed") for each in leased]
     )
 
 
 def test_replaying_all_ends_though_they_die_again(store: MemoryStore) -> None:
-    backend = DeadlyWorker(store, "work")
+    backend = AlwaysDeadBackend(store, "work")
     mailbox: Mailbox[int] = Mailbox("work", backend)
     mailbox.send_many(range(250))
     kill(backend)
-    assert 250 == mailbox.dead.replay_all()
-    assert 250 == len(mailbox.dead)
+    assert 250 == mailbox.dead_letters.replay_all()
+    assert 250 == len(mailbox.dead_letters)
 
 
 def test_every_dead_letter_is_listed_once_though_some_are_dropped_meanwhile(
     store: MemoryStore,
 ) -> None:
-    backend = store.lane("work")
+    backend = store.backend("work")
     mailbox: Mailbox[int] = Mailbox("work", backend)
     ids = mailbox.send_many(range(250))
     kill(backend)
     seen = []
-    for number, letter in enumerate(mailbox.dead):
+    for number, letter in enumerate(mailbox.dead_letters):
         seen.append(letter.id)
         if number % 100 == 99:
-            mailbox.dead.drop(letter.id)
+            mailbox.dead_letters.drop(letter.id)
     assert ids == seen
 
 
@@ -252,7 +252,7 @@ def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(
     mailbox: Mailbox[Any], message: Message[Any]
 ) -> None:
     message.reject("no such customer")
-    [letter] = mailbox.dead
+    [letter] = mailbox.dead_letters
     assert (message.id, "permanent", "no such customer", 1) == (
         letter.id,
         letter.reason,
@@ -299,9 +299,9 @@ UNFIT: dict[str, tuple[Act, str]] = {
         "reply_to must be a mailbox, or the name of one, not of type int",
     ),
     "cancel": (lambda mailbox: mailbox.cancel("\ud800"), "message_id must be text"),
-    "show": (lambda mailbox: mailbox.dead.show(5), "message_id must be text"),  # type: ignore[arg-type]
-    "replay": (lambda mailbox: mailbox.dead.replay("a", "\0"), "message_id must be text"),
-    "drop": (lambda mailbox: mailbox.dead.drop(["a"]), "message_id must be text"),  # type: ignore[arg-type]
+    "show": (lambda mailbox: mailbox.dead_letters.show(5), "message_id must be text"),  # type: ignore[arg-type]
+    "replay": (lambda mailbox: mailbox.dead_letters.replay("a", "\0"), "message_id must be text"),
+    "drop": (lambda mailbox: mailbox.dead_letters.drop(["a"]), "message_id must be text"),  # type: ignore[arg-type]
 }
 
 
@@ -318,7 +318,7 @@ def test_a_reason_is_kept_in_a_form_that_every_store_takes(
     mailbox: Mailbox[Any], message: Message[Any]
 ) -> None:
     message.reject("half \ud800 and \0" + "z" * 20_000)
-    [letter] = mailbox.dead
+    [letter] = mailbox.dead_letters
     assert "half \\ud800 and \\x00".ljust(10_000, "z") == letter.error
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from longwatch.host.guardian.cgroups import Cgroup, Cgroups
-from longwatch.host.guardian.limits import ran_out
-from longwatch.host.guardian.main import Guardian
-from longwatch.host.guardian.spawn import Becoming, Request
-from longwatch.host.guardian.tree import Tree
-from longwatch.host.guardian.wire import Message
+from longwatch.host.guardian.limits import likely_out_of_memory
+from longwatch.host.guardian.main import GuardianProcess
+from longwatch.host.guardian.spawn import ChildSetup, SpawnRequest
+from longwatch.host.guardian.tree import ProcessTree
+from longwatch.host.guardian.wire import ControlMessage
 
 MEBIBYTE = 1 << 20
 KILLED = int(signal.SIGKILL)
@@ -22,7 +22,7 @@ ABORTED = int(signal.SIGABRT)
 FAILED = 1 << 8
 
 
-class MadeUp:
+class FakeCgroup:
     """A folder with the files of a cgroup that has a memory controller, and one of a tree inside
     it.
     """
@@ -54,19 +54,19 @@ class MadeUp:
 
 
 @pytest.fixture
-def made_up(tmp_path: Path) -> MadeUp:
-    return MadeUp(tmp_path)
+def fake_cgroup(tmp_path: Path) -> FakeCgroup:
+    return FakeCgroup(tmp_path)
 
 
 @pytest.fixture
-def guardian(made_up: MadeUp) -> Iterator[Guardian]:
+def guardian(fake_cgroup: FakeCgroup) -> Iterator[GuardianProcess]:
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
-        yield Guardian(ours, 1, made_up.cgroups())
+        yield GuardianProcess(ours, 1, fake_cgroup.cgroups())
 
 
-def request(memory: int | None) -> Request:
-    message: Message = {
+def request(memory: int | None) -> SpawnRequest:
+    message: ControlMessage = {
         "argv": ["true"],
         "env": {},
         "cwd": None,
@@ -74,98 +74,102 @@ def request(memory: int | None) -> Request:
         "umask": None,
         "identity": None,
     }
-    return Request({**message, "limits": {"memory": memory, "open_files": None, "nice": None}}, ())
+    return SpawnRequest(
+        {**message, "limits": {"memory": memory, "open_files": None, "nice": None}}, ()
+    )
 
 
 # --- a made-up cgroup -----------------------------------------------------------------------------
 
 
 def test_in_a_made_up_cgroup_memory_is_limited_without_swap_and_the_tree_dies_as_one(
-    made_up: MadeUp,
+    fake_cgroup: FakeCgroup,
 ) -> None:
-    assert made_up.cgroups().limit_memory(made_up.cgroup, 5 * MEBIBYTE)
-    assert "+memory" == (made_up.root / "cgroup.subtree_control").read_text()
+    assert fake_cgroup.cgroups().limit_memory(fake_cgroup.cgroup, 5 * MEBIBYTE)
+    assert "+memory" == (fake_cgroup.root / "cgroup.subtree_control").read_text()
     assert {
         "memory.max": "5242880",
         "memory.swap.max": "0",
         "memory.oom.group": "1",
-    } == made_up.written()
+    } == fake_cgroup.written()
 
 
 def test_in_a_made_up_cgroup_without_swap_accounting_memory_is_limited_all_the_same(
-    made_up: MadeUp,
+    fake_cgroup: FakeCgroup,
 ) -> None:
-    (made_up.tree / "memory.swap.max").unlink()
-    assert made_up.cgroups().limit_memory(made_up.cgroup, MEBIBYTE)
-    assert {"memory.max": "1048576", "memory.oom.group": "1"} == made_up.written()
+    (fake_cgroup.tree / "memory.swap.max").unlink()
+    assert fake_cgroup.cgroups().limit_memory(fake_cgroup.cgroup, MEBIBYTE)
+    assert {"memory.max": "1048576", "memory.oom.group": "1"} == fake_cgroup.written()
 
 
 @pytest.mark.parametrize("missing", ["cgroup.subtree_control", "1/memory.max"])
 def test_in_a_made_up_cgroup_without_a_memory_controller_nothing_is_limited(
-    made_up: MadeUp, missing: str
+    fake_cgroup: FakeCgroup, missing: str
 ) -> None:
-    (made_up.root / missing).unlink()
-    assert not made_up.cgroups().limit_memory(made_up.cgroup, MEBIBYTE)
-    assert {"", "0"} >= set(made_up.written().values())
+    (fake_cgroup.root / missing).unlink()
+    assert not fake_cgroup.cgroups().limit_memory(fake_cgroup.cgroup, MEBIBYTE)
+    assert {"", "0"} >= set(fake_cgroup.written().values())
 
 
-def test_the_controller_of_a_made_up_cgroup_is_asked_for_once(made_up: MadeUp) -> None:
-    cgroups = made_up.cgroups()
-    control = made_up.root / "cgroup.subtree_control"
-    assert cgroups.limit_memory(made_up.cgroup, MEBIBYTE)
+def test_the_controller_of_a_made_up_cgroup_is_asked_for_once(fake_cgroup: FakeCgroup) -> None:
+    cgroups = fake_cgroup.cgroups()
+    control = fake_cgroup.root / "cgroup.subtree_control"
+    assert cgroups.limit_memory(fake_cgroup.cgroup, MEBIBYTE)
     control.unlink()
-    assert cgroups.limit_memory(made_up.cgroup, MEBIBYTE)
+    assert cgroups.limit_memory(fake_cgroup.cgroup, MEBIBYTE)
 
 
-def test_a_made_up_cgroup_tells_whether_somebody_was_killed_for_memory(made_up: MadeUp) -> None:
-    told = [made_up.cgroup.out_of_memory]
-    made_up.count(1)
-    told.append(made_up.cgroup.out_of_memory)
-    (made_up.tree / "memory.events").unlink()
-    assert [False, True, False] == [*told, made_up.cgroup.out_of_memory]
+def test_a_made_up_cgroup_tells_whether_somebody_was_killed_for_memory(
+    fake_cgroup: FakeCgroup,
+) -> None:
+    told = [fake_cgroup.cgroup.out_of_memory]
+    fake_cgroup.count(1)
+    told.append(fake_cgroup.cgroup.out_of_memory)
+    (fake_cgroup.tree / "memory.events").unlink()
+    assert [False, True, False] == [*told, fake_cgroup.cgroup.out_of_memory]
 
 
 @pytest.mark.parametrize(("status", "expected"), [(KILLED, True), (FAILED, True), (0, False)])
 def test_with_a_made_up_cgroup_its_count_decides_however_much_was_used(
-    made_up: MadeUp, guardian: Guardian, status: int, *, expected: bool
+    fake_cgroup: FakeCgroup, guardian: GuardianProcess, status: int, *, expected: bool
 ) -> None:
-    tree, asked = Tree(1, "m", made_up.cgroup), request(MEBIBYTE)
+    tree, asked = ProcessTree(1, "m", fake_cgroup.cgroup), request(MEBIBYTE)
     guardian._limit_memory(asked, tree)
-    assert asked.caged
+    assert asked.memory_by_cgroup
     assert not tree.ran_out_of_memory(status, 100 * MEBIBYTE)
-    made_up.count(2)
+    fake_cgroup.count(2)
     assert expected == tree.ran_out_of_memory(status, 0)
 
 
 def test_where_a_made_up_cgroup_has_no_memory_controller_data_is_limited(
-    made_up: MadeUp, guardian: Guardian
+    fake_cgroup: FakeCgroup, guardian: GuardianProcess
 ) -> None:
-    (made_up.root / "cgroup.subtree_control").unlink()
-    tree, asked = Tree(1, "m", made_up.cgroup), request(MEBIBYTE)
+    (fake_cgroup.root / "cgroup.subtree_control").unlink()
+    tree, asked = ProcessTree(1, "m", fake_cgroup.cgroup), request(MEBIBYTE)
     guardian._limit_memory(asked, tree)
-    assert (False, MEBIBYTE) == (asked.caged, tree.data_limit)
+    assert (False, MEBIBYTE) == (asked.memory_by_cgroup, tree.data_limit)
 
 
 def test_without_a_limit_a_made_up_cgroup_is_left_as_it_is(
-    made_up: MadeUp, guardian: Guardian
+    fake_cgroup: FakeCgroup, guardian: GuardianProcess
 ) -> None:
-    tree, asked = Tree(1, "m", made_up.cgroup), request(None)
+    tree, asked = ProcessTree(1, "m", fake_cgroup.cgroup), request(None)
     guardian._limit_memory(asked, tree)
-    assert (False, None) == (asked.caged, tree.data_limit)
-    assert {""} == set(made_up.written().values())
+    assert (False, None) == (asked.memory_by_cgroup, tree.data_limit)
+    assert {""} == set(fake_cgroup.written().values())
 
 
 def test_one_that_cannot_enter_a_made_up_cgroup_goes_on_unless_that_limits_its_memory(
-    made_up: MadeUp,
+    fake_cgroup: FakeCgroup,
 ) -> None:
-    (made_up.tree / "cgroup.procs").unlink()
+    (fake_cgroup.tree / "cgroup.procs").unlink()
     asked = request(MEBIBYTE)
-    child = Becoming(asked, made_up.cgroup, os.getpid())
-    child._enter(made_up.cgroup)
-    asked.caged = True
+    child = ChildSetup(asked, fake_cgroup.cgroup, os.getpid())
+    child._enter(fake_cgroup.cgroup)
+    asked.memory_by_cgroup = True
     with pytest.raises(FileNotFoundError):
-        child._enter(made_up.cgroup)
-    assert "enter its cgroup" == child.doing
+        child._enter(fake_cgroup.cgroup)
+    assert "enter its cgroup" == child.step
 
 
 # --- what an end tells where data is limited ------------------------------------------------------
@@ -175,12 +179,12 @@ def test_one_that_cannot_enter_a_made_up_cgroup_goes_on_unless_that_limits_its_m
     "status", [FAILED, 137 << 8, 255 << 8, ABORTED, int(signal.SIGSEGV), ABORTED | 0x80]
 )
 def test_a_failure_or_a_crash_with_most_of_its_memory_used_is_for_want_of_it(status: int) -> None:
-    assert ran_out(status, 80 * MEBIBYTE, 100 * MEBIBYTE)
-    assert not ran_out(status, 79 * MEBIBYTE, 100 * MEBIBYTE)
+    assert likely_out_of_memory(status, 80 * MEBIBYTE, 100 * MEBIBYTE)
+    assert not likely_out_of_memory(status, 79 * MEBIBYTE, 100 * MEBIBYTE)
 
 
 @pytest.mark.parametrize(
     "status", [0, KILLED, int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGHUP)]
 )
 def test_a_good_end_or_a_signal_from_outside_is_not_for_want_of_memory(status: int) -> None:
-    assert not ran_out(status, 100 * MEBIBYTE, 100 * MEBIBYTE)
+    assert not likely_out_of_memory(status, 100 * MEBIBYTE, 100 * MEBIBYTE)

@@ -5,12 +5,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from longwatch.errors import SchemaTooNewError
-from longwatch.store.migrations import Migration, migrate, migrations, pending, present_version
-from longwatch.store.sqlite_connection import SqliteTransaction
+from longwatch.errors import SchemaTooNewError, SchemaTooOldError
+from longwatch.store.migrations import (
+    Migration,
+    current_version,
+    load_migrations,
+    migrate,
+    pending_migrations,
+)
+from longwatch.store.sqlite.connection import SqliteTransaction
 
-KNOWN = migrations("sqlite")
-NEWEST = KNOWN[-1].version
+KNOWN = load_migrations("sqlite")
+OLDEST, NEWEST = KNOWN[0].version, KNOWN[-1].version
 
 
 @pytest.fixture
@@ -29,12 +35,14 @@ def schema(store: SqliteTransaction) -> list[tuple[str, ...]]:
     return store.rows("SELECT type, name, sql FROM sqlite_master ORDER BY type, name")
 
 
-def test_the_steps_are_numbered_from_one_without_gaps() -> None:
-    assert list(range(1, NEWEST + 1)) == [step.version for step in KNOWN]
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_the_steps_are_numbered_from_four_without_gaps(dialect: str) -> None:
+    assert 4 == OLDEST
+    assert list(range(OLDEST, NEWEST + 1)) == [step.version for step in load_migrations(dialect)]
 
 
 def test_another_engine_s_steps_are_not_ours() -> None:
-    assert [] == migrations("no-such-engine")
+    assert [] == load_migrations("no-such-engine")
 
 
 @pytest.mark.parametrize("step", KNOWN, ids=lambda step: step.name)
@@ -45,19 +53,19 @@ def test_each_statement_of_a_step_is_a_whole_one(step: Migration) -> None:
         assert sqlite3.complete_statement(statement.rstrip(";") + ";")
 
 
-@pytest.mark.parametrize("start", range(NEWEST + 1))
-def test_every_older_version_is_brought_to_the_newest(store: SqliteTransaction, start: int) -> None:
-    migrate(store, KNOWN[:start])
-    assert start == present_version(store)
-    assert [step.version for step in KNOWN[start:]] == [
+@pytest.mark.parametrize("steps", range(len(KNOWN) + 1))
+def test_every_older_version_is_brought_to_the_newest(store: SqliteTransaction, steps: int) -> None:
+    migrate(store, KNOWN[:steps])
+    assert max((step.version for step in KNOWN[:steps]), default=0) == current_version(store)
+    assert [step.version for step in KNOWN[steps:]] == [
         step.version for step in migrate(store, KNOWN)
     ]
-    assert NEWEST == present_version(store)
+    assert NEWEST == current_version(store)
 
 
-@pytest.mark.parametrize("start", range(NEWEST + 1))
-def test_the_way_there_does_not_show_in_the_schema(store: SqliteTransaction, start: int) -> None:
-    migrate(store, KNOWN[:start])
+@pytest.mark.parametrize("steps", range(len(KNOWN) + 1))
+def test_the_way_there_does_not_show_in_the_schema(store: SqliteTransaction, steps: int) -> None:
+    migrate(store, KNOWN[:steps])
     migrate(store, KNOWN)
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     migrate(SqliteTransaction(fresh), KNOWN)
@@ -75,7 +83,7 @@ def test_each_step_is_noted_with_its_name_and_time(store: SqliteTransaction) -> 
 
 def test_a_second_run_has_nothing_to_do(store: SqliteTransaction) -> None:
     migrate(store, KNOWN)
-    assert [] == pending(store, KNOWN)
+    assert [] == pending_migrations(store, KNOWN)
     assert [] == migrate(store, KNOWN)
 
 
@@ -91,6 +99,22 @@ def test_a_store_of_a_newer_version_is_refused_with_the_cure(store: SqliteTransa
     assert expected == str(caught.value)
 
 
+@pytest.mark.parametrize("version", range(1, OLDEST))
+def test_a_store_of_a_version_that_no_step_starts_from_is_refused_with_the_cure(
+    store: SqliteTransaction, version: int
+) -> None:
+    migrate(store, [Migration(version, "of_yesterday", ("CREATE TABLE yesterday (x)",))])
+    before = schema(store)
+    with pytest.raises(SchemaTooOldError) as caught:
+        migrate(store, KNOWN)
+    expected = (
+        f"the store was made by an older Longwatch (schema {version}), which cannot be migrated; "
+        f"empty its mailboxes with the old version, then name a new file or an empty database"
+    )
+    assert expected == str(caught.value)
+    assert (version, before) == (current_version(store), schema(store))
+
+
 def test_a_step_that_fails_leaves_the_version_before(
     raw: sqlite3.Connection, store: SqliteTransaction
 ) -> None:
@@ -101,5 +125,5 @@ def test_a_step_that_fails_leaves_the_version_before(
     with pytest.raises(sqlite3.OperationalError, match="half"):
         migrate(store, [*KNOWN, bad])
     raw.execute("ROLLBACK")
-    assert NEWEST == present_version(store)
+    assert NEWEST == current_version(store)
     assert before == schema(store)

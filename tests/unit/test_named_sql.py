@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import longwatch
-from longwatch.store.named_sql import load_queries, parse
+from longwatch.store.named_sql import load_queries, parse_queries
 
 ROOT = Path(longwatch.__file__).parent
 SCHEMA = ROOT / "store" / "schema"
@@ -33,11 +33,11 @@ def test_a_file_is_split_into_its_queries_without_their_comments() -> None:
         "-- About the file.\n\n-- name: one\n-- Says one.\nSELECT 1\n\n-- name: two\n-- Says "
         "two.\nSELECT\n    -- inside\n    2;\n"
     )
-    assert {"one": "SELECT 1", "two": "SELECT\n    2"} == parse(text)
+    assert {"one": "SELECT 1", "two": "SELECT\n    2"} == parse_queries(text)
 
 
 def test_what_stands_before_the_first_name_is_no_query() -> None:
-    assert {} == parse("-- name of nothing\nSELECT 1\n")
+    assert {} == parse_queries("-- name of nothing\nSELECT 1\n")
 
 
 def test_the_engine_s_own_query_wins_over_the_common_one(package: Path) -> None:
@@ -86,10 +86,12 @@ class TestEverySqlFileOfTheProduct:
         assert sorted(set(names)) == sorted(names)
 
     def test_leaves_no_query_empty(self, path: Path) -> None:
-        assert [] == [name for name, sql in parse(path.read_text()).items() if not sql.strip()]
+        assert [] == [
+            name for name, sql in parse_queries(path.read_text()).items() if not sql.strip()
+        ]
 
     def test_takes_data_only_as_named_parameters(self, path: Path) -> None:
-        for name, sql in parse(path.read_text()).items():
+        for name, sql in parse_queries(path.read_text()).items():
             bare = re.sub(r"'[^']*'", "''", sql)
             assert not re.search(r"[?%$@]|:\d", bare), name
 
@@ -97,17 +99,17 @@ class TestEverySqlFileOfTheProduct:
         self, path: Path
     ) -> None:
         lease = {
-            "leased",
-            "renewed",
-            "freed",
+            "on_claim",
+            "on_renew",
+            "on_release",
             "lapsed",
             "next_term",
-            "born",
-            "born_with",
-            "to_change",
+            "leased_columns",
+            "leased_values",
+            "for_update",
             "execution",
         }
-        assert {"table", "columns", "gate", *lease} >= set(
+        assert {"table", "columns", "claim_condition", *lease} >= set(
             re.findall(r"\{(.*?)\}", path.read_text())
         )
 

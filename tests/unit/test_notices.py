@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.supervisor.notices import LONGEST_EXTENSION, Notice
+from longwatch.supervisor.notify_socket import MAX_EXTENSION, Notice
 
 PID = 77
 
@@ -24,7 +24,7 @@ def parsed(datagram: bytes) -> Notice | None:
         (b"STATUS=warming up", Notice(pid=PID, status="warming up")),
         (b"STATUS=", Notice(pid=PID, status="")),
         (b"STATUS=a=b", Notice(pid=PID, status="a=b")),
-        (b"EXTEND_TIMEOUT_USEC=1500000", Notice(pid=PID, extend=1.5)),
+        (b"EXTEND_TIMEOUT_USEC=1500000", Notice(pid=PID, extend_seconds=1.5)),
         (b"READY=1\nSTATUS=up\nWATCHDOG=1\n", Notice(pid=PID, ready=True, status="up", beat=True)),
         (b"MAINPID=1\nREADY=1\nX_MINE=2\nFDSTORE=1", Notice(pid=PID, ready=True)),
         (b"STATUS=first\nSTATUS=last", Notice(pid=PID, status="last")),
@@ -68,8 +68,8 @@ def test_a_datagram_that_says_nothing_we_know_is_none(datagram: bytes) -> None:
     [
         ("1", 1e-6),
         ("30000000", 30.0),
-        (str(2**64 - 1), LONGEST_EXTENSION),
-        ("86400000001", LONGEST_EXTENSION),
+        (str(2**64 - 1), MAX_EXTENSION),
+        ("86400000001", MAX_EXTENSION),
         ("0", None),
         ("", None),
         ("-5", None),
@@ -85,7 +85,7 @@ def test_an_extension_is_a_whole_number_of_microseconds_of_a_day_at_the_most(
     microseconds: str, seconds: float | None
 ) -> None:
     notice = parsed(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={microseconds}".encode())
-    assert Notice(pid=PID, beat=True, extend=seconds) == notice
+    assert Notice(pid=PID, beat=True, extend_seconds=seconds) == notice
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError, UsageError
-from longwatch.mailbox import Limits, open_mailbox, open_store
+from longwatch.mailbox import MailboxLimits, open_mailbox, open_store
 from longwatch.mailbox.memory import MemoryStore
-from longwatch.mailbox.opening import mailbox_names
-from longwatch.store.sqlite import SqliteDatabase
+from longwatch.mailbox.url import mailbox_names
+from longwatch.store.sqlite.database import SqliteDatabase
 
 
 def test_memory_is_shared_by_its_url() -> None:
@@ -92,18 +92,18 @@ def test_bodies_are_decoded_to_the_type_it_was_opened_with() -> None:
     numbers = open_mailbox(store, "numbers", int)
     numbers.send(7)
     assert [7] == [message.body for message in numbers.receive(max_messages=10)]
-    assert ["undecodable"] == [letter.reason for letter in numbers.dead]
+    assert ["undecodable"] == [letter.reason for letter in numbers.dead_letters]
 
 
 def test_the_largest_body_can_be_set() -> None:
-    mailbox = open_mailbox(MemoryStore(), "jobs", largest_body=10)
+    mailbox = open_mailbox(MemoryStore(), "jobs", max_body_bytes=10)
     with pytest.raises(InvalidParameterError, match="larger than 10"):
         mailbox.send("x" * 9)
 
 
 def test_a_reply_is_not_held_to_the_limits_of_the_mailbox_it_comes_from() -> None:
     store = MemoryStore()
-    requests = open_mailbox(store, "requests", limits=Limits(max_size=1))
+    requests = open_mailbox(store, "requests", limits=MailboxLimits(max_size=1))
     answers = open_mailbox(store, "answers")
     answers.send_many(["one", "two"])
     requests.send("question", reply_to=answers)
@@ -129,8 +129,8 @@ def test_one_file_is_one_store_however_it_is_named(
     relative = open_mailbox("sqlite:///jobs.db", "requests")
     absolute = open_mailbox(f"sqlite:///{tmp_path}/jobs.db", "answers")
     another = open_mailbox(f"sqlite:///{tmp_path}/other.db", "answers")
-    assert relative.backend.home == absolute.backend.home
-    assert relative.backend.home != another.backend.home
+    assert relative.backend.store_identity == absolute.backend.store_identity
+    assert relative.backend.store_identity != another.backend.store_identity
 
 
 def test_a_transaction_of_another_store_is_refused_and_nothing_is_sent(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
 @pytest.mark.parametrize("largest", [0, -1, 1.5, float("nan"), "x", True, None])
 def test_the_largest_body_is_a_whole_number(largest: Any) -> None:
     with pytest.raises(
-        InvalidParameterError, match=r"^largest_body must be a whole number of 1 or more"
+        InvalidParameterError, match=r"^max_body_bytes must be a whole number of 1 or more"
     ):
-        open_mailbox(MemoryStore(), "jobs", largest_body=largest)
+        open_mailbox(MemoryStore(), "jobs", max_body_bytes=largest)
 
 
 @pytest.mark.parametrize("name", ["plain.db", "a#b?c%20.db", "mit Leerzeichen ü.db"])

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.core.clock import Wakeup
-from longwatch.core.events import Events, PeriodicFailed
+from longwatch.core.events.base import Events
+from longwatch.core.events.host import PeriodicTaskFailed
 from longwatch.errors import ServiceStateError
-from longwatch.host.errand import Errand
-from longwatch.host.periodic import Cadence, Periodic, every
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.periodic import Cadence, Periodic, run_every
 from longwatch.host.service import ServiceGroup
 from longwatch.testing import FakeClock, RecordingObserver
 
@@ -26,20 +27,20 @@ intervals = st.floats(min_value=0.001, max_value=1e6)
 def test_jitter_only_shortens_and_never_by_more_than_its_fraction(
     interval: float, jitter: float, spread: float
 ) -> None:
-    delay = Cadence(interval=interval, jitter=jitter).delay(spread=spread)
+    delay = Cadence(interval=interval, jitter=jitter).delay(fraction=spread)
     assert delay <= interval
     assert delay == pytest.approx(max(delay, interval * (1 - jitter)))
 
 
 def test_jitter_of_a_fifth_gives_four_to_five_fifths_of_the_interval() -> None:
     cadence = Cadence(interval=10.0, jitter=0.2)
-    assert [10.0, 9.0, 8.0] == [cadence.delay(spread=spread) for spread in (0.0, 0.5, 1.0)]
+    assert [10.0, 9.0, 8.0] == [cadence.delay(fraction=spread) for spread in (0.0, 0.5, 1.0)]
 
 
 def test_the_time_a_round_took_is_part_of_the_delay() -> None:
     cadence = Cadence(interval=10.0)
     assert [10.0, 7.0, 0.0, 0.0] == [
-        cadence.pause(spread=0.0, spent=spent) for spent in (0.0, 3.0, 10.0, 35.0)
+        cadence.next_delay(fraction=0.0, spent=spent) for spent in (0.0, 3.0, 10.0, 35.0)
     ]
 
 
@@ -78,7 +79,7 @@ class Task:
             name="task",
             clock=self.clock,
             events=Events(self.observer),
-            spread=lambda: spread,
+            fraction=lambda: spread,
         )
 
 
@@ -179,7 +180,7 @@ def test_a_round_that_raises_is_told_and_the_next_one_comes(error: BaseException
         task.clock.advance(10)
     told = f"{type(error).__name__}: broken"
     assert [("task", told, 1), ("task", told, 2), ("task", told, 1)] == [
-        (event.task, event.error, event.failures) for event in task.observer.of(PeriodicFailed)
+        (event.task, event.error, event.failures) for event in task.observer.of(PeriodicTaskFailed)
     ]
 
 
@@ -201,11 +202,11 @@ def test_stop_waits_for_a_running_round_only_as_long_as_it_may() -> None:
     periodic.start()
     task.clock.await_parked(1)
     answers: list[bool] = []
-    stopper = Errand(lambda: answers.append(periodic.stop(timeout=5)), name="test")
+    stopper = BackgroundThread(lambda: answers.append(periodic.stop(timeout=5)), name="test")
     stopper.start()
     task.clock.await_parked(2)
     task.clock.advance(5, parked=1)
-    assert stopper.over.block(10)
+    assert stopper.done.block(10)
     assert [False] == answers
     round_may_end.set()
     assert periodic.stop()
@@ -275,8 +276,13 @@ def test_the_same_cadence_runs_on_the_event_loop_until_it_is_cancelled() -> None
     async def story() -> None:
         cadence = Cadence(interval=10.0, jitter=0.2, immediately=False)
         task = asyncio.create_task(
-            every(
-                cadence, work, name="task", clock=clock, events=Events(observer), spread=lambda: 0.5
+            run_every(
+                cadence,
+                work,
+                name="task",
+                clock=clock,
+                events=Events(observer),
+                fraction=lambda: 0.5,
             )
         )
         await asyncio.to_thread(clock.await_parked, 1)
@@ -287,7 +293,7 @@ def test_the_same_cadence_runs_on_the_event_loop_until_it_is_cancelled() -> None
 
     asyncio.run(story())
     assert [0.0, 9.0, 18.0, 27.0] == rounds
-    assert ["ValueError: broken"] == [event.error for event in observer.of(PeriodicFailed)]
+    assert ["ValueError: broken"] == [event.error for event in observer.of(PeriodicTaskFailed)]
 
 
 def test_cancelling_in_the_middle_of_a_round_ends_it_and_is_no_failure() -> None:
@@ -296,7 +302,7 @@ def test_cancelling_in_the_middle_of_a_round_ends_it_and_is_no_failure() -> None
     async def story() -> None:
         cadence = Cadence(interval=10.0)
         task = asyncio.create_task(
-            every(
+            run_every(
                 cadence, lambda: clock.sleep(100), name="task", clock=clock, events=Events(observer)
             )
         )

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from longwatch.app.plans import check_limits, plans
-from longwatch.app.ports import busy_ports, port_problem
+from longwatch.app.plans import check_limits, make_plans
+from longwatch.app.startup_checks import busy_port_faults, port_problem
 from longwatch.config.settings import Settings, load_settings
 from longwatch.config.tables import LimitsSettings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
 from longwatch.errors import ConfigError
-from longwatch.host.process import Limits, StopPolicy
-from longwatch.supervisor.conditions import Condition, Readiness
-from longwatch.supervisor.decision import Restart, RestartPolicy
+from longwatch.host.process import ResourceLimits, StopPolicy
+from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, HttpProbe, TcpProbe
-from ports import free_port
+from longwatch.supervisor.restart_policy import Restart, RestartPolicy
+from loopback import free_port
 
 ENVIRON = {"PATH": os.environ["PATH"], "LONGWATCH_X": "ours", "LANG": "C"}
 
@@ -33,7 +33,7 @@ def settings(text: str, base: Path, **environ: str) -> Settings:
 
 
 def planned(text: str, base: Path, **environ: str) -> dict[str, ProgramPlan]:
-    return plans(settings(text, base, **environ), base=base, environ=ENVIRON | environ)
+    return make_plans(settings(text, base, **environ), base=base, environ=ENVIRON | environ)
 
 
 def only(text: str, base: Path, **environ: str) -> ProgramPlan:
@@ -95,8 +95,11 @@ def test_every_setting_arrives_in_the_plan(tmp_path: Path) -> None:
         plan.process.env["LANG"],
         plan.process.umask,
     )
-    assert Limits(memory=2 << 20, open_files=64, nice=19) == plan.process.limits
-    assert RestartPolicy(restart=Restart.ALWAYS, codes=(2, 3), final_codes=(9,)) == plan.restart
+    assert ResourceLimits(memory=2 << 20, open_files=64, nice=19) == plan.process.limits
+    assert (
+        RestartPolicy(restart=Restart.ALWAYS, restart_codes=(2, 3), no_restart_codes=(9,))
+        == plan.restart
+    )
     assert BackoffPolicy(initial=2, factor=3, cap=9, jitter=0.5, stable_after=7) == plan.backoff
     assert BreakerPolicy(tolerated=2, window=5, cooldown=None) == plan.breaker
     assert StopPolicy(signal=signal.SIGINT, grace=3) == plan.stop
@@ -264,8 +267,8 @@ def test_a_port_that_somebody_listens_on_is_told_unless_the_program_waits_to_be_
     text = "[program.web]\ncommand = 'true'\nhealth.port = {port}\nautostart = {autostart}"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        [fault] = busy_ports(settings(text.format(port=port, autostart="true"), tmp_path))
-        later = busy_ports(settings(text.format(port=port, autostart="false"), tmp_path))
+        [fault] = busy_port_faults(settings(text.format(port=port, autostart="true"), tmp_path))
+        later = busy_port_faults(settings(text.format(port=port, autostart="false"), tmp_path))
 
     problem = (
         f"{port} is not free (address already in use), so health checks would ask another server"

@@ -10,9 +10,9 @@ import pytest
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
-from longwatch.core.events import (
+from longwatch.core.events.base import Events
+from longwatch.core.events.programs import (
     CircuitBreakerTripped,
-    Events,
     HealthCheckFailed,
     HealthCheckPassed,
     ProgramEnded,
@@ -22,32 +22,32 @@ from longwatch.core.events import (
     RestartScheduled,
 )
 from longwatch.errors import GuardianLostError, SpawnError
-from longwatch.host.children import Guardian
-from longwatch.host.guardian.wire import Message
-from longwatch.host.loop import LoopThread
+from longwatch.host.guardian.wire import ControlMessage
+from longwatch.host.guardian_client import GuardianClient
+from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec, StopPolicy
-from longwatch.supervisor import run as module
-from longwatch.supervisor.conditions import Readiness
-from longwatch.supervisor.decision import Restart, RestartPolicy
-from longwatch.supervisor.healthcheck import Checker
-from longwatch.supervisor.lifecycle import State
-from longwatch.supervisor.memory import Memory
-from longwatch.supervisor.notify import Notice
+from longwatch.supervisor import program_run as module
+from longwatch.supervisor.dependencies import Readiness
+from longwatch.supervisor.healthcheck import HealthChecker
+from longwatch.supervisor.lifecycle import ProgramState
+from longwatch.supervisor.notify_socket import Notice
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.probes import HealthPolicy, HttpProbe
-from longwatch.supervisor.program import Gate, Program
+from longwatch.supervisor.program import DependencyWait, Program
+from longwatch.supervisor.program_record import ProgramRecord
+from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 from longwatch.testing import FakeClock, RecordingObserver
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 HEALTH = HealthPolicy(probe=HttpProbe(port=1), interval=30.0, failures=3, start_grace=10.0)
 
 
-class FakeGuardian(Guardian):
+class FakeGuardian(GuardianClient):
     """Has no process: its children are real `Child` objects that end when the test says so, or
     when they are signalled.
     """
 
-    def __init__(self, loop: LoopThread, clock: FakeClock) -> None:
+    def __init__(self, loop: EventLoopThread, clock: FakeClock) -> None:
         super().__init__(loop, clock=clock)
         self.faults: list[Exception | None] = []
         """What the next spawns raise; None and nothing at all: they work."""
@@ -62,10 +62,10 @@ class FakeGuardian(Guardian):
         if fault := self.faults.pop(0) if self.faults else None:
             raise fault
         self.latest = Child(next(self._numbers), "mark", self, self.clock)
-        self.latest.tell({"event": "spawned", "pid": 1000 + self.latest.number})
+        self.latest.handle_message({"event": "spawned", "pid": 1000 + self.latest.number})
         return self.latest
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, message: ControlMessage, descriptors: tuple[int, ...] = ()) -> None:
         if message["op"] == "signal":
             self.signals.append(message["signal"])
             if message["signal"] == signal.SIGKILL or (
@@ -75,41 +75,47 @@ class FakeGuardian(Guardian):
         elif self.latest is not None and message["op"] == "kill":
             self.end(signal.SIGKILL)
             if not self.latest._cleared.done():
-                self.latest.tell({"event": "cleared", "killed": 0, "survivors": 0})
+                self.latest.handle_message({"event": "cleared", "killed": 0, "survivors": 0})
 
     def end(self, status: int) -> None:
         """The leader ends with this wait status: a signal's number, or an exit code × 256."""
         assert self.latest is not None
         if not self.latest._ended.done():
-            self.latest.tell({"event": "ended", "status": status, "cpu": 0.0, "max_rss": 0})
+            self.latest.handle_message(
+                {"event": "ended", "status": status, "cpu": 0.0, "max_rss": 0}
+            )
             if self.latest._stopping:
-                self.latest.tell({"event": "cleared", "killed": 0, "survivors": 0})
+                self.latest.handle_message({"event": "cleared", "killed": 0, "survivors": 0})
 
 
-class FakeCheck(Checker):
+class FakeCheck(HealthChecker):
     """Answers what the test has set."""
 
     reason: str | None = None
     asked = 0
 
-    async def ask(self) -> str | None:
+    async def check(self) -> str | None:
         FakeCheck.asked += 1
         return FakeCheck.reason
 
 
-class Stage:
+class ProgramRig:
     """A program that never runs, and the test's hand on its clock and its guardian."""
 
-    def __init__(self, loop: LoopThread) -> None:
+    def __init__(self, loop: EventLoopThread) -> None:
         self.loop = loop
         self.clock = FakeClock()
-        self.heard = RecordingObserver()
+        self.observer = RecordingObserver()
         self.guardian = FakeGuardian(loop, self.clock)
         self.program: Program
         self.outcome: Future[int]
 
-    def begin(
-        self, *, gate: Gate | None = None, memory: Memory | None = None, **plan: object
+    def start(
+        self,
+        *,
+        gate: DependencyWait | None = None,
+        memory: ProgramRecord | None = None,
+        **plan: object,
     ) -> None:
         """Start to live; returns when it waits for something."""
         spec = ProcessSpec(argv=["/bin/app", "-v"], env={})
@@ -118,72 +124,74 @@ class Stage:
             whole,
             guardian=self.guardian,
             clock=self.clock,
-            events=Events(self.heard),
-            memory=memory,
+            events=Events(self.observer),
+            record=memory,
             strict=True,
         )
-        self.outcome = self.loop.spawn(self.program.live(gate) if gate else self.program.live())
-        self.settle()
+        self.outcome = self.loop.spawn(
+            self.program.keep_up(gate) if gate else self.program.keep_up()
+        )
+        self.run_loop()
 
-    def settle(self) -> None:
+    def run_loop(self) -> None:
         """Let everything that is ready on the loop happen."""
 
         async def idle() -> None:
             for _ in range(30):
                 await asyncio.sleep(0)
 
-        self.loop.call(idle(), timeout=PATIENCE)
+        self.loop.call(idle(), timeout=TIMEOUT)
 
-    def do(self, *acts: Callable[[], object]) -> None:
+    def run_on_loop(self, *acts: Callable[[], object]) -> None:
         """Act on the loop, all at one moment, and let happen what follows."""
 
         async def acted() -> None:
             for act in acts:
                 act()
 
-        self.loop.call(acted(), timeout=PATIENCE)
-        self.settle()
+        self.loop.call(acted(), timeout=TIMEOUT)
+        self.run_loop()
 
     def advance(self, seconds: float, *, parked: int = 1) -> None:
         self.clock.advance(seconds, parked=parked)
-        self.settle()
+        self.run_loop()
 
     def end(self, *, code: int = 0, signum: int = 0) -> None:
-        self.do(lambda: self.guardian.end(signum or code << 8))
+        self.run_on_loop(lambda: self.guardian.end(signum or code << 8))
 
     def code(self) -> int:
-        return self.outcome.result(PATIENCE)
+        return self.outcome.result(TIMEOUT)
 
-    def state(self) -> State:
+    def state(self) -> ProgramState:
         return self.program.state
 
     @property
     def waits(self) -> list[float]:
-        return [event.delay for event in self.heard.of(RestartScheduled)]
+        return [event.delay for event in self.observer.of(RestartScheduled)]
 
     @property
     def verdicts(self) -> list[str]:
-        return [event.verdict for event in self.heard.of(ProgramEnded)]
+        return [event.verdict for event in self.observer.of(ProgramEnded)]
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(module, "Checker", FakeCheck)
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramRig]:
+    monkeypatch.setattr(module, "HealthChecker", FakeCheck)
     monkeypatch.setattr(FakeCheck, "reason", None)
     monkeypatch.setattr(FakeCheck, "asked", 0)
-    with LoopThread() as loop:
-        yield Stage(loop)
+    with EventLoopThread() as loop:
+        yield ProgramRig(loop)
 
 
 # --- starts, ends and waits -----------------------------------------------------------------------
 
 
-def test_a_start_is_told_with_its_pid_its_command_and_its_number(stage: Stage) -> None:
-    stage.begin()
+def test_a_start_is_told_with_its_pid_its_command_and_its_number(rig: ProgramRig) -> None:
+    rig.start()
     assert [
-        ProgramStarted(program="app", pid=1001, command=("/bin/app", "-v"), start=1)
-    ] == stage.heard.events
-    assert State.UP == stage.state()
+        ProgramStarted(program="app", pid=1001, command=("/bin/app", "-v"), start_number=1)
+    ] == rig.observer.events
+    assert ProgramState.UP == rig.state()
 
 
 @pytest.mark.parametrize(
@@ -198,111 +206,115 @@ def test_a_start_is_told_with_its_pid_its_command_and_its_number(stage: Stage) -
     ],
 )
 def test_an_end_that_is_final_gives_its_code_on(
-    stage: Stage, status: int, code: int, verdict: str
+    rig: ProgramRig, status: int, code: int, verdict: str
 ) -> None:
-    stage.begin()
-    stage.do(lambda: stage.guardian.end(status))
-    assert code == stage.code()
-    assert [verdict] == stage.verdicts
-    assert State.ENDED == stage.state()
-    assert [] == stage.waits
+    rig.start()
+    rig.run_on_loop(lambda: rig.guardian.end(status))
+    assert code == rig.code()
+    assert [verdict] == rig.verdicts
+    assert ProgramState.ENDED == rig.state()
+    assert [] == rig.waits
 
 
-def test_a_program_that_is_never_restarted_gives_its_failure_on(stage: Stage) -> None:
-    stage.begin(restart=RestartPolicy(restart=Restart.NEVER))
-    stage.end(signum=signal.SIGSEGV)
-    assert 139 == stage.code()
+def test_a_program_that_is_never_restarted_gives_its_failure_on(rig: ProgramRig) -> None:
+    rig.start(restart=RestartPolicy(restart=Restart.NEVER))
+    rig.end(signum=signal.SIGSEGV)
+    assert 139 == rig.code()
 
 
-def test_fast_crashes_wait_1_2_4_8_16_and_the_sixth_trips_the_breaker(stage: Stage) -> None:
-    stage.begin()
+def test_fast_crashes_wait_1_2_4_8_16_and_the_sixth_trips_the_breaker(rig: ProgramRig) -> None:
+    rig.start()
     for wait in (1.0, 2.0, 4.0, 8.0, 16.0):
-        stage.end(code=1)
-        assert State.WAITING == stage.state()
-        assert wait == stage.waits[-1]
-        stage.advance(wait)
-        assert State.UP == stage.state()
-    stage.end(code=1)
-    assert 100 == stage.code()
-    assert [1.0, 2.0, 4.0, 8.0, 16.0] == stage.waits
-    assert State.BROKEN == stage.state()
+        rig.end(code=1)
+        assert ProgramState.WAITING == rig.state()
+        assert wait == rig.waits[-1]
+        rig.advance(wait)
+        assert ProgramState.UP == rig.state()
+    rig.end(code=1)
+    assert 100 == rig.code()
+    assert [1.0, 2.0, 4.0, 8.0, 16.0] == rig.waits
+    assert ProgramState.BROKEN == rig.state()
     assert [
         CircuitBreakerTripped(program="app", restarts=5, window=60.0, reason="6 failures in 60 s")
-    ] == stage.heard.of(CircuitBreakerTripped)
-    assert 6 == stage.program.memory.starts
+    ] == rig.observer.of(CircuitBreakerTripped)
+    assert 6 == rig.program.record.starts
 
 
-def test_the_wait_is_over_when_its_time_has_come_and_not_before(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=1)
-    stage.advance(0.999)
-    assert State.WAITING == stage.state()
-    stage.advance(0.001)
-    assert State.UP == stage.state()
+def test_the_wait_is_over_when_its_time_has_come_and_not_before(rig: ProgramRig) -> None:
+    rig.start()
+    rig.end(code=1)
+    rig.advance(0.999)
+    assert ProgramState.WAITING == rig.state()
+    rig.advance(0.001)
+    assert ProgramState.UP == rig.state()
 
 
-def test_the_waits_are_told_with_the_failures_so_far(stage: Stage) -> None:
-    stage.begin()
+def test_the_waits_are_told_with_the_failures_so_far(rig: ProgramRig) -> None:
+    rig.start()
     for wait in (1.0, 2.0):
-        stage.end(code=1)
-        stage.advance(wait)
+        rig.end(code=1)
+        rig.advance(wait)
     told = [
-        (event.failures, event.restarts_in_window) for event in stage.heard.of(RestartScheduled)
+        (event.failures, event.restarts_in_window) for event in rig.observer.of(RestartScheduled)
     ]
     assert [(1, 1), (2, 2)] == told
 
 
-def test_crashes_that_are_far_apart_never_trip_the_breaker(stage: Stage) -> None:
-    stage.begin(
+def test_crashes_that_are_far_apart_never_trip_the_breaker(rig: ProgramRig) -> None:
+    rig.start(
         breaker=BreakerPolicy(tolerated=2, window=10.0),
         backoff=BackoffPolicy(initial=6.0, factor=1.0),
     )
     for _ in range(10):
-        stage.end(code=1)
-        stage.advance(6.0)
-    assert [] == stage.heard.of(CircuitBreakerTripped)
-    assert [6.0] * 10 == stage.waits
+        rig.end(code=1)
+        rig.advance(6.0)
+    assert [] == rig.observer.of(CircuitBreakerTripped)
+    assert [6.0] * 10 == rig.waits
 
 
 def test_a_breaker_that_tolerates_nothing_trips_at_the_first_failure_and_says_why(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin(breaker=BreakerPolicy(tolerated=0))
-    stage.end(code=1)
-    assert 100 == stage.code()
+    rig.start(breaker=BreakerPolicy(tolerated=0))
+    rig.end(code=1)
+    assert 100 == rig.code()
     assert ["1 failures in 60 s"] == [
-        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+        event.reason for event in rig.observer.of(CircuitBreakerTripped)
     ]
 
 
-def test_a_stable_run_is_told_once_and_starts_the_waits_and_the_breaker_anew(stage: Stage) -> None:
-    stage.begin()
+def test_a_stable_run_is_told_once_and_starts_the_waits_and_the_breaker_anew(
+    rig: ProgramRig,
+) -> None:
+    rig.start()
     for wait in (1.0, 2.0, 4.0):
-        stage.end(code=1)
-        stage.advance(wait)
-    stage.advance(60.0, parked=0)
-    assert [ProgramStable(program="app", pid=1004, lasted=60.0)] == stage.heard.of(ProgramStable)
-    assert () == stage.program.breaker.events
-    stage.advance(500.0, parked=0)
-    assert 1 == len(stage.heard.of(ProgramStable))
-    stage.end(code=1)
-    assert 1.0 == stage.waits[-1]
+        rig.end(code=1)
+        rig.advance(wait)
+    rig.advance(60.0, parked=0)
+    assert [ProgramStable(program="app", pid=1004, lasted=60.0)] == rig.observer.of(ProgramStable)
+    assert () == rig.program.breaker.failure_times
+    rig.advance(500.0, parked=0)
+    assert 1 == len(rig.observer.of(ProgramStable))
+    rig.end(code=1)
+    assert 1.0 == rig.waits[-1]
 
 
-def test_a_run_that_ends_just_before_it_is_stable_counts_like_any_other(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=1)
-    stage.advance(1.0)
-    stage.advance(59.9)
-    stage.end(code=1)
-    assert [1.0, 2.0] == stage.waits
+def test_a_run_that_ends_just_before_it_is_stable_counts_like_any_other(rig: ProgramRig) -> None:
+    rig.start()
+    rig.end(code=1)
+    rig.advance(1.0)
+    rig.advance(59.9)
+    rig.end(code=1)
+    assert [1.0, 2.0] == rig.waits
 
 
-def test_the_end_of_a_run_is_told_with_how_long_it_lasted_and_how_it_ended(stage: Stage) -> None:
-    stage.begin()
-    stage.advance(12.5)
-    stage.end(signum=signal.SIGSEGV)
-    [ended] = stage.heard.of(ProgramEnded)
+def test_the_end_of_a_run_is_told_with_how_long_it_lasted_and_how_it_ended(
+    rig: ProgramRig,
+) -> None:
+    rig.start()
+    rig.advance(12.5)
+    rig.end(signum=signal.SIGSEGV)
+    [ended] = rig.observer.of(ProgramEnded)
     assert (1001, "signal 11", 12.5, True) == (
         ended.pid,
         str(ended.cause),
@@ -314,264 +326,270 @@ def test_the_end_of_a_run_is_told_with_how_long_it_lasted_and_how_it_ended(stage
 # --- starts that fail -----------------------------------------------------------------------------
 
 
-def test_a_first_start_that_fails_raises_and_is_not_tried_again(stage: Stage) -> None:
-    stage.guardian.faults = [SpawnError("cannot execute '/bin/app'", errno=2)]
-    stage.begin()
+def test_a_first_start_that_fails_raises_and_is_not_tried_again(rig: ProgramRig) -> None:
+    rig.guardian.faults = [SpawnError("cannot execute '/bin/app'", errno=2)]
+    rig.start()
     with pytest.raises(SpawnError, match="cannot execute"):
-        stage.code()
-    assert [] == stage.heard.events
+        rig.code()
+    assert [] == rig.observer.events
 
 
-def test_a_later_start_that_fails_is_a_failure_like_a_crash(stage: Stage) -> None:
-    stage.guardian.faults = [None, SpawnError("cannot execute '/bin/app'", errno=26)]
-    stage.begin()
-    stage.end(code=1)
-    stage.advance(1.0)
-    assert ["unexpected_exit", "spawn_error"] == stage.verdicts
-    last = stage.heard.of(ProgramEnded)[-1]
+def test_a_later_start_that_fails_is_a_failure_like_a_crash(rig: ProgramRig) -> None:
+    rig.guardian.faults = [None, SpawnError("cannot execute '/bin/app'", errno=26)]
+    rig.start()
+    rig.end(code=1)
+    rig.advance(1.0)
+    assert ["unexpected_exit", "spawn_error"] == rig.verdicts
+    last = rig.observer.of(ProgramEnded)[-1]
     assert (None, "cannot execute '/bin/app'", 0.0) == (last.pid, last.detail, last.lasted)
-    stage.advance(2.0)
-    assert State.UP == stage.state()
-    assert 3 == stage.program.memory.starts
+    rig.advance(2.0)
+    assert ProgramState.UP == rig.state()
+    assert 3 == rig.program.record.starts
 
 
-def test_starts_that_go_on_failing_trip_the_breaker(stage: Stage) -> None:
-    stage.guardian.faults = [None, *(SpawnError("gone") for _ in range(5))]
-    stage.begin()
-    stage.end(code=1)
-    stage.advance(31.0, parked=0)
-    assert 100 == stage.code()
-    assert ["unexpected_exit", *["spawn_error"] * 5] == stage.verdicts
+def test_starts_that_go_on_failing_trip_the_breaker(rig: ProgramRig) -> None:
+    rig.guardian.faults = [None, *(SpawnError("gone") for _ in range(5))]
+    rig.start()
+    rig.end(code=1)
+    rig.advance(31.0, parked=0)
+    assert 100 == rig.code()
+    assert ["unexpected_exit", *["spawn_error"] * 5] == rig.verdicts
 
 
-def test_a_lost_guardian_ends_the_life_of_the_program(stage: Stage) -> None:
-    stage.begin()
-    child = stage.guardian.latest
+def test_a_lost_guardian_ends_the_life_of_the_program(rig: ProgramRig) -> None:
+    rig.start()
+    child = rig.guardian.latest
     assert child is not None
-    stage.do(lambda: child.lose(GuardianLostError("the guardian died")))
+    rig.run_on_loop(lambda: child.fail(GuardianLostError("the guardian died")))
     with pytest.raises(GuardianLostError):
-        stage.code()
+        rig.code()
 
 
 # --- stopping -------------------------------------------------------------------------------------
 
 
 def test_a_stop_before_the_start_means_it_never_runs_and_gives_the_code_of_the_signal(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.program = Program(
+    rig.program = Program(
         ProgramPlan(name="app", process=ProcessSpec(argv=["x"], env={})),
-        guardian=stage.guardian,
-        clock=stage.clock,
-        events=Events(stage.heard),
+        guardian=rig.guardian,
+        clock=rig.clock,
+        events=Events(rig.observer),
     )
-    stage.do(stage.program.stop)
-    assert 143 == stage.loop.call(stage.program.live(), timeout=PATIENCE)
-    assert (None, []) == (stage.guardian.latest, stage.heard.events)
+    rig.run_on_loop(rig.program.stop)
+    assert 143 == rig.loop.call(rig.program.keep_up(), timeout=TIMEOUT)
+    assert (None, []) == (rig.guardian.latest, rig.observer.events)
 
 
-def test_a_stop_signals_and_the_end_is_a_complete_shutdown(stage: Stage) -> None:
-    stage.begin(stop=StopPolicy(signal=signal.SIGTERM, grace=7.0))
-    stage.do(stage.program.stop)
-    assert 143 == stage.code()
-    assert [ProgramStopping(program="app", pid=1001, signal=15, grace=7.0)] == stage.heard.of(
+def test_a_stop_signals_and_the_end_is_a_complete_shutdown(rig: ProgramRig) -> None:
+    rig.start(stop=StopPolicy(signal=signal.SIGTERM, grace=7.0))
+    rig.run_on_loop(rig.program.stop)
+    assert 143 == rig.code()
+    assert [ProgramStopping(program="app", pid=1001, signal=15, grace=7.0)] == rig.observer.of(
         ProgramStopping
     )
-    assert ["shutdown_complete"] == stage.verdicts
-    assert [signal.SIGTERM, signal.SIGCONT] == stage.guardian.signals
-    assert State.STOPPED == stage.state()
+    assert ["shutdown_complete"] == rig.verdicts
+    assert [signal.SIGTERM, signal.SIGCONT] == rig.guardian.signals
+    assert ProgramState.STOPPED == rig.state()
 
 
-def test_a_program_that_ignores_the_signal_is_killed_after_its_grace(stage: Stage) -> None:
-    stage.guardian.obedient = False
-    stage.begin(stop=StopPolicy(grace=7.0))
-    stage.do(stage.program.stop)
-    assert State.STOPPING == stage.state()
-    stage.advance(6.9, parked=2)
-    assert not stage.outcome.done()
-    stage.advance(0.1, parked=0)
-    assert 137 == stage.code()
+def test_a_program_that_ignores_the_signal_is_killed_after_its_grace(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start(stop=StopPolicy(grace=7.0))
+    rig.run_on_loop(rig.program.stop)
+    assert ProgramState.STOPPING == rig.state()
+    rig.advance(6.9, parked=2)
+    assert not rig.outcome.done()
+    rig.advance(0.1, parked=0)
+    assert 137 == rig.code()
 
 
-def test_a_kill_hastens_a_stop(stage: Stage) -> None:
-    stage.guardian.obedient = False
-    stage.begin()
-    stage.do(stage.program.stop)
-    assert not stage.outcome.done()
-    stage.do(stage.program.kill)
-    assert 137 == stage.code()
-    assert ["shutdown_complete"] == stage.verdicts
+def test_a_kill_hastens_a_stop(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start()
+    rig.run_on_loop(rig.program.stop)
+    assert not rig.outcome.done()
+    rig.run_on_loop(rig.program.kill)
+    assert 137 == rig.code()
+    assert ["shutdown_complete"] == rig.verdicts
 
 
-def test_a_stop_and_a_kill_at_the_same_moment_are_a_kill(stage: Stage) -> None:
-    stage.guardian.obedient = False
-    stage.begin()
-    stage.do(stage.program.stop, stage.program.kill)
-    assert 137 == stage.code()
+def test_a_stop_and_a_kill_at_the_same_moment_are_a_kill(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start()
+    rig.run_on_loop(rig.program.stop, rig.program.kill)
+    assert 137 == rig.code()
 
 
-def test_a_stop_during_a_wait_ends_it_at_once_with_the_code_of_the_last_run(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=3)
-    stage.do(stage.program.stop)
-    assert 3 == stage.code()
-    assert State.STOPPED == stage.state()
-    assert 1 == stage.program.memory.starts
+def test_a_stop_during_a_wait_ends_it_at_once_with_the_code_of_the_last_run(
+    rig: ProgramRig,
+) -> None:
+    rig.start()
+    rig.end(code=3)
+    rig.run_on_loop(rig.program.stop)
+    assert 3 == rig.code()
+    assert ProgramState.STOPPED == rig.state()
+    assert 1 == rig.program.record.starts
 
 
-def test_a_stop_during_a_start_stops_what_was_started(stage: Stage) -> None:
-    stage.guardian.gate = asyncio.Event()
-    stage.begin()
-    assert State.STARTING == stage.state()
-    stage.do(stage.program.stop)
-    stage.do(stage.guardian.gate.set)
-    assert 143 == stage.code()
-    assert ["program_started", "program_stopping", "shutdown_complete"] == stage.heard.names()
+def test_a_stop_during_a_start_stops_what_was_started(rig: ProgramRig) -> None:
+    rig.guardian.gate = asyncio.Event()
+    rig.start()
+    assert ProgramState.STARTING == rig.state()
+    rig.run_on_loop(rig.program.stop)
+    rig.run_on_loop(rig.guardian.gate.set)
+    assert 143 == rig.code()
+    assert ["program_started", "program_stopping", "shutdown_complete"] == rig.observer.names()
 
 
-def test_a_stop_during_a_later_start_that_fails_is_a_complete_shutdown(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=1)
-    stage.guardian.gate = asyncio.Event()
-    stage.guardian.faults = [SpawnError("gone")]
-    stage.advance(1.0, parked=0)
-    stage.do(stage.program.stop)
-    stage.do(stage.guardian.gate.set)
-    assert 1 == stage.code()
-    assert "shutdown_complete" == stage.verdicts[-1]
+def test_a_stop_during_a_later_start_that_fails_is_a_complete_shutdown(rig: ProgramRig) -> None:
+    rig.start()
+    rig.end(code=1)
+    rig.guardian.gate = asyncio.Event()
+    rig.guardian.faults = [SpawnError("gone")]
+    rig.advance(1.0, parked=0)
+    rig.run_on_loop(rig.program.stop)
+    rig.run_on_loop(rig.guardian.gate.set)
+    assert 1 == rig.code()
+    assert "shutdown_complete" == rig.verdicts[-1]
 
 
 def test_a_signal_is_passed_on_while_it_runs_and_passed_over_while_it_does_not(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin()
-    stage.do(lambda: stage.program.signal(signal.SIGUSR1))
-    stage.end(code=1)
-    stage.do(lambda: stage.program.signal(signal.SIGUSR2))
-    assert [signal.SIGUSR1] == stage.guardian.signals
+    rig.start()
+    rig.run_on_loop(lambda: rig.program.signal(signal.SIGUSR1))
+    rig.end(code=1)
+    rig.run_on_loop(lambda: rig.program.signal(signal.SIGUSR2))
+    assert [signal.SIGUSR1] == rig.guardian.signals
 
 
 # --- health ---------------------------------------------------------------------------------------
 
 
 def test_the_first_question_comes_after_the_start_grace_and_then_one_each_interval(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin(health=HEALTH)
-    stage.advance(9.9, parked=2)
+    rig.start(health=HEALTH)
+    rig.advance(9.9, parked=2)
     assert 0 == FakeCheck.asked
-    stage.advance(0.1, parked=2)
+    rig.advance(0.1, parked=2)
     assert 1 == FakeCheck.asked
-    stage.advance(29.9, parked=2)
+    rig.advance(29.9, parked=2)
     assert 1 == FakeCheck.asked
-    stage.advance(0.1, parked=2)
+    rig.advance(0.1, parked=2)
     assert 2 == FakeCheck.asked
 
 
-def test_three_failures_in_a_row_end_the_run_and_it_is_started_again(stage: Stage) -> None:
+def test_three_failures_in_a_row_end_the_run_and_it_is_started_again(rig: ProgramRig) -> None:
     FakeCheck.reason = "status 503"
-    stage.begin(health=HEALTH)
-    stage.advance(10.0, parked=2)
-    stage.advance(30.0, parked=2)
-    assert State.UP == stage.state()
-    stage.advance(30.0)
-    assert ["health_check_restart"] == stage.verdicts
+    rig.start(health=HEALTH)
+    rig.advance(10.0, parked=2)
+    rig.advance(30.0, parked=2)
+    assert ProgramState.UP == rig.state()
+    rig.advance(30.0)
+    assert ["health_check_restart"] == rig.verdicts
     assert [(1, 3), (2, 3), (3, 3)] == [
-        (event.failures, event.allowed) for event in stage.heard.of(HealthCheckFailed)
+        (event.failures, event.threshold) for event in rig.observer.of(HealthCheckFailed)
     ]
-    assert [1.0] == stage.waits
-    assert signal.SIGTERM == stage.guardian.signals[0]
-    stage.advance(1.0, parked=2)
-    assert State.UP == stage.state()
+    assert [1.0] == rig.waits
+    assert signal.SIGTERM == rig.guardian.signals[0]
+    rig.advance(1.0, parked=2)
+    assert ProgramState.UP == rig.state()
 
 
-def test_a_check_that_passes_between_failures_clears_them(stage: Stage) -> None:
-    stage.begin(health=HEALTH)
-    stage.advance(1.0, parked=2)
+def test_a_check_that_passes_between_failures_clears_them(rig: ProgramRig) -> None:
+    rig.start(health=HEALTH)
+    rig.advance(1.0, parked=2)
     for reason, parked in (("sick", 2), ("sick", 1), (None, 1), ("sick", 1), ("sick", 1)):
         FakeCheck.reason = reason
-        stage.advance(30.0, parked=parked)
-    assert [1, 2, 1, 2] == [event.failures for event in stage.heard.of(HealthCheckFailed)]
-    assert 1 == len(stage.heard.of(HealthCheckPassed))
-    assert State.UP == stage.state()
+        rig.advance(30.0, parked=parked)
+    assert [1, 2, 1, 2] == [event.failures for event in rig.observer.of(HealthCheckFailed)]
+    assert 1 == len(rig.observer.of(HealthCheckPassed))
+    assert ProgramState.UP == rig.state()
 
 
-def test_the_failures_of_one_start_do_not_count_for_the_next(stage: Stage) -> None:
+def test_the_failures_of_one_start_do_not_count_for_the_next(rig: ProgramRig) -> None:
     FakeCheck.reason = "sick"
-    stage.begin(health=HEALTH)
+    rig.start(health=HEALTH)
     for _ in range(2):
-        stage.advance(45.0, parked=2)
-        assert 2 == stage.heard.of(HealthCheckFailed)[-1].failures
-        stage.end(code=1)
-        stage.advance(stage.waits[-1], parked=2)
-    assert [1, 2, 1, 2] == [event.failures for event in stage.heard.of(HealthCheckFailed)]
-    assert ["unexpected_exit"] * 2 == stage.verdicts
+        rig.advance(45.0, parked=2)
+        assert 2 == rig.observer.of(HealthCheckFailed)[-1].failures
+        rig.end(code=1)
+        rig.advance(rig.waits[-1], parked=2)
+    assert [1, 2, 1, 2] == [event.failures for event in rig.observer.of(HealthCheckFailed)]
+    assert ["unexpected_exit"] * 2 == rig.verdicts
 
 
-def test_no_question_is_asked_between_two_runs(stage: Stage) -> None:
-    stage.begin(health=HEALTH, backoff=BackoffPolicy(initial=1000.0, cap=1000.0))
-    stage.end(code=1)
-    stage.advance(999.0)
+def test_no_question_is_asked_between_two_runs(rig: ProgramRig) -> None:
+    rig.start(health=HEALTH, backoff=BackoffPolicy(initial=1000.0, cap=1000.0))
+    rig.end(code=1)
+    rig.advance(999.0)
     assert 0 == FakeCheck.asked
 
 
-def hang(stage: Stage, *, last: bool = False) -> None:
+def hang(rig: ProgramRig, *, last: bool = False) -> None:
     """One run that is ended because it is sick; a wait follows, unless it is the last."""
     FakeCheck.reason = "no full answer in 5 s"
-    former = len(stage.verdicts)
-    stage.advance(70.0, parked=0 if last else 1)
-    assert ["health_check_restart"] == stage.verdicts[former:]
+    former = len(rig.verdicts)
+    rig.advance(70.0, parked=0 if last else 1)
+    assert ["health_check_restart"] == rig.verdicts[former:]
 
 
-def test_five_runs_in_a_row_that_hang_trip_the_breaker_however_slow_they_are(stage: Stage) -> None:
-    stage.begin(health=HEALTH)
+def test_five_runs_in_a_row_that_hang_trip_the_breaker_however_slow_they_are(
+    rig: ProgramRig,
+) -> None:
+    rig.start(health=HEALTH)
     for _ in range(4):
-        hang(stage)
-        stage.advance(stage.waits[-1], parked=2)
-    hang(stage, last=True)
-    assert 100 == stage.code()
-    assert [1.0, 2.0, 4.0, 8.0] == stage.waits
+        hang(rig)
+        rig.advance(rig.waits[-1], parked=2)
+    hang(rig, last=True)
+    assert 100 == rig.code()
+    assert [1.0, 2.0, 4.0, 8.0] == rig.waits
     assert ["5 runs in a row ended by failed health checks"] == [
-        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+        event.reason for event in rig.observer.of(CircuitBreakerTripped)
     ]
 
 
-def test_a_stable_run_in_between_forgives_the_hangs(stage: Stage) -> None:
-    stage.begin(health=HEALTH)
+def test_a_stable_run_in_between_forgives_the_hangs(rig: ProgramRig) -> None:
+    rig.start(health=HEALTH)
     for _ in range(2):
         for _ in range(4):
-            hang(stage)
-            stage.advance(stage.waits[-1], parked=2)
+            hang(rig)
+            rig.advance(rig.waits[-1], parked=2)
         FakeCheck.reason = None
-        stage.advance(70.0)
-        stage.end(code=1)
-        assert 1.0 == stage.waits[-1]
-        stage.advance(1.0, parked=2)
-    assert 2 == len(stage.heard.of(ProgramStable))
-    assert not stage.outcome.done()
+        rig.advance(70.0)
+        rig.end(code=1)
+        assert 1.0 == rig.waits[-1]
+        rig.advance(1.0, parked=2)
+    assert 2 == len(rig.observer.of(ProgramStable))
+    assert not rig.outcome.done()
 
 
 def test_a_checked_program_is_stable_only_when_it_is_found_healthy_after_its_time(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin(health=HEALTH)
-    stage.advance(45.0, parked=2)
+    rig.start(health=HEALTH)
+    rig.advance(45.0, parked=2)
     FakeCheck.reason = "sick"
-    stage.advance(40.0)
-    assert [] == stage.heard.of(ProgramStable)
+    rig.advance(40.0)
+    assert [] == rig.observer.of(ProgramStable)
     FakeCheck.reason = None
-    stage.advance(15.0)
-    assert [100.0] == [event.lasted for event in stage.heard.of(ProgramStable)]
+    rig.advance(15.0)
+    assert [100.0] == [event.lasted for event in rig.observer.of(ProgramStable)]
 
 
-def test_a_sick_program_that_is_told_to_stop_meanwhile_is_not_started_again(stage: Stage) -> None:
+def test_a_sick_program_that_is_told_to_stop_meanwhile_is_not_started_again(
+    rig: ProgramRig,
+) -> None:
     FakeCheck.reason = "sick"
-    stage.guardian.obedient = False
-    stage.begin(health=HEALTH, stop=StopPolicy(grace=50.0))
-    stage.advance(70.0)
-    stage.do(stage.program.kill)
-    assert 137 == stage.code()
-    assert ["shutdown_complete"] == stage.verdicts
+    rig.guardian.obedient = False
+    rig.start(health=HEALTH, stop=StopPolicy(grace=50.0))
+    rig.advance(70.0)
+    rig.run_on_loop(rig.program.kill)
+    assert 137 == rig.code()
+    assert ["shutdown_complete"] == rig.verdicts
 
 
 # --- broken, and back -----------------------------------------------------------------------------
@@ -580,239 +598,245 @@ FRAGILE = BreakerPolicy(tolerated=0, window=60.0, cooldown=300.0)
 
 
 def test_a_program_that_is_not_critical_stays_broken_for_the_cool_down_and_then_gets_one_trial(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=1)
-    assert State.BROKEN == stage.state()
-    stage.advance(299.0)
-    assert State.BROKEN == stage.state()
-    stage.advance(1.0)
-    assert State.UP == stage.state()
-    stage.end(code=1)
-    assert State.BROKEN == stage.state()
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=1)
+    assert ProgramState.BROKEN == rig.state()
+    rig.advance(299.0)
+    assert ProgramState.BROKEN == rig.state()
+    rig.advance(1.0)
+    assert ProgramState.UP == rig.state()
+    rig.end(code=1)
+    assert ProgramState.BROKEN == rig.state()
     assert ["1 failures in 60 s", "the trial failed"] == [
-        event.reason for event in stage.heard.of(CircuitBreakerTripped)
+        event.reason for event in rig.observer.of(CircuitBreakerTripped)
     ]
 
 
-def test_a_trial_that_is_stable_closes_the_breaker(stage: Stage) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=1)
-    stage.advance(300.0)
-    stage.advance(60.0, parked=0)
-    assert "" == stage.program.breaker.reason
+def test_a_trial_that_is_stable_closes_the_breaker(rig: ProgramRig) -> None:
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=1)
+    rig.advance(300.0)
+    rig.advance(60.0, parked=0)
+    assert "" == rig.program.breaker.reason
 
 
-def test_without_a_cool_down_only_a_reset_starts_it_again(stage: Stage) -> None:
-    stage.begin(critical=False, breaker=BreakerPolicy(tolerated=0, cooldown=None))
-    stage.end(code=1)
-    stage.clock.advance(100_000.0, parked=0)
-    stage.settle()
-    assert State.BROKEN == stage.state()
-    stage.do(stage.program.reset)
-    assert State.UP == stage.state()
-    assert ("", 0) == (stage.program.breaker.reason, stage.program.backoff.failures)
+def test_without_a_cool_down_only_a_reset_starts_it_again(rig: ProgramRig) -> None:
+    rig.start(critical=False, breaker=BreakerPolicy(tolerated=0, cooldown=None))
+    rig.end(code=1)
+    rig.clock.advance(100_000.0, parked=0)
+    rig.run_loop()
+    assert ProgramState.BROKEN == rig.state()
+    rig.run_on_loop(rig.program.reset)
+    assert ProgramState.UP == rig.state()
+    assert ("", 0) == (rig.program.breaker.reason, rig.program.backoff.failures)
 
 
-def test_a_stop_while_it_is_broken_ends_its_life(stage: Stage) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=7)
-    stage.do(stage.program.stop)
-    assert 7 == stage.code()
-    assert State.STOPPED == stage.state()
+def test_a_stop_while_it_is_broken_ends_its_life(rig: ProgramRig) -> None:
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=7)
+    rig.run_on_loop(rig.program.stop)
+    assert 7 == rig.code()
+    assert ProgramState.STOPPED == rig.state()
 
 
-def test_a_stop_in_the_moment_of_the_trial_leaves_the_trial_to_the_next_life(stage: Stage) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=1)
+def test_a_stop_in_the_moment_of_the_trial_leaves_the_trial_to_the_next_life(
+    rig: ProgramRig,
+) -> None:
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=1)
 
     def stop_when_it_is_granted() -> None:
-        if stage.program.next_start == stage.clock.wall():
-            stage.program.stop()
+        if rig.program.next_start == rig.clock.wall():
+            rig.program.stop()
 
-    stage.program._changed = stop_when_it_is_granted
-    stage.advance(300.0, parked=0)
-    assert 1 == stage.code()
-    stage.program._changed = lambda: None
-    stage.outcome = stage.loop.spawn(stage.program.live())
-    stage.settle()
-    assert State.UP == stage.state()
+    rig.program._on_changed = stop_when_it_is_granted
+    rig.advance(300.0, parked=0)
+    assert 1 == rig.code()
+    rig.program._on_changed = lambda: None
+    rig.outcome = rig.loop.spawn(rig.program.keep_up())
+    rig.run_loop()
+    assert ProgramState.UP == rig.state()
 
 
 def test_a_trial_that_fails_after_its_cool_down_was_taken_away_breaks_it_all_the_same(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=1)
-    stage.advance(300.0)
-    stage.do(
-        lambda: stage.program.follow(
-            replace(stage.program.plan, breaker=replace(FRAGILE, cooldown=None))
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=1)
+    rig.advance(300.0)
+    rig.run_on_loop(
+        lambda: rig.program.apply_plan(
+            replace(rig.program.plan, breaker=replace(FRAGILE, cooldown=None))
         )
     )
-    stage.end(code=1)
-    assert State.BROKEN == stage.state()
+    rig.end(code=1)
+    assert ProgramState.BROKEN == rig.state()
 
 
-def test_a_reset_ends_a_wait_for_the_next_start(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=1)
-    stage.do(stage.program.reset)
-    assert State.UP == stage.state()
+def test_a_reset_ends_a_wait_for_the_next_start(rig: ProgramRig) -> None:
+    rig.start()
+    rig.end(code=1)
+    rig.run_on_loop(rig.program.reset)
+    assert ProgramState.UP == rig.state()
 
 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_what_one_program_remembers_another_goes_on_with(stage: Stage) -> None:
-    stage.begin(critical=False, breaker=FRAGILE)
-    stage.end(code=1)
-    left = stage.program.memory
+def test_what_one_program_remembers_another_goes_on_with(rig: ProgramRig) -> None:
+    rig.start(critical=False, breaker=FRAGILE)
+    rig.end(code=1)
+    left = rig.program.record
     assert (1, 0, "exit 1", "unexpected_exit") == (
         left.starts,
         left.restarts,
         *(left.last_end or ())[:2],
     )
-    later = Stage(stage.loop)
+    later = ProgramRig(rig.loop)
     later.clock.advance(10.0, parked=0)
-    later.begin(critical=False, breaker=FRAGILE, memory=Memory.from_dict(left.to_dict()))
-    assert State.BROKEN == later.state()
+    later.start(critical=False, breaker=FRAGILE, memory=ProgramRecord.from_dict(left.to_dict()))
+    assert ProgramState.BROKEN == later.state()
     later.advance(300.0)
-    assert State.UP == later.state()
+    assert ProgramState.UP == later.state()
 
 
-def test_restarts_are_counted_and_their_moments_kept(stage: Stage) -> None:
-    stage.begin()
-    began = stage.clock.wall()
+def test_restarts_are_counted_and_their_moments_kept(rig: ProgramRig) -> None:
+    rig.start()
+    began = rig.clock.wall()
     for wait in (1.0, 2.0):
-        stage.end(code=1)
-        stage.advance(wait)
-    memory = stage.program.memory
+        rig.end(code=1)
+        rig.advance(wait)
+    memory = rig.program.record
     assert (3, 2, [began + 1.0, began + 3.0]) == (memory.starts, memory.restarts, memory.history)
 
 
 # --- one life after another, and ready ------------------------------------------------------------
 
 
-def test_a_life_that_was_stopped_can_be_lived_again(stage: Stage) -> None:
-    stage.begin()
-    stage.do(lambda: stage.program.stop(shutting_down=False))
-    assert (143, ["stopped"]) == (stage.code(), stage.verdicts)
-    stage.outcome = stage.loop.spawn(stage.program.live())
-    stage.settle()
-    assert State.UP == stage.state()
+def test_a_life_that_was_stopped_can_be_lived_again(rig: ProgramRig) -> None:
+    rig.start()
+    rig.run_on_loop(lambda: rig.program.stop(shutting_down=False))
+    assert (143, ["stopped"]) == (rig.code(), rig.verdicts)
+    rig.outcome = rig.loop.spawn(rig.program.keep_up())
+    rig.run_loop()
+    assert ProgramState.UP == rig.state()
 
 
-def test_it_is_pending_until_its_gate_opens(stage: Stage) -> None:
+def test_it_is_pending_until_its_gate_opens(rig: ProgramRig) -> None:
     gate = asyncio.Event()
 
     async def wait_for_gate() -> None:
         await gate.wait()
 
-    stage.begin(gate=wait_for_gate)
-    assert State.PENDING == stage.state()
-    stage.do(gate.set)
-    assert State.UP == stage.state()
+    rig.start(gate=wait_for_gate)
+    assert ProgramState.PENDING == rig.state()
+    rig.run_on_loop(gate.set)
+    assert ProgramState.UP == rig.state()
 
 
-def test_a_stop_while_it_is_pending_means_it_never_runs(stage: Stage) -> None:
+def test_a_stop_while_it_is_pending_means_it_never_runs(rig: ProgramRig) -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    stage.begin(gate=never)
-    stage.do(stage.program.stop)
-    assert (143, State.STOPPED, None) == (stage.code(), stage.state(), stage.guardian.latest)
+    rig.start(gate=never)
+    rig.run_on_loop(rig.program.stop)
+    assert (143, ProgramState.STOPPED, None) == (rig.code(), rig.state(), rig.guardian.latest)
 
 
-def ready(stage: Stage) -> bool:
-    assert stage.program.run is not None
-    return stage.program.run.ready
+def ready(rig: ProgramRig) -> bool:
+    assert rig.program.run is not None
+    return rig.program.run.ready
 
 
 def test_an_unchecked_program_is_ready_when_it_is_up_and_not_while_it_is_stopped(
-    stage: Stage,
+    rig: ProgramRig,
 ) -> None:
-    stage.guardian.obedient = False
-    stage.begin()
-    assert ready(stage)
-    stage.do(stage.program.stop)
-    assert not ready(stage)
+    rig.guardian.obedient = False
+    rig.start()
+    assert ready(rig)
+    rig.run_on_loop(rig.program.stop)
+    assert not ready(rig)
 
 
-def test_a_checked_program_is_ready_once_it_was_healthy(stage: Stage) -> None:
-    stage.begin(health=HEALTH)
-    assert not ready(stage)
-    stage.advance(10.0, parked=2)
-    assert ready(stage)
+def test_a_checked_program_is_ready_once_it_was_healthy(rig: ProgramRig) -> None:
+    rig.start(health=HEALTH)
+    assert not ready(rig)
+    rig.advance(10.0, parked=2)
+    assert ready(rig)
 
 
-def test_a_program_that_notifies_is_ready_when_it_says_so(stage: Stage) -> None:
-    stage.begin(readiness=Readiness.NOTIFY)
-    assert not ready(stage)
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, ready=True)))
-    assert ready(stage)
+def test_a_program_that_notifies_is_ready_when_it_says_so(rig: ProgramRig) -> None:
+    rig.start(readiness=Readiness.NOTIFY)
+    assert not ready(rig)
+    rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, ready=True)))
+    assert ready(rig)
 
 
-def test_a_program_that_is_not_ready_in_time_is_started_again(stage: Stage) -> None:
-    stage.begin(readiness=Readiness.NOTIFY, ready_timeout=20.0)
-    stage.advance(20.0)
-    assert ["health_check_restart"] == stage.verdicts
+def test_a_program_that_is_not_ready_in_time_is_started_again(rig: ProgramRig) -> None:
+    rig.start(readiness=Readiness.NOTIFY, ready_timeout=20.0)
+    rig.advance(20.0)
+    assert ["health_check_restart"] == rig.verdicts
 
 
-def test_a_program_that_asks_for_more_time_gets_it(stage: Stage) -> None:
-    stage.begin(readiness=Readiness.NOTIFY, ready_timeout=20.0)
-    stage.advance(15.0, parked=2)
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, extend=30.0)))
-    stage.advance(10.0, parked=2)
-    assert [] == stage.verdicts
-    stage.advance(20.0, parked=1)
-    assert ["health_check_restart"] == stage.verdicts
+def test_a_program_that_asks_for_more_time_gets_it(rig: ProgramRig) -> None:
+    rig.start(readiness=Readiness.NOTIFY, ready_timeout=20.0)
+    rig.advance(15.0, parked=2)
+    rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, extend_seconds=30.0)))
+    rig.advance(10.0, parked=2)
+    assert [] == rig.verdicts
+    rig.advance(20.0, parked=1)
+    assert ["health_check_restart"] == rig.verdicts
 
 
-def test_a_program_that_pulls_the_trigger_is_started_again_and_that_is_told(stage: Stage) -> None:
-    stage.begin()
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, trigger=True)))
-    [ended] = stage.heard.of(ProgramEnded)
+def test_a_program_that_pulls_the_trigger_is_started_again_and_that_is_told(
+    rig: ProgramRig,
+) -> None:
+    rig.start()
+    rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, trigger=True)))
+    [ended] = rig.observer.of(ProgramEnded)
     assert ("health_check_restart", "it said WATCHDOG=trigger") == (ended.verdict, ended.detail)
 
 
-def test_what_a_quick_program_says_before_its_start_is_told_is_heard(stage: Stage) -> None:
-    stage.guardian.gate = asyncio.Event()
-    stage.begin(readiness=Readiness.NOTIFY)
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, ready=True, status="quick")))
-    stage.do(stage.guardian.gate.set)
-    assert ready(stage)
-    assert stage.program.run is not None
-    assert "quick" == stage.program.run.status_text
+def test_what_a_quick_program_says_before_its_start_is_told_is_heard(rig: ProgramRig) -> None:
+    rig.guardian.gate = asyncio.Event()
+    rig.start(readiness=Readiness.NOTIFY)
+    rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, ready=True, status="quick")))
+    rig.run_on_loop(rig.guardian.gate.set)
+    assert ready(rig)
+    assert rig.program.run is not None
+    assert "quick" == rig.program.run.status_text
 
 
-def test_ready_ends_the_time_that_a_start_was_given(stage: Stage) -> None:
+def test_ready_ends_the_time_that_a_start_was_given(rig: ProgramRig) -> None:
     FakeCheck.reason = "sick"
-    stage.begin(health=HEALTH)
-    stage.do(
-        lambda: stage.program.hear(Notice(pid=1001, extend=600.0)),
-        lambda: stage.program.hear(Notice(pid=1001, ready=True)),
+    rig.start(health=HEALTH)
+    rig.run_on_loop(
+        lambda: rig.program.handle_notice(Notice(pid=1001, extend_seconds=600.0)),
+        lambda: rig.program.handle_notice(Notice(pid=1001, ready=True)),
     )
-    stage.advance(10.0, parked=2)
-    assert 1 == len(stage.heard.of(HealthCheckFailed))
+    rig.advance(10.0, parked=2)
+    assert 1 == len(rig.observer.of(HealthCheckFailed))
 
 
-def test_a_program_that_says_it_is_leaving_is_not_ready_any_more(stage: Stage) -> None:
-    stage.begin()
-    stage.do(lambda: stage.program.hear(Notice(pid=1001, stopping=True, status="closing")))
-    assert stage.program.run is not None
-    assert (False, "closing") == (stage.program.run.ready, stage.program.run.status_text)
+def test_a_program_that_says_it_is_leaving_is_not_ready_any_more(rig: ProgramRig) -> None:
+    rig.start()
+    rig.run_on_loop(
+        lambda: rig.program.handle_notice(Notice(pid=1001, stopping=True, status="closing"))
+    )
+    assert rig.program.run is not None
+    assert (False, "closing") == (rig.program.run.ready, rig.program.run.status_text)
 
 
-def test_another_plan_is_followed_with_what_is_remembered(stage: Stage) -> None:
-    stage.begin()
-    stage.end(code=1)
-    stage.do(
-        lambda: stage.program.follow(
-            replace(stage.program.plan, backoff=BackoffPolicy(initial=5.0))
+def test_another_plan_is_followed_with_what_is_remembered(rig: ProgramRig) -> None:
+    rig.start()
+    rig.end(code=1)
+    rig.run_on_loop(
+        lambda: rig.program.apply_plan(
+            replace(rig.program.plan, backoff=BackoffPolicy(initial=5.0))
         )
     )
-    stage.advance(1.0)
-    stage.end(code=1)
-    assert [1.0, 10.0] == stage.waits
+    rig.advance(1.0)
+    rig.end(code=1)
+    assert [1.0, 10.0] == rig.waits

@@ -10,29 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaks import nothing_left_open
-from longwatch.host.errand import Errand
-from longwatch.host.sdnotify import LONGEST, Notifier
-from longwatch.supervisor.notices import Notice
-from snippet import running
+from leaks import no_leaks
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.sdnotify import MAX_DATAGRAM_BYTES, SdNotifier
+from longwatch.supervisor.notify_socket import Notice
+from snippet import run_snippet
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 
 
-class Ear:
+class NotifyListener:
     """Whoever listens: a datagram socket at an address."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(PATIENCE)
+        self._socket.settimeout(TIMEOUT)
         self._socket.bind(address)
 
-    def hears(self) -> bytes:
+    def receive(self) -> bytes:
         return self._socket.recv(65536)
 
     def notice(self) -> Notice | None:
         """As our own supervisor takes it."""
-        return Notice.parse(self.hears(), pid=1)
+        return Notice.parse(self.receive(), pid=1)
 
     def close(self) -> None:
         self._socket.close()
@@ -44,14 +44,14 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def ear(path: str) -> Iterator[Ear]:
-    opened = Ear(path)
+def listener(path: str) -> Iterator[NotifyListener]:
+    opened = NotifyListener(path)
     yield opened
     opened.close()
 
 
-def test_each_thing_is_said_in_the_words_of_sd_notify(ear: Ear, path: str) -> None:
-    notifier = Notifier(path)
+def test_each_thing_is_said_in_the_words_of_sd_notify(listener: NotifyListener, path: str) -> None:
+    notifier = SdNotifier(path)
     notifier.ready()
     notifier.ready("3 loops")
     notifier.beat()
@@ -65,60 +65,64 @@ def test_each_thing_is_said_in_the_words_of_sd_notify(ear: Ear, path: str) -> No
         b"WATCHDOG=trigger\nSTATUS=mail stalled for 65.2s",
         b"STOPPING=1",
         b"STOPPING=1\nSTATUS=drained",
-    ] == [ear.hears() for _ in range(6)]
+    ] == [listener.receive() for _ in range(6)]
 
 
-def test_our_own_supervisor_understands_it(ear: Ear, path: str) -> None:
-    Notifier(path).ready("up")
-    Notifier(path).stalled("stuck")
+def test_our_own_supervisor_understands_it(listener: NotifyListener, path: str) -> None:
+    SdNotifier(path).ready("up")
+    SdNotifier(path).stalled("stuck")
     assert [
         Notice(pid=1, ready=True, status="up"),
         Notice(pid=1, trigger=True, status="stuck"),
-    ] == [ear.notice(), ear.notice()]
+    ] == [listener.notice(), listener.notice()]
 
 
-def test_whether_it_was_said_is_told(ear: Ear, path: str) -> None:
+def test_whether_it_was_said_is_told(listener: NotifyListener, path: str) -> None:
     assert [True, False, False] == [
-        Notifier(each).tell(READY="1") for each in (path, path + "-gone", "")
+        SdNotifier(each).send(READY="1") for each in (path, path + "-gone", "")
     ]
 
 
 def test_an_address_with_an_at_sign_is_in_the_abstract_namespace() -> None:
     name = f"longwatch-test-{secrets.token_hex(8)}"
-    ear = Ear("\0" + name)
-    Notifier(f"@{name}").ready()
-    assert b"READY=1" == ear.hears()
-    ear.close()
+    listener = NotifyListener("\0" + name)
+    SdNotifier(f"@{name}").ready()
+    assert b"READY=1" == listener.receive()
+    listener.close()
 
 
-def test_a_value_cannot_say_another_line(ear: Ear, path: str) -> None:
-    Notifier(path).stalled("stuck\nREADY=1\r\nSTOPPING=1")
-    assert b"WATCHDOG=trigger\nSTATUS=stuck READY=1 STOPPING=1" == ear.hears()
+def test_a_value_cannot_say_another_line(listener: NotifyListener, path: str) -> None:
+    SdNotifier(path).stalled("stuck\nREADY=1\r\nSTOPPING=1")
+    assert b"WATCHDOG=trigger\nSTATUS=stuck READY=1 STOPPING=1" == listener.receive()
 
 
-def test_a_long_status_is_cut_so_that_the_rest_is_heard(ear: Ear, path: str) -> None:
-    Notifier(path).ready("é" * LONGEST)
-    heard = ear.hears()
-    assert (b"READY=1", LONGEST) == (heard.split(b"\n")[0], len(heard) + len(heard) % 2)
+def test_a_long_status_is_cut_so_that_the_rest_is_heard(
+    listener: NotifyListener, path: str
+) -> None:
+    SdNotifier(path).ready("é" * MAX_DATAGRAM_BYTES)
+    heard = listener.receive()
+    assert (b"READY=1", MAX_DATAGRAM_BYTES) == (heard.split(b"\n")[0], len(heard) + len(heard) % 2)
     assert {"é"} == set(heard.decode().partition("STATUS=")[2])
 
 
 @given(status=st.text(st.characters()))
 def test_no_text_is_one_that_cannot_be_said(status: str) -> None:
     name = f"longwatch-test-{secrets.token_hex(8)}"
-    ear = Ear("\0" + name)
-    Notifier(f"@{name}").stalled(status)
-    assert b"WATCHDOG=trigger" == ear.hears().split(b"\n")[0]
-    ear.close()
+    listener = NotifyListener("\0" + name)
+    SdNotifier(f"@{name}").stalled(status)
+    assert b"WATCHDOG=trigger" == listener.receive().split(b"\n")[0]
+    listener.close()
 
 
-def test_a_listener_that_does_not_listen_holds_nobody_up(ear: Ear, path: str) -> None:
+def test_a_listener_that_does_not_listen_holds_nobody_up(
+    listener: NotifyListener, path: str
+) -> None:
     said: list[bool] = []
-    speaking = Errand(
-        lambda: said.extend(Notifier(path).tell(WATCHDOG="1") for _ in range(1000)), name="test"
+    speaking = BackgroundThread(
+        lambda: said.extend(SdNotifier(path).send(WATCHDOG="1") for _ in range(1000)), name="test"
     )
     speaking.start()
-    assert speaking.over.block(PATIENCE)
+    assert speaking.done.block(TIMEOUT)
     assert [True, False] == [said[0], said[-1]]
 
 
@@ -126,53 +130,57 @@ def test_a_listener_that_does_not_listen_holds_nobody_up(ear: Ear, path: str) ->
     "address", ["/nowhere/notify", "relative", "/" + "x" * 200, "vsock:2:1234", "@"], ids=str
 )
 def test_an_address_where_nobody_listens_is_no_error(address: str) -> None:
-    notifier = Notifier(address)
+    notifier = SdNotifier(address)
     for act in (notifier.ready, notifier.stopping, notifier.beat):
         act()
     notifier.stalled("stuck")
-    assert notifier.is_heard
+    assert notifier.is_enabled
 
 
 def test_without_an_address_nothing_is_said() -> None:
-    notifier = Notifier.from_environment({})
+    notifier = SdNotifier.from_environment({})
     assert (False, None, False) == (
-        notifier.is_heard,
-        notifier.beat_within,
-        notifier.tell(READY="1"),
+        notifier.is_enabled,
+        notifier.watchdog_seconds,
+        notifier.send(READY="1"),
     )
 
 
-def test_speaking_leaves_no_descriptor_behind(ear: Ear, path: str) -> None:
-    with nothing_left_open():
+def test_speaking_leaves_no_descriptor_behind(listener: NotifyListener, path: str) -> None:
+    with no_leaks():
         for each in (path, path + "-gone"):
             for _ in range(5):
-                Notifier(each).beat()
+                SdNotifier(each).beat()
 
 
-def test_no_descriptor_left_is_no_error(ear: Ear, path: str) -> None:
+def test_no_descriptor_left_is_no_error(listener: NotifyListener, path: str) -> None:
     code = f"""
         import resource
-        from longwatch.host.sdnotify import Notifier
+        from longwatch.host.sdnotify import SdNotifier
 
-        print(Notifier({path!r}).tell(READY="1"))
+        print(SdNotifier({path!r}).send(READY="1"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-        print(Notifier({path!r}).tell(READY="1"))
+        print(SdNotifier({path!r}).send(READY="1"))
     """
-    with running(code) as snippet:
-        assert ["True", "False"] == [snippet.line(), snippet.line()]
-        assert (0, "") == snippet.end()
+    with run_snippet(code) as snippet:
+        assert ["True", "False"] == [snippet.read_line(), snippet.read_line()]
+        assert (0, "") == snippet.wait()
 
 
 def beat_within(**environ: str) -> float | None:
-    return Notifier.from_environment(environ).beat_within
+    return SdNotifier.from_environment(environ).watchdog_seconds
 
 
-def test_the_environment_says_where_and_how_often(ear: Ear, path: str) -> None:
-    notifier = Notifier.from_environment(
+def test_the_environment_says_where_and_how_often(listener: NotifyListener, path: str) -> None:
+    notifier = SdNotifier.from_environment(
         {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
     )
     notifier.beat()
-    assert (True, 30.0, b"WATCHDOG=1") == (notifier.is_heard, notifier.beat_within, ear.hears())
+    assert (True, 30.0, b"WATCHDOG=1") == (
+        notifier.is_enabled,
+        notifier.watchdog_seconds,
+        listener.receive(),
+    )
 
 
 def test_beats_for_everybody_or_for_this_process_are_our_business() -> None:
@@ -193,8 +201,8 @@ def test_a_number_that_is_no_time_is_passed_over(usec: str) -> None:
 
 
 def test_the_process_environment_is_read_by_default(
-    monkeypatch: pytest.MonkeyPatch, ear: Ear, path: str
+    monkeypatch: pytest.MonkeyPatch, listener: NotifyListener, path: str
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", path)
-    Notifier.from_environment().ready()
-    assert b"READY=1" == ear.hears()
+    SdNotifier.from_environment().ready()
+    assert b"READY=1" == listener.receive()

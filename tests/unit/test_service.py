@@ -8,8 +8,8 @@ import pytest
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import DeadlineExceededError, ServiceStateError
-from longwatch.host.errand import Errand
-from longwatch.host.service import LIFE, Service, ServiceGroup, State
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.service import SERVICE_MACHINE, Service, ServiceGroup, ServiceState
 from longwatch.testing import FakeClock
 
 
@@ -17,51 +17,51 @@ class Scripted(Service):
     """Writes down what it is told, and can be made to fail, to block or not to go."""
 
     def __init__(
-        self, name: str = "scripted", *, clock: Clock | None = None, diary: list[str] | None = None
+        self, name: str = "scripted", *, clock: Clock | None = None, calls: list[str] | None = None
     ) -> None:
         super().__init__(name=name, clock=clock)
-        self.diary = [] if diary is None else diary
+        self.calls = [] if calls is None else calls
         self.start_error: BaseException | None = None
         self.stop_error: BaseException | None = None
-        self.stays = False
+        self.never_stops = False
         self.may_start = Wakeup()
         self.may_stop = Wakeup()
         self.may_start.set()
         self.may_stop.set()
 
     def _start(self) -> None:
-        self.diary.append(f"+{self.name}")
+        self.calls.append(f"+{self.name}")
         self._clock.wait(self.may_start)
         if self.start_error is not None:
             raise self.start_error
 
     def _stop(self, deadline: Deadline) -> bool:
-        self.diary.append(f"-{self.name}")
+        self.calls.append(f"-{self.name}")
         if self.stop_error is not None:
             raise self.stop_error
-        return self._clock.wait(self.may_stop, deadline.remaining()) and not self.stays
+        return self._clock.wait(self.may_stop, deadline.remaining()) and not self.never_stops
 
 
-class Deaf(Scripted):
+class IgnoresDeadline(Scripted):
     """Ignores its deadline."""
 
     def _stop(self, deadline: Deadline) -> bool:
         return super()._stop(Deadline.never(deadline.clock))
 
 
-def in_thread(work: Callable[[], object]) -> Errand:
-    errand = Errand(work, name="test")
-    errand.start()
-    return errand
+def in_thread(work: Callable[[], object]) -> BackgroundThread:
+    thread = BackgroundThread(work, name="test")
+    thread.start()
+    return thread
 
 
-def ended(errand: Errand) -> bool:
-    return errand.over.block(10.0)
+def wait_for(thread: BackgroundThread) -> bool:
+    return thread.done.block(10.0)
 
 
 def test_every_state_of_the_table_can_be_reached_and_left() -> None:
-    assert frozenset(State) == LIFE.reachable(State.STOPPED)
-    assert frozenset() == LIFE.dead_ends()
+    assert frozenset(ServiceState) == SERVICE_MACHINE.reachable(ServiceState.STOPPED)
+    assert frozenset() == SERVICE_MACHINE.dead_ends()
 
 
 def test_a_service_goes_from_stopped_to_started_to_stopped() -> None:
@@ -71,7 +71,7 @@ def test_a_service_goes_from_stopped_to_started_to_stopped() -> None:
     assert (True, False) == (service.started, service.stopped)
     assert service.stop()
     assert (False, True) == (service.started, service.stopped)
-    assert ["+scripted", "-scripted"] == service.diary
+    assert ["+scripted", "-scripted"] == service.calls
 
 
 def test_stopping_before_start_and_starting_or_stopping_twice_does_nothing() -> None:
@@ -81,7 +81,7 @@ def test_stopping_before_start_and_starting_or_stopping_twice_does_nothing() -> 
     service.start()
     assert service.stop()
     assert service.stop()
-    assert ["+scripted", "-scripted"] == service.diary
+    assert ["+scripted", "-scripted"] == service.calls
 
 
 def test_a_failed_start_raises_its_error_leaves_it_stopped_and_can_be_tried_again() -> None:
@@ -94,7 +94,7 @@ def test_a_failed_start_raises_its_error_leaves_it_stopped_and_can_be_tried_agai
     service.start_error = None
     service.start()
     assert service.started
-    assert ["+scripted", "+scripted"] == service.diary
+    assert ["+scripted", "+scripted"] == service.calls
 
 
 def test_whoever_starts_while_it_starts_waits_for_that_start() -> None:
@@ -105,23 +105,23 @@ def test_whoever_starts_while_it_starts_waits_for_that_start() -> None:
     clock.await_parked(3)
     assert (False, False) == (service.started, service.stopped)
     service.may_start.set()
-    assert all(ended(starter) for starter in starters)
-    assert ["+scripted"] == service.diary
+    assert all(wait_for(starter) for starter in starters)
+    assert ["+scripted"] == service.calls
 
 
-class Sluggish(FakeClock):
+class SlowClock(FakeClock):
     """Wakes its waiters late, when they may go on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_go_on = threading.Event()
+        self.may_wake = threading.Event()
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
-        return super().wait(wakeup, timeout) and self.may_go_on.wait(10)
+        return super().wait(wakeup, timeout) and self.may_wake.wait(10)
 
 
 def test_whoever_waited_for_a_start_does_not_start_it_again_when_it_was_stopped_meanwhile() -> None:
-    sluggish = Sluggish()
+    sluggish = SlowClock()
     service = Scripted(clock=FakeClock())
     service.may_start.clear()
     first = in_thread(service.start)
@@ -131,12 +131,12 @@ def test_whoever_waited_for_a_start_does_not_start_it_again_when_it_was_stopped_
     sluggish.await_parked(1)
     service._clock = brisk
     service.may_start.set()
-    assert ended(first)
+    assert wait_for(first)
     assert service.stop()
-    sluggish.may_go_on.set()
-    assert ended(second)
+    sluggish.may_wake.set()
+    assert wait_for(second)
     assert second.error is None
-    assert ["+scripted", "-scripted"] == service.diary
+    assert ["+scripted", "-scripted"] == service.calls
 
 
 def test_whoever_waited_for_a_start_that_failed_gets_an_error_with_its_cause() -> None:
@@ -149,12 +149,12 @@ def test_whoever_waited_for_a_start_that_failed_gets_an_error_with_its_cause() -
     clock.await_parked(2)
     service.start_error = OSError("port in use")
     service.may_start.set()
-    assert ended(first)
-    assert ended(second)
+    assert wait_for(first)
+    assert wait_for(second)
     assert first.error is service.start_error
     assert isinstance(second.error, ServiceStateError)
     assert second.error.__cause__ is service.start_error
-    assert ["+scripted"] == service.diary
+    assert ["+scripted"] == service.calls
 
 
 def test_everyone_who_stops_waits_until_it_is_down() -> None:
@@ -167,9 +167,9 @@ def test_everyone_who_stops_waits_until_it_is_down() -> None:
     clock.await_parked(3)
     assert (False, False) == (service.started, service.stopped)
     service.may_stop.set()
-    assert all(ended(stopper) for stopper in stoppers)
+    assert all(wait_for(stopper) for stopper in stoppers)
     assert [True] * 3 == answers
-    assert ["+scripted", "-scripted"] == service.diary
+    assert ["+scripted", "-scripted"] == service.calls
 
 
 def test_each_stopper_waits_only_its_own_time() -> None:
@@ -183,10 +183,10 @@ def test_each_stopper_waits_only_its_own_time() -> None:
     hasty = in_thread(lambda: answers.append(service.stop(timeout=5)))
     clock.await_parked(2)
     clock.advance(5, parked=1)
-    assert ended(hasty)
+    assert wait_for(hasty)
     assert [False] == answers
     service.may_stop.set()
-    assert ended(patient)
+    assert wait_for(patient)
     assert service.stopped
 
 
@@ -201,23 +201,23 @@ def test_a_patient_stopper_takes_over_when_the_time_of_a_hasty_one_is_up() -> No
     patient = in_thread(lambda: answers.append(service.stop(timeout=100)))
     clock.await_parked(2)
     clock.advance(5, parked=1)
-    assert ended(hasty)
+    assert wait_for(hasty)
     service.may_stop.set()
-    assert ended(patient)
+    assert wait_for(patient)
     assert [True] == answers
-    assert ["+scripted", "-scripted", "-scripted"] == service.diary
+    assert ["+scripted", "-scripted", "-scripted"] == service.calls
 
 
 def test_a_service_that_does_not_go_is_neither_up_nor_down_and_does_not_start() -> None:
     service = Scripted()
     service.start()
-    service.stays = True
+    service.never_stops = True
     assert not service.stop()
     assert (False, False) == (service.started, service.stopped)
     assert not service.wait_stopped(0.0)
     with pytest.raises(ServiceStateError, match=r"stop\(\) it again"):
         service.start()
-    service.stays = False
+    service.never_stops = False
     assert service.stop()
     assert (False, True) == (service.started, service.stopped)
 
@@ -243,10 +243,10 @@ def test_a_start_during_a_stop_waits_for_it_and_then_starts() -> None:
     starter = in_thread(service.start)
     clock.await_parked(2)
     service.may_stop.set()
-    assert ended(stopper)
-    assert ended(starter)
+    assert wait_for(stopper)
+    assert wait_for(starter)
     assert service.started
-    assert ["+scripted", "-scripted", "+scripted"] == service.diary
+    assert ["+scripted", "-scripted", "+scripted"] == service.calls
 
 
 def test_a_stop_during_a_start_stops_it_once_it_is_up() -> None:
@@ -258,8 +258,8 @@ def test_a_stop_during_a_start_stops_it_once_it_is_up() -> None:
     stopper = in_thread(service.stop)
     clock.await_parked(2)
     service.may_start.set()
-    assert ended(starter)
-    assert ended(stopper)
+    assert wait_for(starter)
+    assert wait_for(stopper)
     assert service.stopped
 
 
@@ -274,10 +274,10 @@ def test_a_stop_during_a_start_that_fails_finds_it_down() -> None:
     clock.await_parked(2)
     service.start_error = OSError("port in use")
     service.may_start.set()
-    assert ended(starter)
-    assert ended(stopper)
+    assert wait_for(starter)
+    assert wait_for(stopper)
     assert [True] == answers
-    assert ["+scripted"] == service.diary
+    assert ["+scripted"] == service.calls
 
 
 def test_waiting_for_the_end_returns_when_someone_stops_it_or_the_time_is_up() -> None:
@@ -289,11 +289,11 @@ def test_waiting_for_the_end_returns_when_someone_stops_it_or_the_time_is_up() -
     hasty = in_thread(lambda: answers.append(service.wait_stopped(5)))
     clock.await_parked(1)
     clock.advance(5, parked=0)
-    assert ended(hasty)
+    assert wait_for(hasty)
     patient = in_thread(lambda: answers.append(service.wait_stopped()))
     clock.await_parked(1)
     service.stop()
-    assert ended(patient)
+    assert wait_for(patient)
     assert [False, True] == answers
 
 
@@ -305,7 +305,7 @@ def test_a_deadline_counts_instead_of_the_timeout() -> None:
     stopper = in_thread(lambda: service.stop(deadline=Deadline.after(2, clock)))
     clock.await_parked(1)
     clock.advance(2, parked=0)
-    assert ended(stopper)
+    assert wait_for(stopper)
     assert not service.stopped
 
 
@@ -317,12 +317,12 @@ def test_the_context_starts_and_stops_it() -> None:
 
 def test_a_context_that_cannot_stop_it_says_so_unless_something_else_went_wrong() -> None:
     service = Scripted()
-    service.stays = True
+    service.never_stops = True
     with pytest.raises(DeadlineExceededError, match="scripted did not stop"), service:
         pass
-    service.stays = False
+    service.never_stops = False
     service.stop()
-    service.stays = True
+    service.never_stops = True
     with pytest.raises(KeyError, match="mine"), service:
         raise KeyError("mine")
 
@@ -331,7 +331,7 @@ def group_of(
     *names: str, clock: Clock | None = None
 ) -> tuple[ServiceGroup, list[Scripted], list[str]]:
     diary: list[str] = []
-    members = [Scripted(name, diary=diary, clock=clock) for name in names]
+    members = [Scripted(name, calls=diary, clock=clock) for name in names]
     return ServiceGroup(members, clock=clock), members, diary
 
 
@@ -366,11 +366,11 @@ def test_when_one_of_a_group_fails_to_start_those_before_it_are_stopped_in_rever
 def test_what_goes_wrong_while_rolling_back_is_noted_on_the_error_that_caused_it() -> None:
     group, (a, b, c), _ = group_of("a", "b", "c")
     c.start_error = OSError("port in use")
-    a.stays = True
+    a.never_stops = True
     with pytest.raises(OSError, match="port in use") as stuck:
         group.start()
     assert ["group: not all services stopped again within 30.0 s"] == stuck.value.__notes__
-    a.stays = False
+    a.never_stops = False
     a.stop()
     b.stop_error = ValueError("broken")
     with pytest.raises(OSError, match="port in use") as failed:
@@ -402,7 +402,7 @@ def test_a_group_stops_under_one_deadline() -> None:
     stopper = in_thread(lambda: answers.append(group.stop(timeout=10)))
     clock.await_parked(2)
     clock.advance(10, parked=0)
-    assert ended(stopper)
+    assert wait_for(stopper)
     assert [False] == answers
     assert ["-c", "-b", "-a"] == diary[3:]
     for member in members:
@@ -415,8 +415,8 @@ def test_one_that_ignores_its_deadline_does_not_keep_the_others_of_a_group_from_
 ):
     clock = FakeClock()
     diary: list[str] = []
-    deaf = Deaf("deaf", diary=diary, clock=clock)
-    other = Scripted("other", diary=diary, clock=clock)
+    deaf = IgnoresDeadline("deaf", calls=diary, clock=clock)
+    other = Scripted("other", calls=diary, clock=clock)
     group = ServiceGroup([other, deaf], clock=clock)
     group.start()
     deaf.may_stop.clear()
@@ -424,7 +424,7 @@ def test_one_that_ignores_its_deadline_does_not_keep_the_others_of_a_group_from_
     stopper = in_thread(lambda: answers.append(group.stop(timeout=10)))
     clock.await_parked(2)
     clock.advance(10, parked=1)
-    assert ended(stopper)
+    assert wait_for(stopper)
     assert [False] == answers
     assert ["-deaf", "-other"] == diary[2:]
     deaf.may_stop.set()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.host.guardian import wire
-from longwatch.host.guardian.wire import Inbox, Message, Outbox
+from longwatch.host.guardian.wire import ControlMessage, FrameReceiver, FrameSender
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -33,11 +33,11 @@ def pair() -> Iterator[Pair]:
         yield ours, theirs
 
 
-def exchange(*sent: Message) -> list[Message]:
+def exchange(*sent: ControlMessage) -> list[ControlMessage]:
     """What comes out at the other end."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     with ours, theirs:
         for message in sent:
             outbox.put(message)
@@ -61,7 +61,9 @@ def read_and_close(descriptor: int) -> bytes:
         os.close(descriptor)
 
 
-def drain(outbox: Outbox, inbox: Inbox, pair: Pair) -> list[tuple[Message, tuple[int, ...]]]:
+def drain(
+    outbox: FrameSender, inbox: FrameReceiver, pair: Pair
+) -> list[tuple[ControlMessage, tuple[int, ...]]]:
     """Send and receive in turns until everything has arrived."""
     found = []
     done = False
@@ -81,7 +83,7 @@ def _waiting(sock: socket.socket) -> bool:
 
 
 @given(sent=st.lists(messages, max_size=4))
-def test_messages_arrive_as_they_were_sent_and_in_order(sent: list[Message]) -> None:
+def test_messages_arrive_as_they_were_sent_and_in_order(sent: list[ControlMessage]) -> None:
     assert sent == exchange(*sent)
 
 
@@ -91,7 +93,7 @@ def test_bytes_that_are_no_text_survive_the_way(raw: bytes) -> None:
 
 
 def test_a_message_may_be_torn_at_every_byte(pair: Pair) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     outbox.put({"op": "spawn", "id": 1})
     outbox.put({"op": "kill", "id": 2})
     assert outbox.flush(pair[0])
@@ -106,7 +108,7 @@ def test_a_message_may_be_torn_at_every_byte(pair: Pair) -> None:
 
 
 def test_descriptors_arrive_with_the_message_they_were_sent_with(pair: Pair) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     outbox.put({"id": 1}, (pipe_with(b"one"), pipe_with(b"two")))
     outbox.put({"id": 2})
     outbox.put({"id": 3}, (pipe_with(b"three"),))
@@ -118,7 +120,7 @@ def test_descriptors_arrive_with_the_message_they_were_sent_with(pair: Pair) -> 
 
 
 def test_descriptors_of_a_message_larger_than_the_socket_takes_arrive_once(pair: Pair) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     text = "x" * 3_000_000
     outbox.put({"id": 1, "text": text}, (pipe_with(b"one"),))
     outbox.put({"id": 2}, (pipe_with(b"two"),))
@@ -130,7 +132,7 @@ def test_descriptors_of_a_message_larger_than_the_socket_takes_arrive_once(pair:
 
 
 def test_descriptors_that_arrive_are_not_passed_on_to_programs(pair: Pair) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     outbox.put({"id": 1}, (pipe_with(b"one"),))
     [(_, [descriptor])] = drain(outbox, inbox, pair)
     assert not os.get_inheritable(descriptor)
@@ -138,7 +140,7 @@ def test_descriptors_that_arrive_are_not_passed_on_to_programs(pair: Pair) -> No
 
 
 def test_descriptors_are_closed_here_once_they_were_sent(pair: Pair) -> None:
-    outbox = Outbox()
+    outbox = FrameSender()
     reader = pipe_with(b"mine")
     outbox.put({"id": 1}, (reader,))
     os.fstat(reader)
@@ -148,7 +150,7 @@ def test_descriptors_are_closed_here_once_they_were_sent(pair: Pair) -> None:
 
 
 def test_what_was_not_sent_is_forgotten_with_its_descriptors(pair: Pair) -> None:
-    outbox = Outbox()
+    outbox = FrameSender()
     reader = pipe_with(b"mine")
     outbox.put({"id": 1}, (reader,))
     assert outbox
@@ -162,7 +164,7 @@ def test_what_was_not_sent_is_forgotten_with_its_descriptors(pair: Pair) -> None
 
 
 def test_a_full_socket_takes_the_rest_later(pair: Pair) -> None:
-    outbox = Outbox()
+    outbox = FrameSender()
     outbox.put({"text": "x" * 3_000_000})
     assert not outbox.flush(pair[0])
     assert outbox
@@ -171,8 +173,8 @@ def test_a_full_socket_takes_the_rest_later(pair: Pair) -> None:
 def test_a_message_that_is_too_large_is_refused_and_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "MOST_BYTES", 20)
-    outbox = Outbox()
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 20)
+    outbox = FrameSender()
     outbox.put({"text": "x" * 8})
     with pytest.raises(ValueError, match="a message of 21 bytes is larger than 20"):
         outbox.put({"text": "x" * 9})
@@ -181,14 +183,14 @@ def test_a_message_that_is_too_large_is_refused_and_sends_nothing(
 
 
 def test_a_peer_that_has_closed_is_told_by_receive(pair: Pair) -> None:
-    inbox = Inbox()
+    inbox = FrameReceiver()
     assert inbox.receive(pair[1])
     pair[0].close()
     assert not inbox.receive(pair[1])
 
 
 def test_what_a_peer_said_before_it_closed_is_still_heard(pair: Pair) -> None:
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = FrameSender(), FrameReceiver()
     outbox.put({"id": 7})
     outbox.flush(pair[0])
     pair[0].close()
@@ -200,13 +202,13 @@ def test_what_a_peer_said_before_it_closed_is_still_heard(pair: Pair) -> None:
 def test_a_peer_that_closed_with_something_unread_is_gone_too(pair: Pair) -> None:
     pair[1].send(b"unread")
     pair[0].close()
-    assert not Inbox().receive(pair[1])
+    assert not FrameReceiver().receive(pair[1])
 
 
 def test_sending_to_a_peer_that_has_closed_raises_and_does_not_kill_us_with_sigpipe(
     pair: Pair,
 ) -> None:
-    outbox = Outbox()
+    outbox = FrameSender()
     outbox.put({"id": 1})
     pair[1].close()
     with pytest.raises(BrokenPipeError):
@@ -215,7 +217,7 @@ def test_sending_to_a_peer_that_has_closed_raises_and_does_not_kill_us_with_sigp
 
 
 def test_a_frame_is_its_length_the_number_of_descriptors_and_json(pair: Pair) -> None:
-    outbox = Outbox()
+    outbox = FrameSender()
     outbox.put({"id": 1})
     outbox.flush(pair[0])
     assert struct.pack("!IB", 9, 0) + b'{"id": 1}' == pair[1].recv(100)

@@ -12,16 +12,18 @@ from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.cancel import CancelToken
 from longwatch.core.deadline import Deadline
 from longwatch.core.fake_clock import FakeClock
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome
+from longwatch.engine.context import RowContext, SlotActivity
+from longwatch.engine.error_policy import MAX_ERROR_LENGTH, describe_error, settlement_for
 from longwatch.errors import CancelledError, PermanentError
 from longwatch.host.beatpage import BeatPage, read_page
-from longwatch.mailbox.letters import Delivery
+from longwatch.mailbox.records import MessageRecord
 from longwatch.store.claims import Claim
-from longwatch.work.context import Pulse, WorkContext
-from longwatch.work.judging import LONGEST_ERROR, described, judged
-from longwatch.work.source import Leased, Outcome
 
 RETRY = BackoffPolicy(initial=10.0, factor=2.0, cap=900.0)
-DELIVERY = Delivery("id", b"", deliveries=3, failures=2, crashes=0, enqueued_at=0.0, reply_to=None)
+DELIVERY = MessageRecord(
+    "id", b"", deliveries=3, failures=2, crashes=0, enqueued_at=0.0, reply_to=None
+)
 
 
 class UnspeakableError(Exception):
@@ -49,30 +51,33 @@ def page(tmp_path: Path) -> Iterator[BeatPage]:
 
 
 @pytest.fixture
-def pulse(clock: FakeClock, page: BeatPage) -> Pulse:
-    return Pulse(clock, page, 1)
+def pulse(clock: FakeClock, page: BeatPage) -> SlotActivity:
+    return SlotActivity(clock, page, 1)
 
 
 @pytest.fixture
-def context(clock: FakeClock, pulse: Pulse) -> WorkContext:
-    return WorkContext(
-        Leased(Claim(7, 1, 42), DELIVERY), pulse, Deadline.never(clock), began=clock.monotonic()
+def context(clock: FakeClock, pulse: SlotActivity) -> RowContext:
+    return RowContext(
+        ClaimedRow(Claim(7, 1, 42), DELIVERY),
+        pulse,
+        Deadline.never(clock),
+        started_at=clock.monotonic(),
     )
 
 
-def test_it_tells_the_attempt_the_fencing_token_and_the_deadline(context: WorkContext) -> None:
+def test_it_tells_the_attempt_the_fencing_token_and_the_deadline(context: RowContext) -> None:
     assert (3, 42, None) == (context.attempt, context.fencing_token, context.deadline.remaining())
 
 
 def test_a_source_that_does_not_count_deliveries_is_at_the_first() -> None:
     assert (1, 0) == (
-        Leased(Claim(1, 1, 1), object()).attempt,
-        Leased(Claim(1, 1, 1), object()).failures,
+        ClaimedRow(Claim(1, 1, 1), object()).attempt,
+        ClaimedRow(Claim(1, 1, 1), object()).failures,
     )
 
 
 def test_begin_beat_and_end_are_seen_on_the_page_and_on_the_heartbeat(
-    clock: FakeClock, page: BeatPage, pulse: Pulse, context: WorkContext
+    clock: FakeClock, page: BeatPage, pulse: SlotActivity, context: RowContext
 ) -> None:
     pulse.begin(7, clock.monotonic())
     clock.advance(5.0)
@@ -84,11 +89,11 @@ def test_begin_beat_and_end_are_seen_on_the_page_and_on_the_heartbeat(
     pulse.end()
     ended = read_page(str(page.path))
     assert ended is not None
-    assert frozenset() == ended.started
+    assert frozenset() == ended.running_rows
 
 
 def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(
-    clock: FakeClock, pulse: Pulse, context: WorkContext
+    clock: FakeClock, pulse: SlotActivity, context: RowContext
 ) -> None:
     context.close()
     clock.advance(5.0)
@@ -98,15 +103,18 @@ def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(
 
 def test_a_beat_after_the_page_is_gone_harms_nobody(tmp_path: Path, clock: FakeClock) -> None:
     page = BeatPage(tmp_path / "other", 1)
-    context = WorkContext(
-        Leased(Claim(1, 1, 1), None), Pulse(clock, page, 0), Deadline.never(clock), began=0.0
+    context = RowContext(
+        ClaimedRow(Claim(1, 1, 1), None),
+        SlotActivity(clock, page, 0),
+        Deadline.never(clock),
+        started_at=0.0,
     )
     context.close()
     page.close()
     context.beat()
 
 
-def test_it_is_not_cancelled_until_it_is(context: WorkContext) -> None:
+def test_it_is_not_cancelled_until_it_is(context: RowContext) -> None:
     assert (False, False) == (context.cancelled, context.lease_lost)
     context.cancel.cancel("shutdown")
     assert (True, False, "shutdown") == (
@@ -116,7 +124,7 @@ def test_it_is_not_cancelled_until_it_is(context: WorkContext) -> None:
     )
 
 
-def test_losing_the_lease_cancels_with_that_reason(context: WorkContext) -> None:
+def test_losing_the_lease_cancels_with_that_reason(context: RowContext) -> None:
     context.lose_lease()
     assert (True, True, "lease_lost") == (
         context.cancelled,
@@ -125,7 +133,7 @@ def test_losing_the_lease_cancels_with_that_reason(context: WorkContext) -> None
     )
 
 
-def test_everybody_finds_the_same_token(context: WorkContext) -> None:
+def test_everybody_finds_the_same_token(context: RowContext) -> None:
     found: list[CancelToken] = []
     together = threading.Barrier(8)
 
@@ -146,41 +154,43 @@ def test_everybody_finds_the_same_token(context: WorkContext) -> None:
     [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), CancelledError("own")],
 )
 def test_whatever_is_raised_is_a_failure_tried_again_after_the_backoff(
-    context: WorkContext, error: BaseException
+    context: RowContext, error: BaseException
 ) -> None:
-    settlement = judged(context, error, RETRY)
-    assert (context.leased.claim, Outcome.FAILED, 40.0) == settlement[:3]
-    assert described(error) == settlement.error
+    settlement = settlement_for(context, error, RETRY)
+    assert (context.claimed.claim, RowOutcome.FAILED, 40.0) == settlement[:3]
+    assert describe_error(error) == settlement.error
 
 
 @pytest.mark.parametrize("error", [PermanentError("never"), NeverThisError("never")])
-def test_a_permanent_error_is_not_tried_again(context: WorkContext, error: BaseException) -> None:
+def test_a_permanent_error_is_not_tried_again(context: RowContext, error: BaseException) -> None:
     context.cancel.cancel()
-    settlement = judged(context, error, RETRY)
-    assert (Outcome.DEAD, "permanent", f"{type(error).__name__}: never") == (
+    settlement = settlement_for(context, error, RETRY)
+    assert (RowOutcome.DEAD, "permanent", f"{type(error).__name__}: never") == (
         settlement.outcome,
         settlement.reason,
         settlement.error,
     )
 
 
-def test_what_is_raised_after_being_told_to_stop_is_nobodys_fault(context: WorkContext) -> None:
+def test_what_is_raised_after_being_told_to_stop_is_nobodys_fault(context: RowContext) -> None:
     context.cancel.cancel("shutdown")
-    assert (Outcome.BACK, 0.0) == judged(context, ValueError("in a hurry"), RETRY)[1:3]
+    assert (RowOutcome.RELEASED, 0.0) == settlement_for(context, ValueError("in a hurry"), RETRY)[
+        1:3
+    ]
 
 
 @given(text=st.text(st.characters(codec=None)), kind=st.sampled_from([ValueError, SystemExit]))
 def test_an_error_is_described_in_words_that_every_store_takes(
     text: str, kind: type[BaseException]
 ) -> None:
-    words = described(kind(text))
+    words = describe_error(kind(text))
     assert words.startswith(f"{kind.__name__}: ")
     assert "\0" not in words
     assert words == words.encode("utf-8").decode("utf-8")
 
 
 def test_an_error_is_described_in_few_words() -> None:
-    assert LONGEST_ERROR == len(described(ValueError("x" * 1_000_000)))
+    assert MAX_ERROR_LENGTH == len(describe_error(ValueError("x" * 1_000_000)))
 
 
 @pytest.mark.parametrize(
@@ -189,4 +199,6 @@ def test_an_error_is_described_in_few_words() -> None:
     ids=repr,
 )
 def test_an_error_that_has_no_words_is_named(raised: BaseException) -> None:
-    assert "UnspeakableError: (its text could not be made)" == described(UnspeakableError(raised))
+    assert "UnspeakableError: (its text could not be made)" == describe_error(
+        UnspeakableError(raised)
+    )

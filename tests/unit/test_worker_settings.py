@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from longwatch.app import worker_plans as module
-from longwatch.app.plans import plans
-from longwatch.app.preflight import MODULE, GroupFacts
+from longwatch.app.plans import make_plans
 from longwatch.config.programs import WorkerSettings
-from longwatch.config.settings import Settings, load_settings, shown_settings
+from longwatch.config.settings import Settings, load_settings, masked_settings
 from longwatch.errors import ConfigError, UsageError
-from longwatch.supervisor.conditions import Condition, Readiness
+from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.workers.preflight import WORKER_MODULE, GroupInfo
 
-FACTS = GroupFacts(
+FACTS = GroupInfo(
     loops=("jobs",),
     health_host="0.0.0.0",
     health_port=None,
@@ -160,7 +160,7 @@ def test_a_secret_in_its_environment_is_not_shown(tmp_path: Path) -> None:
         f'{TARGET}env.DATABASE_URL = "postgresql://me:hunter2@db/x"\nenv.API_TOKEN = "hunter3"\n',
         tmp_path,
     )
-    shown = str(shown_settings(made))
+    shown = str(masked_settings(made))
     assert "hunter" not in shown
     assert "app:group" in shown
 
@@ -170,25 +170,25 @@ def test_a_secret_in_its_environment_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _a_group_of_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the group is stands fast here; tests/integration/test_worker_target.py has how it is
-    looked at.
+    """What the group is stands fast here; tests/integration/test_worker_import_path.py has how it
+    is looked at.
     """
 
-    def looked_at(target: str, **_: object) -> GroupFacts:
+    def looked_at(target: str, **_: object) -> GroupInfo:
         if target == "app:none":
             raise UsageError("'app:none': app has no 'none'")
         return FACTS
 
-    monkeypatch.setattr(module, "look_at", looked_at)
+    monkeypatch.setattr(module, "inspect_group", looked_at)
 
 
 def planned(text: str, base: Path) -> dict[str, ProgramPlan]:
     environ = {"PATH": os.environ["PATH"], "LONGWATCH_PARENT": "/of/somebody/else", "LANG": "C"}
-    return plans(
+    return make_plans(
         settings(text, base),
         base=base,
         environ=environ,
-        told=lambda uid: {"LONGWATCH_PARENT": f"/line/{uid}"},
+        worker_environment=lambda uid: {"LONGWATCH_PARENT": f"/line/{uid}"},
     )
 
 
@@ -202,7 +202,7 @@ def test_every_process_is_planned_alike_but_for_its_name(tmp_path: Path) -> None
 
 def test_it_runs_our_own_interpreter_with_the_target_and_no_other_words(tmp_path: Path) -> None:
     [plan] = planned(TARGET, tmp_path).values()
-    assert (sys.executable, "-m", MODULE, "run", "app:group") == tuple(plan.process.argv)
+    assert (sys.executable, "-m", WORKER_MODULE, "run", "app:group") == tuple(plan.process.argv)
 
 
 def test_it_is_told_where_its_parent_listens_and_of_no_other_parent(tmp_path: Path) -> None:

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from longwatch.errors import ConfigError, Fault, LongwatchError, UsageError
-from longwatch.supervisor.client import Answer, ask
-from longwatch.supervisor.presence import find
+from longwatch.supervisor.client import ControlResponse, send_request
+from longwatch.supervisor.supervisor_lock import find_supervisor
 
-Facts = dict[str, Any]
+JsonObject = dict[str, Any]
 
 CONFIG_FILE = "longwatch.toml"
 STATE_DIRECTORY = ".longwatch"
-QUICK = 10.0
+QUERY_TIMEOUT = 10.0
 """Seconds in which a question is answered."""
-PATIENT = 3600.0
+COMMAND_TIMEOUT = 3600.0
 """Seconds that a command may take which lasts as long as programs take to stop."""
-_ENDED_WELL = frozenset({"clean_exit", "intentional_signal", "stopped", "shutdown_complete"})
+_CLEAN_ENDS = frozenset({"clean_exit", "intentional_signal", "stopped", "shutdown_complete"})
 
 
 class RefusedError(LongwatchError):
-    """The supervisor said no; its exit code is the one to end with, `answer` is all it said."""
+    """The supervisor said no; its exit code is the one to end with, `response` its whole reply."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(str(answer.get("error", "the supervisor refused and did not say why")))
-        self.answer = answer
-        self.exit_code = int(answer.get("exit_code", LongwatchError.exit_code))
+    def __init__(self, response: ControlResponse) -> None:
+        super().__init__(str(response.get("error", "the supervisor refused and did not say why")))
+        self.response = response
+        self.exit_code = int(response.get("exit_code", LongwatchError.exit_code))
 
 
 def state_directory(flag: str | None, config: Path | None, environ: Mapping[str, str]) -> Path:
@@ -40,41 +40,41 @@ def state_directory(flag: str | None, config: Path | None, environ: Mapping[str,
     As the flag says, else LONGWATCH_STATE_DIR; else as the settings say, seen from where they are,
     else `.longwatch` beside them.
     """
-    said = flag or environ.get("LONGWATCH_STATE_DIR") or _configured(config, environ)
-    if said == "off":
+    chosen = flag or environ.get("LONGWATCH_STATE_DIR") or _configured_state_dir(config, environ)
+    if chosen == "off":
         raise UsageError(
             "the state directory is off, so there is nothing to look at; name one with --state-dir"
         )
-    return Path(said)
+    return Path(chosen)
 
 
 def request(  # noqa: PLR0913 - one argument a field of the request, and how long to wait
     state: Path,
-    do: str,
+    command: str,
     programs: Sequence[str] = (),
     *,
     ready: bool = False,
     timeout: float | None = None,
-    patience: float = QUICK,
-) -> Answer:
+    response_timeout: float = QUERY_TIMEOUT,
+) -> ControlResponse:
     """Have the supervisor do something to these programs, or to all; RefusedError if it says no."""
-    wanted = {"do": do, "programs": list(programs), "ready": ready, "timeout": timeout}
-    answer = ask(find(state).socket, wanted, timeout=patience)
-    if not answer.get("ok"):
-        raise RefusedError(answer)
-    return answer
+    fields = {"do": command, "programs": list(programs), "ready": ready, "timeout": timeout}
+    response = send_request(find_supervisor(state).socket, fields, timeout=response_timeout)
+    if not response.get("ok"):
+        raise RefusedError(response)
+    return response
 
 
-def as_wanted(program: Facts) -> bool:
+def is_as_desired(program: JsonObject) -> bool:
     """Whether a program is as somebody wants it: up, or stopped on purpose, or at an end that is
     no failure.
     """
     ended = program["last_end"] or {}
-    ended_well = program["state"] == "ended" and ended.get("verdict") in _ENDED_WELL
+    ended_well = program["state"] == "ended" and ended.get("verdict") in _CLEAN_ENDS
     return program["desired"] == "stopped" or bool(program["up"]) or ended_well
 
 
-def _configured(config: Path | None, environ: Mapping[str, str]) -> str:
+def _configured_state_dir(config: Path | None, environ: Mapping[str, str]) -> str:
     """As the settings say, whatever else is wrong with them; without any as they would say if
     they said nothing.
     """
@@ -85,9 +85,9 @@ def _configured(config: Path | None, environ: Mapping[str, str]) -> str:
     from longwatch.config.tomlfile import read_toml  # noqa: PLC0415 - only who has such a file waits for it
 
     table, faults = read_toml(path)
-    said = table.get("state_dir", STATE_DIRECTORY)
-    if not isinstance(said, str) or not said:
+    value = table.get("state_dir", STATE_DIRECTORY)
+    if not isinstance(value, str) or not value:
         faults.append(Fault(f"{path}: state_dir", "must be text that is not empty"))
     if faults:
         raise ConfigError(*faults)
-    return "off" if said == "off" else str(path.parent / str(said))
+    return "off" if value == "off" else str(path.parent / str(value))

@@ -7,57 +7,59 @@ from typing import Any
 
 import msgspec
 
-from longwatch.app.evaluation import EvalFacts, Evaluation
-from longwatch.app.target import load_object, telling
+from longwatch.app.evaluation import EvalSpec, Evaluation
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.errors import UsageError
-from longwatch.evals.evalloop import EvalLoop
-from longwatch.mailbox.opening import open_store
+from longwatch.evals.eval_loop import EvalLoop
+from longwatch.mailbox.url import open_store
 from longwatch.runtime.group import LoopGroup
-from longwatch.runtime.mainloop import MainLoop
+from longwatch.runtime.main_loop import MainLoop
+from longwatch.workers.import_path import load_object, user_code_errors
 
-FACTS = "LONGWATCH_EVAL"
+EVAL_VARIABLE = "LONGWATCH_EVAL"
 """The variable that says what to evaluate."""
-RETRY = BackoffPolicy(initial=0.5, factor=2.0, cap=10.0, jitter=0.25)
+SAMPLE_RETRY = BackoffPolicy(initial=0.5, factor=2.0, cap=10.0, jitter=0.25)
 
 
 def group() -> LoopGroup:
     """What LONGWATCH_EVAL asks for."""
-    facts = msgspec.json.decode(os.environ.pop(FACTS), type=EvalFacts)
-    loop, evaluator = _loop(facts.target), _loaded(facts.evaluator, "shop.checks:judge")
-    evaluation = Evaluation(facts, open_store(facts.store))
+    spec = msgspec.json.decode(os.environ.pop(EVAL_VARIABLE), type=EvalSpec)
+    loop, evaluator = _load_loop(spec.loop), _load(spec.evaluator, "shop.checks:judge")
+    evaluation = Evaluation(spec, open_store(spec.store))
     evals = EvalLoop(
         loop=loop,
         evaluator=evaluator,
         requests=evaluation.samples,
         name="eval",
-        concurrency=facts.concurrency,
-        retry=RETRY,
+        concurrency=spec.concurrency,
+        retry=SAMPLE_RETRY,
     )
-    interval = max(facts.sample_timeout / 12, 0.1)
+    interval = max(spec.sample_timeout / 12, 0.1)
     return LoopGroup(
         [evals],
-        watchdog_threshold=facts.sample_timeout,
+        watchdog_threshold=spec.sample_timeout,
         watchdog_interval=interval,
-        max_processing_seconds=facts.sample_timeout / 2,
+        max_processing_seconds=spec.sample_timeout / 2,
     )
 
 
-def _loop(target: str) -> MainLoop[Any, Any]:
-    found = _loaded(target, "shop.agent:loop")
+def _load_loop(import_path: str) -> MainLoop[Any, Any]:
+    found = _load(import_path, "shop.agent:loop")
     if callable(found) and not isinstance(found, MainLoop):
-        with telling(target):
+        with user_code_errors(import_path):
             found = found()
     if not isinstance(found, MainLoop):
         raise UsageError(
-            f"{target!r} is of type {type(found).__name__}; it has to be a MainLoop, or a "
+            f"{import_path!r} is of type {type(found).__name__}; it has to be a MainLoop, or a "
             f"function that returns one"
         )
     return found
 
 
-def _loaded(target: str, example: str) -> Any:
-    if ":" not in target:
-        raise UsageError(f"{target!r} names nothing; write it as module:name, such as {example}")
-    with telling(target):
-        return load_object(target)
+def _load(import_path: str, example: str) -> Any:
+    if ":" not in import_path:
+        raise UsageError(
+            f"{import_path!r} names nothing; write it as module:name, such as {example}"
+        )
+    with user_code_errors(import_path):
+        return load_object(import_path)

@@ -11,28 +11,27 @@ from typing import Any
 
 import msgspec
 
-from longwatch.core.nearest import did_you_mean
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
-from longwatch.evals.collecting import Collected, look_at_results
-from longwatch.evals.dataset import Dataset
+from longwatch.evals.dataset import Dataset, submit_dataset
 from longwatch.evals.report import EvalReport
-from longwatch.evals.submitting import submit_dataset
-from longwatch.mailbox.backend import Limits
+from longwatch.evals.results import CollectedResults, peek_results
+from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.opening import mailbox_names, open_mailbox
+from longwatch.mailbox.url import mailbox_names, open_mailbox
 from longwatch.store.database import Database
 
 _PREFIX = "eval/"
-_FACTS = re.compile(rf"{_PREFIX}([^/]+)/facts")
-_LARGEST = 256 << 20
+_SPEC_NAME = re.compile(rf"{_PREFIX}([^/]+)/spec")
+_MAX_SPEC_BYTES = 256 << 20
 """Bytes of what is remembered of an evaluation: the ids of all its samples are in it."""
 
 
-class EvalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; `target` and `evaluator` are module:name."""
+class EvalSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run; `loop` and `evaluator` are import paths, `module:name`."""
 
     run: str
-    target: str
+    loop: str
     evaluator: str
     store: str = ""
     """Where it is now; not remembered there: the same store may have another URL tomorrow, and
@@ -47,7 +46,7 @@ class EvalFacts(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[str] = []
 
 
-def new_run() -> str:
+def new_run_id() -> str:
     """A name for an evaluation that sorts by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
@@ -57,69 +56,69 @@ class Evaluation:
     results.
     """
 
-    def __init__(self, facts: EvalFacts, store: Any) -> None:
-        self.facts = facts
+    def __init__(self, spec: EvalSpec, store: Any) -> None:
+        self.spec = spec
         self._store = store
-        limits = Limits(max_failures=facts.attempts, max_crashes=facts.attempts)
+        limits = MailboxLimits(max_failures=spec.attempts, max_crashes=spec.attempts)
         self.samples: Mailbox[Any] = open_mailbox(
-            store, f"{_PREFIX}{facts.run}/samples", limits=limits
+            store, f"{_PREFIX}{spec.run}/samples", limits=limits
         )
-        self.results: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{facts.run}/results")
+        self.results: Mailbox[Any] = open_mailbox(store, f"{_PREFIX}{spec.run}/results")
 
     def submit(self, dataset: Dataset) -> None:
         """Send every sample, then remember what was asked for: what is not remembered is not
         run. On SQL both or nothing.
         """
-        remembered = _remembered(self._store, self.facts.run)
-        facts = msgspec.structs.replace(self.facts, store="")
+        spec_mailbox = _spec_mailbox(self._store, self.spec.run)
+        spec = msgspec.structs.replace(self.spec, store="")
 
         def both(tx: Any) -> None:
             submit_dataset(dataset, self.samples, reply_to=self.results, tx=tx)
-            remembered.send(facts, tx=tx)
+            spec_mailbox.send(spec, tx=tx)
 
         if isinstance(self._store, Database):
             self._store.transact(both)
         else:
             both(None)
 
-    def left(self) -> int:
+    def remaining(self) -> int:
         """How many samples have no result yet, and were not given up."""
         stats = self.samples.stats()
         return stats.ready + stats.delayed + stats.leased
 
     def report(self) -> EvalReport:
-        collected: Collected = look_at_results(
-            self.results, self.samples, expected=self.facts.ids, most=2 * len(self.facts.ids) + 1000
+        collected: CollectedResults = peek_results(
+            self.results, self.samples, expected=self.spec.ids, limit=2 * len(self.spec.ids) + 1000
         )
         return EvalReport(
-            run=self.facts.run,
-            dataset=self.facts.dataset,
-            digest=self.facts.digest,
-            samples=len(self.facts.ids),
+            run=self.spec.run,
+            dataset=self.spec.dataset,
+            digest=self.spec.digest,
+            samples=len(self.spec.ids),
             results=collected.results,
             missing=collected.missing,
-            subject=self.facts.target,
+            subject=self.spec.loop,
         )
 
 
-def find(store: Any, run: str, *, url: str) -> Evaluation:
+def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
     """An evaluation of the store at this URL, by its name; UsageError with the nearest if there
     is none.
     """
-    known = [found[1] for name in mailbox_names(store) if (found := _FACTS.fullmatch(name))]
+    known = [found[1] for name in mailbox_names(store) if (found := _SPEC_NAME.fullmatch(name))]
     if run not in known:
         shown = ", ".join(sorted(known)[-5:]) or "none"
         raise UsageError(
             f"no evaluation {run!r} here; "
-            f"{did_you_mean(run, known, otherwise=f'the last ones are: {shown}')}"
+            f"{did_you_mean(run, known, default=f'the last ones are: {shown}')}"
         )
-    remembered = _remembered(store, run)
-    for delivery in remembered.backend.peek(limit=1):
-        return Evaluation(msgspec.structs.replace(remembered.decode(delivery), store=url), store)
+    spec_mailbox = _spec_mailbox(store, run)
+    for delivery in spec_mailbox.backend.peek(limit=1):
+        return Evaluation(msgspec.structs.replace(spec_mailbox.decode(delivery), store=url), store)
     raise UsageError(
         f"what was asked for in evaluation {run!r} was removed from the store; run it again"
     )
 
 
-def _remembered(store: Any, run: str) -> Mailbox[EvalFacts]:
-    return open_mailbox(store, f"{_PREFIX}{run}/facts", EvalFacts, largest_body=_LARGEST)
+def _spec_mailbox(store: Any, run: str) -> Mailbox[EvalSpec]:
+    return open_mailbox(store, f"{_PREFIX}{run}/spec", EvalSpec, max_body_bytes=_MAX_SPEC_BYTES)

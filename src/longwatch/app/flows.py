@@ -12,28 +12,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, NamedTuple
 
-from longwatch.app.target import load_object, require_flow, telling
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
-from longwatch.flow.calling import VALUES
-from longwatch.flow.execution import Computation, Summary
+from longwatch.flow.execution import Computation, ExecutionSummary
+from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
-from longwatch.flow.records import Kind
-from longwatch.flow.standing import Standing
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sqlite_file import require_place
-from longwatch.store.status import schema_status
+from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.records import GraphId
+from longwatch.store.migrations import schema_status
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.store.sqlite.file import require_usable_path
+from longwatch.workers.import_path import load_object, require_flow, user_code_errors
 
-_LIKE_JSON = '{["-0123456789'
-_LIKE_PYTHON = frozenset({"True", "False", "None", "NaN", "nan", "Infinity", "inf"})
+_JSON_STARTS = '{["-0123456789'
+_PYTHON_LITERALS = frozenset({"True", "False", "None", "NaN", "nan", "Infinity", "inf"})
 
 
-class Seen(NamedTuple):
+class ExecutionView(NamedTuple):
     """An execution, as its store alone shows it: no code is needed."""
 
-    summary: Summary
-    standing: Standing
+    summary: ExecutionSummary
+    state: ExecutionState
     attempts: list[Computation]
 
 
@@ -41,13 +41,13 @@ class Seen(NamedTuple):
 
 
 @contextmanager
-def loaded_flow(target: str) -> Iterator[Flow]:
+def load_flow(import_path: str) -> Iterator[Flow]:
     """The Flow that `module:name` names, or that the function of that name returns. What its
     module prints goes to stderr.
     """
-    with telling(target), redirect_stdout(sys.stderr):
-        found = load_object(target)
-        flow: Flow = require_flow(found() if callable(found) else found, target)
+    with user_code_errors(import_path), redirect_stdout(sys.stderr):
+        found = load_object(import_path)
+        flow: Flow = require_flow(found() if callable(found) else found, import_path)
     try:
         yield flow
     finally:
@@ -55,21 +55,21 @@ def loaded_flow(target: str) -> Iterator[Flow]:
 
 
 @contextmanager
-def existing_flow(target: str) -> Iterator[Flow]:
+def existing_flow(import_path: str) -> Iterator[Flow]:
     """The same; UsageError if nothing was ever started in its store."""
-    with loaded_flow(target) as flow:
+    with load_flow(import_path) as flow:
         _require_executions(flow, "start an execution first, as in: flow.start(…)")
         yield flow
 
 
 @contextmanager
-def existing_store(url: str, *, given: bool) -> Iterator[Flow]:
+def existing_flow_store(url: str, *, is_explicit: bool) -> Iterator[Flow]:
     """A store without the code of its graphs; UsageError if it is not there, or has no
-    executions. `given`: somebody named it.
+    executions. `is_explicit`: the user named it.
     """
     cure = (
         "check the URL; the first flow.start(…) makes it"
-        if given
+        if is_explicit
         else "name the flow first, as module:name, or give --store"
     )
     with Flow(url) as flow:
@@ -80,45 +80,51 @@ def existing_store(url: str, *, given: bool) -> Iterator[Flow]:
 def _require_executions(flow: Flow, cure: str) -> None:
     database = flow.database
     if isinstance(database, SqliteDatabase):
-        require_place(database.path)
+        require_usable_path(database.path)
     status = schema_status(database)
     if status is None:
-        raise UsageError(f"no store at {shown_url(flow)}; {cure}")
+        raise UsageError(f"no store at {masked_url(flow)}; {cure}")
     if not status.version:
         more = "`longwatch db migrate` makes its tables, or " if database.is_shared else ""
-        raise UsageError(f"{shown_url(flow)} holds no executions; {more}{cure}")
+        raise UsageError(f"{masked_url(flow)} holds no executions; {more}{cure}")
 
 
-def shown_url(flow: Flow) -> str:
+def masked_url(flow: Flow) -> str:
     return mask_text(flow.database.url)
 
 
 # --- executions without code ---
 
 
-def seen(flow: Flow, name: str) -> Seen:
+def view_execution(flow: Flow, execution_id: str) -> ExecutionView:
     """Everything that is stored of an execution; UnknownExecutionError if there is none of that
     id.
     """
-    number, _ = _found(flow, name)
+    number, _ = _find_execution(flow, execution_id)
     [summary] = flow.executions(limit=1, before=number + 1)
     attempts = flow.database.read(
-        lambda tx: tx.rows(flow.records.sql["attempts"], {"execution": number})
+        lambda tx: tx.rows(flow.records.sql["attempts_of_execution"], {"execution": number})
     )
-    return Seen(summary, _standing(flow, number, name), [Computation.read(row) for row in attempts])
+    return ExecutionView(
+        summary,
+        _load_state(flow, number, execution_id),
+        [Computation.from_row(row) for row in attempts],
+    )
 
 
-def drawn(flow: Flow, name: str) -> tuple[Graph, Standing]:
+def graph_and_state(flow: Flow, execution_id: str) -> tuple[Graph, ExecutionState]:
     """An execution and its graph, which has to be known here."""
-    number, kind = _found(flow, name)
-    return flow.registry.graphs[flow.registry.find(*kind)], _standing(flow, number, name)
+    number, graph_id = _find_execution(flow, execution_id)
+    return flow.registry.graphs[flow.registry.find(*graph_id)], _load_state(
+        flow, number, execution_id
+    )
 
 
-def graph_named(flow: Flow, name: str | None, version: str | None) -> Graph:
+def find_graph(flow: Flow, name: str | None, version: str | None) -> Graph:
     """The graph of that name; without one the only one there is. Without a version, the one that
     was given last.
     """
-    names = list(dict.fromkeys(kind.graph for kind in flow.registry.graphs))
+    names = list(dict.fromkeys(graph_id.graph for graph_id in flow.registry.graphs))
     if name is None and len(names) != 1:
         raise UsageError(
             f"this flow has several graphs; name one of {', '.join(names)}"
@@ -128,41 +134,46 @@ def graph_named(flow: Flow, name: str | None, version: str | None) -> Graph:
     return flow.registry.graphs[flow.registry.find(name or names[0], version)]
 
 
-def _found(flow: Flow, name: str) -> tuple[int, Kind]:
-    rows = flow.database.read(lambda tx: tx.rows(flow.records.sql["find"], {"id": name}))
+def _find_execution(flow: Flow, execution_id: str) -> tuple[int, GraphId]:
+    rows = flow.database.read(
+        lambda tx: tx.rows(flow.records.sql["execution_by_id"], {"id": execution_id})
+    )
     if not rows:
         raise UnknownExecutionError(
-            f"there is no execution {name!r} in {shown_url(flow)}; `longwatch flow ls` lists them"
+            f"there is no execution {execution_id!r} in {masked_url(flow)}; `longwatch flow "
+            f"ls` lists them"
         )
-    return rows[0][0], Kind(*rows[0][1:3])
+    return rows[0][0], GraphId(*rows[0][1:3])
 
 
-def _standing(flow: Flow, number: int, name: str) -> Standing:
-    loaded = flow.database.read(lambda tx: flow.records.load(tx, [number], to_change=False))
+def _load_state(flow: Flow, number: int, execution_id: str) -> ExecutionState:
+    loaded = flow.database.read(lambda tx: flow.records.load(tx, [number], for_update=False))
     if number not in loaded:
-        raise UnknownExecutionError(f"there is no execution {name!r} any more in {shown_url(flow)}")
+        raise UnknownExecutionError(
+            f"there is no execution {execution_id!r} any more in {masked_url(flow)}"
+        )
     return loaded[number][0]
 
 
 # --- values ---
 
 
-def read_value(node: str, word: str) -> Any:
+def parse_value(node: str, text: str) -> Any:
     """A value from the command line: JSON, or text if it cannot have been meant as JSON;
     SerializationError for what is neither.
     """
     try:
-        return VALUES.decode(word.encode())
+        return VALUE_CODEC.decode(text.encode())
     except SerializationError as error:
-        if word and word[0] not in _LIKE_JSON and word not in _LIKE_PYTHON:
-            return word
-        if not word:
+        if text and text[0] not in _JSON_STARTS and text not in _PYTHON_LITERALS:
+            return text
+        if not text:
             raise UsageError(
                 f"the value of {node!r} is empty; --text sets empty text, `unset` is for code"
             ) from None
-        if word in _LIKE_PYTHON:
+        if text in _PYTHON_LITERALS:
             raise UsageError(
-                f"the value of {node!r} is not JSON: {word} is Python; write null, true, "
+                f"the value of {node!r} is not JSON: {text} is Python; write null, true, "
                 f"false, or use --text"
             ) from None
         detail = str(error).removeprefix("a value cannot be read: ")

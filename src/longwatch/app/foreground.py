@@ -15,52 +15,51 @@ from contextlib import contextmanager
 
 from longwatch import __version__
 from longwatch.app.console import Console
-from longwatch.core.events import (
-    Event,
-    OutputDropped,
-    ProgramEnded,
-    SettingsInEffect,
+from longwatch.core.events.base import Event
+from longwatch.core.events.programs import OutputDropped, ProgramEnded
+from longwatch.core.events.supervisor import (
+    SettingsLoaded,
     SignalReceived,
     SupervisorStarted,
     SupervisorStopped,
 )
 from longwatch.errors import LongwatchError, SpawnError, TryAgainError, UsageError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.process import KILL_NOW, StopPolicy
-from longwatch.host.reaping import reap_strangers
+from longwatch.host.reaper import reap_orphans
 from longwatch.host.shutdown import ShutdownCoordinator
-from longwatch.host.signals import SignalStream, catching
+from longwatch.host.signals import SignalStream, catch_signals
 from longwatch.supervisor.supervisor import Supervisor
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
-_HELD = {*STOPPING, *FORWARDED, signal.SIGHUP, signal.SIGCHLD}
-INSIST_AFTER = 0.5
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+_BLOCKED_SIGNALS = {*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGHUP, signal.SIGCHLD}
+ESCALATE_AFTER = 0.5
 """Seconds between two signals that make the second one insist."""
-_FOR_NOW = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+_TRANSIENT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 """Reasons not to start that may be gone the next time."""
 
-StopBy = Callable[[int | None], StopPolicy | None]
+StopPolicyFor = Callable[[int | None], StopPolicy | None]
 
 
-def hold_signals() -> None:
+def block_signals() -> None:
     """Until we are ready, and in every thread that is started meanwhile, for good: signals are
     the main thread's business.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
 
 
-def let_signals_through() -> None:
+def unblock_signals() -> None:
     """Whatever whoever started us had blocked."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 
 class Foreground:
     """Runs a supervisor to its end.
 
-    `stop_by` says how programs are stopped after a signal, None: each by its own policy. `forwards`
-    passes other signals on to the programs, which else come to nothing; `on_hangup` is what SIGHUP
-    does, None: it stops.
+    `stop_policy_for` says how programs are stopped after a signal, None: each by its own policy.
+    `forwards_signals` passes other signals on to the programs, else they are ignored. `on_hangup`
+    is what SIGHUP does, None: it stops.
     """
 
     def __init__(
@@ -68,59 +67,59 @@ class Foreground:
         supervisor: Supervisor,
         console: Console,
         *,
-        stop_by: StopBy = lambda _: None,
-        forwards: bool = False,
+        stop_policy_for: StopPolicyFor = lambda _: None,
+        forwards_signals: bool = False,
         on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self.supervisor = supervisor
         self.console = console
         self.events = supervisor.events
-        self.events.subscribe(self._after_each_run)
-        self._stop_by = stop_by
-        self._forwards = forwards
+        self.events.subscribe(self._on_event)
+        self._stop_policy_for = stop_policy_for
+        self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
-        self._told_dropped = 0
+        self._reported_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
         """Signals first, so that none finds us half-way; then the programs, to the end."""
         began = time.monotonic()
         self.events.emit(SupervisorStarted(version=__version__, programs=tuple(programs)))
-        self.events.emit(SettingsInEffect(settings=settings))
+        self.events.emit(SettingsLoaded(settings=settings))
         code = 1
-        hold_signals()
+        block_signals()
         try:
-            with self._stop_on_signal(), self._hearing_others():
+            with self._stop_on_signal(), self._handling_other_signals():
                 code = self._supervise()
         except LongwatchError as error:
             code = error.exit_code
             raise
         finally:
             self.console.flush()
-            self._tell_dropped("")
+            self._report_dropped("")
             self.events.emit(SupervisorStopped(exit_code=code, lasted=time.monotonic() - began))
         return code
 
     def _supervise(self) -> int:
         try:
             self.supervisor.start()
-            let_signals_through()
+            unblock_signals()
             return self.supervisor.wait() or 0
         except SpawnError as error:
-            raise _refusal(error) from None
+            raise _start_error(error) from None
         finally:
             self.supervisor.stop()
 
     @contextmanager
     def _stop_on_signal(self) -> Iterator[None]:
         """What was ignored (nohup, `&`) stays ignored."""
-        stopping = STOPPING if self._on_hangup else (*STOPPING, signal.SIGHUP)
-        heard = [
+        stopping = STOP_SIGNALS if self._on_hangup else (*STOP_SIGNALS, signal.SIGHUP)
+        signals = [
             signum
             for signum in stopping
             if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
         ]
         coordinator = ShutdownCoordinator.install(
-            signals=heard, events=self.events, insist_after=INSIST_AFTER
+            signals=signals, events=self.events, debounce_seconds=ESCALATE_AFTER
         )
         coordinator.register(lambda: self._stop(coordinator.signal))
         coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
@@ -131,51 +130,51 @@ class Foreground:
 
     def _stop(self, received: int | None) -> None:
         self.events.emit(SignalReceived(signal=received or signal.SIGTERM, action="stop"))
-        self.supervisor.shut_down(self._stop_by(received))
+        self.supervisor.shut_down(self._stop_policy_for(received))
 
     def _kill(self, received: int | None) -> None:
         self.events.emit(SignalReceived(signal=received or KILL_NOW.signal, action="escalate"))
         self.supervisor.kill()
 
     @contextmanager
-    def _hearing_others(self) -> Iterator[None]:
+    def _handling_other_signals(self) -> Iterator[None]:
         hangup = (signal.SIGHUP,) if self._on_hangup else ()
-        with catching((*FORWARDED, *hangup, signal.SIGCHLD)) as stream:
-            Errand(lambda: self._hear(stream), name="longwatch-forward").start()
+        with catch_signals((*FORWARDED_SIGNALS, *hangup, signal.SIGCHLD)) as stream:
+            BackgroundThread(lambda: self._handle_signals(stream), name="longwatch-forward").start()
             yield
 
-    def _hear(self, stream: SignalStream) -> None:
+    def _handle_signals(self, stream: SignalStream) -> None:
         for signum in stream:
             if signum == signal.SIGCHLD:
-                reap_strangers({self.supervisor.guardian.pid or 0})
+                reap_orphans({self.supervisor.guardian.pid or 0})
             elif signum == signal.SIGHUP and self._on_hangup is not None:
                 self.events.emit(SignalReceived(signal=signum, action="reload"))
                 self._on_hangup()
-            elif self._forwards:
+            elif self._forwards_signals:
                 self.events.emit(SignalReceived(signal=signum, action="forward"))
                 self.supervisor.signal(signum)
             else:
                 self.events.emit(SignalReceived(signal=signum, action="ignore"))
 
-    def _after_each_run(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, ProgramEnded):
-            self._tell_dropped(event.program)
+            self._report_dropped(event.program)
 
-    def _tell_dropped(self, program: str) -> None:
+    def _report_dropped(self, program: str) -> None:
         """Say how many lines nobody took since this was last said; of several programs it cannot
         be said whose they were.
         """
-        lines = self.console.dropped - self._told_dropped
+        lines = self.console.dropped_lines - self._reported_dropped
         if lines:
-            self._told_dropped += lines
+            self._reported_dropped += lines
             self.events.emit(OutputDropped(program=program, lines=lines))
 
 
-def _refusal(error: SpawnError) -> LongwatchError:
+def _start_error(error: SpawnError) -> LongwatchError:
     """The very first start failed: the command is wrong, or the machine is short of something
     just now.
     """
-    if error.errno in _FOR_NOW:
+    if error.errno in _TRANSIENT_ERRNOS:
         return TryAgainError(f"{error}; the machine is short of it, try again")
     return UsageError(f"{error}; {_cure(error)}")
 

@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 
 from longwatch.core.masking import mask_text
-from longwatch.core.nearest import did_you_mean
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import MailboxConnectionError, SerializationError, StoreError, UsageError
-from longwatch.mailbox.bounds import check_name
-from longwatch.mailbox.letters import Stats
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.opening import mailbox_names, open_mailbox, open_store
+from longwatch.mailbox.records import MailboxStats
+from longwatch.mailbox.url import mailbox_names, open_mailbox, open_store
+from longwatch.mailbox.validation import validate_name
 from longwatch.store.database import Database
 from longwatch.store.json_codec import Codec
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.store.sqlite_file import require_place
-from longwatch.store.status import SchemaStatus, schema_status
+from longwatch.store.migrations import SchemaStatus, schema_status
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.store.sqlite.file import require_usable_path
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
         )
     store = open_store(url, auto_migrate=auto_migrate)
     try:
-        with _plain_errors():
+        with _unwrap_store_errors():
             yield store
     finally:
         store.close()
@@ -46,13 +46,13 @@ def opened_store(url: str, *, auto_migrate: bool = False) -> Iterator[Any]:
 def existing_store(url: str) -> Iterator[Any]:
     """The store of a URL; UsageError if it is not there, or has no mailboxes."""
     with opened_store(url) as store:
-        if isinstance(store, Database) and required_schema(store).version == 0:
+        if isinstance(store, Database) and require_schema(store).version == 0:
             cure = (
                 "`longwatch db migrate` makes its tables"
                 if store.is_shared
                 else "`longwatch mailbox send` makes one"
             )
-            raise UsageError(f"{shown_url(store)} holds no mailboxes; {cure}, or give --store")
+            raise UsageError(f"{masked_url(store)} holds no mailboxes; {cure}, or give --store")
         yield store
 
 
@@ -66,31 +66,31 @@ def opened_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
 @contextmanager
 def existing_mailbox(url: str, name: str) -> Iterator[Mailbox[Any]]:
     """A mailbox that is there; UsageError with the nearest name if it is not."""
-    check_name(name)
+    validate_name(name)
     with existing_store(url) as store:
         names = mailbox_names(store)
         if name not in names:
-            hint = did_you_mean(name, names, otherwise="`longwatch mailbox ls` lists them")
-            raise UsageError(f"there is no mailbox {name!r} in {shown_url(store)}; {hint}")
+            hint = did_you_mean(name, names, default="`longwatch mailbox ls` lists them")
+            raise UsageError(f"there is no mailbox {name!r} in {masked_url(store)}; {hint}")
         yield open_mailbox(store, name)
 
 
-def standings(store: Any) -> list[tuple[str, Stats]]:
+def mailbox_stats(store: Any) -> list[tuple[str, MailboxStats]]:
     """Every mailbox, by name, and how it stands."""
     return [(name, open_mailbox(store, name).stats()) for name in mailbox_names(store)]
 
 
-def required_schema(store: Any) -> SchemaStatus:
+def require_schema(store: Any) -> SchemaStatus:
     """How the schema stands; UsageError if there is no store, or none that has one."""
     if not isinstance(store, Database):
         raise UsageError(
-            f"{shown_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
+            f"{masked_url(store)} has no schema and needs no migration; `longwatch mailbox ls` "
             f"shows what is there"
         )
-    status = _schema(store)
+    status = _schema_status(store)
     if status is None:
         raise UsageError(
-            f"no store at {shown_url(store)}; `longwatch db migrate` makes one, or give --store"
+            f"no store at {masked_url(store)}; `longwatch db migrate` makes one, or give --store"
         )
     return status
 
@@ -99,22 +99,22 @@ def migrate_store(store: Any) -> tuple[int, SchemaStatus]:
     """Bring the schema up to date, making the store if it is not there; the version before, and
     how it stands now.
     """
-    before = _schema(store) if isinstance(store, Database) else required_schema(store)
+    before = _schema_status(store) if isinstance(store, Database) else require_schema(store)
     store.write(lambda _: None)
-    return before.version if before else 0, required_schema(store)
+    return before.version if before else 0, require_schema(store)
 
 
-def _schema(store: Database) -> SchemaStatus | None:
+def _schema_status(store: Database) -> SchemaStatus | None:
     if isinstance(store, SqliteDatabase):
-        require_place(store.path)
+        require_usable_path(store.path)
     return schema_status(store)
 
 
-def json_body(data: bytes) -> Any:
+def parse_json_body(data: bytes) -> Any:
     """A body that is JSON already, checked, and sent as it stands but for white space between
     its parts.
     """
-    if not text_body(data).strip():
+    if not decode_text_body(data).strip():
         raise SerializationError("the body is empty; write it as JSON, or use --text")
     try:
         Codec().decode(data)
@@ -126,7 +126,7 @@ def json_body(data: bytes) -> Any:
         ) from None
 
 
-def text_body(data: bytes) -> str:
+def decode_text_body(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -135,17 +135,17 @@ def text_body(data: bytes) -> str:
         ) from None
 
 
-def read_body(data: bytes) -> Any:
+def decode_body(data: bytes) -> Any:
     """What a stored body holds; SerializationError if it is not JSON."""
     return Codec().decode(data)
 
 
-def shown_url(store: Any) -> str:
+def masked_url(store: Any) -> str:
     return mask_text(store.url)
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def _unwrap_store_errors() -> Iterator[None]:
     """A mailbox wraps what its store says; here the store's own word and exit code are wanted."""
     try:
         yield

@@ -13,20 +13,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from longwatch.app.command import check_command, directory_problem
+from longwatch.app.startup_checks import check_command, directory_problem
 from longwatch.config.discovery import FILE_NAME
-from longwatch.config.programs import KeptSettings, ProgramSettings, WorkerSettings
-from longwatch.config.reading import spelled
+from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
 from longwatch.config.settings import Settings
+from longwatch.config.settings_reader import toml_key
 from longwatch.config.tables import HealthSettings, LimitsSettings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
 from longwatch.errors import ConfigError, Fault, UsageError
-from longwatch.host.identity import identity_environment, identity_of
-from longwatch.host.process import Limits, ProcessSpec, StopPolicy
-from longwatch.supervisor.conditions import Readiness
-from longwatch.supervisor.environment import child_environment
-from longwatch.supervisor.plan import Output, ProgramPlan
+from longwatch.host.identity import login_environment, resolve_identity
+from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
+from longwatch.supervisor.dependencies import Readiness
+from longwatch.supervisor.plan import OutputPolicy, ProgramPlan, child_environment
 from longwatch.supervisor.probes import (
     ExecProbe,
     HealthPolicy,
@@ -36,30 +35,30 @@ from longwatch.supervisor.probes import (
     TcpProbe,
 )
 
-WITH_SHELL = '["sh", "-c", "…"]'
+SHELL_EXAMPLE = '["sh", "-c", "…"]'
 
 
-Told = Callable[[int | None], Mapping[str, str]]
+WorkerEnvironment = Callable[[int | None], Mapping[str, str]]
 """What worker processes of that user find in their environment."""
 
 
-def _nothing(_: int | None) -> Mapping[str, str]:
+def _no_variables(_: int | None) -> Mapping[str, str]:
     return {}
 
 
-def plans(
+def make_plans(
     settings: Settings,
     *,
     base: Path,
     environ: Mapping[str, str],
     source: str = FILE_NAME,
-    told: Told = _nothing,
+    worker_environment: WorkerEnvironment = _no_variables,
 ) -> dict[str, ProgramPlan]:
     """The programs of the file, by name; ConfigError with everything this machine does not have,
     and if there are none.
 
-    Relative directories begin at `base`; `source` is what messages call the file; `told` is what
-    worker processes of a user find in their environment.
+    Relative directories begin at `base`; `source` is what messages call the file;
+    `worker_environment` returns the variables of the worker processes of a user.
     """
     if not (settings.program or settings.worker):
         raise ConfigError(
@@ -69,58 +68,58 @@ def plans(
                 'add one: [program.NAME], and below it command = ["…"]',
             )
         )
-    planning = _Planning(settings, base, environ, source)
-    made = {name: planning.program(name, program) for name, program in settings.program.items()}
+    builder = _PlanBuilder(settings, base, environ, source)
+    planned = {name: builder.program(name, program) for name, program in settings.program.items()}
     for name, worker in settings.worker.items():
-        made |= {plan.name: plan for plan in planning.worker(name, worker, told)}
-    if planning.faults:
-        raise ConfigError(*planning.faults)
-    return made
+        planned |= {plan.name: plan for plan in builder.worker(name, worker, worker_environment)}
+    if builder.faults:
+        raise ConfigError(*builder.faults)
+    return planned
 
 
-def plan(
-    name: str, kept: KeptSettings, process: ProcessSpec, health: HealthPolicy | None
+def make_plan(
+    name: str, settings: ProcessSettings, process: ProcessSpec, health: HealthPolicy | None
 ) -> ProgramPlan:
     """What `[run]` and programs have in common."""
-    backoff, breaker = kept.backoff, kept.breaker
+    backoff, breaker = settings.backoff, settings.breaker
     return ProgramPlan(
         name=name,
         process=process,
-        restart=kept.restart_policy,
+        restart=settings.restart_policy,
         backoff=BackoffPolicy(
             initial=backoff.initial,
             factor=backoff.factor,
             cap=backoff.cap,
             jitter=backoff.jitter,
-            stable_after=kept.stable_after,
+            stable_after=settings.stable_after,
         ),
         breaker=BreakerPolicy(
             tolerated=breaker.restarts,
             window=breaker.window,
-            cooldown=_unless_off(breaker.cooldown),
+            cooldown=_none_if_off(breaker.cooldown),
         ),
-        stop=StopPolicy(signal=kept.stop_signal_number, grace=kept.stop_grace),
+        stop=StopPolicy(signal=settings.stop_signal_number, grace=settings.stop_grace),
         health=health,
     )
 
 
-def process(
-    kept: KeptSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]
+def process_spec(
+    settings: ProcessSettings, argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str]
 ) -> ProcessSpec:
     """What is started, without its streams; UsageError for a user that it cannot run as."""
-    identity = None if kept.user is None else identity_of(kept.user)
-    theirs = {} if identity is None else identity_environment(identity)
+    identity = None if settings.user is None else resolve_identity(settings.user)
+    theirs = {} if identity is None else login_environment(identity)
     return ProcessSpec(
         argv=tuple(argv),
-        env=child_environment(environ, {**theirs, **kept.env}),
+        env=child_environment(environ, {**theirs, **settings.env}),
         cwd=str(cwd),
-        limits=Limits(
-            memory=kept.limits.memory_bytes,
-            open_files=kept.limits.open_files,
-            nice=kept.limits.nice,
+        limits=ResourceLimits(
+            memory=settings.limits.memory_bytes,
+            open_files=settings.limits.open_files,
+            nice=settings.limits.nice,
         ),
         identity=identity,
-        umask=kept.umask_number,
+        umask=settings.umask_number,
     )
 
 
@@ -132,7 +131,7 @@ def health_policy(health: HealthSettings, *, port: int) -> HealthPolicy:
         timeout=health.timeout,
         failures=health.failures,
         start_grace=health.start_grace,
-        startup=_unless_off(health.startup),
+        startup=_none_if_off(health.startup),
         startup_interval=health.startup_interval,
     )
 
@@ -173,11 +172,11 @@ def _probe(health: HealthSettings, port: int) -> Probe:
             return HeartbeatProbe()
 
 
-def _unless_off(seconds: float | str) -> float | None:
+def _none_if_off(seconds: float | str) -> float | None:
     return None if isinstance(seconds, str) else seconds
 
 
-class _Planning:
+class _PlanBuilder:
     """One pass over all programs, which collects what is wrong with them."""
 
     def __init__(
@@ -192,29 +191,31 @@ class _Planning:
     def program(self, name: str, program: ProgramSettings) -> ProgramPlan:
         cwd = self.base / (program.cwd or "")
         health = self._health(name)
-        made = plan(name, program, self._process(name, program, cwd), health)
-        self._look(name, program, made.process.env, cwd)
+        made = make_plan(name, program, self._process(name, program, cwd), health)
+        self._check_machine(name, program, made.process.env, cwd)
         return replace(
             made,
             readiness=None
             if health is None and program.ready is Readiness.HEALTHY
             else program.ready,
-            ready_timeout=_unless_off(program.ready_timeout),
+            ready_timeout=_none_if_off(program.ready_timeout),
             depends_on=program.dependencies,
             critical=program.critical,
-            output=Output(
+            output=OutputPolicy(
                 console=program.log.console, max_bytes=program.log.max_bytes, keep=program.log.keep
             ),
             autostart=program.autostart,
         )
 
-    def worker(self, name: str, worker: WorkerSettings, told: Told) -> list[ProgramPlan]:
+    def worker(
+        self, name: str, worker: WorkerSettings, worker_environment: WorkerEnvironment
+    ) -> list[ProgramPlan]:
         """The plans of its processes; none if there is a fault."""
-        from longwatch.app.worker_plans import worker_plans  # noqa: PLC0415 - only who has workers pays
+        from longwatch.app.worker_plans import make_worker_plans  # noqa: PLC0415 - only who has workers pays
 
         cwd = self.base / (worker.cwd or "")
         if problem := directory_problem(cwd):
-            self._add(
+            self._add_fault(
                 name,
                 "cwd",
                 f"the working directory {str(cwd)!r} {problem}",
@@ -223,38 +224,46 @@ class _Planning:
             )
             return []
         for fault in check_limits(worker.limits):
-            self._add(name, fault.where, fault.problem, fault.cure, kind="worker")
+            self._add_fault(name, fault.where, fault.problem, fault.cure, kind="worker")
         if worker.user is not None:
-            with self._told(name, "user", kind="worker") as refused:
-                identity_of(worker.user)
+            with self._collecting_fault(name, "user", kind="worker") as refused:
+                resolve_identity(worker.user)
             if refused:
                 return []
         planned: list[ProgramPlan] = []
-        with self._told(name, "target", kind="worker"):
-            _, planned = worker_plans(name, worker, base=self.base, environ=self.environ, told=told)
+        with self._collecting_fault(name, "target", kind="worker"):
+            _, planned = make_worker_plans(
+                name,
+                worker,
+                base=self.base,
+                environ=self.environ,
+                worker_environment=worker_environment,
+            )
         return planned
 
     def _process(self, name: str, program: ProgramSettings, cwd: Path) -> ProcessSpec:
         """As its user, or, so that the rest can be looked at, as ours if there is no such user."""
-        with self._told(name, "user") as refused:
-            made = process(program, program.argv, cwd=cwd, environ=self.environ)
+        with self._collecting_fault(name, "user") as refused:
+            made = process_spec(program, program.argv, cwd=cwd, environ=self.environ)
         if refused:
             made = ProcessSpec(argv=program.argv, env=child_environment(self.environ, program.env))
         return made
 
     def _health(self, name: str) -> HealthPolicy | None:
-        health = self.settings.asked(name)
+        health = self.settings.effective_health(name)
         return (
             None
             if health is None
             else health_policy(health, port=self.settings.health_port(name) or 0)
         )
 
-    def _look(self, name: str, program: ProgramSettings, env: Mapping[str, str], cwd: Path) -> None:
+    def _check_machine(
+        self, name: str, program: ProgramSettings, env: Mapping[str, str], cwd: Path
+    ) -> None:
         """At the machine: can it be started there, by these names, within these limits?"""
         problem = directory_problem(cwd)
         if problem:
-            self._add(
+            self._add_fault(
                 name,
                 "cwd",
                 f"the working directory {str(cwd)!r} {problem}",
@@ -265,14 +274,16 @@ class _Planning:
             "health.command": program.health.argv if program.health else [],
         }
         for key, argv in commands.items():
-            if argv and not (problem and _relative(argv[0])):
-                with self._told(name, key):
-                    check_command(argv, cwd=cwd, env=env, with_shell=WITH_SHELL)
+            if argv and not (problem and _is_relative(argv[0])):
+                with self._collecting_fault(name, key):
+                    check_command(argv, cwd=cwd, env=env, shell_example=SHELL_EXAMPLE)
         for fault in check_limits(program.limits):
-            self._add(name, fault.where, fault.problem, fault.cure)
+            self._add_fault(name, fault.where, fault.problem, fault.cure)
 
     @contextmanager
-    def _told(self, name: str, key: str, *, kind: str = "program") -> Iterator[list[UsageError]]:
+    def _collecting_fault(
+        self, name: str, key: str, *, kind: str = "program"
+    ) -> Iterator[list[UsageError]]:
         """What is refused inside is a fault of this key, and no reason to stop; the list has it
         afterwards.
         """
@@ -281,14 +292,14 @@ class _Planning:
             yield refused
         except UsageError as error:
             refused.append(error)
-            self._add(name, key, str(error), kind=kind)
+            self._add_fault(name, key, str(error), kind=kind)
 
-    def _add(
+    def _add_fault(
         self, name: str, key: str, problem: str, cure: str = "", *, kind: str = "program"
     ) -> None:
-        self.faults.append(Fault(f"{self.source}: {kind}.{spelled(name)}.{key}", problem, cure))
+        self.faults.append(Fault(f"{self.source}: {kind}.{toml_key(name)}.{key}", problem, cure))
 
 
-def _relative(program: str) -> bool:
+def _is_relative(program: str) -> bool:
     """Whether where it is depends on the directory it is started in."""
     return "/" in program and not program.startswith("/")

@@ -10,17 +10,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from longwatch.app.command import check_command, program_name, working_directory
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
 from longwatch.app.foreground import Foreground
-from longwatch.app.plans import health_policy, plan, process
-from longwatch.app.ports import port_problem
-from longwatch.config.settings import RunSettings, Settings, shown_settings
+from longwatch.app.plans import health_policy, make_plan, process_spec
+from longwatch.app.startup_checks import (
+    check_command,
+    port_problem,
+    program_name,
+    working_directory,
+)
+from longwatch.config.settings import RunSettings, Settings, masked_settings
 from longwatch.core.clock import SystemClock
-from longwatch.core.events import Events
+from longwatch.core.events.base import Events
 from longwatch.errors import UsageError
 from longwatch.host.process import StopPolicy
-from longwatch.observe.logfile import OWN_LOG
+from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
 
@@ -28,19 +32,19 @@ from longwatch.supervisor.supervisor import Supervisor
 def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Keep the command up until an end that is final; the exit code to pass on."""
     fill_standard_streams()
-    asked = settings.run
-    name = checked_name(asked.name or program_name(command))
-    cwd = working_directory(asked.cwd)
-    to_start = process(asked, command, cwd=cwd, environ=environ)
-    check_command(command, cwd=cwd, env=to_start.env)
-    check_port(asked)
+    run_settings = settings.run
+    name = require_program_name(run_settings.name or program_name(command))
+    cwd = working_directory(run_settings.cwd)
+    spec = process_spec(run_settings, command, cwd=cwd, environ=environ)
+    check_command(command, cwd=cwd, env=spec.env)
+    check_port(run_settings)
     health = (
-        health_policy(asked.health, port=asked.health.effective_port)
-        if asked.health.checked
+        health_policy(run_settings.health, port=run_settings.health.effective_port)
+        if run_settings.health.effective_enabled
         else None
     )
     return _supervise(
-        settings, replace(plan(name, asked, to_start, health), critical=True), environ
+        settings, replace(make_plan(name, run_settings, spec, health), critical=True), environ
     )
 
 
@@ -49,13 +53,13 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
     if state is not None:
         make_state_directory(state)
     with closing(Console(settings.run.log, state=state, clock=clock, environ=environ)) as console:
-        streams = console.alone(plan.name, settings.run.log)
+        streams = console.passthrough_streams(plan.name, settings.run.log)
         supervisor = Supervisor(
             [plan],
             streams=lambda _: streams,
             events=Events(console.log),
             clock=clock,
-            leader=plan.name,
+            main_program=plan.name,
             adopt=True,
         )
 
@@ -65,21 +69,21 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
                 return plan.stop
             return replace(plan.stop, signal=received)
 
-        return Foreground(supervisor, console, stop_by=stop_by, forwards=True).run(
-            [plan.name], shown_settings(settings)
+        return Foreground(supervisor, console, stop_policy_for=stop_by, forwards_signals=True).run(
+            [plan.name], masked_settings(settings)
         )
 
 
-def checked_name(name: str) -> str:
+def require_program_name(name: str) -> str:
     """The program's output must not get into our own log."""
-    if name == OWN_LOG:
+    if name == SUPERVISOR_LOG:
         raise UsageError(f"the name {name!r} belongs to our own log; choose another with --name")
     return name
 
 
 def check_port(run: RunSettings) -> None:
     """Somebody else on the port would answer our questions in the program's place."""
-    if not run.health.checked or run.health.effective_kind not in {"http", "tcp"}:
+    if not run.health.effective_enabled or run.health.effective_kind not in {"http", "tcp"}:
         return
     port = run.health.effective_port
     if problem := port_problem(port):

@@ -11,14 +11,14 @@ from pathlib import Path
 from longwatch.errors import UsageError
 
 
-def example() -> str:
+def example_config() -> str:
     """The file that `init` writes; a line that begins with `#` and no space is a setting with
     its default.
     """
     return (files("longwatch.app") / "example.toml").read_text(encoding="utf-8")
 
 
-def write_example(path: Path, *, force: bool) -> None:
+def write_example_config(path: Path, *, force: bool) -> None:
     """Write it where nothing is yet, or, with `force`, in place of what is there; UsageError if
     it cannot be.
     """
@@ -39,7 +39,7 @@ def _create(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(example())
+            file.write(example_config())
     except OSError:
         path.unlink(missing_ok=True)
         raise

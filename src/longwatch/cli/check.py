@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longwatch.cli import answer
-from longwatch.cli.stores import Json
+from longwatch.cli import output
+from longwatch.cli.options import Json
 
 if TYPE_CHECKING:
-    from longwatch.config.discovery import Loaded
+    from longwatch.config.discovery import LoadedConfig
     from longwatch.supervisor.plan import ProgramPlan
 
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]"),
 ]
-HEAD = ("wave", "program", "command", "ready when", "waits for", "notes")
-LONGEST_COMMAND = 60
+HEADERS = ("wave", "program", "command", "ready when", "waits for", "notes")
+MAX_COMMAND_CHARS = 60
 
 
 def check(*, config: Config = None, json: Json = False) -> None:
@@ -29,55 +29,57 @@ def check(*, config: Config = None, json: Json = False) -> None:
 
     Shows in which order its programs start.
     """
-    from longwatch.app.plans import plans  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.app.plans import make_plans  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.config.discovery import load_config  # noqa: PLC0415
 
     loaded = load_config(config, os.environ)
-    made = plans(loaded.settings, base=loaded.base, environ=os.environ, source=loaded.source)
+    plans_by_name = make_plans(
+        loaded.settings, base=loaded.base_dir, environ=os.environ, source=loaded.display_path
+    )
     _check_ports(loaded)
-    programs = [_facts(wave, plan, loaded) for wave, plan in _in_order(made)]
-    facts = {
-        "config": str(loaded.base / loaded.path.name),
-        "state_dir": loaded.state and str(loaded.state),
+    programs = [_program_json(wave, plan, loaded) for wave, plan in _start_order(plans_by_name)]
+    data = {
+        "config": str(loaded.base_dir / loaded.path.name),
+        "state_dir": loaded.state_dir and str(loaded.state_dir),
         "programs": programs,
     }
-    in_order = f"{loaded.source} is in order: {answer.counted(len(programs), 'program')}"
-    answer.tell([in_order, *answer.table(HEAD, map(_row, programs))], facts, as_json=json)
+    summary = f"{loaded.display_path} is in order: {output.pluralize(len(programs), 'program')}"
+    output.print_result([summary, *output.table(HEADERS, map(_row, programs))], data, as_json=json)
 
 
-def _check_ports(loaded: Loaded) -> None:
+def _check_ports(loaded: LoadedConfig) -> None:
     """A supervisor that runs has the ports for its own programs."""
-    from longwatch.app.ports import busy_ports  # noqa: PLC0415
+    from longwatch.app.startup_checks import busy_port_faults  # noqa: PLC0415
     from longwatch.errors import ConfigError, LongwatchError  # noqa: PLC0415
-    from longwatch.supervisor.presence import find  # noqa: PLC0415
+    from longwatch.supervisor.supervisor_lock import find_supervisor  # noqa: PLC0415
 
     try:
-        if loaded.state is not None:
-            find(loaded.state)
+        if loaded.state_dir is not None:
+            find_supervisor(loaded.state_dir)
             return
     except LongwatchError:
         pass
-    if busy := busy_ports(loaded.settings, source=loaded.source):
+    if busy := busy_port_faults(loaded.settings, source=loaded.display_path):
         raise ConfigError(*busy)
 
 
-def _in_order(made: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:
+def _start_order(plans: dict[str, ProgramPlan]) -> list[tuple[int, ProgramPlan]]:
     """Each program with the number of its wave; the processes of a worker are alike, and the
     first speaks for them.
     """
-    from longwatch.supervisor.dependencies import waves  # noqa: PLC0415
+    from longwatch.supervisor.dependencies import start_waves  # noqa: PLC0415
 
-    ordered = waves({name: plan.depends_on for name, plan in made.items()})
-    found = [(number, made[name]) for number, wave in enumerate(ordered, start=1) for name in wave]
+    ordered = start_waves({name: plan.depends_on for name, plan in plans.items()})
+    found = [(number, plans[name]) for number, wave in enumerate(ordered, start=1) for name in wave]
     firsts = {plan.group or plan.name: (number, plan) for number, plan in reversed(found)}
     return list(reversed(firsts.values()))
 
 
-def _facts(wave: int, plan: ProgramPlan, loaded: Loaded) -> dict[str, Any]:
+def _program_json(wave: int, plan: ProgramPlan, loaded: LoadedConfig) -> dict[str, Any]:
     from longwatch.core.masking import mask_argv  # noqa: PLC0415
 
     worker = loaded.settings.worker.get(plan.group)
-    health = loaded.settings.asked(plan.name) if worker is None else None
+    health = loaded.settings.effective_health(plan.name) if worker is None else None
     return {
         "name": plan.group or plan.name,
         "wave": wave,
@@ -94,32 +96,32 @@ def _facts(wave: int, plan: ProgramPlan, loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _command(facts: dict[str, Any]) -> str:
+def _command(program: dict[str, Any]) -> str:
     """Of a worker: what it runs, and in how many processes."""
-    if "target" not in facts:
-        return shlex.join(facts["command"])
-    number = facts["processes"]
-    return f"{facts['target']} in {number} process{'' if number == 1 else 'es'}"
+    if "target" not in program:
+        return shlex.join(program["command"])
+    number = program["processes"]
+    return f"{program['target']} in {number} process{'' if number == 1 else 'es'}"
 
 
-def _row(facts: dict[str, Any]) -> tuple[object, ...]:
-    health, command = facts["health"] or {}, _command(facts)
+def _row(program: dict[str, Any]) -> tuple[object, ...]:
+    health, command = program["health"] or {}, _command(program)
     asked = " ".join(
         str(word) for word in (health.get("kind"), health.get("port")) if word is not None
     )
     notes = [
         word
         for word, holds in {
-            "critical": facts["critical"],
-            "by hand": not facts["autostart"],
+            "critical": program["critical"],
+            "by hand": not program["autostart"],
         }.items()
         if holds
     ]
     return (
-        facts["wave"],
-        facts["name"],
-        command if len(command) <= LONGEST_COMMAND else f"{command[:LONGEST_COMMAND]}…",
-        f"{facts['ready']} ({asked})" if asked else facts["ready"],
-        ", ".join(f"{name} {condition}" for name, condition in facts["depends_on"].items()),
-        ", ".join([*notes, *([f"as {facts['user']}"] if facts["user"] else [])]),
+        program["wave"],
+        program["name"],
+        command if len(command) <= MAX_COMMAND_CHARS else f"{command[:MAX_COMMAND_CHARS]}…",
+        f"{program['ready']} ({asked})" if asked else program["ready"],
+        ", ".join(f"{name} {condition}" for name, condition in program["depends_on"].items()),
+        ", ".join([*notes, *([f"as {program['user']}"] if program["user"] else [])]),
     )

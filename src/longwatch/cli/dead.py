@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longwatch.cli import answer, facts
-from longwatch.cli.stores import (
+from longwatch.cli import json_views, output
+from longwatch.cli.options import (
     DEFAULT_STORE,
     Json,
     MessageId,
@@ -17,7 +17,7 @@ from longwatch.cli.stores import (
     Name,
     Store,
     Yes,
-    existing,
+    open_existing,
 )
 from longwatch.errors import UsageError
 
@@ -38,17 +38,18 @@ def list_dead(
     json: Json = False,
 ) -> None:
     """List the dead letters, oldest first."""
-    with existing(store, name) as mailbox:
-        found = list(islice(mailbox.dead, limit))
-        total = len(mailbox.dead)
+    with open_existing(store, name) as mailbox:
+        found = list(islice(mailbox.dead_letters, limit))
+        total = len(mailbox.dead_letters)
     head = ("id", "reason", "died at", "deliveries", "failures", "crashes", "error")
     rows = [
-        (each.id, each.reason, facts.utc(each.died_at), *each[6:9], each.error) for each in found
+        (each.id, each.reason, json_views.utc(each.died_at), *each[6:9], each.error)
+        for each in found
     ]
-    text = answer.table(head, rows) if rows else [f"no dead letters in mailbox {name!r}"]
+    text = output.table(head, rows) if rows else [f"no dead letters in mailbox {name!r}"]
     if total > len(found):
         text.append(f"{len(found)} of {total}; more with --limit")
-    answer.tell(text, [facts.of_dead(each) for each in found], as_json=json)
+    output.print_result(text, [json_views.dead_letter_json(each) for each in found], as_json=json)
 
 
 @app.command()
@@ -56,14 +57,14 @@ def show(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
     """Show one dead letter with its history and its body."""
-    with existing(store, name) as mailbox:
-        letter = mailbox.dead.show(message_id)
-    if letter is None:
-        raise UsageError(_missing([message_id], name))
-    told = facts.of_dead(letter)
-    answer.tell(
-        answer.listed({**told, "body": answer.full(letter.body)}),
-        told | facts.of_body(letter.body),
+    with open_existing(store, name) as mailbox:
+        dead_letter = mailbox.dead_letters.show(message_id)
+    if dead_letter is None:
+        raise UsageError(_missing_error([message_id], name))
+    fields = json_views.dead_letter_json(dead_letter)
+    output.print_result(
+        output.key_value_lines({**fields, "body": output.full_body(dead_letter.body)}),
+        fields | json_views.body_json(dead_letter.body),
         as_json=json,
     )
 
@@ -80,11 +81,11 @@ def replay(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Put dead letters back in line, with clean counters."""
     _require_choice(ids, everything=everything)
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         if everything:
-            answer.confirm(f"Replay {_all_of(mailbox)}?", yes=yes)
-        done, missing = _act(ids, mailbox.dead.replay, mailbox.dead.replay_all)
-    _tell("replayed", name, done, missing, as_json=json)
+            output.confirm(f"Replay {_describe_all(mailbox)}?", yes=yes)
+        done, missing = _apply(ids, mailbox.dead_letters.replay, mailbox.dead_letters.replay_all)
+    _print_done("replayed", name, done, missing, as_json=json)
 
 
 @app.command()
@@ -99,15 +100,15 @@ def drop(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Remove dead letters for good."""
     _require_choice(ids, everything=everything)
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         which = (
-            answer.counted(len(set(ids)), "dead letter") + f" of mailbox {name!r}"
+            output.pluralize(len(set(ids)), "dead letter") + f" of mailbox {name!r}"
             if ids
-            else _all_of(mailbox)
+            else _describe_all(mailbox)
         )
-        answer.confirm(f"Remove {which} for good?", yes=yes)
-        done, missing = _act(ids, mailbox.dead.drop, mailbox.dead.drop_all)
-    _tell("dropped", name, done, missing, as_json=json)
+        output.confirm(f"Remove {which} for good?", yes=yes)
+        done, missing = _apply(ids, mailbox.dead_letters.drop, mailbox.dead_letters.drop_all)
+    _print_done("dropped", name, done, missing, as_json=json)
 
 
 def _require_choice(ids: list[str] | None, *, everything: bool) -> None:
@@ -118,32 +119,34 @@ def _require_choice(ids: list[str] | None, *, everything: bool) -> None:
         )
 
 
-def _all_of(mailbox: Mailbox[Any]) -> str:
-    return f"{answer.counted(len(mailbox.dead), 'dead letter')} of mailbox {mailbox.name!r}"
+def _describe_all(mailbox: Mailbox[Any]) -> str:
+    return (
+        f"{output.pluralize(len(mailbox.dead_letters), 'dead letter')} of mailbox {mailbox.name!r}"
+    )
 
 
-def _act(
-    ids: list[str] | None, each: Callable[..., list[bool]], every: Callable[[], int]
+def _apply(
+    ids: list[str] | None, apply_to: Callable[..., list[bool]], apply_to_all: Callable[[], int]
 ) -> tuple[int, list[str]]:
     """Do it to these or to all; how many there were, and the ids that were not."""
     if not ids:
-        return every(), []
+        return apply_to_all(), []
     wanted = list(dict.fromkeys(ids))
-    done = each(*wanted)
+    done = apply_to(*wanted)
     return sum(done), [identity for identity, there in zip(wanted, done, strict=True) if not there]
 
 
-def _tell(verb: str, name: str, done: int, missing: list[str], *, as_json: bool) -> None:
-    answer.tell(
-        f"{answer.counted(done, 'dead letter')} {verb}",
+def _print_done(verb: str, name: str, done: int, missing: list[str], *, as_json: bool) -> None:
+    output.print_result(
+        f"{output.pluralize(done, 'dead letter')} {verb}",
         {"mailbox": name, verb: done, "missing": missing},
         as_json=as_json,
     )
     if missing:
-        raise UsageError(_missing(missing, name))
+        raise UsageError(_missing_error(missing, name))
 
 
-def _missing(ids: list[str], name: str) -> str:
+def _missing_error(ids: list[str], name: str) -> str:
     return (
         f"no dead letter {', '.join(map(repr, ids))} in mailbox {name!r}; `longwatch mailbox dead "
         f"ls {name}` lists them"

@@ -12,28 +12,28 @@ import signal
 import sys
 from collections.abc import Mapping
 
-HELD_BACK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+BLOCKED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
 
 
 def main() -> None:
     """Run the command line and exit."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    from longwatch.cli.plain import options_of_up  # noqa: PLC0415 - the moment that this file is about
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+    from longwatch.cli.fast_up import parse_up_options  # noqa: PLC0415 - the moment that this file is about
 
-    options = options_of_up(sys.argv[1:])
+    options = parse_up_options(sys.argv[1:])
     if options is not None:
-        sys.exit(_keep_up(options))
+        sys.exit(_run_up(options))
     from longwatch.cli.main import main as run  # noqa: PLC0415
 
     run()
 
 
-def _keep_up(options: Mapping[str, str]) -> int:
-    from longwatch.cli.plain import keep_up  # noqa: PLC0415
+def _run_up(options: Mapping[str, str]) -> int:
+    from longwatch.cli.fast_up import run_up  # noqa: PLC0415
 
     try:
-        return keep_up(**options)
+        return run_up(**options)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told where all others are
-        from longwatch.cli.main import failed  # noqa: PLC0415
+        from longwatch.cli.main import report_error  # noqa: PLC0415
 
-        return failed(error, sys.argv[1:])
+        return report_error(error, sys.argv[1:])

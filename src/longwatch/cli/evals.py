@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longwatch.cli import answer
-from longwatch.cli.stores import Json, readable
+from longwatch.cli import output
+from longwatch.cli.options import Json, valid_text
 
 if TYPE_CHECKING:
     from longwatch.evals.report import EvalReport
@@ -19,14 +19,14 @@ app = typer.Typer(
     help="Measure a loop on a dataset, and compare what came of it.", no_args_is_help=True
 )
 
-STATE = Path(".longwatch")
+STATE_DIR = Path(".longwatch")
 DEFAULT_STORE = "sqlite:///.longwatch/evals.db"
 Store = Annotated[
-    str, typer.Option(metavar="URL", callback=readable, help="Where samples and results are.")
+    str, typer.Option(metavar="URL", callback=valid_text, help="Where samples and results are.")
 ]
 
 
-def a_number(value: float | None) -> float | None:
+def reject_nan(value: float | None) -> float | None:
     """Refuse NaN, which is in every range."""
     if value is not None and isnan(value):
         raise typer.BadParameter("nan is not a number")
@@ -39,7 +39,7 @@ PassRate = Annotated[
         metavar="RATE",
         min=0,
         max=1,
-        callback=a_number,
+        callback=reject_nan,
         help="Exit with 1 if fewer pass: a number from 0 to 1.",
     ),
 ]
@@ -49,7 +49,7 @@ Timeout = Annotated[
         metavar="SECONDS",
         min=1,
         max=86_400,
-        callback=a_number,
+        callback=reject_nan,
         help="Without a beat for so long, it hangs.",
     ),
 ]
@@ -92,25 +92,29 @@ def run_(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes t
     samples are not run again. The report is in .longwatch/evals, as Markdown and
     JSON.
     """
-    from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
-    from longwatch.app.evaluation import EvalFacts, new_run  # noqa: PLC0415
+    from longwatch.app import eval_runner  # noqa: PLC0415 - help must not wait for what only running needs
+    from longwatch.app.evaluation import EvalSpec, new_run_id  # noqa: PLC0415
     from longwatch.evals.dataset import Dataset  # noqa: PLC0415
 
-    facts = EvalFacts(
-        run=new_run(),
+    facts = EvalSpec(
+        run=new_run_id(),
         store=store,
-        target=target,
+        loop=target,
         evaluator=evaluator,
         concurrency=concurrency,
         processes=processes,
         attempts=attempts,
         sample_timeout=sample_timeout,
     )
-    go_on = _go_on(facts.run, store)
-    report = evaluating.run(
-        facts, Dataset.load(dataset), state=STATE, environ=dict(os.environ), go_on=go_on
+    go_on = _resume_command(facts.run, store)
+    report = eval_runner.run(
+        facts,
+        Dataset.load(dataset),
+        state=STATE_DIR,
+        environ=dict(os.environ),
+        resume_command=go_on,
     )
-    return _told(report, min_pass_rate, as_json=json)
+    return _print_report(report, min_pass_rate, as_json=json)
 
 
 @app.command()
@@ -122,12 +126,16 @@ def resume(
     json: Json = False,
 ) -> int:
     """Go on with an evaluation that was interrupted; finished samples are not run again."""
-    from longwatch.app import evaluating  # noqa: PLC0415 - help must not wait for what only running needs
+    from longwatch.app import eval_runner  # noqa: PLC0415 - help must not wait for what only running needs
 
-    report = evaluating.resume(
-        run, store=store, state=STATE, environ=dict(os.environ), go_on=_go_on(run, store)
+    report = eval_runner.resume(
+        run,
+        store=store,
+        state=STATE_DIR,
+        environ=dict(os.environ),
+        resume_command=_resume_command(run, store),
     )
-    return _told(report, min_pass_rate, as_json=json)
+    return _print_report(report, min_pass_rate, as_json=json)
 
 
 @app.command()
@@ -146,25 +154,25 @@ def compare(
     json: Json = False,
 ) -> None:
     """Show what is different between two evaluations of one dataset."""
-    from longwatch.evals.comparing import Comparison  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.evals.report import Comparison  # noqa: PLC0415 - help must not wait for what only the command needs
 
-    found = Comparison.of(_report(before), _report(after))
+    found = Comparison.of(_load_report(before), _load_report(after))
     facts: dict[str, Any] = {
         "before": found.before.summary(),
         "after": found.after.summary(),
         "improved": found.improved,
         "regressed": found.regressed,
     }
-    lines = answer.table(("what", "before", "after", "difference"), found.rows())
+    lines = output.table(("what", "before", "after", "difference"), found.rows())
     listed = [
         f"{word}: {', '.join(ids)}"
         for word, ids in (("improved", found.improved), ("regressed", found.regressed))
         if ids
     ]
-    answer.tell([*lines, *listed], facts, as_json=json)
+    output.print_result([*lines, *listed], facts, as_json=json)
 
 
-def _go_on(run: str, store: str) -> str:
+def _resume_command(run: str, store: str) -> str:
     """The command that resumes it."""
     from longwatch.core.masking import mask_text  # noqa: PLC0415
 
@@ -173,11 +181,11 @@ def _go_on(run: str, store: str) -> str:
     )
 
 
-def _report(named: str) -> EvalReport:
+def _load_report(named: str) -> EvalReport:
     from longwatch.errors import UsageError  # noqa: PLC0415
     from longwatch.evals.report import EvalReport  # noqa: PLC0415
 
-    kept = STATE / "evals" / f"{named}.json"
+    kept = STATE_DIR / "evals" / f"{named}.json"
     if not kept.exists() and not Path(named).exists():
         raise UsageError(
             f"no report {named!r}: there is no {kept}, nor a file of that name; `longwatch "
@@ -186,9 +194,9 @@ def _report(named: str) -> EvalReport:
     return EvalReport.load(kept if kept.exists() else named)
 
 
-def _told(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> int:
-    from longwatch.app.evaluating import exit_code  # noqa: PLC0415
-    from longwatch.evals.report import why  # noqa: PLC0415
+def _print_report(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> int:
+    from longwatch.app.eval_runner import exit_code_for  # noqa: PLC0415
+    from longwatch.evals.report import failure_reason  # noqa: PLC0415
 
     worst = [*report.errors, *report.failures][:10]
     rows = [
@@ -196,14 +204,14 @@ def _told(report: EvalReport, min_pass_rate: float | None, *, as_json: bool) -> 
             result.sample_id,
             result.ended.value,
             "" if result.score is None else result.score.value,
-            why(result),
+            failure_reason(result),
         )
         for result in worst
     ]
-    lines = answer.listed(dict(report.figures()))
-    shown = ["", *answer.table(("sample", "ended", "score", "why"), rows)] if rows else []
-    where = f"evaluation {report.run}: {STATE / 'evals' / report.run}.md"
-    answer.tell(
+    lines = output.key_value_lines(dict(report.figures()))
+    shown = ["", *output.table(("sample", "ended", "score", "why"), rows)] if rows else []
+    where = f"evaluation {report.run}: {STATE_DIR / 'evals' / report.run}.md"
+    output.print_result(
         [*lines, *shown, "", where], {"run": report.run, **report.summary()}, as_json=as_json
     )
-    return exit_code(report, min_pass_rate)
+    return exit_code_for(report, min_pass_rate)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longwatch.cli import answer
+from longwatch.cli import output
 
 Config = Annotated[
     Path | None,
@@ -25,13 +25,13 @@ def init(*, config: Config = None, force: Force = False) -> None:
 
     It has one program that runs, and every setting with its default.
     """
-    from longwatch.app.scaffold import write_example  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.app.scaffold import write_example_config  # noqa: PLC0415 - help must not wait for what only the command needs
     from longwatch.config.discovery import FILE_NAME  # noqa: PLC0415
 
     path = config or Path(os.environ.get("LONGWATCH_CONFIG") or FILE_NAME)
-    write_example(path, force=force)
+    write_example_config(path, force=force)
     option = "" if config is None else f" --config {shlex.quote(str(config))}"
-    told = (
+    summary = (
         f"{path} is written: one program to begin with, and every setting with its default. Next:"
     )
     steps = [
@@ -39,4 +39,4 @@ def init(*, config: Config = None, force: Force = False) -> None:
         f"  longwatch up{option}",
         f"  longwatch status{option}    (in another terminal)",
     ]
-    answer.tell([told, *steps], None, as_json=False)
+    output.print_result([summary, *steps], None, as_json=False)

@@ -9,17 +9,17 @@ from typing import Annotated
 
 import typer
 
-from longwatch.cli import answer, dead, facts
-from longwatch.cli.stores import (
+from longwatch.cli import dead, json_views, output
+from longwatch.cli.options import (
     DEFAULT_STORE,
     Json,
     MessageId,
     Name,
     Store,
     Yes,
-    existing,
-    opened,
-    readable,
+    open_existing,
+    open_or_create,
+    valid_text,
 )
 from longwatch.errors import UsageError
 
@@ -32,31 +32,33 @@ app.add_typer(dead.app, name="dead")
 @app.command("ls")
 def list_mailboxes(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """List the mailboxes and how they stand."""
-    from longwatch.app.mailboxes import existing_store, shown_url, standings  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.mailboxes import existing_store, mailbox_stats, masked_url  # noqa: PLC0415 - help must not wait for it
 
     with existing_store(store) as opened_store:
-        found = standings(opened_store)
-        where = shown_url(opened_store)
+        found = mailbox_stats(opened_store)
+        where = masked_url(opened_store)
     head = ("mailbox", "ready", "delayed", "leased", "dead", "oldest", "")
     rows = [
-        (name, *stats[:4], answer.age(stats.oldest_age), "paused" if stats.paused else "")
+        (name, *stats[:4], output.age(stats.oldest_age), "paused" if stats.paused else "")
         for name, stats in found
     ]
-    text = answer.table(head, rows) if rows else f"no mailboxes in {where}"
-    answer.tell(text, [facts.of_mailbox(name, stats) for name, stats in found], as_json=json)
+    text = output.table(head, rows) if rows else f"no mailboxes in {where}"
+    output.print_result(
+        text, [json_views.mailbox_json(name, stats) for name, stats in found], as_json=json
+    )
 
 
 @app.command()
 def stats(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """Tell how one mailbox stands."""
-    with existing(store, name) as mailbox:
-        told = facts.of_mailbox(name, mailbox.stats())
+    with open_existing(store, name) as mailbox:
+        fields = json_views.mailbox_json(name, mailbox.stats())
     shown = {
-        **told,
-        "oldest_age": answer.age(told["oldest_age"]) or "-",
-        "paused": "yes" if told["paused"] else "no",
+        **fields,
+        "oldest_age": output.age(fields["oldest_age"]) or "-",
+        "paused": "yes" if fields["paused"] else "no",
     }
-    answer.tell(answer.listed(shown), told, as_json=json)
+    output.print_result(output.key_value_lines(shown), fields, as_json=json)
 
 
 @app.command()
@@ -70,19 +72,19 @@ def peek(
     json: Json = False,
 ) -> None:
     """Show the next messages without taking them."""
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         found = mailbox.backend.peek(limit=limit)
     now = time.time()
     rows = [
-        (each.id, answer.age(now - each.enqueued_at), each.deliveries, answer.short(each.body))
+        (each.id, output.age(now - each.enqueued_at), each.deliveries, output.short_body(each.body))
         for each in found
     ]
     text = (
-        answer.table(("id", "age", "deliveries", "body"), rows)
+        output.table(("id", "age", "deliveries", "body"), rows)
         if rows
         else f"nothing is ready in mailbox {name!r}"
     )
-    answer.tell(text, [facts.of_message(each) for each in found], as_json=json)
+    output.print_result(text, [json_views.message_json(each) for each in found], as_json=json)
 
 
 @app.command()
@@ -102,11 +104,11 @@ def send(  # noqa: PLR0913 - one argument an option
     ] = None,
     dedupe_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", callback=readable, help="Not sent twice while queued."),
+        typer.Option(metavar="KEY", callback=valid_text, help="Not sent twice while queued."),
     ] = None,
     reply_to: Annotated[
         str | None,
-        typer.Option(metavar="NAME", callback=readable, help="The mailbox for the reply."),
+        typer.Option(metavar="NAME", callback=valid_text, help="The mailbox for the reply."),
     ] = None,
     store: Store = DEFAULT_STORE,
     json: Json = False,
@@ -114,10 +116,10 @@ def send(  # noqa: PLR0913 - one argument an option
     """Send a message; the mailbox and its store are made if they are not there. Prints the
     message's id.
     """
-    from longwatch.app.mailboxes import json_body, text_body  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.mailboxes import decode_text_body, parse_json_body  # noqa: PLC0415 - help must not wait for it
 
-    content = (text_body if text else json_body)(_given(body))
-    with opened(store, name) as mailbox:
+    content = (decode_text_body if text else parse_json_body)(_read_body(body))
+    with open_or_create(store, name) as mailbox:
         sent = mailbox.send(
             content,
             delay_seconds=delay,
@@ -125,23 +127,25 @@ def send(  # noqa: PLR0913 - one argument an option
             dedupe_key=dedupe_key,
             reply_to=reply_to,
         )
-    answer.tell(sent, {"id": sent}, as_json=json)
+    output.print_result(sent, {"id": sent}, as_json=json)
 
 
 @app.command()
 def pause(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """Hand nothing out any more, to any worker, until `resume`."""
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         mailbox.pause()
-    answer.tell(f"mailbox {name!r} is paused", {"mailbox": name, "paused": True}, as_json=json)
+    output.print_result(
+        f"mailbox {name!r} is paused", {"mailbox": name, "paused": True}, as_json=json
+    )
 
 
 @app.command()
 def resume(name: Name, *, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """Hand messages out again."""
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         mailbox.resume()
-    answer.tell(
+    output.print_result(
         f"mailbox {name!r} hands out messages", {"mailbox": name, "paused": False}, as_json=json
     )
 
@@ -151,13 +155,13 @@ def cancel(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
     """Remove one message that nobody has taken."""
-    with existing(store, name) as mailbox:
+    with open_existing(store, name) as mailbox:
         if not mailbox.cancel(message_id):
             raise UsageError(
                 f"message {message_id!r} is not queued in mailbox {name!r}: it was taken, or "
                 f"was never there"
             )
-    answer.tell(
+    output.print_result(
         f"message {message_id} is cancelled",
         {"mailbox": name, "id": message_id, "cancelled": True},
         as_json=json,
@@ -169,23 +173,23 @@ def purge(
     name: Name, *, yes: Yes = False, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
     """Remove every message that nobody has taken; dead letters stay."""
-    with existing(store, name) as mailbox:
-        standing = mailbox.stats()
-        queued = answer.counted(standing.ready + standing.delayed, "message")
-        answer.confirm(f"Remove {queued} of mailbox {name!r} for good?", yes=yes)
+    with open_existing(store, name) as mailbox:
+        counts = mailbox.stats()
+        queued = output.pluralize(counts.ready + counts.delayed, "message")
+        output.confirm(f"Remove {queued} of mailbox {name!r} for good?", yes=yes)
         removed = mailbox.purge()
-    answer.tell(
-        f"{answer.counted(removed, 'message')} removed",
+    output.print_result(
+        f"{output.pluralize(removed, 'message')} removed",
         {"mailbox": name, "removed": removed},
         as_json=json,
     )
 
 
-def _given(body: str | None) -> bytes:
+def _read_body(body: str | None) -> bytes:
     """The body as bytes, from the command line or from standard input; of the latter no more
     than could be sent.
     """
-    from longwatch.mailbox.bounds import LARGEST_BODY  # noqa: PLC0415 - help must not wait for it
+    from longwatch.mailbox.validation import MAX_BODY_BYTES  # noqa: PLC0415 - help must not wait for it
 
     if body is not None and body != "-":
         return os.fsencode(body)
@@ -194,9 +198,9 @@ def _given(body: str | None) -> bytes:
             "there is no body to send; write it after the name, or `-` to read it from "
             "standard input"
         )
-    data = sys.stdin.buffer.read(LARGEST_BODY + 1)
-    if len(data) > LARGEST_BODY:
+    data = sys.stdin.buffer.read(MAX_BODY_BYTES + 1)
+    if len(data) > MAX_BODY_BYTES:
         raise UsageError(
-            f"the body is larger than {LARGEST_BODY} bytes; send where it is stored instead"
+            f"the body is larger than {MAX_BODY_BYTES} bytes; send where it is stored instead"
         )
     return data

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from longwatch import __version__
 from longwatch.cli import db, evals, flow, mailbox, programs
 from longwatch.cli.check import check
-from longwatch.cli.entry import HELD_BACK
+from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
 from longwatch.cli.run import run
 from longwatch.cli.up import up
@@ -32,7 +32,7 @@ class InterruptedByUserError(LongwatchError):
     exit_code = 130
 
 
-class Commands(TyperGroup):
+class RootGroup(TyperGroup):
     """Every command. Ctrl-C becomes an error of ours here: typer would make an exit code of it,
     and say nothing.
     """
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     name="longwatch",
-    cls=Commands,
+    cls=RootGroup,
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -89,7 +89,7 @@ def root(
         "worker",
         "flow",
     }:  # which let them through when they are ready for them
-        let_through()
+        unblock_signals()
     if context.invoked_subcommand is None:
         _show_help(context)
 
@@ -97,17 +97,17 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_guarded(words))
+    sys.exit(_run(words))
 
 
-def let_through() -> None:
+def unblock_signals() -> None:
     """Hear the stop signals that were held back while we started; Ctrl-C is a KeyboardInterrupt
     from here on.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
 
 
-def failed(error: BaseException, words: Sequence[str]) -> int:
+def report_error(error: BaseException, words: Sequence[str]) -> int:
     """Tell what went wrong, in one line; the exit code."""
     if isinstance(error, BrokenPipeError):
         return 1
@@ -116,16 +116,16 @@ def failed(error: BaseException, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error, err=True)
         return 2
-    code, message = _told(error, words)
-    _say(message)
+    code, message = _exit_code_and_message(error, words)
+    _print_error(message)
     return code
 
 
-def _guarded(words: list[str]) -> int:
+def _run(words: list[str]) -> int:
     try:
         return int(app(words, standalone_mode=False) or 0)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort: one line, and the traceback only for who asks
-        return failed(error, words)
+        return report_error(error, words)
 
 
 def _show_help(context: typer.Context) -> None:
@@ -134,19 +134,19 @@ def _show_help(context: typer.Context) -> None:
     raise typer.Exit(2)
 
 
-def _told(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
+def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[int, str]:
     """Wrong use knows its own words and code; anything else is our fault."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
     if isinstance(error, LongwatchError):
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        asked = getattr(getattr(error, "ctx", None), "command_path", None) or _asked(words)
+        asked = getattr(getattr(error, "ctx", None), "command_path", None) or _command_path(words)
         return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
     return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
 
 
-def _asked(words: Sequence[str]) -> str:
+def _command_path(words: Sequence[str]) -> str:
     """The command this was about, as far as it is one."""
     known = {
         command.name or command.callback.__name__
@@ -160,8 +160,8 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
-def _say(message: str) -> None:
-    from longwatch.observe.render import printable  # noqa: PLC0415 - only who fails waits for it
+def _print_error(message: str) -> None:
+    from longwatch.observe.log_format import printable  # noqa: PLC0415 - only who fails waits for it
 
     for line in message.split("\n"):
         typer.echo(f"longwatch: {printable(line)}", err=True)

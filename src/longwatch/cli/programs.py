@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longwatch.cli import answer
-from longwatch.cli.standings import standing, standings
-from longwatch.cli.stores import Json, readable
+from longwatch.cli import output
+from longwatch.cli.options import Json, valid_text
+from longwatch.cli.status_table import status_line, status_table
 from longwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from longwatch.supervisor.client import Answer
+    from longwatch.supervisor.client import ControlResponse
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs. [all]")
+    list[str] | None,
+    typer.Argument(metavar="NAME", callback=valid_text, help="The programs. [all]"),
 ]
-Chosen = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME", callback=readable, help="The programs.")
+SelectedNames = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", callback=valid_text, help="The programs.")
 ]
 All = Annotated[bool, typer.Option("--all", help="All programs.")]
 Ready = Annotated[bool, typer.Option("--ready", help="Wait until they are ready, not only up.")]
@@ -54,8 +55,8 @@ Lines = Annotated[
 ]
 
 START_TIMEOUT = 30.0
-NOT_AS_WANTED = 1
-INTERRUPTED = 130
+EXIT_NOT_AS_DESIRED = 1
+EXIT_INTERRUPTED = 130
 
 
 def status(
@@ -67,18 +68,18 @@ def status(
     with 1 if one is not, be it broken or only on its way; 2 for wrong use, 75 if
     no supervisor answers.
     """
-    from longwatch.app.control import as_wanted  # noqa: PLC0415 - help must not wait for what only the command needs
+    from longwatch.app.control import is_as_desired  # noqa: PLC0415 - help must not wait for what only the command needs
 
-    with _refusals(as_json=json):
-        told = _asked("status", names or [], config, state_dir)
-    programs = told["programs"]
-    text = standings(programs, now=time.time()) if programs else "there are no programs"
-    answer.tell(text, told, as_json=json)
-    return 0 if all(map(as_wanted, programs)) else NOT_AS_WANTED
+    with _refusals_as_json(as_json=json):
+        response = _request("status", names or [], config, state_dir)
+    programs = response["programs"]
+    text = status_table(programs, now=time.time()) if programs else "there are no programs"
+    output.print_result(text, response, as_json=json)
+    return 0 if all(map(is_as_desired, programs)) else EXIT_NOT_AS_DESIRED
 
 
 def start(  # noqa: PLR0913 - one argument an option
-    names: Chosen = None,
+    names: SelectedNames = None,
     *,
     everything: All = False,
     ready: Ready = False,
@@ -92,11 +93,13 @@ def start(  # noqa: PLR0913 - one argument an option
     Exits with 75 if one is not in time.
     """
     options = {"ready": ready, "timeout": timeout}
-    _do("start", _chosen(names, everything=everything), config, state_dir, as_json=json, **options)
+    _run_command(
+        "start", _selected(names, everything=everything), config, state_dir, as_json=json, **options
+    )
 
 
 def stop(
-    names: Chosen = None,
+    names: SelectedNames = None,
     *,
     everything: All = False,
     config: Config = None,
@@ -104,11 +107,11 @@ def stop(
     json: Json = False,
 ) -> None:
     """Stop programs, and wait until they are down. They stay so until `start`."""
-    _do("stop", _chosen(names, everything=everything), config, state_dir, as_json=json)
+    _run_command("stop", _selected(names, everything=everything), config, state_dir, as_json=json)
 
 
 def restart(  # noqa: PLR0913 - one argument an option
-    names: Chosen = None,
+    names: SelectedNames = None,
     *,
     everything: All = False,
     ready: Ready = False,
@@ -119,13 +122,18 @@ def restart(  # noqa: PLR0913 - one argument an option
 ) -> None:
     """Stop and start programs; --all leaves alone what was stopped."""
     options = {"ready": ready, "timeout": timeout}
-    _do(
-        "restart", _chosen(names, everything=everything), config, state_dir, as_json=json, **options
+    _run_command(
+        "restart",
+        _selected(names, everything=everything),
+        config,
+        state_dir,
+        as_json=json,
+        **options,
     )
 
 
 def reset(
-    names: Chosen = None,
+    names: SelectedNames = None,
     *,
     everything: All = False,
     config: Config = None,
@@ -136,7 +144,7 @@ def reset(
 
     Those that were given up start.
     """
-    _do("reset", _chosen(names, everything=everything), config, state_dir, as_json=json)
+    _run_command("reset", _selected(names, everything=everything), config, state_dir, as_json=json)
 
 
 def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = False) -> None:
@@ -144,14 +152,14 @@ def reload(*, config: Config = None, state_dir: StateDir = None, json: Json = Fa
 
     Only what changed is touched.
     """
-    with _refusals(as_json=json):
-        told = _asked("reload", [], config, state_dir, patience=_patience())
+    with _refusals_as_json(as_json=json):
+        response = _request("reload", [], config, state_dir, response_timeout=_request_timeout())
     parts = [
-        f"{word}: {', '.join(told[word])}"
+        f"{word}: {', '.join(response[word])}"
         for word in ("added", "changed", "updated", "removed")
-        if told.get(word)
+        if response.get(word)
     ]
-    answer.tell(parts or "nothing has changed", told, as_json=json)
+    output.print_result(parts or "nothing has changed", response, as_json=json)
 
 
 def logs(
@@ -167,18 +175,21 @@ def logs(
     The files are read directly, also when no supervisor runs. With several
     programs each line begins with the name of its own.
     """
-    from longwatch.app.logfiles import ProgramLogs, Tagged  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.log_reader import ProgramLogs, TaggedLine  # noqa: PLC0415 - help must not wait for it
 
-    with closing(ProgramLogs(_state(config, state_dir), names or [])) as found, _quiet_end():
+    with (
+        closing(ProgramLogs(_state_dir(config, state_dir), names or [])) as found,
+        _ended_by_reader(),
+    ):
         width = max(map(len, found.names), default=0)
         tagged = len(found.names) > 1
 
-        def shown(line: Tagged) -> bytes:
+        def shown(line: TaggedLine) -> bytes:
             return (f"{line[0]:<{width}} | ".encode() if tagged else b"") + line[1] + b"\n"
 
-        _pour(map(shown, found.last(lines)))
+        _write_lines(map(shown, found.read_last(lines)))
         if follow:
-            _follow(lambda: map(shown, found.fresh()))
+            _follow(lambda: map(shown, found.read_new()))
 
 
 def events(  # noqa: PLR0913 - one argument an option
@@ -195,16 +206,18 @@ def events(  # noqa: PLR0913 - one argument an option
     Read from logs/watchdog.log, also when no supervisor runs. `--json` shows the
     records as they are, those of level debug included.
     """
-    from longwatch.app.logfiles import KeptEvents  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.log_reader import EventLogReader  # noqa: PLC0415 - help must not wait for it
 
     with (
-        closing(KeptEvents(_state(config, state_dir), names or [], debug=json)) as kept,
-        _quiet_end(),
+        closing(
+            EventLogReader(_state_dir(config, state_dir), names or [], include_debug=json)
+        ) as kept,
+        _ended_by_reader(),
     ):
-        shown = _event_form(as_json=json)
-        _pour(map(shown, kept.last(lines)))
+        shown = _event_formatter(as_json=json)
+        _write_lines(map(shown, kept.read_last(lines)))
         if follow:
-            _follow(lambda: map(shown, kept.fresh()))
+            _follow(lambda: map(shown, kept.read_new()))
 
 
 COMMANDS: tuple[Callable[..., object], ...] = (
@@ -219,7 +232,7 @@ COMMANDS: tuple[Callable[..., object], ...] = (
 )
 
 
-def _chosen(names: list[str] | None, *, everything: bool) -> list[str]:
+def _selected(names: list[str] | None, *, everything: bool) -> list[str]:
     """The names; none if all are meant, which has to be said."""
     if bool(names) == everything:
         raise UsageError(
@@ -228,8 +241,8 @@ def _chosen(names: list[str] | None, *, everything: bool) -> list[str]:
     return names or []
 
 
-def _do(
-    do: str,
+def _run_command(
+    command: str,
     names: Sequence[str],
     config: Path | None,
     state_dir: str | None,
@@ -238,28 +251,28 @@ def _do(
     **options: Any,
 ) -> None:
     """Have something done, and tell how the programs stand then."""
-    with _refusals(as_json=as_json):
-        told = _asked(
-            do,
+    with _refusals_as_json(as_json=as_json):
+        response = _request(
+            command,
             names,
             config,
             state_dir,
-            patience=_patience() + options.get("timeout", 0.0),
+            response_timeout=_request_timeout() + options.get("timeout", 0.0),
             **options,
         )
-    answer.tell(map(standing, told["programs"]), told, as_json=as_json)
+    output.print_result(map(status_line, response["programs"]), response, as_json=as_json)
 
 
-def _asked(
-    do: str, names: Sequence[str], config: Path | None, state_dir: str | None, **options: Any
-) -> Answer:
+def _request(
+    command: str, names: Sequence[str], config: Path | None, state_dir: str | None, **options: Any
+) -> ControlResponse:
     from longwatch.app.control import request  # noqa: PLC0415 - help must not wait for it
 
-    return request(_state(config, state_dir), do, names, **options)
+    return request(_state_dir(config, state_dir), command, names, **options)
 
 
 @contextmanager
-def _refusals(*, as_json: bool) -> Iterator[None]:
+def _refusals_as_json(*, as_json: bool) -> Iterator[None]:
     """A machine gets all of a refusal, too."""
     from longwatch.app.control import RefusedError  # noqa: PLC0415
 
@@ -267,24 +280,24 @@ def _refusals(*, as_json: bool) -> Iterator[None]:
         yield
     except RefusedError as refused:
         if as_json:
-            answer.tell("", refused.answer, as_json=True)
+            output.print_result("", refused.response, as_json=True)
         raise
 
 
-def _state(config: Path | None, state_dir: str | None) -> Path:
+def _state_dir(config: Path | None, state_dir: str | None) -> Path:
     from longwatch.app.control import state_directory  # noqa: PLC0415
 
     return state_directory(state_dir, config, os.environ)
 
 
-def _patience() -> float:
-    from longwatch.app.control import PATIENT  # noqa: PLC0415
+def _request_timeout() -> float:
+    from longwatch.app.control import COMMAND_TIMEOUT  # noqa: PLC0415
 
-    return PATIENT
+    return COMMAND_TIMEOUT
 
 
-def _event_form(*, as_json: bool) -> Callable[[dict[str, Any]], bytes]:
-    from longwatch.observe.render import to_json, to_pretty, wants_colour  # noqa: PLC0415
+def _event_formatter(*, as_json: bool) -> Callable[[dict[str, Any]], bytes]:
+    from longwatch.observe.log_format import to_json, to_pretty, wants_colour  # noqa: PLC0415
 
     colour = wants_colour(1, os.environ)
 
@@ -308,7 +321,7 @@ def _local_day(record: dict[str, Any]) -> str:
         return ""
 
 
-def _pour(lines: Iterable[bytes]) -> None:
+def _write_lines(lines: Iterable[bytes]) -> None:
     """Other people's bytes, as they are; lines that are not there yet are not waited for by
     those that are.
     """
@@ -317,14 +330,14 @@ def _pour(lines: Iterable[bytes]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _follow(fresh: Callable[[], Iterable[bytes]]) -> None:
-    from longwatch.app.logfiles import follow  # noqa: PLC0415
+def _follow(new_lines: Callable[[], Iterable[bytes]]) -> None:
+    from longwatch.app.log_reader import follow  # noqa: PLC0415
     from longwatch.core.clock import SystemClock  # noqa: PLC0415
 
-    follow(lambda: _pour(fresh()), over=_unread, clock=SystemClock())
+    follow(lambda: _write_lines(new_lines()), is_over=_is_reader_gone, clock=SystemClock())
 
 
-def _unread() -> bool:
+def _is_reader_gone() -> bool:
     """Whether nobody reads what we write any more, as behind `| head`."""
     import select  # noqa: PLC0415
 
@@ -334,13 +347,13 @@ def _unread() -> bool:
 
 
 @contextmanager
-def _quiet_end() -> Iterator[None]:
+def _ended_by_reader() -> Iterator[None]:
     """Ctrl-C and a reader who has left are the ways to end this; the last flush must not stumble
     over the latter.
     """
     try:
         yield
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longwatch.cli.plain import keep_up
+from longwatch.cli.fast_up import run_up
 
 
 def up(
@@ -32,4 +32,4 @@ def up(
     file again. Exits with 0, 1 if something had to be killed, 2 for wrong use, 75
     to try again, 100 when a critical program failed too often.
     """
-    return keep_up(config=config, state_dir=state_dir, log_level=log_level, log_format=log_format)
+    return run_up(config=config, state_dir=state_dir, log_level=log_level, log_format=log_format)

@@ -71,7 +71,7 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     after another. Exits with 0, 1 if something had to be killed, 2 for wrong use,
     100 when the processes failed too often.
     """
-    return run_processes(
+    return run_workers(
         target,
         processes=processes,
         name=name,
@@ -83,7 +83,7 @@ def worker(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
     )
 
 
-def run_processes(  # noqa: PLR0913 - one argument an option
+def run_workers(  # noqa: PLR0913 - one argument an option
     target: str,
     *,
     processes: int,
@@ -98,14 +98,14 @@ def run_processes(  # noqa: PLR0913 - one argument an option
     """Have worker processes run what the target names until they are told to stop; the exit
     code. `env`: for them alone.
     """
-    from longwatch.app.worker import WorkerWishes  # noqa: PLC0415 - help must not wait for what only running needs
+    from longwatch.app.worker import WorkerOptions  # noqa: PLC0415 - help must not wait for what only running needs
     from longwatch.app.worker import worker as run  # noqa: PLC0415
     from longwatch.config.settings import load_settings  # noqa: PLC0415
 
     flags = {"supervisor.log.level": log_level, "supervisor.log.format": log_format}
     settings = load_settings(path=None, environ=os.environ, flags=flags)
-    wishes = WorkerWishes(
-        target=target,
+    request = WorkerOptions(
+        import_path=target,
         processes=processes,
         name=name,
         health_port=health_port,
@@ -114,4 +114,4 @@ def run_processes(  # noqa: PLR0913 - one argument an option
         log=settings.supervisor.log,
         env=env or {},
     )
-    return run(wishes, dict(os.environ))
+    return run(request, dict(os.environ))

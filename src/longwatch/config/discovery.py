@@ -9,13 +9,13 @@ from pathlib import Path
 
 from longwatch.config.settings import Settings, load_settings
 from longwatch.errors import UsageError
-from longwatch.observe.render import printable
+from longwatch.observe.log_format import printable
 
 FILE_NAME = "longwatch.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedConfig:
     """The settings of a file, for every command that speaks of its programs.
 
     `base` is where relative paths in the file begin: its directory, whatever directory we are in.
@@ -25,11 +25,11 @@ class Loaded:
 
     settings: Settings
     path: Path
-    base: Path
-    state: Path | None
+    base_dir: Path
+    state_dir: Path | None
 
     @property
-    def source(self) -> str:
+    def display_path(self) -> str:
         """The file as messages name it."""
         return printable(str(self.path))
 
@@ -48,24 +48,24 @@ def find_config(path: Path | None, environ: Mapping[str, str]) -> Path:
 
 def load_config(
     path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
-) -> Loaded:
+) -> LoadedConfig:
     """Find the file and read it; UsageError if there is none, ConfigError with every fault there
     is.
     """
-    found, here = find_config(path, environ), _present_directory()
+    found, here = find_config(path, environ), _current_directory()
     settings = load_settings(path=found, environ=environ, flags=flags or {})
     base = (here / found).parent
-    from_outside = (flags or {}).get("state_dir") is not None or environ.get("LONGWATCH_STATE_DIR")
+    from_override = (flags or {}).get("state_dir") is not None or environ.get("LONGWATCH_STATE_DIR")
     state = settings.state_path
-    return Loaded(
+    return LoadedConfig(
         settings=settings,
         path=found,
-        base=base,
-        state=state and (here if from_outside else base) / state,
+        base_dir=base,
+        state_dir=state and (here if from_override else base) / state,
     )
 
 
-def _present_directory() -> Path:
+def _current_directory() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from longwatch.errors import Fault
 
-YEAR = 31_536_000
+YEAR_SECONDS = 31_536_000
 SIGNALS = {
     spelled: number
     for name, number in signal.Signals.__members__.items()
@@ -23,9 +23,12 @@ SIGNALS = {
 }
 """Every signal under both spellings: `TERM` and `SIGTERM`."""
 
-Seconds = Annotated[float, Meta(ge=0, le=YEAR, description="a number of seconds (0 to a year)")]
+Seconds = Annotated[
+    float, Meta(ge=0, le=YEAR_SECONDS, description="a number of seconds (0 to a year)")
+]
 Period = Annotated[
-    float, Meta(gt=0, le=YEAR, description="a number of seconds (more than 0, a year at most)")
+    float,
+    Meta(gt=0, le=YEAR_SECONDS, description="a number of seconds (more than 0, a year at most)"),
 ]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -66,10 +69,10 @@ Size = Annotated[
 ]
 
 _SIZE = re.compile(r"([0-9]+) ?([kmgt])(i?)b", re.IGNORECASE)
-_FOR_A_SHELL = re.compile(r"^[|&;<>]+$|^[0-9]?>|\$[A-Za-z_{(]|`")
+_SHELL_SYNTAX = re.compile(r"^[|&;<>]+$|^[0-9]?>|\$[A-Za-z_{(]|`")
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file."""
 
 
@@ -97,13 +100,13 @@ def command_faults(command: list[str] | str | None, *, where: str = "command") -
         yield Fault(where, "has a null byte, which no command can", "take it out")
     if command is not None and not any(words[:1]):
         yield Fault(where, "names no program", "write the program first, then its arguments")
-    meant = (
-        next((word for word in words if _FOR_A_SHELL.search(word)), None)
+    shell_word = (
+        next((word for word in words if _SHELL_SYNTAX.search(word)), None)
         if isinstance(command, str)
         else None
     )
-    if meant is not None:
-        problem = f"has {meant!r}, which only a shell understands"
+    if shell_word is not None:
+        problem = f"has {shell_word!r}, which only a shell understands"
         yield Fault(where, problem, 'write ["sh", "-c", "…"], or a list if it is meant as it is')
 
 

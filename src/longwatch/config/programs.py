@@ -18,8 +18,8 @@ from longwatch.config.fields import (
     Name,
     Period,
     Seconds,
+    SettingsTable,
     SignalName,
-    Table,
     Text,
     Umask,
     VariableName,
@@ -33,15 +33,19 @@ from longwatch.config.tables import (
     LimitsSettings,
     OutputSettings,
 )
-from longwatch.core.endcause import EndCause
+from longwatch.core.end_cause import EndCause
 from longwatch.errors import Fault
-from longwatch.observe.logfile import OWN_LOG
-from longwatch.supervisor.conditions import Condition, Readiness
-from longwatch.supervisor.decision import Restart, RestartPolicy
-from longwatch.supervisor.dependencies import Wishes, problems
+from longwatch.observe.logfile import SUPERVISOR_LOG
+from longwatch.supervisor.dependencies import (
+    Condition,
+    DependencyMap,
+    Readiness,
+    dependency_problems,
+)
+from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 
-class KeptSettings(Table, frozen=True, kw_only=True):
+class ProcessSettings(SettingsTable, frozen=True, kw_only=True):
     """What `[run]` and `[program.NAME]` share."""
 
     command: Command | None = None
@@ -95,7 +99,9 @@ class KeptSettings(Table, frozen=True, kw_only=True):
     @property
     def restart_policy(self) -> RestartPolicy:
         codes, final = tuple(sorted({*self.restart_codes})), tuple(sorted({*self.no_restart_codes}))
-        return RestartPolicy(restart=Restart(self.restart), codes=codes, final_codes=final)
+        return RestartPolicy(
+            restart=Restart(self.restart), restart_codes=codes, no_restart_codes=final
+        )
 
     def faults(self) -> Iterator[Fault]:
         yield from command_faults(self.command)
@@ -107,7 +113,7 @@ class KeptSettings(Table, frozen=True, kw_only=True):
             )
 
 
-class WorkerSettings(KeptSettings, frozen=True, kw_only=True):
+class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
     """`[worker.NAME]`: worker processes that `longwatch up` keeps up, each of which runs the
     loops of one group.
     """
@@ -152,7 +158,7 @@ class WorkerSettings(KeptSettings, frozen=True, kw_only=True):
             )
 
 
-class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
+class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
     """`[program.NAME]`: one program that `longwatch up` keeps up."""
 
     command: Command
@@ -183,7 +189,7 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
         return dependencies(self.depends_on)
 
     @property
-    def asked(self) -> HealthSettings | None:
+    def effective_health(self) -> HealthSettings | None:
         """How it is asked for its health, unless its own settings say that it is not."""
         return self.health if self.health is not None and self.health.enabled is not False else None
 
@@ -203,14 +209,14 @@ class ProgramSettings(KeptSettings, frozen=True, kw_only=True):
         """What shows only when programs stand side by side, with the program's name; None is one
         that has faults of its own.
         """
-        if OWN_LOG in programs:
-            yield OWN_LOG, Fault("", "is the name of our own log", "choose another")
-        wishes = {
+        if SUPERVISOR_LOG in programs:
+            yield SUPERVISOR_LOG, Fault("", "is the name of our own log", "choose another")
+        dependency_map = {
             name: program.dependencies if program else {} for name, program in programs.items()
         }
-        for name, problem, cure in problems(wishes):
+        for name, problem, cure in dependency_problems(dependency_map):
             yield name, Fault("depends_on", problem, cure)
-        for name, wanted in _never_completed(wishes, programs):
+        for name, wanted in _never_completed(dependency_map, programs):
             problem = (
                 f"waits until {wanted!r} is completed, which is started again even after it ended "
                 f"well"
@@ -235,11 +241,13 @@ def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Cond
 
 
 def _never_completed(
-    wishes: Wishes, programs: Mapping[str, ProgramSettings | None]
+    dependency_map: DependencyMap, programs: Mapping[str, ProgramSettings | None]
 ) -> Iterator[tuple[str, str]]:
-    for name, conditions in wishes.items():
-        for wanted, condition in conditions.items():
-            program = programs.get(wanted)
-            again = program is not None and program.restart_policy.decide(EndCause.exit(0)).restart
-            if condition is Condition.COMPLETED and again:
-                yield name, wanted
+    for name, conditions in dependency_map.items():
+        for awaited, condition in conditions.items():
+            program = programs.get(awaited)
+            restarts = (
+                program is not None and program.restart_policy.decide(EndCause.exit(0)).restart
+            )
+            if condition is Condition.COMPLETED and restarts:
+                yield name, awaited

@@ -8,6 +8,7 @@ below it, `config/fields.py` the types of the fields.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,23 +16,23 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from longwatch.config.expect import YES
-from longwatch.config.fields import Name, Period, Port, Table, Text, argv
-from longwatch.config.programs import KeptSettings, ProgramSettings, WorkerSettings
-from longwatch.config.reading import (
-    SAYS_NOTHING,
-    Variable,
+from longwatch.config.fields import Name, Period, Port, SettingsTable, Text, argv
+from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
+from longwatch.config.settings_reader import (
+    UNSET,
+    EnvironmentVariable,
     from_environment,
     from_flags,
     read_settings,
-    spelled,
+    toml_key,
 )
 from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
-from longwatch.core.events import Level
+from longwatch.config.value_checks import TRUE_WORDS
+from longwatch.core.events.base import Level
 from longwatch.core.masking import mask_mapping
 from longwatch.errors import Fault
-from longwatch.observe.logfile import OWN_LOG
-from longwatch.supervisor.dependencies import problems
+from longwatch.observe.logfile import SUPERVISOR_LOG
+from longwatch.supervisor.dependencies import dependency_problems
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class LogSettings(LogFileSettings, frozen=True, kw_only=True):
     """
 
 
-class RunSettings(KeptSettings, frozen=True, kw_only=True):
+class RunSettings(ProcessSettings, frozen=True, kw_only=True):
     """`[run]`: the defaults of `longwatch run`."""
 
     name: Name | None = None
@@ -58,7 +59,7 @@ class RunSettings(KeptSettings, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
 
-class SupervisorSettings(Table, frozen=True, kw_only=True):
+class SupervisorSettings(SettingsTable, frozen=True, kw_only=True):
     """`[supervisor]`: what `longwatch up` does beside its programs."""
 
     shutdown_timeout: Period | Literal["off"] = "off"
@@ -74,7 +75,7 @@ class SupervisorSettings(Table, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
 
-class Settings(Table, frozen=True, kw_only=True):
+class Settings(SettingsTable, frozen=True, kw_only=True):
     """The whole file."""
 
     state_dir: Text = ".longwatch"
@@ -91,13 +92,13 @@ class Settings(Table, frozen=True, kw_only=True):
         """The state directory; None if there is to be none."""
         return None if self.state_dir == "off" else Path(self.state_dir)
 
-    def asked(self, name: str) -> HealthSettings | None:
+    def effective_health(self, name: str) -> HealthSettings | None:
         """How a program is asked for its health, all settings considered."""
-        return self.program[name].asked if self.supervisor.health_checks else None
+        return self.program[name].effective_health if self.supervisor.health_checks else None
 
     def health_port(self, name: str) -> int | None:
         """The port on which a program is asked for its health; None if it is not asked on one."""
-        health = self.asked(name)
+        health = self.effective_health(name)
         if health is None or health.effective_kind not in {"http", "tcp"}:
             return None
         return self.supervisor.health_port if health.port is None else health.port
@@ -110,7 +111,7 @@ class Settings(Table, frozen=True, kw_only=True):
             first = users.setdefault(port, name) if port is not None and program.autostart else name
             if first != name:
                 problem = f"is {port}, on which {first} is asked for its health too"
-                yield Fault(f"program.{spelled(name)}.health.port", problem, "give each its own")
+                yield Fault(f"program.{toml_key(name)}.health.port", problem, "give each its own")
         yield from self._name_faults()
         yield from self._worker_dependency_faults()
 
@@ -118,13 +119,13 @@ class Settings(Table, frozen=True, kw_only=True):
         """Every process has its own name, and our log too; that of a worker stands for all of
         its processes.
         """
-        taken = {**dict.fromkeys(self.program, "a program"), OWN_LOG: "our own log"}
+        taken = {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
         for name, worker in self.worker.items():
             for each in dict.fromkeys([name, *worker.names(name)]):
                 if each in taken:
                     problem = f"is called {each}" if each == name else f"has a process {each}"
                     yield Fault(
-                        f"worker.{spelled(name)}",
+                        f"worker.{toml_key(name)}",
                         f"{problem}, which is the name of {taken[each]}",
                         "choose another",
                     )
@@ -135,15 +136,15 @@ class Settings(Table, frozen=True, kw_only=True):
         the first speaks.
         """
         firsts = {worker.names(name)[0]: name for name, worker in self.worker.items()}
-        wishes = {name: program.dependencies for name, program in self.program.items()}
-        wishes |= {
+        dependency_map = {name: program.dependencies for name, program in self.program.items()}
+        dependency_map |= {
             each: worker.dependencies
             for name, worker in self.worker.items()
             for each in worker.names(name)
         }
-        for name, problem, cure in problems(wishes):
+        for name, problem, cure in dependency_problems(dependency_map):
             if name in firsts:
-                yield Fault(f"worker.{spelled(firsts[name])}.depends_on", problem, cure)
+                yield Fault(f"worker.{toml_key(firsts[name])}.depends_on", problem, cure)
 
 
 def load_settings(
@@ -152,17 +153,17 @@ def load_settings(
     """The settings in effect; ConfigError with every fault there is. `flags` maps dotted paths
     to values, None is "not given".
     """
-    overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, called=flag_name)]
+    overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, flag_name=flag_name)]
     return read_settings(Settings, path=path, overrides=overrides)
 
 
-def shown_settings(settings: Settings) -> dict[str, object]:
+def masked_settings(settings: Settings) -> dict[str, object]:
     """The settings in effect as plain values, secrets masked, for the log."""
     plain = msgspec.to_builtins(settings)
     for table in (plain["run"], *plain["program"].values()):
-        for asked in (table, table["health"] or {}):
-            asked["command"] = asked.get("command") and argv(
-                asked["command"]
+        for command_table in (table, table["health"] or {}):
+            command_table["command"] = command_table.get("command") and argv(
+                command_table["command"]
             )  # in words, secrets are told apart more surely
     return mask_mapping(plain)
 
@@ -187,23 +188,32 @@ def setting_path(option: str) -> str:
     return f"run.{option}"
 
 
-def _off_only(text: str) -> object:
+def _parse_off_only(text: str) -> object:
     """HEALTH_CHECK_ENABLED can turn checks off; to turn them on takes a port or a setting."""
-    return SAYS_NOTHING if text.strip().lower() in YES else text
+    return UNSET if text.strip().lower() in TRUE_WORDS else text
 
 
-def _debug_level(text: str) -> object:
+def _parse_debug(text: str) -> object:
     """DEBUG is everybody's variable: what is no yes (`DEBUG=app:*`) was not meant for us."""
-    return Level.DEBUG.value if text.strip().lower() in YES else SAYS_NOTHING
+    return Level.DEBUG.value if text.strip().lower() in TRUE_WORDS else UNSET
 
 
 VARIABLES = (
-    Variable(name="PORT", path="run.health.port"),
-    Variable(name="PORT", path="supervisor.health_port"),
-    Variable(name="HEALTH_CHECK_ENABLED", path="run.health.enabled", parse=_off_only),
-    Variable(name="HEALTH_CHECK_ENABLED", path="supervisor.health_checks", parse=_off_only),
-    Variable(name="DEBUG", path="run.log.level", parse=_debug_level),
-    Variable(name="DEBUG", path="supervisor.log.level", parse=_debug_level),
-    Variable(name="LONGWATCH_STATE_DIR", path="state_dir"),
+    EnvironmentVariable(name="PORT", path="run.health.port"),
+    EnvironmentVariable(name="PORT", path="supervisor.health_port"),
+    EnvironmentVariable(
+        name="HEALTH_CHECK_ENABLED", path="run.health.enabled", parse=_parse_off_only
+    ),
+    EnvironmentVariable(
+        name="HEALTH_CHECK_ENABLED", path="supervisor.health_checks", parse=_parse_off_only
+    ),
+    EnvironmentVariable(name="DEBUG", path="run.log.level", parse=_parse_debug),
+    EnvironmentVariable(name="DEBUG", path="supervisor.log.level", parse=_parse_debug),
+    EnvironmentVariable(name="LONGWATCH_STATE_DIR", path="state_dir"),
 )
 """The environment variables that are read, and the setting each one overrides."""
+
+
+def is_pretty(log: LogSettings) -> bool:
+    """Whether the console has the form for people."""
+    return log.format == "pretty" or (log.format == "auto" and os.isatty(2))

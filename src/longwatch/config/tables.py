@@ -13,8 +13,8 @@ from longwatch.config.fields import (
     Period,
     Port,
     Seconds,
+    SettingsTable,
     Size,
-    Table,
     UrlPath,
     argv,
     byte_count,
@@ -23,12 +23,12 @@ from longwatch.config.fields import (
 from longwatch.errors import Fault
 
 DEFAULT_HEALTH_PORT = 8080
-SMALLEST_MEMORY = 1 << 20
+MIN_MEMORY_BYTES = 1 << 20
 
 HealthKind = Literal["http", "tcp", "exec", "heartbeat"]
 
 
-class BackoffSettings(Table, frozen=True, kw_only=True):
+class BackoffSettings(SettingsTable, frozen=True, kw_only=True):
     """`backoff`: how long to wait before a restart."""
 
     initial: Seconds = 1.0
@@ -51,7 +51,7 @@ class BackoffSettings(Table, frozen=True, kw_only=True):
             )
 
 
-class BreakerSettings(Table, frozen=True, kw_only=True):
+class BreakerSettings(SettingsTable, frozen=True, kw_only=True):
     """`breaker`: when to stop restarting."""
 
     restarts: Annotated[int, Meta(ge=1, le=1000)] = 5
@@ -64,7 +64,7 @@ class BreakerSettings(Table, frozen=True, kw_only=True):
     """How long after tripping one trial start is made; "off" waits for a person."""
 
 
-class HealthSettings(Table, frozen=True, kw_only=True):
+class HealthSettings(SettingsTable, frozen=True, kw_only=True):
     """`health`: asking the program whether it is well."""
 
     enabled: bool | None = None
@@ -102,7 +102,7 @@ class HealthSettings(Table, frozen=True, kw_only=True):
     """How often it is asked until then."""
 
     @property
-    def checked(self) -> bool:
+    def effective_enabled(self) -> bool:
         """Whether `longwatch run` makes checks, all settings considered."""
         wanted = self.port is not None or self.kind is not None or self.command is not None
         return wanted if self.enabled is None else self.enabled
@@ -141,7 +141,7 @@ class HealthSettings(Table, frozen=True, kw_only=True):
             )
 
 
-class LimitsSettings(Table, frozen=True, kw_only=True):
+class LimitsSettings(SettingsTable, frozen=True, kw_only=True):
     """`limits`: what it may use; not set: what we may use ourselves."""
 
     memory: Size | None = None
@@ -159,7 +159,7 @@ class LimitsSettings(Table, frozen=True, kw_only=True):
         return None if self.memory is None else byte_count(self.memory)
 
     def faults(self) -> Iterator[Fault]:
-        if self.memory_bytes is not None and self.memory_bytes < SMALLEST_MEMORY:
+        if self.memory_bytes is not None and self.memory_bytes < MIN_MEMORY_BYTES:
             yield Fault(
                 "memory",
                 f"is {self.memory_bytes} bytes, with which nothing can start",
@@ -167,7 +167,7 @@ class LimitsSettings(Table, frozen=True, kw_only=True):
             )
 
 
-class LogFileSettings(Table, frozen=True, kw_only=True):
+class LogFileSettings(SettingsTable, frozen=True, kw_only=True):
     """How large log files get."""
 
     max_bytes: Annotated[

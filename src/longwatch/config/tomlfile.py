@@ -9,16 +9,16 @@ import tomllib
 from pathlib import Path
 
 from longwatch.errors import Fault
-from longwatch.observe.render import printable
+from longwatch.observe.log_format import printable
 
 MAX_BYTES = 1 << 20
-_TWICE = re.compile(r"Cannot declare \(([^)]*)\) twice")
+_DECLARED_TWICE = re.compile(r"Cannot declare \(([^)]*)\) twice")
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
-Table = dict[str, object]
+TomlTable = dict[str, object]
 
 
-def read_toml(path: Path) -> tuple[Table, list[Fault]]:
+def read_toml(path: Path) -> tuple[TomlTable, list[Fault]]:
     """The file's content, or the fault that keeps it from being read."""
     shown = printable(str(path))
     try:
@@ -61,13 +61,15 @@ def _content(fd: int, shown: str) -> bytes:
     return data
 
 
-def _parse(data: bytes, shown: str) -> Table:
+def _parse(data: bytes, shown: str) -> TomlTable:
     text = _decode(data, shown)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
-        raise _FileFaultError(f"{shown}:{_position(reason, text)}", *_spoken(reason)) from None
+        raise _FileFaultError(
+            f"{shown}:{_position(reason, text)}", *_describe_error(reason)
+        ) from None
     except (ValueError, RecursionError):
         raise _FileFaultError(
             shown, "is not valid TOML: a number too long or tables nested too deep to read"
@@ -98,9 +100,9 @@ def _position(reason: str, text: str) -> str:
     return f"{line}:{column}"
 
 
-def _spoken(reason: str) -> tuple[str, str]:
+def _describe_error(reason: str) -> tuple[str, str]:
     """What is wrong in words, and the cure where there is one."""
-    if twice := _TWICE.match(reason):
+    if twice := _DECLARED_TWICE.match(reason):
         return _declared_twice(
             [key.strip(" '") for key in printable(twice[1]).split(",") if key.strip()]
         )

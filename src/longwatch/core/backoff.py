@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
 
-from longwatch.core.chance import fraction
+from longwatch.core.jitter import random_fraction
 
 
 def random_spread() -> float:
     """A place inside the jitter, drawn anew each time: a number in -1…1."""
-    return 2 * fraction() - 1
+    return 2 * random_fraction() - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class BackoffPolicy:
         it inside the jitter.
         """
         _require(-1 <= spread <= 1, "spread", "a number in -1…1", spread)
-        return min(self._steady(failures) * (1 + self.jitter * spread), self.cap)
+        return min(self._base_delay(failures) * (1 + self.jitter * spread), self.cap)
 
-    def _steady(self, failures: int) -> float:
+    def _base_delay(self, failures: int) -> float:
         if failures < 1 or not self.initial:
             return 0.0
         try:
@@ -99,6 +99,6 @@ class Backoff:
         self.failures = 0
 
 
-def _require(holds: bool, name: str, rule: str, value: float) -> None:  # noqa: FBT001 - the condition is the point of the call
-    if not holds:
+def _require(condition: bool, name: str, rule: str, value: float) -> None:  # noqa: FBT001 - the condition is the point of the call
+    if not condition:
         raise ValueError(f"{name} must be {rule}, not {value}")

@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, Self
 
 
-class Phase(StrEnum):
+class BreakerState(StrEnum):
     CLOSED = auto()
     OPEN = auto()
     HALF_OPEN = auto()
@@ -56,9 +56,16 @@ class Breaker:
     but never waits for the old time to return. One owner; not thread-safe.
     """
 
-    __slots__ = ("_events", "_opened_at", "_reason", "_trial_allowed", "_trial_running", "policy")
+    __slots__ = (
+        "_failure_times",
+        "_opened_at",
+        "_reason",
+        "_trial_allowed",
+        "_trial_running",
+        "policy",
+    )
 
-    _events: tuple[float, ...]
+    _failure_times: tuple[float, ...]
     _opened_at: float | None
     _reason: str
     _trial_allowed: bool
@@ -74,22 +81,24 @@ class Breaker:
         return self._reason
 
     @property
-    def events(self) -> tuple[float, ...]:
+    def failure_times(self) -> tuple[float, ...]:
         """The moments of the failures inside the window, as of the last call that was told the
         time; the newest `tolerated` + 1.
         """
-        return self._events
+        return self._failure_times
 
     def failed(self, now: float) -> bool:
         """Record a failure; True if it trips the breaker, or opens it again after a trial. While
         it is open: False.
         """
-        phase = self.phase(now)
-        self._events = (*self._events, now)[-(self.policy.tolerated + 1) :]
-        too_many = len(self._events) > self.policy.tolerated
-        trips = phase is Phase.HALF_OPEN or (phase is Phase.CLOSED and too_many)
+        state = self.state(now)
+        self._failure_times = (*self._failure_times, now)[-(self.policy.tolerated + 1) :]
+        too_many = len(self._failure_times) > self.policy.tolerated
+        trips = state is BreakerState.HALF_OPEN or (state is BreakerState.CLOSED and too_many)
         if trips:
-            self.trip(now, self._too_many() if phase is Phase.CLOSED else "the trial failed")
+            self.trip(
+                now, self._trip_reason() if state is BreakerState.CLOSED else "the trial failed"
+            )
         return trips
 
     def succeeded(self) -> None:
@@ -99,31 +108,31 @@ class Breaker:
         if self._opened_at is None or self._trial_running:
             self.reset()
 
-    def undecided(self) -> None:
-        """The trial ended without a verdict (cancelled, shut down): the next `admits` may grant
-        another.
+    def trial_aborted(self) -> None:
+        """The trial ended without a verdict (cancelled, shut down): the next `allow_start` may
+        grant another.
         """
         self._trial_running = False
 
-    def admits(self, now: float) -> bool:
+    def allow_start(self, now: float) -> bool:
         """Ask for a start. Half-open, the first to ask gets the trial, and no one else until it
         has ended one way or another.
         """
-        phase = self.phase(now)
-        if phase is not Phase.HALF_OPEN:
-            return phase is Phase.CLOSED
+        state = self.state(now)
+        if state is not BreakerState.HALF_OPEN:
+            return state is BreakerState.CLOSED
         granted, self._trial_running = not self._trial_running, True
         return granted
 
-    def phase(self, now: float) -> Phase:
-        left = self.cooldown_left(now)
+    def state(self, now: float) -> BreakerState:
+        left = self.cooldown_remaining(now)
         if self._opened_at is None:
-            return Phase.CLOSED
-        return Phase.HALF_OPEN if left == 0 else Phase.OPEN
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if left == 0 else BreakerState.OPEN
 
-    def cooldown_left(self, now: float) -> float | None:
+    def cooldown_remaining(self, now: float) -> float | None:
         """Seconds until it is no longer open: 0.0 if it is not, None if only `reset` leads out."""
-        self._look(now)
+        self._expire(now)
         if self._opened_at is None:
             return 0.0
         if self.policy.cooldown is None or not self._trial_allowed:
@@ -137,7 +146,7 @@ class Breaker:
 
     def reset(self) -> None:
         """Close it and forget everything."""
-        self._events, self._opened_at, self._reason = (), None, ""
+        self._failure_times, self._opened_at, self._reason = (), None, ""
         self._trial_allowed, self._trial_running = True, False
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,26 +154,26 @@ class Breaker:
         will not hear how it ended.
         """
         state = {"opened_at": self._opened_at, "reason": self._reason, "trial": self._trial_allowed}
-        return {"events": list(self._events), **state}
+        return {"events": list(self._failure_times), **state}
 
     @classmethod
     def from_dict(cls, policy: BreakerPolicy, data: Mapping[str, Any]) -> Self:
         breaker = cls(policy)
         if data["opened_at"] is not None:
             breaker.trip(data["opened_at"], data["reason"], trial=data["trial"])
-        breaker._events = tuple(data["events"])[-(policy.tolerated + 1) :]
+        breaker._failure_times = tuple(data["events"])[-(policy.tolerated + 1) :]
         return breaker
 
-    def _look(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         """Forget what left the window; pull what a clock set back has put into the future to
         now.
         """
-        self._events = tuple(
-            min(event, now) for event in self._events if now - event < self.policy.window
+        self._failure_times = tuple(
+            min(event, now) for event in self._failure_times if now - event < self.policy.window
         )
         if self._opened_at is not None:
             self._opened_at = min(self._opened_at, now)
 
-    def _too_many(self) -> str:
+    def _trip_reason(self) -> str:
         span = "in a row" if self.policy.window == inf else f"in {self.policy.window:g} s"
-        return f"{len(self._events)} failures {span}"
+        return f"{len(self._failure_times)} failures {span}"

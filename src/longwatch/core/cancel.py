@@ -45,7 +45,7 @@ class CancelToken:
         """Have `callback` called once on cancel, at once if it has happened; returns what takes
         it off again.
         """
-        return self.wakeup.listen(callback)
+        return self.wakeup.subscribe(callback)
 
     def raise_if_cancelled(self) -> None:
         """Raise CancelledError with the reason if this was cancelled."""

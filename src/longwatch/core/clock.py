@@ -2,8 +2,8 @@
 
 Durations are measured on `monotonic()`, people are shown `wall()`, and whoever waits does so
 through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with `await sleep(seconds)`. A
-fake clock (`longwatch.testing.FakeClock`) can then drive every loop, keeper and watchdog of the
-product without real time passing.
+fake clock (`longwatch.testing.FakeClock`) can then drive every loop, lease renewer and watchdog of
+the product without real time passing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Wakeup:
         """Lower the flag; later waits block again."""
         self._event.clear()
 
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Have `listener` called on every `set()`, and at once if the flag is up; returns what
         takes it off again.
         """
@@ -57,13 +57,13 @@ class Wakeup:
             already = self._event.is_set()
         if already:
             listener()
-        return lambda: self._forget(listener)
+        return lambda: self._unsubscribe(listener)
 
     def block(self, timeout: float | None) -> bool:
         """Wait in real time; for clocks only, everyone else waits through one."""
         return self._event.wait(timeout)
 
-    def _forget(self, listener: Callable[[], None]) -> None:
+    def _unsubscribe(self, listener: Callable[[], None]) -> None:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)

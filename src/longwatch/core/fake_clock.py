@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 
-class _Parked:
+class _Waiter:
     """One waiter: when it is due, how it is woken, and how to see that it has done what it was
     woken for.
     """
 
-    __slots__ = ("due", "settled", "thread", "wake")
+    __slots__ = ("due", "has_run", "thread", "wake")
 
-    def __init__(self, wake: Callable[[], None], settled: Callable[[], bool] | None = None) -> None:
+    def __init__(self, wake: Callable[[], None], has_run: Callable[[], bool] | None = None) -> None:
         self.due = inf
         self.wake = wake
-        self.settled = settled
+        self.has_run = has_run
         self.thread = threading.current_thread()
 
 
@@ -42,7 +42,7 @@ class FakeClock:
     def __init__(self, *, monotonic: float = 1000.0, wall: float = 1_800_000_000.0) -> None:
         self._monotonic = monotonic
         self._wall = wall
-        self._parked: list[_Parked] = []
+        self._parked: list[_Waiter] = []
         self._changed = threading.Condition()
 
     def monotonic(self) -> float:
@@ -53,19 +53,19 @@ class FakeClock:
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         """Park this thread until the wakeup is set or time was advanced past the timeout."""
-        gate, heard = threading.Event(), threading.Event()
-        waiter = _Parked(gate.set)
+        gate, was_set = threading.Event(), threading.Event()
+        waiter = _Waiter(gate.set)
 
-        def hear() -> None:
-            heard.set()
-            self._leave(waiter)
+        def on_set() -> None:
+            was_set.set()
+            self._unpark(waiter)
             gate.set()
 
-        unlisten = wakeup.listen(hear)
-        self._park(waiter, timeout, unless=heard.is_set)
+        unsubscribe = wakeup.subscribe(on_set)
+        self._park(waiter, timeout, unless=was_set.is_set)
         gate.wait()
-        unlisten()
-        return heard.is_set()
+        unsubscribe()
+        return was_set.is_set()
 
     async def sleep(self, seconds: float) -> None:
         """Park this coroutine until time was advanced past `seconds`."""
@@ -73,15 +73,15 @@ class FakeClock:
 
         loop = asyncio.get_running_loop()
         done, turned = asyncio.Event(), threading.Event()
-        waiter = _Parked(
-            lambda: _wake_on(loop, done.set, turned.set),
+        waiter = _Waiter(
+            lambda: _wake_on_loop(loop, done.set, turned.set),
             lambda: turned.is_set() or not loop.is_running(),
         )
         self._park(waiter, seconds)
         try:
             await done.wait()
         finally:
-            self._leave(waiter)
+            self._unpark(waiter)
 
     @property
     def parked(self) -> int:
@@ -89,12 +89,12 @@ class FakeClock:
         with self._changed:
             return len(self._parked)
 
-    def await_parked(self, count: int, *, patience: float = 10.0) -> None:
-        """Return when exactly `count` waiters are parked; AssertionError after `patience` real
+    def await_parked(self, count: int, *, timeout: float = 10.0) -> None:
+        """Return when exactly `count` waiters are parked; AssertionError after `timeout` real
         seconds.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._parked) == count, patience):
+            if not self._changed.wait_for(lambda: len(self._parked) == count, timeout):
                 raise AssertionError(
                     f"expected {count} parked waiters, there are {len(self._parked)}"
                 )
@@ -114,7 +114,7 @@ class FakeClock:
             if parked is None:
                 self.await_parked(before)
             else:
-                self._settle(woken)
+                self._let_run(woken)
         self._move_to(target)
         self.await_parked(before if parked is None else parked)
 
@@ -125,7 +125,7 @@ class FakeClock:
         self._wall += seconds
 
     def _park(
-        self, waiter: _Parked, timeout: float | None, *, unless: Callable[[], bool] = lambda: False
+        self, waiter: _Waiter, timeout: float | None, *, unless: Callable[[], bool] = lambda: False
     ) -> None:
         with self._changed:
             waiter.due = inf if timeout is None else self._monotonic + max(timeout, 0.0)
@@ -135,7 +135,7 @@ class FakeClock:
                 self._parked.append(waiter)
                 self._changed.notify_all()
 
-    def _leave(self, waiter: _Parked) -> None:
+    def _unpark(self, waiter: _Waiter) -> None:
         with self._changed:
             if waiter in self._parked:
                 self._parked.remove(waiter)
@@ -150,7 +150,7 @@ class FakeClock:
             self._wall += moment - self._monotonic
             self._monotonic = moment
 
-    def _wake_due(self, moment: float) -> list[_Parked]:
+    def _wake_due(self, moment: float) -> list[_Waiter]:
         with self._changed:
             self._move_to(moment)
             woken = [waiter for waiter in self._parked if waiter.due <= moment]
@@ -159,24 +159,24 @@ class FakeClock:
             waiter.wake()
         return woken
 
-    def _settle(self, woken: list[_Parked], *, patience: float = 1.0) -> None:
+    def _let_run(self, woken: list[_Waiter], *, timeout: float = 1.0) -> None:
         """Let the woken ones do their work; one that blocks elsewhere is left behind after
-        `patience` real seconds.
+        `timeout` real seconds.
         """
-        until = time.monotonic() + patience
+        until = time.monotonic() + timeout
         with self._changed:
-            while not all(map(self._settled, woken)) and time.monotonic() < until:
+            while not all(map(self._has_run, woken)) and time.monotonic() < until:
                 self._changed.wait(0.001)  # the end of a thread notifies no one
 
-    def _settled(self, waiter: _Parked) -> bool:
-        if waiter.settled is not None:
-            return waiter.settled()
+    def _has_run(self, waiter: _Waiter) -> bool:
+        if waiter.has_run is not None:
+            return waiter.has_run()
         return not waiter.thread.is_alive() or any(
             waiter.thread is other.thread for other in self._parked
         )
 
 
-def _wake_on(
+def _wake_on_loop(
     loop: AbstractEventLoop,
     wake: Callable[[], None],
     turned: Callable[[], None],

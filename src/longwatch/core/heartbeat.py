@@ -14,12 +14,12 @@ class Heartbeat:
     and nothing is ever seen half-written.
     """
 
-    __slots__ = ("_beat_at", "_monotonic", "_moved")
+    __slots__ = ("_beat_at", "_last_progress", "_monotonic")
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._monotonic = (clock or SystemClock()).monotonic
         self._beat_at = self._monotonic()
-        self._moved: tuple[float, object] = (self._beat_at, None)
+        self._last_progress: tuple[float, object] = (self._beat_at, None)
 
     def beat(self, progress: object = None) -> None:
         """Give a sign of life; `progress` is whatever tells the owner's work apart from before
@@ -27,7 +27,7 @@ class Heartbeat:
         """
         self._beat_at = now = self._monotonic()
         if progress is not None:
-            self._moved = (now, progress)
+            self._last_progress = (now, progress)
 
     def elapsed(self) -> float:
         """Seconds since the last beat."""
@@ -39,9 +39,9 @@ class Heartbeat:
     @property
     def progress(self) -> object:
         """What the last beat with progress carried; None until then."""
-        return self._moved[1]
+        return self._last_progress[1]
 
     def progress_elapsed(self) -> float:
         """Seconds since the last beat with progress."""
-        last = self._moved[0]
+        last = self._last_progress[0]
         return self._monotonic() - last

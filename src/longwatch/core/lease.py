@@ -26,7 +26,7 @@ from math import isfinite
 from typing import Self
 
 
-class Verdict(StrEnum):
+class LeaseAction(StrEnum):
     """What the holder of a lease has to do now."""
 
     HOLD = auto()
@@ -43,13 +43,15 @@ class LeasePolicy:
     `renew_at` < `trust` < 1.
     """
 
-    duration: float
+    lease_seconds: float
     renew_at: float = 1 / 3
     trust: float = 0.8
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.duration) and self.duration > 0):
-            raise ValueError(f"duration must be a number of seconds above 0, not {self.duration}")
+        if not (isfinite(self.lease_seconds) and self.lease_seconds > 0):
+            raise ValueError(
+                f"duration must be a number of seconds above 0, not {self.lease_seconds}"
+            )
         if not 0 < self.renew_at <= 1 / 3:
             raise ValueError(
                 f"renew_at must be above 0 and at most 1/3, or one late renewal loses the "
@@ -76,28 +78,28 @@ class Lease:
 
     @property
     def trusted_until(self) -> float:
-        return self.granted_at + self.policy.duration * self.policy.trust
+        return self.granted_at + self.policy.lease_seconds * self.policy.trust
 
     @property
     def expires_at(self) -> float:
         """The earliest moment at which the store may give the row to someone else."""
-        return self.granted_at + self.policy.duration
+        return self.granted_at + self.policy.lease_seconds
 
     def next_renewal(self) -> float:
         """When the renewal comes due."""
-        return self.granted_at + self.policy.duration * self.policy.renew_at
+        return self.granted_at + self.policy.lease_seconds * self.policy.renew_at
 
-    def renew_due(self, now: float) -> bool:
+    def is_renewal_due(self, now: float) -> bool:
         return now >= self.next_renewal()
 
-    def trusted(self, now: float) -> bool:
+    def is_trusted(self, now: float) -> bool:
         """Whether work under this lease may go on; no longer at exactly `trusted_until`."""
         return now < self.trusted_until
 
-    def verdict(self, now: float) -> Verdict:
-        if not self.trusted(now):
-            return Verdict.STEP_DOWN
-        return Verdict.RENEW if self.renew_due(now) else Verdict.HOLD
+    def action(self, now: float) -> LeaseAction:
+        if not self.is_trusted(now):
+            return LeaseAction.STEP_DOWN
+        return LeaseAction.RENEW if self.is_renewal_due(now) else LeaseAction.HOLD
 
     def renewed(self, at: float) -> Self:
         """This lease after a confirmed renewal that was about to be sent `at`; a late answer to

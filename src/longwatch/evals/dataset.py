@@ -1,4 +1,7 @@
-"""Samples, and datasets of them: JSON lines in and out."""
+"""Samples, and datasets of them: JSON lines in and out.
+
+A dataset on its way to an EvalLoop.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,20 @@ from typing import Any
 
 import msgspec
 
-from longwatch.core.storable import is_storable
-from longwatch.errors import ConfigError, Fault, UsageError
+from longwatch.core.sanitize import is_storable
+from longwatch.errors import (
+    ConfigError,
+    Fault,
+    InvalidParameterError,
+    SerializationError,
+    UsageError,
+)
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.runtime.request import MainLoopRequest
 
-LONGEST_ID = 200
-_ID = f"text of 1 to {LONGEST_ID} characters"
-_MOST_FAULTS = 20
+MAX_ID_LENGTH = 200
+_ID_RULE = f"text of 1 to {MAX_ID_LENGTH} characters"
+_MAX_FAULTS = 20
 """Faults that are told at once."""
 
 
@@ -36,7 +47,7 @@ class Dataset(Sequence[Sample]):
     def __init__(self, samples: Iterable[Sample], *, name: str = "dataset") -> None:
         self.name = name
         self._samples = tuple(samples)
-        if faults := list(islice(_faults(self._samples, name), _MOST_FAULTS)):
+        if faults := list(islice(_faults(self._samples, name), _MAX_FAULTS)):
             raise ConfigError(*faults)
 
     @classmethod
@@ -44,14 +55,14 @@ class Dataset(Sequence[Sample]):
         """From a file with one JSON object a line: `{"id": …, "input": …, "expected": …}`. Empty
         lines are passed over.
         """
-        where = Path(path)
+        file = Path(path)
         try:
-            text = where.read_bytes()
+            text = file.read_bytes()
         except OSError as error:
             raise UsageError(
-                f"the dataset {where} cannot be read: {(error.strerror or str(error)).lower()}"
+                f"the dataset {file} cannot be read: {(error.strerror or str(error)).lower()}"
             ) from None
-        return cls(_read(text, str(where)), name=str(where))
+        return cls(_parse_samples(text, str(file)), name=str(file))
 
     def save(self, path: str | Path) -> None:
         """To a file that `load` reads."""
@@ -90,22 +101,26 @@ def _faults(samples: Sequence[Sample], name: str) -> Iterator[Fault]:
             name, "has no samples", 'write at least one: {"id": "1", "input": "…", "expected": "…"}'
         )
     wrong = next(
-        (number for number, each in enumerate(samples, 1) if not _is_id(getattr(each, "id", None))),
+        (
+            number
+            for number, each in enumerate(samples, 1)
+            if not _is_valid_id(getattr(each, "id", None))
+        ),
         None,
     )
     if wrong is not None:
         yield Fault(
             name,
             f"has as number {wrong} no Sample with an id: {repr(samples[wrong - 1])[:80]}",
-            f"an id is {_ID}",
+            f"an id is {_ID_RULE}",
         )
         return
-    for twice, times in Counter(sample.id for sample in samples).items():
-        if times > 1:
-            yield Fault(name, f"has {times} samples with the id {twice!r}", "give each its own")
+    for duplicate, count in Counter(sample.id for sample in samples).items():
+        if count > 1:
+            yield Fault(name, f"has {count} samples with the id {duplicate!r}", "give each its own")
 
 
-def _read(data: bytes, where: str) -> list[Sample]:
+def _parse_samples(data: bytes, source: str) -> list[Sample]:
     """Every line, or ConfigError with the number of each that is none."""
     samples: list[Sample] = []
     faults: list[Fault] = []
@@ -114,29 +129,29 @@ def _read(data: bytes, where: str) -> list[Sample]:
         if not line.strip():
             continue
         try:
-            sample = _sample(line)
+            sample = _parse_sample(line)
         except ValueError as error:
-            faults.append(Fault(f"{where}:{number}", str(error)))
+            faults.append(Fault(f"{source}:{number}", str(error)))
             continue
         first = seen.setdefault(sample.id, number)
         if first != number:
             faults.append(
                 Fault(
-                    f"{where}:{number}",
+                    f"{source}:{number}",
                     f"has the id {sample.id!r}, which line {first} has too",
                     "give each its own",
                 )
             )
         samples.append(sample)
     if faults:
-        more = len(faults) - _MOST_FAULTS
+        more = len(faults) - _MAX_FAULTS
         raise ConfigError(
-            *faults[:_MOST_FAULTS], *([Fault(where, f"and {more} more")] if more > 0 else [])
+            *faults[:_MAX_FAULTS], *([Fault(source, f"and {more} more")] if more > 0 else [])
         )
     return samples
 
 
-def _sample(line: bytes) -> Sample:
+def _parse_sample(line: bytes) -> Sample:
     """ValueError in plain words for a line that is no sample."""
     try:
         found = msgspec.json.decode(line)
@@ -149,10 +164,45 @@ def _sample(line: bytes) -> Sample:
     if unknown := sorted(found.keys() - {"id", "input", "expected"}):
         raise ValueError(f"has {', '.join(unknown)}, which no sample has; put it into input")
     identity = str(found["id"]) if type(found["id"]) is int else found["id"]
-    if not _is_id(identity):
-        raise ValueError(f"has an id that is not {_ID}, nor a whole number")
+    if not _is_valid_id(identity):
+        raise ValueError(f"has an id that is not {_ID_RULE}, nor a whole number")
     return Sample(identity, found["input"], found.get("expected"))
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_ID and is_storable(value)
+def _is_valid_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH and is_storable(value)
+
+
+_SEND_ERRORS = (SerializationError, InvalidParameterError)
+
+
+def submit_dataset(
+    dataset: Dataset | Iterable[Sample],
+    requests: Mailbox[Any],
+    *,
+    reply_to: Mailbox[Any] | str,
+    tx: Any = None,
+) -> list[str]:
+    """Send every sample, or none, to be answered to `reply_to`; the ids of the messages, in the
+    order of the samples.
+    """
+    samples = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+    bodies = [MainLoopRequest(sample, sample.id) for sample in samples]
+    try:
+        return requests.send_many(bodies, reply_to=reply_to, tx=tx)
+    except _SEND_ERRORS as error:
+        if (unsendable := _first_unsendable(bodies, requests)) is None:
+            raise
+        raise type(error)(f"sample {unsendable!r} cannot be sent: {error}") from None
+
+
+def _first_unsendable(
+    bodies: Iterable[MainLoopRequest[Sample]], requests: Mailbox[Any]
+) -> str | None:
+    """The first that the mailbox does not take."""
+    for body in bodies:
+        try:
+            requests.codec.encode(body)
+        except _SEND_ERRORS:
+            return body.request_id
+    return None

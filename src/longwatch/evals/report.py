@@ -1,18 +1,20 @@
-"""What a loop is worth on a dataset: numbers over all samples, and the ones to look at."""
+"""What a loop is worth on a dataset: numbers over all samples, and the ones to look at.
+
+Two reports of one dataset, side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from longwatch.errors import UsageError
-from longwatch.evals.collecting import Collected
 from longwatch.evals.dataset import Dataset
-from longwatch.evals.results import Ended, EvalResult
+from longwatch.evals.results import CollectedResults, EvalResult, SampleEnd
 
 
 class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +35,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, dataset: Dataset, collected: Collected, *, run: str = "", subject: str = ""
+        cls, dataset: Dataset, collected: CollectedResults, *, run: str = "", subject: str = ""
     ) -> EvalReport:
         return cls(
             run=run,
@@ -59,10 +61,10 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def save(self, path: str | Path) -> None:
         """As JSON, or as Markdown if its name ends in .md."""
-        where = Path(path)
-        where.write_text(
+        file = Path(path)
+        file.write_text(
             self.to_markdown(), encoding="utf-8"
-        ) if where.suffix == ".md" else where.write_bytes(self.to_json())
+        ) if file.suffix == ".md" else file.write_bytes(self.to_json())
 
     # --- numbers ---
 
@@ -96,7 +98,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def errors(self) -> list[EvalResult]:
         """Without a score: the loop raised, or its process died."""
-        return [result for result in self.results if result.ended is not Ended.SCORED]
+        return [result for result in self.results if result.ended is not SampleEnd.SCORED]
 
     def latency(self, quantile: float) -> float | None:
         """Seconds of the loop, by nearest rank; None if nothing was measured."""
@@ -140,9 +142,9 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(
             [
                 *lines,
-                *self._listed("Failures", self.failures),
-                *self._listed("Errors", self.errors),
-                *self._missing(),
+                *self._result_table("Failures", self.failures),
+                *self._result_table("Errors", self.errors),
+                *self._missing_list(),
                 "",
             ]
         )
@@ -157,16 +159,16 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
             ("errors", str(len(self.errors))),
             ("missing", str(len(self.missing))),
             ("mean score", f"{self.mean_score:.3f}"),
-            ("latency p50", _shown_seconds(p50)),
-            ("latency p95", _shown_seconds(p95)),
+            ("latency p50", _format_seconds(p50)),
+            ("latency p95", _format_seconds(p95)),
         ]
 
-    def _listed(self, title: str, results: Sequence[EvalResult]) -> list[str]:
+    def _result_table(self, title: str, results: Sequence[EvalResult]) -> list[str]:
         if not results:
             return []
         rows = [
-            f"| {cell(result.sample_id)} | {result.ended} | {_score(result)} | "
-            f"{cell(why(result))} |"
+            f"| {table_cell(result.sample_id)} | {result.ended} | {_format_score(result)} | "
+            f"{table_cell(failure_reason(result))} |"
             for result in results
         ]
         return [
@@ -178,15 +180,15 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
             *rows,
         ]
 
-    def _missing(self) -> list[str]:
+    def _missing_list(self) -> list[str]:
         return (
-            ["", "## Missing", "", *(f"- {cell(each)}" for each in self.missing)]
+            ["", "## Missing", "", *(f"- {table_cell(each)}" for each in self.missing)]
             if self.missing
             else []
         )
 
 
-def why(result: EvalResult) -> str:
+def failure_reason(result: EvalResult) -> str:
     """Why a sample did not pass."""
     return result.error or (result.score.reason if result.score else "") or ""
 
@@ -199,16 +201,103 @@ def percentile(values: Iterable[float], quantile: float) -> float | None:
     return ordered[min(max(-int(-quantile * len(ordered) // 1) - 1, 0), len(ordered) - 1)]
 
 
-def _score(result: EvalResult) -> str:
+def _format_score(result: EvalResult) -> str:
     return "–" if result.score is None else f"{result.score.value:.2f}"
 
 
-def _shown_seconds(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def cell(text: str) -> str:
+def table_cell(text: str) -> str:
     """On one line, and nothing in it that ends a cell."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+class Comparison(NamedTuple):
+    """What is different in the second of two reports."""
+
+    before: EvalReport
+    after: EvalReport
+    improved: list[str]
+    """Samples that pass now and did not."""
+    regressed: list[str]
+    """Samples that passed and do not now."""
+
+    @classmethod
+    def of(cls, before: EvalReport, after: EvalReport) -> Comparison:
+        """UsageError for reports of different datasets."""
+        if before.digest != after.digest:
+            raise UsageError(
+                f"these are reports of different datasets ({before.dataset}, {before.samples} "
+                f"samples; {after.dataset},"
+                f" {after.samples} samples); run both on the same one"
+            )
+        passed_before = {result.sample_id for result in before.results if result.passed}
+        passed_after = {result.sample_id for result in after.results if result.passed}
+        return cls(
+            before,
+            after,
+            sorted(passed_after - passed_before),
+            sorted(passed_before - passed_after),
+        )
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Each figure: its name, before, after, and the difference."""
+        before, after = self.before.summary(), self.after.summary()
+        return [
+            (
+                name,
+                format_number(before[key]),
+                format_number(after[key]),
+                _difference(before[key], after[key], format_number),
+            )
+            for key, name, format_number in _COMPARED
+        ]
+
+    def to_markdown(self) -> str:
+        lines = [f"# {self.before.run or 'before'} → {self.after.run or 'after'}", ""]
+        lines += ["| what | before | after | difference |", "|---|---:|---:|---:|"]
+        lines += [f"| {' | '.join(row)} |" for row in self.rows()]
+        for title, ids in (("Improved", self.improved), ("Regressed", self.regressed)):
+            lines += ["", f"## {title}: {len(ids)}", "", *(f"- {table_cell(each)}" for each in ids)]
+        return "\n".join([*lines, ""])
+
+
+def _format_count(number: float | None) -> str:
+    return "–" if number is None else f"{number:g}"
+
+
+def _format_percent(number: float | None) -> str:
+    return "–" if number is None else f"{number:.1%}"
+
+
+def _format_value(number: float | None) -> str:
+    return "–" if number is None else f"{number:.3f}"
+
+
+def _format_milliseconds(number: float | None) -> str:
+    return "–" if number is None else f"{number * 1000:.1f} ms"
+
+
+_COMPARED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("passed", "passed", _format_count),
+    ("failed", "failed", _format_count),
+    ("errors", "errors", _format_count),
+    ("missing", "missing", _format_count),
+    ("pass_rate", "pass rate", _format_percent),
+    ("mean_score", "mean score", _format_value),
+    ("latency_p50", "latency p50", _format_milliseconds),
+    ("latency_p95", "latency p95", _format_milliseconds),
+)
+
+
+def _difference(
+    before: float | None, after: float | None, format_number: Callable[[float | None], str]
+) -> str:
+    if before is None or after is None:
+        return "–"
+    sign = "+" if after > before else "-" if after < before else "±"
+    return f"{sign}{format_number(abs(after - before))}"

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.work.context import WorkContext
-from longwatch.work.user_context import IdentifiedLogger, UserContext
+from longwatch.engine.context import IdentifiedLogger, RowContext, UserContext
 
 _LOGGER = logging.getLogger("longwatch.flow")
 
@@ -22,23 +21,23 @@ class FlowContext(UserContext):
     `progress_timeout_seconds` has to call it.
     """
 
-    __slots__ = ("_clock", "deadline", "execution", "last_words", "node", "progressed_at")
+    __slots__ = ("_clock", "deadline", "diagnostics", "execution", "node", "progressed_at")
 
-    def __init__(self, work: WorkContext, *, deadline: Deadline, clock: Clock) -> None:
-        super().__init__(work)
-        self.execution: str = work.leased.item.id
-        self.node: str = work.leased.item.node
+    def __init__(self, row_context: RowContext, *, deadline: Deadline, clock: Clock) -> None:
+        super().__init__(row_context)
+        self.execution: str = row_context.claimed.item.id
+        self.node: str = row_context.claimed.item.node
         self.deadline = deadline
         self.progressed_at = clock.monotonic()
         """When it last said that it moves; from its beginning until then."""
-        self.last_words: Callable[[], str] = str
+        self.diagnostics: Callable[[], str] = str
         """For who gives it up: what can be told of where its code is; answers within a second."""
         self._clock = clock
 
     def beat(self, progress: object = None) -> None:
         """Say that the work moves, and with `progress` how far it is."""
         self.progressed_at = self._clock.monotonic()
-        self._work.beat(progress)
+        self._row_context.beat(progress)
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

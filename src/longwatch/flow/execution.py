@@ -16,18 +16,18 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
-from longwatch.flow.advancing import Next, advance
-from longwatch.flow.explaining import Explanation, explained, lost, survey
+from longwatch.flow.execution_state import LEASED, AttemptEndCause, ExecutionState
+from longwatch.flow.explanation import Explanation, explain, node_statuses, unreachable_nodes
 from longwatch.flow.graph import Graph
-from longwatch.flow.records import Kind, Lessee, changes_of
-from longwatch.flow.standing import LEASED, Cause, Standing
+from longwatch.flow.propagation import NodeStatus, propagate
+from longwatch.flow.records import EagerLeaseTarget, GraphId, change_channel
 from longwatch.store.database import Row, Transaction
 
 if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
 
-_SOON = 0.9
+_NOTIFIED_WITHIN = 0.9
 """Seconds within which somebody who is woken was told; later it may be that stores wake
 everybody now and then.
 """
@@ -68,12 +68,12 @@ class Computation(NamedTuple):
     releases: int
 
     @classmethod
-    def read(cls, row: Row) -> Self:
+    def from_row(cls, row: Row) -> Self:
         return cls(*row)._replace(computed_with=msgspec.json.decode(row[4]))
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ExecutionSummary:
     """An execution in a list. `number` is its place in the order of their making."""
 
     id: str
@@ -90,7 +90,7 @@ class Summary:
     values: int
 
     @classmethod
-    def read(cls, row: Row) -> Self:
+    def from_row(cls, row: Row) -> Self:
         return replace(cls(*row), cancelled=bool(row[4]))
 
     @property
@@ -110,13 +110,13 @@ class Execution:
     thread; nothing is kept here.
     """
 
-    def __init__(self, flow: Flow, name: str, number: int, kind: Kind) -> None:
-        self.id = name
-        self.graph = kind.graph
-        self.version = kind.version
+    def __init__(self, flow: Flow, execution_id: str, number: int, graph_id: GraphId) -> None:
+        self.id = execution_id
+        self.graph = graph_id.graph
+        self.version = graph_id.version
         self._flow = flow
         self._number = number
-        self._kind = kind
+        self._graph_id = graph_id
 
     # --- inputs ---
 
@@ -126,11 +126,11 @@ class Execution:
 
         Values that are the same as before change nothing.
         """
-        texts = self._flow.texts(self._kind, {**(values or {}), **named})
+        encoded = self._flow.encode_inputs(self._graph_id, {**(values or {}), **named})
 
-        def work(standing: Standing) -> None:
-            for node, text in texts.items():
-                standing.put(node, text)
+        def work(state: ExecutionState) -> None:
+            for node, text in encoded.items():
+                state.set_value(node, text)
 
         return self._change(work)
 
@@ -141,9 +141,9 @@ class Execution:
         for node in nodes:
             self._definition.require_input(node)
 
-        def work(standing: Standing) -> None:
+        def work(state: ExecutionState) -> None:
             for node in nodes:
-                standing.unset(node)
+                state.unset_value(node)
 
         return self._change(work)
 
@@ -165,7 +165,7 @@ class Execution:
         """
         self._definition.node(node)
         if not wait:
-            return self._present(node, newer_than)
+            return self._get_present(node, newer_than)
         return self._wait(node, newer_than, timeout)
 
     def value(self, node: str) -> Value | None:
@@ -173,30 +173,28 @@ class Execution:
         it is not set.
         """
         self._definition.node(node)
-        return self._value(self._standing(), node)
+        return self._value(self._load_state(), node)
 
     def values(self) -> dict[str, Any]:
         """Everything that is set, by node."""
-        standing = self._standing()
-        return {
-            node: standing.value(node) for node in self._definition.nodes if standing.is_set(node)
-        }
+        state = self._load_state()
+        return {node: state.value(node) for node in self._definition.nodes if state.is_set(node)}
 
     @property
     def revision(self) -> int:
-        return self._standing().revision
+        return self._load_state().revision
 
     # --- what it is at ---
 
     def computations(self) -> list[Computation]:
         """Every attempt, oldest first."""
-        query = self._flow.records.sql["attempts"]
+        query = self._flow.records.sql["attempts_of_execution"]
         rows = self._flow.database.read(lambda tx: tx.rows(query, {"execution": self._number}))
-        return [Computation.read(row) for row in rows]
+        return [Computation.from_row(row) for row in rows]
 
     def explain(self) -> Explanation:
         """For every node, what it waits for, met and unmet."""
-        return explained(self._definition, self._standing())
+        return explain(self._definition, self._load_state())
 
     # --- by hand ---
 
@@ -206,24 +204,24 @@ class Execution:
         """
         self._require_computed(node)
 
-        def work(standing: Standing) -> None:
-            if standing.cancelled:
-                raise self._is_over()
-            attempt, stored = standing.open.get(node), standing.nodes.get(node)
-            if attempt is not None and attempt.held == LEASED:
+        def work(state: ExecutionState) -> None:
+            if state.cancelled:
+                raise self._cancelled_error()
+            attempt, record = state.open_attempts.get(node), state.nodes.get(node)
+            if attempt is not None and attempt.lease_state == LEASED:
                 raise UsageError(
                     f"node {node!r} of {self.id} is being computed; abandon it first, or wait"
                 )
-            if attempt is None and not (stored is not None and stored.failed):
+            if attempt is None and not (record is not None and record.failed):
                 raise UsageError(
                     f"node {node!r} of {self.id} was not given up, so there is nothing to "
                     f"retry; explain() says how it stands"
                 )
             if attempt is not None:
-                standing.call_off(attempt, Cause.ASKED)
-            if stored is not None:
-                stored.start_over(None)
-                standing.changed.add(node)
+                state.cancel_attempt(attempt, AttemptEndCause.ASKED)
+            if record is not None:
+                record.reset_attempts(None)
+                state.changed_nodes.add(node)
 
         return self._change(work)
 
@@ -233,35 +231,35 @@ class Execution:
         """
         self._require_computed(node)
 
-        def work(standing: Standing) -> None:
-            if standing.cancelled:
-                raise self._is_over()
-            attempt = standing.open.get(node)
+        def work(state: ExecutionState) -> None:
+            if state.cancelled:
+                raise self._cancelled_error()
+            attempt = state.open_attempts.get(node)
             if attempt is None:
                 raise UsageError(
                     f"node {node!r} of {self.id} has no open attempt to abandon; explain() "
                     f"says how it stands"
                 )
-            if attempt.held != LEASED:
+            if attempt.lease_state != LEASED:
                 raise UsageError(
                     f"node {node!r} of {self.id} waits for a worker, nobody is at it; "
                     f"explain() says how it stands"
                 )
-            standing.end(attempt, Cause.ASKED, error="abandoned by hand")
+            state.fail(attempt, AttemptEndCause.ASKED, error="abandoned by hand")
 
         return self._change(work)
 
     def cancel(self) -> int:
         """Call off everything that is open, for good; values stay. The revision."""
 
-        def work(standing: Standing) -> None:
-            standing.cancelled = True
+        def work(state: ExecutionState) -> None:
+            state.cancelled = True
 
         def cancel(tx: Transaction) -> None:
-            tx.execute(self._flow.records.sql["cancel"], {"execution": self._number})
-            tx.announce(changes_of(self.id))
+            tx.execute(self._flow.records.sql["cancel_execution"], {"execution": self._number})
+            tx.notify(change_channel(self.id))
 
-        return self._change(work, beside=cancel)
+        return self._change(work, also=cancel)
 
     def __repr__(self) -> str:
         return f"<Execution {self.id} of {self.graph} {self.version}>"
@@ -270,9 +268,9 @@ class Execution:
 
     @property
     def _definition(self) -> Graph:
-        return self._flow.registry.graphs[self._kind]
+        return self._flow.registry.graphs[self._graph_id]
 
-    def _is_over(self) -> UsageError:
+    def _cancelled_error(self) -> UsageError:
         return UsageError(f"execution {self.id} was cancelled and changes no more; start another")
 
     def _require_computed(self, node: str) -> None:
@@ -283,48 +281,52 @@ class Execution:
 
     def _change(
         self,
-        work: Callable[[Standing], None],
+        change: Callable[[ExecutionState], None],
         *,
-        beside: Callable[[Transaction], None] = lambda _: None,
+        also: Callable[[Transaction], None] = lambda _: None,
     ) -> int:
         """Change it and bring it up to date, in one transaction; the revision it is at then."""
-        registered = self._flow.registry.registered()[self._kind]
+        registered = self._flow.registry.registered()[self._graph_id]
         records = self._flow.records
 
-        def transaction(tx: Transaction, lessee: Lessee | None) -> tuple[int, Standing]:
-            standing = self._loaded(records.load(tx, [self._number]))
-            was_cancelled = standing.cancelled
-            work(standing)
-            beside(tx)
-            if was_cancelled and standing.is_touched:
-                raise self._is_over()
-            advance(registered.graph, standing, registered.lanes)
-            records.save(tx, [standing], {standing.number: self._kind}, lessee)
-            return standing.revision, standing
+        def transaction(
+            tx: Transaction, eager_lease: EagerLeaseTarget | None
+        ) -> tuple[int, ExecutionState]:
+            state = self._require_loaded(records.load(tx, [self._number]))
+            was_cancelled = state.cancelled
+            change(state)
+            also(tx)
+            if was_cancelled and state.needs_write:
+                raise self._cancelled_error()
+            propagate(registered.graph, state, registered.queue_by_node)
+            records.save(tx, [state], {state.number: self._graph_id}, eager_lease)
+            return state.revision, state
 
-        return self._flow.hands.write(self._flow.database, self._kind, transaction)
+        return self._flow.local_workers.write(self._flow.database, self._graph_id, transaction)
 
-    def _standing(self) -> Standing:
+    def _load_state(self) -> ExecutionState:
         loaded = self._flow.database.read(
-            lambda tx: self._flow.records.load(tx, [self._number], to_change=False)
+            lambda tx: self._flow.records.load(tx, [self._number], for_update=False)
         )
-        return self._loaded(loaded)
+        return self._require_loaded(loaded)
 
-    def _loaded(self, loaded: Mapping[int, tuple[Standing, Kind]]) -> Standing:
+    def _require_loaded(
+        self, loaded: Mapping[int, tuple[ExecutionState, GraphId]]
+    ) -> ExecutionState:
         if self._number not in loaded:
             raise UnknownExecutionError(
                 f"there is no execution {self.id!r} any more; its store was restored or emptied"
             )
         return loaded[self._number][0]
 
-    def _value(self, standing: Standing, node: str) -> Value | None:
-        if not standing.is_set(node):
+    def _value(self, state: ExecutionState, node: str) -> Value | None:
+        if not state.is_set(node):
             return None
         is_input = self._definition.nodes[node].is_input
-        fresh = is_input or survey(self._definition, standing)[node] is Next.FRESH
-        return Value(standing.value(node), standing.revision_of(node), fresh)
+        fresh = is_input or node_statuses(self._definition, state)[node] is NodeStatus.FRESH
+        return Value(state.value(node), state.revision_of(node), fresh)
 
-    def _present(self, node: str, newer_than: int | None) -> Any:
+    def _get_present(self, node: str, newer_than: int | None) -> Any:
         found = self.value(node)
         if found is None or (newer_than is not None and found.revision <= newer_than):
             raise NotSetError(
@@ -333,70 +335,77 @@ class Execution:
             )
         return found.value
 
-    def _awaited(self, node: str, newer_than: int | None, *, is_told: bool) -> Value | None:
+    def _poll_value(self, node: str, newer_than: int | None, *, was_notified: bool) -> Value | None:
         """What is waited for, if it is there; ComputationFailedError if it will not come."""
-        standing = self._flow.database.read(lambda tx: self._looked_at(tx, node, is_told=is_told))
-        if standing is None:
+        state = self._flow.database.read(
+            lambda tx: self._load_if_relevant(tx, node, was_notified=was_notified)
+        )
+        if state is None:
             return None
-        found = self._value(standing, node)
+        found = self._value(state, node)
         if (
             found is not None
             and found.fresh
             and (newer_than is None or found.revision > newer_than)
         ):
             return found
-        self._require_hope(standing, node)
+        self._require_attainable(state, node)
         return None
 
-    def _looked_at(self, tx: Transaction, node: str, *, is_told: bool) -> Standing | None:
+    def _load_if_relevant(
+        self, tx: Transaction, node: str, *, was_notified: bool
+    ) -> ExecutionState | None:
         """Unless somebody has told, with a glance first, which costs a fraction of a look: most
         end there, nothing to be seen.
         """
-        if not is_told:
+        if not was_notified:
             rows = tx.rows(
-                self._flow.records.sql["glance"], {"execution": self._number, "node": node}
+                self._flow.records.sql["may_have_value"], {"execution": self._number, "node": node}
             )
             if rows and not rows[0][0]:
                 return None
-        return self._loaded(self._flow.records.load(tx, [self._number], to_change=False))
+        return self._require_loaded(self._flow.records.load(tx, [self._number], for_update=False))
 
-    def _require_hope(self, standing: Standing, node: str) -> None:
-        if standing.cancelled:
+    def _require_attainable(self, state: ExecutionState, node: str) -> None:
+        if state.cancelled:
             raise ComputationFailedError(
                 f"node {node!r} of {self.id} will get no value: the execution was cancelled"
             )
-        culprit = lost(self._definition, standing).get(node)
-        if culprit is not None:
-            stored = standing.nodes[culprit]
-            who = "it" if culprit == node else f"{culprit!r}, which it waits for,"
+        failed_node = unreachable_nodes(self._definition, state).get(node)
+        if failed_node is not None:
+            record = state.nodes[failed_node]
+            subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
             raise ComputationFailedError(
-                f"node {node!r} of {self.id} will get no value: {who} failed {stored.spent} "
-                f"times: {stored.error};"
+                f"node {node!r} of {self.id} will get no value: {subject} failed "
+                f"{record.failed_attempts} "
+                f"times: {record.error};"
                 f" `retry` has it tried again"
             )
 
     def _wait(self, node: str, newer_than: int | None, timeout: float | None) -> Any:
-        clock, deadline, is_told = (
+        clock, deadline, was_notified = (
             self._flow.clock,
             Deadline.after(timeout, self._flow.clock),
             False,
         )
-        with self._flow.waiting(self.id, node) as news:
+        with self._flow.waiting(self.id, node) as waiter:
             while True:
-                news.clear()
-                if (told := news.take()) is not None and (
-                    newer_than is None or told.revision > newer_than
+                waiter.clear()
+                if (computed := waiter.take()) is not None and (
+                    newer_than is None or computed.revision > newer_than
                 ):
-                    return msgspec.json.decode(told.text)
-                found = self._awaited(node, newer_than, is_told=is_told)
+                    return msgspec.json.decode(computed.json)
+                found = self._poll_value(node, newer_than, was_notified=was_notified)
                 if found is not None:
                     return found.value
                 if deadline.expired:
-                    waits = self.explain().line(node)
+                    explanation = self.explain().describe(node)
                     raise DeadlineExceededError(
-                        f"node {node!r} of {self.id} has no value after {timeout:g} s; {waits}"
+                        f"node {node!r} of {self.id} has no value after {timeout:g} s; "
+                        f"{explanation}"
                     )
                 began = clock.monotonic()
-                is_told = (
-                    clock.wait(news, deadline.remaining()) and clock.monotonic() - began < _SOON
+                was_notified = (
+                    clock.wait(waiter, deadline.remaining())
+                    and clock.monotonic() - began < _NOTIFIED_WITHIN
                 )

@@ -11,23 +11,23 @@ from typing import Any, Self
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnknownExecutionError, UsageError
-from longwatch.flow.advancing import advance
-from longwatch.flow.calling import VALUES
-from longwatch.flow.execution import Execution, Summary
+from longwatch.flow.claim_source import FlowClaimSource
+from longwatch.flow.eager_lease import LocalWorkers
+from longwatch.flow.execution import Execution, ExecutionSummary
+from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.graph import Graph
-from longwatch.flow.hands import Hands
-from longwatch.flow.records import Kind, Lessee, Records, changes_of
+from longwatch.flow.invocation import VALUE_CODEC
+from longwatch.flow.propagation import propagate
+from longwatch.flow.records import EagerLeaseTarget, GraphId, Records, change_channel
 from longwatch.flow.registry import Registry
-from longwatch.flow.source import FlowSource
-from longwatch.flow.standing import Standing
-from longwatch.flow.sweeping import Run
+from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
 from longwatch.flow.worker import FlowWorker
 from longwatch.store.database import Database, Transaction
-from longwatch.store.opening import SQL_SCHEMES, open_database, url_hint
+from longwatch.store.url import SQL_SCHEMES, open_database, suggest_url
 
-_NEWEST = 2**62
-LONGEST_KEY = 1000
+_ABOVE_ALL = 2**62
+MAX_IDEMPOTENCY_KEY_LENGTH = 1000
 
 
 class Flow:
@@ -46,15 +46,15 @@ class Flow:
         auto_migrate: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self.database = _found(store, auto_migrate=auto_migrate)
+        self.database = _open_store(store, auto_migrate=auto_migrate)
         self.clock = clock or SystemClock()
         self.records = Records(self.database.dialect)
         self.registry = Registry(self.database, self.records, graphs)
-        self.hands = Hands()
+        self.local_workers = LocalWorkers()
         self.waiters = Waiters()
         self.closed = False
         """Whether it was closed, and with it the store that it had opened."""
-        self._is_ours = not isinstance(store, Database)
+        self._owns_database = not isinstance(store, Database)
 
     # --- executions ---
 
@@ -71,55 +71,59 @@ class Flow:
         """A new execution with these inputs set. With a key that an execution of this graph
         bears: that one, as it is.
         """
-        kind = self.registry.find(graph, version)
-        texts = self.texts(kind, {**(inputs or {}), **named})
-        key = _checked_key(idempotency_key)
-        registered = self.registry.registered()[kind]
-        name = secrets.token_hex(8)
+        graph_id = self.registry.find(graph, version)
+        encoded = self.encode_inputs(graph_id, {**(inputs or {}), **named})
+        key = _validate_key(idempotency_key)
+        registered = self.registry.registered()[graph_id]
+        execution_id = secrets.token_hex(8)
 
         def work(
-            tx: Transaction, lessee: Lessee | None
-        ) -> tuple[tuple[Standing, Kind], Standing | None]:
-            standing = Standing(0, name)
-            for node, text in texts.items():
-                standing.put(node, text)
-            advance(registered.graph, standing, registered.lanes)
-            if self.records.start(tx, standing, kind, key, lessee):
-                return (standing, kind), standing
-            [(number, first, its_version)] = tx.rows(
-                self.records.sql["with_key"], {"graph": graph, "key": key}
+            tx: Transaction, eager_lease: EagerLeaseTarget | None
+        ) -> tuple[tuple[ExecutionState, GraphId], ExecutionState | None]:
+            state = ExecutionState(0, execution_id)
+            for node, text in encoded.items():
+                state.set_value(node, text)
+            propagate(registered.graph, state, registered.queue_by_node)
+            if self.records.start(tx, state, graph_id, key, eager_lease):
+                return (state, graph_id), state
+            [(number, first_id, its_version)] = tx.rows(
+                self.records.sql["execution_by_key"], {"graph": graph, "key": key}
             )
-            return (Standing(number, first), Kind(graph, its_version)), None
+            return (ExecutionState(number, first_id), GraphId(graph, its_version)), None
 
-        found, its = self.hands.write(self.database, kind, work)
+        found, found_id = self.local_workers.write(self.database, graph_id, work)
         if not found.number:  # the answer was lost with the connection
             return self.execution(found.id)
-        return Execution(self, found.id, found.number, self.registry.find(*its))
+        return Execution(self, found.id, found.number, self.registry.find(*found_id))
 
-    def execution(self, name: str) -> Execution:
+    def execution(self, execution_id: str) -> Execution:
         """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if
         its graph is not known here.
         """
-        rows = self.database.read(lambda tx: tx.rows(self.records.sql["find"], {"id": name}))
+        rows = self.database.read(
+            lambda tx: tx.rows(self.records.sql["execution_by_id"], {"id": execution_id})
+        )
         if not rows:
             raise UnknownExecutionError(
-                f"there is no execution {name!r} in {mask_text(self.database.url)}"
+                f"there is no execution {execution_id!r} in {mask_text(self.database.url)}"
             )
         number, graph, version = rows[0][:3]
-        return Execution(self, name, number, self.registry.find(graph, version))
+        return Execution(self, execution_id, number, self.registry.find(graph, version))
 
     def executions(
         self, *, graph: str | None = None, limit: int = 100, before: int | None = None
-    ) -> list[Summary]:
+    ) -> list[ExecutionSummary]:
         """The newest first; `before` is the `number` of the last of the page before."""
         page = {
             "graph": graph or "",
-            "before": _NEWEST if before is None else before,
+            "before": _ABOVE_ALL if before is None else before,
             "limit": limit,
         }
         return [
-            Summary.read(row)
-            for row in self.database.read(lambda tx: tx.rows(self.records.sql["newest"], page))
+            ExecutionSummary.from_row(row)
+            for row in self.database.read(
+                lambda tx: tx.rows(self.records.sql["newest_executions"], page)
+            )
         ]
 
     # --- work ---
@@ -132,17 +136,19 @@ class Flow:
         """Bring back what dead workers held, and go on with what nobody goes on with, now; how
         many rows that was.
         """
-        return FlowSource(self.database, self.registry, clock=self.clock).sweeping.make_all()
+        return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.sweep_all()
 
-    def sweeps(self, *, limit: int = 100) -> list[Run]:
+    def sweeps(self, *, limit: int = 100) -> list[SweepRun]:
         """The latest sweeps of any worker."""
-        return FlowSource(self.database, self.registry, clock=self.clock).sweeping.runs(limit=limit)
+        return FlowClaimSource(self.database, self.registry, clock=self.clock).sweeper.runs(
+            limit=limit
+        )
 
     # --- its own life ---
 
     def close(self) -> None:
         """Close the store, if this Flow has opened it; idempotent."""
-        if self._is_ours:
+        if self._owns_database:
             self.closed = True
             self.database.close()
 
@@ -160,19 +166,19 @@ class Flow:
     def __repr__(self) -> str:
         return (
             f"<Flow {mask_text(self.database.url)}: "
-            f"{', '.join(kind.graph for kind in self.registry.graphs) or 'no graphs'}>"
+            f"{', '.join(graph_id.graph for graph_id in self.registry.graphs) or 'no graphs'}>"
         )
 
     # --- for executions ---
 
-    def texts(self, kind: Kind, values: Mapping[str, Any]) -> dict[str, str]:
+    def encode_inputs(self, graph_id: GraphId, values: Mapping[str, Any]) -> dict[str, str]:
         """Values of inputs as JSON; UsageError for a node that is none, SerializationError for
         what cannot be kept.
         """
-        graph = self.registry.graphs[kind]
+        graph = self.registry.graphs[graph_id]
         for name in values:
             graph.require_input(name)
-        return {name: VALUES.encode(value).decode() for name, value in values.items()}
+        return {name: VALUE_CODEC.encode(value).decode() for name, value in values.items()}
 
     @contextmanager
     def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
@@ -181,7 +187,7 @@ class Flow:
         """
         with self.waiters.waiting(execution, node) as waiter:
             leave = self.database.listen(
-                (changes_of(execution, node), changes_of(execution)), waiter
+                (change_channel(execution, node), change_channel(execution)), waiter
             )
             try:
                 yield waiter
@@ -189,23 +195,26 @@ class Flow:
                 leave()
 
 
-def _found(store: Any, *, auto_migrate: bool) -> Database:
+def _open_store(store: Any, *, auto_migrate: bool) -> Database:
     if isinstance(store, Database):
         return store
     database = open_database(store, auto_migrate=auto_migrate)
     if database is None:
         raise UsageError(
             f"graphs are computed in a SQL store, which {mask_text(store)!r} does not name; "
-            f"{url_hint(store, SQL_SCHEMES)}"
+            f"{suggest_url(store, SQL_SCHEMES)}"
         )
     return database
 
 
-def _checked_key(key: Any) -> str | None:
+def _validate_key(key: Any) -> str | None:
     if key is not None and (
-        not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY or not key.isprintable()
+        not isinstance(key, str)
+        or not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH
+        or not key.isprintable()
     ):
         raise UsageError(
-            f"idempotency_key must be printable text of 1 to {LONGEST_KEY} characters, not {key!r}"
+            f"idempotency_key must be printable text of 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} "
+            f"characters, not {key!r}"
         )
     return key

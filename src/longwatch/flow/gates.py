@@ -1,6 +1,6 @@
 """What a node waits for: conditions on the nodes before it.
 
-A name stands for "that node is set". Gates are told of the nodes through a `View` and keep nothing;
+A name stands for "that node is set". Gates read the nodes through a `NodeView` and store nothing;
 predicates are the user's, run inside a transaction, and have to be quick and without side effects.
 One that raises is not met, and says so.
 """
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 from longwatch.errors import GraphError
 
-NOT = "not"
+NOT_TEXT = "not"
 
 
-class View(Protocol):
+class NodeView(Protocol):
     """What a gate is told about the nodes of an execution."""
 
     def is_set(self, node: str) -> bool: ...
@@ -26,13 +26,13 @@ class View(Protocol):
         """That of a node that is set."""
 
 
-class Finding(NamedTuple):
+class GateResult(NamedTuple):
     """What one condition came to, and the conditions inside it."""
 
     text: str
     met: bool
-    parts: tuple[Finding, ...] = ()
-    broken: bool = False
+    parts: tuple[GateResult, ...] = ()
+    has_error: bool = False
     """Whether it cannot be said: a test raised. The contrary is not met either, then."""
 
 
@@ -44,21 +44,21 @@ class Gate(ABC):
     def nodes(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def find(self, view: View) -> Finding:
+    def evaluate(self, view: NodeView) -> GateResult:
         """How it stands, with the reasons."""
 
-    def met(self, view: View) -> bool:
-        return self.find(view).met
+    def is_met(self, view: NodeView) -> bool:
+        return self.evaluate(view).met
 
-    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
+    def may_be_met(self, view: NodeView, unreachable: Collection[str]) -> bool:
         """Whether it is, or may yet be although those of its nodes that are lost stay as they
         are.
         """
-        return self.met(view) or any(node not in lost for node in self.nodes)
+        return self.is_met(view) or any(node not in unreachable for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
-class Needs(Gate):
+class IsSet(Gate):
     """A node is set."""
 
     node: str
@@ -67,12 +67,12 @@ class Needs(Gate):
     def nodes(self) -> tuple[str, ...]:
         return (self.node,)
 
-    def met(self, view: View) -> bool:
+    def is_met(self, view: NodeView) -> bool:
         return view.is_set(self.node)
 
-    def find(self, view: View) -> Finding:
+    def evaluate(self, view: NodeView) -> GateResult:
         met = view.is_set(self.node)
-        return Finding(f"{self.node} is set" if met else f"{self.node} is not set", met)
+        return GateResult(f"{self.node} is set" if met else f"{self.node} is not set", met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,47 +80,52 @@ class When(Gate):
     """A node is set, and its value passes a test."""
 
     node: str
-    test: Callable[[Any], bool]
+    predicate: Callable[[Any], bool]
     text: str
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return (self.node,)
 
-    def find(self, view: View) -> Finding:
+    def evaluate(self, view: NodeView) -> GateResult:
         if not view.is_set(self.node):
-            return Finding(f"{self.node} is not set, so {self.text} cannot be asked", met=False)
+            return GateResult(f"{self.node} is not set, so {self.text} cannot be asked", met=False)
         try:
-            met = bool(self.test(view.value(self.node)))
+            met = bool(self.predicate(view.value(self.node)))
         except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
-            from longwatch.work.judging import described  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
+            from longwatch.engine.error_policy import describe_error  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
 
-            return Finding(
-                f"{self.text} of {self.node} raised {described(error)}", met=False, broken=True
+            return GateResult(
+                f"{self.text} of {self.node} raised {describe_error(error)}",
+                met=False,
+                has_error=True,
             )
-        return Finding(f"{self.text} of {self.node} is {'true' if met else 'false'}", met)
+        return GateResult(f"{self.text} of {self.node} is {'true' if met else 'false'}", met)
 
 
 @dataclass(frozen=True, slots=True)
-class All(Gate):
+class AllOf(Gate):
     """Every part is met; with no parts, always."""
 
     parts: tuple[Gate, ...]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return _each_once(self.parts)
+        return _unique_nodes(self.parts)
 
-    def met(self, view: View) -> bool:
-        return all(part.met(view) for part in self.parts)
+    def is_met(self, view: NodeView) -> bool:
+        return all(part.is_met(view) for part in self.parts)
 
-    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
-        return all(part.may_be_met(view, lost) for part in self.parts)
+    def may_be_met(self, view: NodeView, unreachable: Collection[str]) -> bool:
+        return all(part.may_be_met(view, unreachable) for part in self.parts)
 
-    def find(self, view: View) -> Finding:
-        found = tuple(part.find(view) for part in self.parts)
-        return Finding(
-            "all of", all(each.met for each in found), found, any(each.broken for each in found)
+    def evaluate(self, view: NodeView) -> GateResult:
+        results = tuple(part.evaluate(view) for part in self.parts)
+        return GateResult(
+            "all of",
+            all(each.met for each in results),
+            results,
+            any(each.has_error for each in results),
         )
 
 
@@ -132,16 +137,19 @@ class AnyOf(Gate):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return _each_once(self.parts)
+        return _unique_nodes(self.parts)
 
-    def find(self, view: View) -> Finding:
-        found = tuple(part.find(view) for part in self.parts)
-        return Finding(
-            "any of", any(each.met for each in found), found, any(each.broken for each in found)
+    def evaluate(self, view: NodeView) -> GateResult:
+        results = tuple(part.evaluate(view) for part in self.parts)
+        return GateResult(
+            "any of",
+            any(each.met for each in results),
+            results,
+            any(each.has_error for each in results),
         )
 
-    def may_be_met(self, view: View, lost: Collection[str]) -> bool:
-        return any(part.may_be_met(view, lost) for part in self.parts)
+    def may_be_met(self, view: NodeView, unreachable: Collection[str]) -> bool:
+        return any(part.may_be_met(view, unreachable) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +162,29 @@ class Not(Gate):
     def nodes(self) -> tuple[str, ...]:
         return self.part.nodes
 
-    def find(self, view: View) -> Finding:
-        found = self.part.find(view)
-        return Finding(NOT, not (found.met or found.broken), (found,), found.broken)
+    def evaluate(self, view: NodeView) -> GateResult:
+        result = self.part.evaluate(view)
+        return GateResult(
+            NOT_TEXT, not (result.met or result.has_error), (result,), result.has_error
+        )
 
 
-Condition = str | Gate
+GateLike = str | Gate
 
 
-def and_(*parts: Condition) -> Gate:
+def and_(*parts: GateLike) -> Gate:
     """All of these are met."""
-    return All(_parts("and_", parts))
+    return AllOf(_to_gates("and_", parts))
 
 
-def or_(*parts: Condition) -> Gate:
+def or_(*parts: GateLike) -> Gate:
     """At least one of these is met."""
-    return AnyOf(_parts("or_", parts))
+    return AnyOf(_to_gates("or_", parts))
 
 
-def not_(part: Condition) -> Gate:
+def not_(part: GateLike) -> Gate:
     """This is not met; for a name: that node is not set."""
-    return Not(_gate(part))
+    return Not(_as_gate(part))
 
 
 def when(node: Any, test: Any, *, text: str | None = None) -> Gate:
@@ -191,35 +201,35 @@ def when(node: Any, test: Any, *, text: str | None = None) -> Gate:
     )
 
 
-def gate_of(after: Condition | Iterable[Condition]) -> Gate:
+def to_gate(after: GateLike | Iterable[GateLike]) -> Gate:
     """What stands in `after=`: one condition, or several that all have to be met."""
     if isinstance(after, str | Gate):
-        return _gate(after)
+        return _as_gate(after)
     if not isinstance(after, Iterable):
         raise GraphError(f"after= takes names of nodes and gates, not {after!r}")
-    return All(tuple(map(_gate, after)))
+    return AllOf(tuple(map(_as_gate, after)))
 
 
-def _gate(part: Condition) -> Gate:
+def _as_gate(part: GateLike) -> Gate:
     if isinstance(part, Gate):
         return part
     if isinstance(part, str):
-        return Needs(part)
+        return IsSet(part)
     raise GraphError(
         f"a gate is made of names of nodes and of and_, or_, not_, when; {part!r} is neither"
     )
 
 
-def _parts(word: str, parts: Sequence[Condition]) -> tuple[Gate, ...]:
+def _to_gates(function_name: str, parts: Sequence[GateLike]) -> tuple[Gate, ...]:
     if not parts:
-        raise GraphError(f"{word}() needs at least one condition")
-    return tuple(map(_gate, parts))
+        raise GraphError(f"{function_name}() needs at least one condition")
+    return tuple(map(_as_gate, parts))
 
 
-def _each_once(parts: Iterable[Gate]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_nodes(parts)))
+def _unique_nodes(parts: Iterable[Gate]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_all_nodes(parts)))
 
 
-def _nodes(parts: Iterable[Gate]) -> Iterator[str]:
+def _all_nodes(parts: Iterable[Gate]) -> Iterator[str]:
     for part in parts:
         yield from part.nodes

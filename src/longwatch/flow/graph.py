@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from longwatch.core.nearest import did_you_mean
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError, UsageError
-from longwatch.flow.gates import Condition
-from longwatch.flow.nodes import Node, compute
+from longwatch.flow.gates import GateLike
+from longwatch.flow.nodes import MAX_COUNT, Node, compute, is_positive_int
 from longwatch.flow.nodes import input as input_
-from longwatch.flow.options import MOST, is_whole
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-LONGEST = 200
+MAX_GRAPH_NAME_LENGTH = 200
 
 
 class Graph:
@@ -27,18 +26,18 @@ class Graph:
     def __init__(
         self, name: str, *, version: str, nodes: Iterable[Node] = (), max_running: int | None = None
     ) -> None:
-        self.name = _checked("name", name)
-        self.version = _checked("version", version)
-        if max_running is not None and not is_whole(max_running, most=MOST):
+        self.name = _validate_text("name", name)
+        self.version = _validate_text("version", version)
+        if max_running is not None and not is_positive_int(max_running, maximum=MAX_COUNT):
             raise GraphError(
-                f"max_running of graph {name!r} must be a whole number of 1 to {MOST}, or "
+                f"max_running of graph {name!r} must be a whole number of 1 to {MAX_COUNT}, or "
                 f"None, not {max_running!r}"
             )
         self.max_running = max_running
-        self.sealed = False
+        self.is_sealed = False
         """Whether a Flow has it: then it stays as it is."""
         self.nodes: dict[str, Node] = {}
-        self.order: tuple[Node, ...] = ()
+        self.computed_nodes: tuple[Node, ...] = ()
         """The nodes that are computed, each after those that it depends on."""
         self._add(nodes)
 
@@ -49,15 +48,15 @@ class Graph:
         self._add([input_(name)])
 
     def compute(
-        self, *, after: Condition | Iterable[Condition], name: str | None = None, **options: Any
+        self, *, after: GateLike | Iterable[GateLike], name: str | None = None, **options: Any
     ) -> Callable[[FunctionT], FunctionT]:
         """A node that is computed by the decorated function, and called like it unless `name`
         says otherwise.
         """
 
         def define(function: FunctionT) -> FunctionT:
-            called = name if name is not None else str(getattr(function, "__name__", ""))
-            self._add([compute(called, after, function, **options)])
+            node_name = name if name is not None else str(getattr(function, "__name__", ""))
+            self._add([compute(node_name, after, function, **options)])
             return function
 
         return define
@@ -69,7 +68,7 @@ class Graph:
         found = self.nodes.get(name)
         if found is None:
             hint = did_you_mean(
-                str(name), self.nodes, otherwise=f"it has {', '.join(self.nodes) or 'none'}"
+                str(name), self.nodes, default=f"it has {', '.join(self.nodes) or 'none'}"
             )
             raise UsageError(f"graph {self.name!r} has no node {name!r}; {hint}")
         return found
@@ -93,7 +92,7 @@ class Graph:
         """All of them, or none: what does not hold together is refused here, where its
         definition stands.
         """
-        if self.sealed:
+        if self.is_sealed:
             raise GraphError(
                 f"graph {self.name!r} was given to a Flow; define all of its nodes before that"
             )
@@ -109,21 +108,26 @@ class Graph:
                     f"them another name"
                 )
             known[node.name] = node
-        _check_upstream(self.name, known)
-        names = _sorted(self.name, known)
+        _validate_upstream(self.name, known)
+        names = _topological_order(self.name, known)
         self.nodes = known
-        self.order = tuple(known[name] for name in names if not known[name].is_input)
+        self.computed_nodes = tuple(known[name] for name in names if not known[name].is_input)
 
 
-def _checked(what: str, value: Any) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST or not value.isprintable():
+def _validate_text(field: str, value: Any) -> str:
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= MAX_GRAPH_NAME_LENGTH
+        or not value.isprintable()
+    ):
         raise GraphError(
-            f"the {what} of a graph is printable text of 1 to {LONGEST} characters, not {value!r}"
+            f"the {field} of a graph is printable text of 1 to {MAX_GRAPH_NAME_LENGTH} "
+            f"characters, not {value!r}"
         )
     return value
 
 
-def _check_upstream(graph: str, nodes: dict[str, Node]) -> None:
+def _validate_upstream(graph: str, nodes: dict[str, Node]) -> None:
     for node in nodes.values():
         for name in node.upstream:
             if name not in nodes:
@@ -131,7 +135,7 @@ def _check_upstream(graph: str, nodes: dict[str, Node]) -> None:
                 hint = did_you_mean(
                     name,
                     others,
-                    otherwise="define it first: what a node comes after stands before it",
+                    default="define it first: what a node comes after stands before it",
                 )
                 raise GraphError(
                     f"node {node.name!r} of graph {graph!r} comes after {name!r}, which there "
@@ -139,7 +143,7 @@ def _check_upstream(graph: str, nodes: dict[str, Node]) -> None:
                 )
 
 
-def _sorted(graph: str, nodes: dict[str, Node]) -> list[str]:
+def _topological_order(graph: str, nodes: dict[str, Node]) -> list[str]:
     """Their names, each after those that it depends on; GraphError with the path for a cycle."""
     from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - only who has a graph needs it
 

@@ -1,22 +1,156 @@
-"""The nodes of a graph."""
+"""How a node is computed, as frozen values that are checked when they are made.
+
+The nodes of a graph.
+"""
 
 from __future__ import annotations
 
 import inspect
 import keyword
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from math import inf
+from sys import float_info
 from typing import Any
 
-from longwatch.core.nearest import did_you_mean
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import GraphError
-from longwatch.flow.gates import All, Condition, Gate, gate_of
-from longwatch.flow.options import Isolation, NodeOptions, checked_options
+from longwatch.flow.gates import AllOf, Gate, GateLike, to_gate
 
-LONGEST_NAME = 100
-CONTEXT = "context"
+DEFAULT_RETRY = BackoffPolicy(initial=1.0, factor=2.0, cap=300.0, jitter=0.25)
+
+
+class Isolation(StrEnum):
+    """Where the function of a node runs."""
+
+    THREAD = "thread"  # in the worker: it is told to stop
+    PROCESS = "process"  # in a child of its own: it is made to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """Durations in seconds.
+
+    `abandon_after_seconds`       the longest that one attempt may take
+    `heartbeat_interval_seconds`  how often a running attempt is renewed
+    `heartbeat_timeout_seconds`   silence after which it is dead
+    `progress_timeout_seconds`    silence of `context.beat()` after which it is stalled; None: it
+                                  need not call that
+    `max_attempts`                failed and abandoned attempts from the same inputs before it is
+                                  given up
+    `retry`                       the waits after attempts that raised; one that was abandoned is
+                                  tried again at once
+    `isolation`                   "thread", or "process": in a child process, which can be ended
+                                  whatever it does
+    `max_memory`                  bytes that such a child may use; None: as much as the worker
+    `max_running`                 how many attempts of this node run at the same time, over all
+                                  workers; None: no cap
+    """
+
+    abandon_after_seconds: float = 3600.0
+    heartbeat_interval_seconds: float = 70.0
+    heartbeat_timeout_seconds: float = 240.0
+    progress_timeout_seconds: float | None = None
+    max_attempts: int = 3
+    retry: BackoffPolicy = field(default_factory=lambda: DEFAULT_RETRY)
+    isolation: Isolation = Isolation.THREAD
+    max_memory: int | None = None
+    max_running: int | None = None
+
+
+_DURATIONS = ("abandon_after_seconds", "heartbeat_interval_seconds", "heartbeat_timeout_seconds")
+_COUNTS = ("max_attempts", "max_memory", "max_running")
+MAX_COUNT = 2**31 - 1
+"""What every store can count to."""
+
+
+def validate_options(node: str, given: dict[str, Any]) -> NodeOptions:
+    """The options of a node; GraphError for one that is not known, out of bounds, or does not go
+    with another.
+    """
+    known = [each.name for each in fields(NodeOptions)]
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known, default=f"known are {', '.join(known)}")
+            raise GraphError(f"node {node!r} has an unknown option {name!r}; {hint}")
+    for name, value in given.items():
+        _validate_option(node, name, value)
+    if "isolation" in given:
+        given = {**given, "isolation": Isolation(given["isolation"])}
+    options = NodeOptions(**given)
+    _validate_heartbeat(node, options)
+    if options.max_memory is not None and options.isolation is not Isolation.PROCESS:
+        raise GraphError(
+            f"node {node!r}: max_memory needs isolation='process'; memory of a thread cannot "
+            f"be told apart"
+        )
+    return options
+
+
+def _validate_option(node: str, name: str, value: Any) -> None:
+    if name in _DURATIONS or (name == "progress_timeout_seconds" and value is not None):
+        _require(
+            is_finite_number(value) and value > 0, node, name, "a number of seconds above 0", value
+        )
+    elif name in _COUNTS:
+        optional = value is None and name != "max_attempts"
+        _require(
+            optional or is_positive_int(value), node, name, "a whole number of 1 or more", value
+        )
+        _require(
+            optional or name == "max_memory" or value <= MAX_COUNT,
+            node,
+            name,
+            f"no more than {MAX_COUNT}",
+            value,
+        )
+    elif name == "retry":
+        _require(isinstance(value, BackoffPolicy), node, name, "a BackoffPolicy", value)
+    elif name == "isolation":
+        _require(
+            isinstance(value, str) and value in set(Isolation),
+            node,
+            name,
+            "'thread' or 'process'",
+            value,
+        )
+
+
+def _validate_heartbeat(node: str, options: NodeOptions) -> None:
+    interval, timeout = options.heartbeat_interval_seconds, options.heartbeat_timeout_seconds
+    if interval > timeout / 2:
+        raise GraphError(
+            f"Node :{node} has unsafe heartbeat config. Interval ({interval:g}s) must be <= "
+            f"half of timeout ({timeout:g}s)"
+            " to prevent false positives."
+        )
+
+
+def is_positive_int(value: Any, *, maximum: float = inf) -> bool:
+    """Whether it is a whole number from 1 up."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= maximum
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether it is one that can be counted with; a whole number may be too large for that."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= float_info.max
+    )
+
+
+def _require(holds: bool, node: str, name: str, rule: str, value: Any) -> None:  # noqa: FBT001 - the condition is the point of the call
+    if not holds:
+        raise GraphError(f"node {node!r}: {name} must be {rule}, not {value!r}")
+
+
+MAX_NODE_NAME_LENGTH = 100
+CONTEXT_PARAMETER = "context"
 """The parameter by which a function asks for its context."""
-_OPEN = All(())
+_ALWAYS = AllOf(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +160,7 @@ class Node:
     """
 
     name: str
-    gate: Gate = _OPEN
+    gate: Gate = _ALWAYS
     function: Callable[..., Any] | None = None
     options: NodeOptions = field(default_factory=NodeOptions)
     upstream: tuple[str, ...] = field(init=False)
@@ -42,45 +176,45 @@ class Node:
 
 def input(name: str) -> Node:  # noqa: A001 - the contract's word, and nobody imports it by chance
     """A node whose value is set from outside."""
-    return Node(checked_name(name))
+    return Node(validate_name(name))
 
 
 def compute(
-    name: str, after: Condition | Iterable[Condition], function: Callable[..., Any], **options: Any
+    name: str, after: GateLike | Iterable[GateLike], function: Callable[..., Any], **options: Any
 ) -> Node:
     """A node whose value is what `function` returns, called with the values of the nodes that it
     names as parameters.
     """
-    gate = gate_of(after)
-    checked = checked_options(checked_name(name), options)
+    gate = to_gate(after)
+    node_options = validate_options(validate_name(name), options)
     if not gate.nodes:
         raise GraphError(
             f"node {name!r} waits for nothing; name what it is computed from in after=, or "
             f"make it an input"
         )
-    _check_function(name, function, gate)
-    if checked.isolation is Isolation.PROCESS:
-        _check_importable(name, function)
-    return Node(name, gate, function, checked)
+    _validate_function(name, function, gate)
+    if node_options.isolation is Isolation.PROCESS:
+        _validate_importable(name, function)
+    return Node(name, gate, function, node_options)
 
 
-def checked_name(name: Any) -> str:
+def validate_name(name: Any) -> str:
     """A node is a parameter of functions, so its name is one that Python takes."""
     is_name = (
         isinstance(name, str)
         and name.isidentifier()
         and not keyword.iskeyword(name)
-        and name != CONTEXT
+        and name != CONTEXT_PARAMETER
     )
-    if not is_name or len(name) > LONGEST_NAME:
+    if not is_name or len(name) > MAX_NODE_NAME_LENGTH:
         raise GraphError(
             f"{name!r} cannot be the name of a node; say name=, a Python name of up to "
-            f"{LONGEST_NAME} characters, not {CONTEXT!r}"
+            f"{MAX_NODE_NAME_LENGTH} characters, not {CONTEXT_PARAMETER!r}"
         )
     return str(name)
 
 
-def _check_function(name: str, function: Any, gate: Gate) -> None:
+def _validate_function(name: str, function: Any, gate: Gate) -> None:
     if not callable(function):
         raise GraphError(f"node {name!r} needs a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -89,7 +223,7 @@ def _check_function(name: str, function: Any, gate: Gate) -> None:
             f"use return, not yield"
         )
     for parameter in _signature(name, function).parameters.values():
-        _check_parameter(name, parameter, gate)
+        _validate_parameter(name, parameter, gate)
 
 
 def _signature(name: str, function: Any) -> inspect.Signature:
@@ -102,7 +236,7 @@ def _signature(name: str, function: Any) -> inspect.Signature:
         ) from None
 
 
-def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
+def _validate_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> None:
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r} by position; values are "
@@ -110,14 +244,14 @@ def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> Non
         )
     if (
         parameter.kind in {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-        or parameter.name == CONTEXT
+        or parameter.name == CONTEXT_PARAMETER
     ):
         return
     if parameter.name not in gate.nodes and parameter.default is inspect.Parameter.empty:
         hint = did_you_mean(
             parameter.name,
             gate.nodes,
-            otherwise=f"add it to after=, which has {', '.join(gate.nodes)}",
+            default=f"add it to after=, which has {', '.join(gate.nodes)}",
         )
         raise GraphError(
             f"the function of node {name!r} takes {parameter.name!r}, which it does not come "
@@ -125,12 +259,19 @@ def _check_parameter(name: str, parameter: inspect.Parameter, gate: Gate) -> Non
         )
 
 
-def _check_importable(name: str, function: Any) -> None:
-    where = f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
-    of_an_object = inspect.ismethod(function) and not inspect.isclass(function.__self__)
-    if of_an_object or "None" in where.split(":") or "<" in where or where.startswith("__main__:"):
+def _validate_importable(name: str, function: Any) -> None:
+    import_path = (
+        f"{getattr(function, '__module__', None)}:{getattr(function, '__qualname__', None)}"
+    )
+    is_bound_method = inspect.ismethod(function) and not inspect.isclass(function.__self__)
+    if (
+        is_bound_method
+        or "None" in import_path.split(":")
+        or "<" in import_path
+        or import_path.startswith("__main__:")
+    ):
         raise GraphError(
-            f"the function of node {name!r} ({where}) cannot be imported by a child process, "
+            f"the function of node {name!r} ({import_path}) cannot be imported by a child process, "
             f"which isolation='process' needs;"
             " define it at the top of a module"
         )

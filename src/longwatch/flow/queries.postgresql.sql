@@ -7,120 +7,120 @@
 SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
--- name: executions_seen
--- The same, as they are seen: a read.
+-- name: executions_without_lock
+-- The same, as they are skip: a read.
 SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term FROM longwatch_values
 WHERE execution = ANY (:executions::int8[])
 
--- name: open
+-- name: open_attempts
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts, owner
-FROM longwatch_computations WHERE held < 3 AND execution = ANY (:executions::int8[])
+SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner
+FROM longwatch_computations WHERE lease_state < 3 AND execution = ANY (:executions::int8[])
 
--- name: mine
+-- name: valid_claims
 -- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
 -- Nobody releases them until the end of the transaction. They are found by their numbers, and by nothing else.
 SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int, coalesce({lapsed}, false)::int
-FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND held = 2
+FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND lease_state = 2
     AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 ORDER BY seq FOR UPDATE
 
--- name: of_seqs
+-- name: executions_of_attempts
 -- The executions of attempts.
 SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[])
 
--- name: keep_many
+-- name: upsert_value_many
 -- The same for many nodes, given as arrays.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
+    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, changed_at)
 SELECT kept.*, :wall_now
 FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
-    :tried_with::text[], :spent::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[]) AS kept
+    :attempted_with::text[], :failed_attempts::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[]) AS kept
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
-    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
+    computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
--- name: begin_many
+-- name: insert_attempt_many
 -- The same for many, given as arrays.
 INSERT INTO longwatch_computations
-    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
-SELECT lane, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
+SELECT queue, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
     term, crashes, attempt - 1, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
-FROM unnest(:lane::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
+FROM unnest(:queue::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
     :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
-    AS opening (lane, delay, execution, node, attempt, term, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
+    AS new_attempt (queue, delay, execution, node, attempt, term, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
 
--- name: close_many
+-- name: end_attempt_many
 -- The same for many, given as arrays.
-UPDATE longwatch_computations AS attempt SET held = 3, state = closing.state, end_cause = cause, error = closing.error,
+UPDATE longwatch_computations AS attempt SET lease_state = 3, state = attempt_end.state, end_cause = cause, error = attempt_end.error,
     ended_at = :wall_now
-FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[]) AS closing (seq, state, cause, error)
-WHERE attempt.seq = closing.seq AND held < 3
+FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[]) AS attempt_end (seq, state, cause, error)
+WHERE attempt.seq = attempt_end.seq AND lease_state < 3
 
--- name: touch_many
+-- name: touch_execution_many
 -- The same for many, given as arrays.
 UPDATE longwatch_executions AS changed SET revision = given.revision, changes = changes + 1, updated_at = :wall_now
 FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision)
 WHERE changed.execution = given.execution
 
--- name: lapsed
--- Leased attempts whose lease has ended or that are past their deadline, as they are seen: a read. One whose owner was forgotten
--- has a page that cannot be read. But for those that were seen.
+-- name: lapsed_leases
+-- Leased attempts whose lease has ended or that are past their deadline, as they are skip: a read. One whose owner was forgotten
+-- has a page that cannot be read. But for those that were skip.
 SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND {lapsed} AND seq <> ALL (:seen::int8[]) LIMIT :limit
+WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) LIMIT :limit
 
--- name: held_by
+-- name: leases_of_owner
 -- The leases of one owner, as many as asked for: a read.
-SELECT seq, owner, term, execution FROM longwatch_computations WHERE held = 2 AND owner = :owner LIMIT :limit
+SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
--- name: ready_lanes
+-- name: ready_queues
 -- Those of some lines in which something is free, or delayed and due.
-SELECT lane FROM unnest(:lanes::int8[]) AS line (lane)
-WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lane = line.lane AND held = 0)
-    OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lane = line.lane AND held = 1 AND ready_at <= :wall_now)
+SELECT queue FROM unnest(:queues::int8[]) AS wanted (queue)
+WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0)
+    OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due
 -- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
-SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE held = 1 AND lane = ANY (:lanes::int8[])
+SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue = ANY (:queues::int8[])
 
--- name: graph_of
+-- name: graph_of_queues
 -- Whose lines these are.
-SELECT lane, graph, version FROM longwatch_lanes WHERE lane = ANY (:lanes::int8[])
+SELECT queue, graph, version FROM longwatch_graph_queues WHERE queue = ANY (:queues::int8[])
 
--- name: lock_lane
--- Let nobody else count and take attempts of this line until the end of the transaction.
-SELECT pg_advisory_xact_lock(:lane)
+-- name: lock_queue
+-- Let nobody else count and take attempts of this wanted until the end of the transaction.
+SELECT pg_advisory_xact_lock(:queue)
 
--- name: make_turn
+-- name: insert_sweep
 -- A sweep that was never made. Looked for first: an insert would wait for whoever has it locked.
-INSERT INTO longwatch_sweeps (sweep, began_at)
+INSERT INTO longwatch_sweeps (sweep, started_at)
 SELECT :sweep, 0 WHERE NOT EXISTS (SELECT 1 FROM longwatch_sweeps WHERE sweep = :sweep) ON CONFLICT DO NOTHING
 
--- name: begin_sweep
+-- name: claim_sweep
 -- Be the one who makes a sweep, if the last one began long enough ago, and nobody is about to be; or has been for too long.
 WITH turn AS (
-    UPDATE longwatch_sweeps SET began_at = :wall_now WHERE sweep = (
+    UPDATE longwatch_sweeps SET started_at = :wall_now WHERE sweep = (
         SELECT sweep FROM longwatch_sweeps
-        WHERE sweep = :sweep AND (began_at <= :wall_now - :every::float8 OR began_at > :wall_now) FOR UPDATE SKIP LOCKED
+        WHERE sweep = :sweep AND (started_at <= :wall_now - :interval::float8 OR started_at > :wall_now) FOR UPDATE SKIP LOCKED
     ) RETURNING position
 )
 SELECT position FROM turn
 UNION ALL SELECT position FROM longwatch_sweeps
-WHERE sweep = :sweep AND began_at <= :wall_now - 3 * :every::float8 AND NOT EXISTS (SELECT 1 FROM turn)
+WHERE sweep = :sweep AND started_at <= :wall_now - 3 * :interval::float8 AND NOT EXISTS (SELECT 1 FROM turn)
 
--- name: inputs_of_it
+-- name: inputs_column
 -- Of an attempt, the values that it is computed from, as JSON; null if they are more than a statement can return. A column.
 (SELECT CASE WHEN count(*) = 0 THEN json_build_object()::text WHEN sum(length(value)) <= 67108864 THEN json_object_agg(v.node, value)::text END
     FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution
     AND is_set = 1 AND jsonb_exists(longwatch_computations.computed_with::jsonb, v.node))
 
--- name: is_stale
+-- name: is_stale_column
 -- Of an attempt, whether its inputs have changed since: by somebody who does not know the node, of an older release. A column.
 EXISTS (SELECT 1 FROM jsonb_each_text(longwatch_computations.computed_with::jsonb) AS needed (key, value)
     WHERE needed.value::int8 <> coalesce((

@@ -1,129 +1,129 @@
 -- What `records.py` asks of every engine in the same words.
 
--- name: make_lane
+-- name: upsert_queue
 -- A line of attempts, made when it is new, with its cap brought up to date.
-INSERT INTO longwatch_lanes (graph, version, node, most) VALUES (:graph, :version, :node, :most)
-ON CONFLICT (graph, version, node) DO UPDATE SET most = excluded.most RETURNING lane
+INSERT INTO longwatch_graph_queues (graph, version, node, max_running) VALUES (:graph, :version, :node, :max_running)
+ON CONFLICT (graph, version, node) DO UPDATE SET max_running = excluded.max_running RETURNING queue
 
 -- name: move_attempts
 -- The attempts of a node that wait, into another line.
-UPDATE longwatch_computations SET lane = :target WHERE lane = :lane AND node = :node AND held < 2
+UPDATE longwatch_computations SET queue = :new_queue WHERE queue = :queue AND node = :node AND lease_state < 2
 
--- name: lanes_of
+-- name: queues_of_graph
 -- Every line of a graph.
-SELECT lane, node, most FROM longwatch_lanes WHERE graph = :graph AND version = :version
+SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph AND version = :version
 
--- name: start
+-- name: insert_execution
 -- A new execution; nothing if there is one with its key.
 INSERT INTO longwatch_executions (id, graph, version, idempotency_key, revision, created_at, updated_at)
 VALUES (:id, :graph, :version, :key, :revision, :wall_now, :wall_now) ON CONFLICT DO NOTHING RETURNING execution
 
--- name: with_key
+-- name: execution_by_key
 -- The execution that bears a key.
 SELECT execution, id, version FROM longwatch_executions WHERE graph = :graph AND idempotency_key = :key
 
--- name: find
+-- name: execution_by_id
 -- An execution by its id.
 SELECT execution, graph, version, revision, cancelled, created_at, updated_at FROM longwatch_executions WHERE id = :id
 
--- name: glance
+-- name: may_have_value
 -- Whether it is worth looking at an execution for the value of a node: it is set, something was given up, or all was cancelled.
 SELECT cancelled = 1 OR EXISTS (SELECT 1 FROM longwatch_values AS v WHERE v.execution = e.execution 
     AND (failed = 1 OR (node = :node AND is_set = 1)))
 FROM longwatch_executions AS e WHERE execution = :execution
 
--- name: newest
+-- name: newest_executions
 -- A page of executions, the newest first, with how many attempts wait and run, how many nodes were given up, and how many are set.
 SELECT id, graph, version, revision, cancelled, created_at, updated_at, execution,
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 2),
-    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND held = 2),
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 2),
+    (SELECT count(*) FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state = 2),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND failed = 1),
     (SELECT count(*) FROM longwatch_values AS v WHERE v.execution = e.execution AND is_set = 1)
 FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.execution < :before ORDER BY e.execution DESC LIMIT :limit
 
--- name: attempts
+-- name: attempts_of_execution
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
-    CASE WHEN held = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN held = 2 THEN deadline - :lease_now END, CASE WHEN held = 1 THEN ready_at - :wall_now END, crashes, releases
+    CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: unchanged
 -- Whether nothing was decided about an execution since, and a claim of it is still its claimant's.
-SELECT EXISTS (SELECT 1 FROM longwatch_executions WHERE execution = :execution AND changes = :changes {to_change})
-AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term {to_change})
+SELECT EXISTS (SELECT 1 FROM longwatch_executions WHERE execution = :execution AND changes = :changes {for_update})
+AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term {for_update})
 
--- name: close
+-- name: end_attempt
 -- An attempt is over.
-UPDATE longwatch_computations SET held = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
-WHERE seq = :seq AND held < 3
+UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
+WHERE seq = :seq AND lease_state < 3
 
--- name: keep
+-- name: upsert_value
 -- What is kept of a node.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term, changed_at)
-VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :tried_with, :spent, :crashes, :failed, :error, :term, :wall_now)
+    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, changed_at)
+VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
-    computed_with = excluded.computed_with, tried_with = excluded.tried_with, spent = excluded.spent, crashes = excluded.crashes,
+    computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
     failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
--- name: begin
+-- name: insert_attempt
 -- A new attempt, in line at once or after a delay.
 INSERT INTO longwatch_computations
-    (lane, held, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
-VALUES (:lane, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, {execution}, :node,
+VALUES (:queue, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, {execution}, :node,
     :attempt, :term, :crashes, :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
 
--- name: begin_leased
+-- name: insert_leased_attempt
 -- A new attempt that is leased at once; with whether its owner is entered.
 INSERT INTO longwatch_computations
-    (lane, {born}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
-SELECT :lane, {born_with}, {execution}, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
+    (queue, {leased_columns}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
+SELECT :queue, {leased_values}, {execution}, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
     :max_attempts, :wall_now
 FROM (SELECT CAST(:owner AS bigint) AS owner, CAST(:term AS bigint) AS term,
-    CAST(:heartbeat_timeout AS double precision) AS heartbeat_timeout, CAST(:abandon_after AS double precision) AS abandon_after) AS opening
+    CAST(:heartbeat_timeout AS double precision) AS heartbeat_timeout, CAST(:abandon_after AS double precision) AS abandon_after) AS new_attempt
 RETURNING seq, owner, term, execution, node,
     EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = longwatch_computations.owner)
 
--- name: touch
+-- name: touch_execution
 -- An execution has changed.
 UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, updated_at = :wall_now WHERE execution = :execution
 
--- name: cancel
+-- name: cancel_execution
 -- An execution goes no further.
 UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execution = :execution
 
--- name: running_in
+-- name: count_running
 -- How many attempts of a line run.
-SELECT count(*) FROM longwatch_computations WHERE lane = :lane AND held = 2
+SELECT count(*) FROM longwatch_computations WHERE queue = :queue AND lease_state = 2
 
 -- name: sweep_position
 -- Where a sweep goes on.
 SELECT position FROM longwatch_sweeps WHERE sweep = :sweep
 
--- name: move_sweep
+-- name: set_sweep_position
 -- Where a sweep goes on next time.
 UPDATE longwatch_sweeps SET position = :position WHERE sweep = :sweep
 
--- name: log_sweep
+-- name: insert_sweep_run
 -- What a sweep came to.
-INSERT INTO longwatch_sweep_runs (sweep, began_at, lasted, found, error) VALUES (:sweep, :wall_now - :lasted, :lasted, :found, :error)
+INSERT INTO longwatch_sweep_runs (sweep, started_at, seconds, row_count, error) VALUES (:sweep, :wall_now - :seconds, :seconds, :row_count, :error)
 
--- name: trim_log
+-- name: trim_sweep_runs
 -- Keep the newest runs.
 DELETE FROM longwatch_sweep_runs WHERE run <= (SELECT max(run) FROM longwatch_sweep_runs) - :keep
 
 -- name: sweep_runs
 -- The newest runs.
-SELECT sweep, began_at, lasted, found, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
+SELECT sweep, started_at, seconds, row_count, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
 
--- name: quiet
+-- name: idle_executions
 -- A page of executions of a graph of which nothing waits or runs.
 SELECT execution FROM longwatch_executions AS e
 WHERE execution > :after AND graph = :graph AND version = :version AND cancelled = 0
-    AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND held < 3)
+    AND NOT EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.execution = e.execution AND lease_state < 3)
 ORDER BY execution LIMIT :limit
 
--- name: id_of_it
+-- name: execution_id_column
 -- Of an attempt, the id of its execution; a column.
 (SELECT id FROM longwatch_executions WHERE longwatch_executions.execution = longwatch_computations.execution)

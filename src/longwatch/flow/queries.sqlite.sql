@@ -7,63 +7,63 @@ WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term FROM longwatch_values
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
--- name: open
+-- name: open_attempts
 -- The open attempts of executions.
-SELECT execution, seq, node, held, computed_with, attempt, term, lane, heartbeat_timeout, abandon_after, max_attempts, owner
-FROM longwatch_computations WHERE held < 3 AND execution IN (SELECT value FROM json_each(:executions))
+SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, heartbeat_timeout, abandon_after, max_attempts, owner
+FROM longwatch_computations WHERE lease_state < 3 AND execution IN (SELECT value FROM json_each(:executions))
 
--- name: mine
+-- name: valid_claims
 -- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
 SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce({lapsed}, 0)
 FROM json_each(:claims) AS claim JOIN longwatch_computations ON seq = json_extract(claim.value, '$[0]')
-WHERE held = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
+WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
 
--- name: of_seqs
+-- name: executions_of_attempts
 -- The executions of attempts.
 SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
 
--- name: lapsed
+-- name: lapsed_leases
 -- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline;
--- but for those that were seen. One whose owner was forgotten has a page that cannot be read.
+-- but for those that were skip. One whose owner was forgotten has a page that cannot be read.
 SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
-    AND seq NOT IN (SELECT value FROM json_each(:seen)) LIMIT :limit
+WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
+    AND seq NOT IN (SELECT value FROM json_each(:skip)) LIMIT :limit
 
--- name: held_by
+-- name: leases_of_owner
 -- The leases of one owner, as many as asked for.
-SELECT seq, owner, term, execution FROM longwatch_computations WHERE held = 2 AND owner = :owner LIMIT :limit
+SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
--- name: ready_lanes
+-- name: ready_queues
 -- Those of some lines in which something is free, or delayed and due.
-SELECT value FROM json_each(:lanes) AS lane
-WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE lane = lane.value AND held = 0)
-    OR EXISTS (SELECT 1 FROM longwatch_computations WHERE lane = lane.value AND held = 1 AND ready_at <= :wall_now)
+SELECT value FROM json_each(:queues) AS queue
+WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 0)
+    OR EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due
 -- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
-SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE held = 1 AND lane IN (SELECT value FROM json_each(:lanes))
+SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue IN (SELECT value FROM json_each(:queues))
 
--- name: graph_of
+-- name: graph_of_queues
 -- Whose lines these are.
-SELECT lane, graph, version FROM longwatch_lanes WHERE lane IN (SELECT value FROM json_each(:lanes))
+SELECT queue, graph, version FROM longwatch_graph_queues WHERE queue IN (SELECT value FROM json_each(:queues))
 
--- name: begin_sweep
+-- name: claim_sweep
 -- Be the one who makes a sweep, if the last one began long enough ago.
-INSERT INTO longwatch_sweeps (sweep, began_at) VALUES (:sweep, :wall_now)
-ON CONFLICT (sweep) DO UPDATE SET began_at = excluded.began_at
-WHERE longwatch_sweeps.began_at <= :wall_now - :every OR longwatch_sweeps.began_at > :wall_now RETURNING position
+INSERT INTO longwatch_sweeps (sweep, started_at) VALUES (:sweep, :wall_now)
+ON CONFLICT (sweep) DO UPDATE SET started_at = excluded.started_at
+WHERE longwatch_sweeps.started_at <= :wall_now - :interval OR longwatch_sweeps.started_at > :wall_now RETURNING position
 
--- name: inputs_of_it
+-- name: inputs_column
 -- Of an attempt, the values that it is computed from, as JSON; null if they are more than a statement can return. A column.
 (SELECT CASE WHEN count(*) = 0 OR sum(length(value)) <= 67108864 THEN json_group_object(v.node, value) END
     FROM longwatch_values AS v WHERE v.execution = longwatch_computations.execution
     AND is_set = 1 AND v.node IN (SELECT key FROM json_each(longwatch_computations.computed_with)))
 
--- name: is_stale
+-- name: is_stale_column
 -- Of an attempt, whether its inputs have changed since: by somebody who does not know the node, of an older release. A column.
 EXISTS (SELECT 1 FROM json_each(longwatch_computations.computed_with) AS needed WHERE needed.value <> coalesce((
     SELECT v.revision FROM longwatch_values AS v

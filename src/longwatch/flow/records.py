@@ -1,5 +1,5 @@
-"""Executions in a SQL store: read whole, changed by `standing` and `advancing`, written back, in
-one transaction.
+"""Executions in a SQL store: read whole, changed by `execution_state` and
+`propagation`, written back, in one transaction.
 
 Whoever changes an execution has it to itself until the end of the transaction, so nothing is
 decided on what was true a moment ago: the one writer of SQLite sees to that, a lock on the
@@ -13,35 +13,44 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from longwatch.flow.standing import Attempt, Cause, Closing, Opening, Standing, State, Stored, Terms
-from longwatch.store.claims import Claim, LeaseSql, shown_claims
+from longwatch.flow.execution_state import (
+    Attempt,
+    AttemptEnd,
+    AttemptEndCause,
+    AttemptSpec,
+    AttemptState,
+    ExecutionState,
+    NewAttempt,
+    NodeRecord,
+)
+from longwatch.store.claims import Claim, LeaseSql, claim_parameters
 from longwatch.store.database import Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 TABLE = "longwatch_computations"
-_FEW = 3
+_MAX_SINGLE_STATEMENTS = 3
 
-_FREED = (
+_RELEASED_SQL = (
     "heartbeat_deadline = NULL, deadline = NULL, last_heartbeat_at = NULL, started_at = NULL, "
     "state = 'not_set'"
 )
-_LAPSED = "(heartbeat_deadline < :lease_now OR deadline < :lease_now)"
-LEASE = {
+_LAPSED_SQL = "(heartbeat_deadline < :lease_now OR deadline < :lease_now)"
+LEASE_SQL = {
     dialect: LeaseSql(
-        leased={
+        on_claim={
             "heartbeat_deadline": ":lease_now + heartbeat_timeout",
             "deadline": ":lease_now + abandon_after",
             "last_heartbeat_at": ":wall_now",
             "started_at": ":wall_now",
             "state": "'computing'",
         },
-        renewed=(
+        on_renew=(
             f"heartbeat_deadline = CASE WHEN heartbeat_deadline IS NOT NULL THEN"
             f" {greatest}(heartbeat_deadline, :lease_now + heartbeat_timeout) END, "
             f"last_heartbeat_at = :wall_now"
         ),
-        freed=_FREED,
-        lapsed=_LAPSED,
+        on_release=_RELEASED_SQL,
+        lapsed=_LAPSED_SQL,
     )
     for dialect, greatest in (("sqlite", "max"), ("postgresql", "greatest"))
 }
@@ -50,45 +59,47 @@ its hard deadline. A row without the former, from before there were heartbeats, 
 """
 
 
-_PLACES = {
-    "sqlite": {"to_change": "", "execution": ":execution"},
+_PLACEHOLDERS = {
+    "sqlite": {"for_update": "", "execution": ":execution"},
     "postgresql": {
-        "to_change": "FOR UPDATE",
+        "for_update": "FOR UPDATE",
         "execution": "coalesce(:execution, currval('longwatch_executions_execution_seq'))",
     },
 }
 
 
-class Kind(NamedTuple):
+class GraphId(NamedTuple):
     """What an execution is of."""
 
     graph: str
     version: str
 
 
-class Mine(NamedTuple):
+class ValidClaim(NamedTuple):
     """A claim that still holds."""
 
     claim: Claim
     execution: int
     node: str
-    is_late: bool
+    is_past_deadline: bool
     has_lapsed: bool
 
 
-class Lessee(Protocol):
+class EagerLeaseTarget(Protocol):
     """A worker that takes attempts in the statement that makes them."""
 
     owner: int
 
-    def takes(self, opening: Opening) -> bool:
+    def reserve(self, new_attempt: NewAttempt) -> bool:
         """Whether it has room for this one; then that is taken."""
 
-    def bear(self, standing: Standing, opening: Opening, rows: Sequence[Row]) -> None:
+    def record_insert(
+        self, state: ExecutionState, new_attempt: NewAttempt, rows: Sequence[Row]
+    ) -> None:
         """One is made: seq, owner, term, execution, node, and whether the owner is entered."""
 
 
-Loaded = dict[int, tuple[Standing, Kind]]
+LoadedExecutions = dict[int, tuple[ExecutionState, GraphId]]
 """By their numbers, executions and what they are of."""
 
 
@@ -100,93 +111,111 @@ class Records:
             "longwatch.flow",
             "queries",
             dialect,
-            **_PLACES[dialect],
-            **LEASE[dialect].places(dialect),
+            **_PLACEHOLDERS[dialect],
+            **LEASE_SQL[dialect].placeholders(dialect),
         )
         self._takes_arrays = dialect == "postgresql"
 
     # --- whole executions ---
 
-    def load(self, tx: Transaction, executions: Iterable[int], *, to_change: bool = True) -> Loaded:
-        """Those that there are; `to_change`: and nobody else changes them until the end of the
+    def load(
+        self, tx: Transaction, executions: Iterable[int], *, for_update: bool = True
+    ) -> LoadedExecutions:
+        """Those that there are; `for_update`: and nobody else changes them until the end of the
         transaction.
         """
-        return self.load_for(tx, executions, (), to_change=to_change)[0]
+        return self.load_with_claims(tx, executions, (), for_update=for_update)[0]
 
-    def load_for(
+    def load_with_claims(
         self,
         tx: Transaction,
         executions: Iterable[int],
         claims: Sequence[Claim],
         *,
-        to_change: bool = True,
-    ) -> tuple[Loaded, dict[Claim, Mine]]:
+        for_update: bool = True,
+    ) -> tuple[LoadedExecutions, dict[Claim, ValidClaim]]:
         """The same, and those of these claims that still hold, and hold until the end of the
         transaction.
         """
-        listed = {"executions": self.listed(sorted(set(executions)))}
-        asked = self._all_of(self.sql["executions"] if to_change else self._seen, listed)
+        parameters = {"executions": self.array_parameter(sorted(set(executions)))}
+        statements = self._statements(
+            self.sql["executions"] if for_update else self._without_lock, parameters
+        )
         if claims:
-            asked.append((self.sql["mine"], shown_claims(claims, arrays=self._takes_arrays)))
-        found, values, attempts, *mine = tx.rows_of(asked)
-        return _loaded(found, values, attempts), _mine(mine[0] if mine else [])
+            statements.append(
+                (self.sql["valid_claims"], claim_parameters(claims, arrays=self._takes_arrays))
+            )
+        found, values, attempts, *valid = tx.rows_many(statements)
+        return _build_executions(found, values, attempts), _valid_claims(valid[0] if valid else [])
 
-    def load_free(self, tx: Transaction, executions: Iterable[int]) -> tuple[Loaded, set[int]]:
+    def load_unlocked(
+        self, tx: Transaction, executions: Iterable[int]
+    ) -> tuple[LoadedExecutions, set[int]]:
         """Those that nobody else has locked, and nobody changes until the end of the
         transaction; and which ones are gone.
         """
         numbers = set(executions)
-        listed = {"executions": self.listed(sorted(numbers))}
-        asked = [*self._all_of(self._passing(self.sql["executions"]), listed), (self._seen, listed)]
-        *free, there = tx.rows_of(asked)
-        return _loaded(*free), numbers - {row[0] for row in there}
+        parameters = {"executions": self.array_parameter(sorted(numbers))}
+        statements = [
+            *self._statements(self._skip_locked(self.sql["executions"]), parameters),
+            (self._without_lock, parameters),
+        ]
+        *unlocked, existing = tx.rows_many(statements)
+        return _build_executions(*unlocked), numbers - {row[0] for row in existing}
 
-    def free_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, Mine]:
+    def unlocked_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, ValidClaim]:
         """Those of these claims that still hold, and that nobody else has locked.
 
         Asked for only by whoever has their executions: of two that come at once, one locking the
         executions and the other the attempts, neither could do anything.
         """
         return (
-            _mine(
+            _valid_claims(
                 tx.rows(
-                    self._passing(self.sql["mine"]), shown_claims(claims, arrays=self._takes_arrays)
+                    self._skip_locked(self.sql["valid_claims"]),
+                    claim_parameters(claims, arrays=self._takes_arrays),
                 )
             )
             if claims
             else {}
         )
 
-    def _all_of(self, executions: str, listed: Parameters) -> list[tuple[str, Parameters]]:
-        return [(executions, listed), (self.sql["values"], listed), (self.sql["open"], listed)]
+    def _statements(self, executions: str, parameters: Parameters) -> list[tuple[str, Parameters]]:
+        return [
+            (executions, parameters),
+            (self.sql["values"], parameters),
+            (self.sql["open_attempts"], parameters),
+        ]
 
     @property
-    def _seen(self) -> str:
+    def _without_lock(self) -> str:
         """Executions as they are seen; where nobody else writes, nothing needs locking."""
-        return self.sql.get("executions_seen", self.sql["executions"])
+        return self.sql.get("executions_without_lock", self.sql["executions"])
 
-    def _passing(self, locking: str) -> str:
-        return f"{locking} SKIP LOCKED" if self._takes_arrays else locking
+    def _skip_locked(self, query: str) -> str:
+        return f"{query} SKIP LOCKED" if self._takes_arrays else query
 
-    def require(self, tx: Transaction, loaded: Loaded, mine: Iterable[Mine]) -> None:
+    def require_unchanged(
+        self, tx: Transaction, loaded: LoadedExecutions, valid: Iterable[ValidClaim]
+    ) -> None:
         """Go on only if these executions are as they were, and these claims still hold; nobody else
         changes that until the end of the transaction. ChangedError comes out of the whole if not.
         """
-        for each in sorted(mine, key=lambda each: each.execution):
-            known = {
+        for each in sorted(valid, key=lambda each: each.execution):
+            parameters = {
                 "execution": each.execution,
                 "changes": loaded[each.execution][0].changes,
                 **each.claim._asdict(),
             }
-            tx.require(self.sql["unchanged"], known)
+            tx.require(self.sql["unchanged"], parameters)
 
     def start(
         self,
         tx: Transaction,
-        standing: Standing,
-        kind: Kind,
+        state: ExecutionState,
+        graph_id: GraphId,
         key: str | None,
-        lessee: Lessee | None,
+        eager_lease: EagerLeaseTarget | None,
     ) -> bool:
         """Write one that is new; False if there is one with its key. It has its number when that is
         committed.
@@ -194,158 +223,176 @@ class Records:
         Where a server numbers it, what is written of it need not wait for the number: it is that of
         the last one made.
         """
-        facts = {**kind._asdict(), "id": standing.id, "key": key, "revision": standing.revision}
+        row = {**graph_id._asdict(), "id": state.id, "key": key, "revision": state.revision}
         if (
             key is None
             and self._takes_arrays
-            and max(len(standing.changed), len(standing.openings)) <= _FEW
+            and max(len(state.changed_nodes), len(state.new_attempts)) <= _MAX_SINGLE_STATEMENTS
         ):
-            tx.ask(self.sql["start"], facts, partial(_number, standing))
+            tx.defer_rows(self.sql["insert_execution"], row, partial(_set_number, state))
         else:
-            made = tx.rows(self.sql["start"], facts)
-            if not made:
+            inserted = tx.rows(self.sql["insert_execution"], row)
+            if not inserted:
                 return False
-            _number(standing, made)
-        self.save(tx, [standing], {standing.number: kind}, lessee)
+            _set_number(state, inserted)
+        self.save(tx, [state], {state.number: graph_id}, eager_lease)
         return True
 
     def save(
         self,
         tx: Transaction,
-        standings: Iterable[Standing],
-        kinds: Mapping[int, Kind],
-        lessee: Lessee | None = None,
-    ) -> set[Kind]:
+        states: Iterable[ExecutionState],
+        graph_ids: Mapping[int, GraphId],
+        eager_lease: EagerLeaseTarget | None = None,
+    ) -> set[GraphId]:
         """Write what has changed, and tell who waits for it; of which graphs there is something in
         line to be computed now.
 
-        What the `lessee` takes is its own at once, and not in line. Whoever saves takes the rest,
-        or tells the workers (`work_of`).
+        What the `eager_lease` takes is leased at once, and not queued. The caller claims the rest,
+        or notifies the workers (`work_channel`).
         """
-        touched = [standing for standing in standings if standing.is_touched]
-        if not touched:
+        changed = [state for state in states if state.needs_write]
+        if not changed:
             return set()
-        born, free = list[tuple[Standing, Opening]](), list[tuple[Standing, Opening]]()
-        for standing in touched:
-            for opening in standing.openings.values():
-                (born if lessee is not None and lessee.takes(opening) else free).append(
-                    (standing, opening)
+        leased, queued = (
+            list[tuple[ExecutionState, NewAttempt]](),
+            list[tuple[ExecutionState, NewAttempt]](),
+        )
+        for state in changed:
+            for new_attempt in state.new_attempts.values():
+                (
+                    leased
+                    if eager_lease is not None and eager_lease.reserve(new_attempt)
+                    else queued
+                ).append((state, new_attempt))
+        self._write_rows(
+            tx,
+            "end_attempt",
+            [_end_row(attempt_end) for state in changed for attempt_end in state.attempt_ends],
+        )
+        self._write_rows(
+            tx,
+            "upsert_value",
+            [_value_row(state, node) for state in changed for node in sorted(state.changed_nodes)],
+        )
+        self._write_rows(tx, "insert_attempt", [_attempt_row(*each) for each in queued])
+        if eager_lease is not None:
+            for state, new_attempt in leased:
+                row = {**_attempt_row(state, new_attempt), "owner": eager_lease.owner}
+                tx.defer_rows(
+                    self.sql["insert_leased_attempt"],
+                    row,
+                    partial(eager_lease.record_insert, state, new_attempt),
                 )
-        self._post(
+        self._write_rows(
             tx,
-            "close",
-            [_closing(closing) for standing in touched for closing in standing.closings],
+            "touch_execution",
+            [_execution_row(state) for state in changed if state.changes is not None],
         )
-        self._post(
-            tx,
-            "keep",
-            [_kept(standing, node) for standing in touched for node in sorted(standing.changed)],
-        )
-        self._post(tx, "begin", [_opening(*each) for each in free])
-        if lessee is not None:
-            for standing, opening in born:
-                row = {**_opening(standing, opening), "owner": lessee.owner}
-                tx.ask(self.sql["begin_leased"], row, partial(lessee.bear, standing, opening))
-        self._post(
-            tx,
-            "touch",
-            [_touched(standing) for standing in touched if standing.changes is not None],
-        )
-        for standing in touched:
-            for node in standing.changed:
-                tx.announce(changes_of(standing.id, node))
-            if standing.concerns_all:
-                tx.announce(changes_of(standing.id))
-            if standing.calls_off_running:
-                tx.announce(endings_of(kinds[standing.number]))
-        return {kinds[standing.number] for standing, _ in free}
+        for state in changed:
+            for node in state.changed_nodes:
+                tx.notify(change_channel(state.id, node))
+            if state.affects_all_nodes:
+                tx.notify(change_channel(state.id))
+            if state.cancels_running:
+                tx.notify(cancel_channel(graph_ids[state.number]))
+        return {graph_ids[state.number] for state, _ in queued}
 
-    def close_orphans(self, tx: Transaction, found: Sequence[Mine]) -> None:
+    def cancel_orphans(self, tx: Transaction, orphans: Sequence[ValidClaim]) -> None:
         """End these attempts, whose execution is gone: nobody will miss them."""
-        self._post(
+        self._write_rows(
             tx,
-            "close",
-            [_closing(Closing(each.claim.seq, State.CANCELLED, Cause.EXECUTION)) for each in found],
+            "end_attempt",
+            [
+                _end_row(
+                    AttemptEnd(each.claim.seq, AttemptState.CANCELLED, AttemptEndCause.EXECUTION)
+                )
+                for each in orphans
+            ],
         )
 
     # --- claims ---
 
     def executions_of(self, tx: Transaction, claims: Iterable[Claim]) -> dict[int, int]:
         """By the number of the attempt, that of its execution."""
-        seqs = self.listed([claim.seq for claim in claims])
-        return dict(tx.rows(self.sql["of_seqs"], {"seqs": seqs}))
+        seqs = self.array_parameter([claim.seq for claim in claims])
+        return dict(tx.rows(self.sql["executions_of_attempts"], {"seqs": seqs}))
 
-    def listed(self, numbers: list[int]) -> Any:
+    def array_parameter(self, numbers: list[int]) -> Any:
         """Numbers as a parameter."""
         return (
             numbers if self._takes_arrays else str(numbers)
         )  # which is JSON, and takes a tenth of the time
 
-    def lock_lane(self, tx: Transaction, lane: int) -> None:
+    def lock_queue(self, tx: Transaction, queue: int) -> None:
         """Where several write at the same time, those who have to count come one after the
         other.
         """
-        if (lock := self.sql.get("lock_lane")) is not None:
-            tx.rows(lock, {"lane": lane})
+        if (lock := self.sql.get("lock_queue")) is not None:
+            tx.rows(lock, {"queue": queue})
 
-    def _post(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
+    def _write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
         """A few one by one: a server takes longer to take arrays apart."""
-        if len(rows) > _FEW or not self._takes_arrays:
-            tx.post_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
+        if len(rows) > _MAX_SINGLE_STATEMENTS or not self._takes_arrays:
+            tx.defer_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
         else:
             for row in rows:
-                tx.post(self.sql[query], row)
+                tx.defer(self.sql[query], row)
 
 
-def announce_work(tx: Transaction, kinds: Iterable[Kind]) -> None:
+def notify_workers(tx: Transaction, graph_ids: Iterable[GraphId]) -> None:
     """Tell the workers of these graphs that there is something to be computed."""
-    for kind in kinds:
-        tx.announce(work_of(kind))
+    for graph_id in graph_ids:
+        tx.notify(work_channel(graph_id))
 
 
-def changes_of(execution: str, node: str = "") -> str:
+def change_channel(execution: str, node: str = "") -> str:
     """The channel that tells of changes of a node; without one: of whatever may concern all
     nodes.
     """
     return f"execution/{execution}/{node}"
 
 
-def work_of(kind: Kind) -> str:
+def work_channel(graph_id: GraphId) -> str:
     """The channel that tells of attempts to be made."""
-    return f"flow/{kind.graph}/{kind.version}"
+    return f"flow/{graph_id.graph}/{graph_id.version}"
 
 
-def endings_of(kind: Kind) -> str:
+def cancel_channel(graph_id: GraphId) -> str:
     """The channel that tells of running attempts that are not wanted any more."""
-    return f"flow-over/{kind.graph}/{kind.version}"
+    return f"flow-cancel/{graph_id.graph}/{graph_id.version}"
 
 
-def _loaded(found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]) -> Loaded:
+def _build_executions(
+    found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]
+) -> LoadedExecutions:
     loaded = {
         number: (
-            Standing(number, name, revision=revision, cancelled=bool(cancelled), changes=changes),
-            Kind(graph, version),
+            ExecutionState(
+                number, execution_id, revision=revision, cancelled=bool(cancelled), changes=changes
+            ),
+            GraphId(graph, version),
         )
-        for number, name, revision, changes, cancelled, graph, version in found
+        for number, execution_id, revision, changes, cancelled, graph, version in found
     }
-    for number, node, *stored in values:
+    for number, node, *record in values:
         if number in loaded:
-            loaded[number][0].nodes[node] = _stored(stored)
+            loaded[number][0].nodes[node] = _node_record(record)
     for number, *attempt in attempts:
         if number in loaded:
             read = _attempt(attempt)
-            loaded[number][0].open[read.node] = read
+            loaded[number][0].open_attempts[read.node] = read
     return loaded
 
 
-def _mine(rows: Iterable[Row]) -> dict[Claim, Mine]:
-    read = [Mine(Claim(*row[:3]), row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
+def _valid_claims(rows: Iterable[Row]) -> dict[Claim, ValidClaim]:
+    read = [ValidClaim(Claim(*row[:3]), row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
     return {each.claim: each for each in read}
 
 
-def _stored(row: Sequence[Any]) -> Stored:
+def _node_record(row: Sequence[Any]) -> NodeRecord:
     is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term = row
-    return Stored(
+    return NodeRecord(
         bool(is_set),
         value,
         revision,
@@ -360,57 +407,57 @@ def _stored(row: Sequence[Any]) -> Stored:
 
 
 def _attempt(row: Sequence[Any]) -> Attempt:
-    seq, node, held, computed_with, number, term, *terms, owner = row
-    return Attempt(seq, node, held, computed_with, number, Terms(*terms), term, owner)
+    seq, node, lease_state, computed_with, number, term, *spec, owner = row
+    return Attempt(seq, node, lease_state, computed_with, number, AttemptSpec(*spec), term, owner)
 
 
-def _kept(standing: Standing, node: str) -> dict[str, object]:
-    stored = standing.nodes[node]
+def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
+    record = state.nodes[node]
     return {
-        "execution": standing.number or None,
+        "execution": state.number or None,
         "node": node,
-        "is_set": int(stored.is_set),
-        "value": stored.value,
-        "revision": stored.revision,
-        "computed_with": stored.computed_with,
-        "tried_with": stored.tried_with,
-        "spent": stored.spent,
-        "crashes": stored.crashes,
-        "failed": int(stored.failed),
-        "error": stored.error,
-        "term": stored.term,
+        "is_set": int(record.is_set),
+        "value": record.value,
+        "revision": record.revision,
+        "computed_with": record.computed_with,
+        "attempted_with": record.attempted_with,
+        "failed_attempts": record.failed_attempts,
+        "crashes": record.crashes,
+        "failed": int(record.failed),
+        "error": record.error,
+        "term": record.term,
     }
 
 
-def _opening(standing: Standing, opening: Opening) -> dict[str, object]:
-    stored = standing.nodes.get(opening.node)
+def _attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, object]:
+    record = state.nodes.get(new_attempt.node)
     return {
-        "term": 0 if stored is None else stored.term,
-        "lane": opening.terms.lane,
-        "delay": float(opening.delay),
-        "execution": standing.number or None,
-        "node": opening.node,
-        "attempt": opening.number,
-        "crashes": opening.crashes,
-        "computed_with": opening.computed_with,
-        "heartbeat_timeout": opening.terms.heartbeat_timeout,
-        "abandon_after": float(opening.terms.abandon_after),
-        "max_attempts": opening.terms.max_attempts,
+        "term": 0 if record is None else record.term,
+        "queue": new_attempt.spec.queue,
+        "delay": float(new_attempt.delay),
+        "execution": state.number or None,
+        "node": new_attempt.node,
+        "attempt": new_attempt.number,
+        "crashes": new_attempt.crashes,
+        "computed_with": new_attempt.computed_with,
+        "heartbeat_timeout": new_attempt.spec.heartbeat_timeout,
+        "abandon_after": float(new_attempt.spec.abandon_after),
+        "max_attempts": new_attempt.spec.max_attempts,
     }
 
 
-def _number(standing: Standing, rows: Sequence[Row]) -> None:
-    [(standing.number,)] = rows
+def _set_number(state: ExecutionState, rows: Sequence[Row]) -> None:
+    [(state.number,)] = rows
 
 
-def _touched(standing: Standing) -> dict[str, object]:
-    return {"execution": standing.number, "revision": standing.revision}
+def _execution_row(state: ExecutionState) -> dict[str, object]:
+    return {"execution": state.number, "revision": state.revision}
 
 
-def _closing(closing: Closing) -> dict[str, object]:
+def _end_row(attempt_end: AttemptEnd) -> dict[str, object]:
     return {
-        "seq": closing.seq,
-        "state": str(closing.state),
-        "cause": str(closing.cause),
-        "error": closing.error,
+        "seq": attempt_end.seq,
+        "state": str(attempt_end.state),
+        "cause": str(attempt_end.cause),
+        "error": attempt_end.error,
     }

@@ -15,37 +15,37 @@ from functools import partial
 from typing import NamedTuple
 
 from longwatch.core.clock import Wakeup
-from longwatch.flow.advancing import Next
-from longwatch.flow.explaining import survey
+from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.explanation import node_statuses
 from longwatch.flow.graph import Graph
-from longwatch.flow.standing import Standing
+from longwatch.flow.propagation import NodeStatus
 from longwatch.store.database import Transaction
-from longwatch.store.forks import survive_forks
+from longwatch.store.forks import register_fork_hooks
 
 
-class Told(NamedTuple):
+class ComputedValue(NamedTuple):
     """A value as JSON, with its revision."""
 
-    text: str
+    json: str
     revision: int
 
 
 class Waiter(Wakeup):
-    """One who waits; `told` is what there is of it, the last of it if there was more."""
+    """One waiting caller; `computed` is the last value that was delivered to it."""
 
-    __slots__ = ("told",)
+    __slots__ = ("computed",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: Told | None = None
+        self.computed: ComputedValue | None = None
 
-    def tell(self, told: Told) -> None:
-        self.told = told
+    def deliver(self, computed: ComputedValue) -> None:
+        self.computed = computed
         self.set()
 
-    def take(self) -> Told | None:
-        told, self.told = self.told, None
-        return told
+    def take(self) -> ComputedValue | None:
+        computed, self.computed = self.computed, None
+        return computed
 
 
 class Waiters:
@@ -54,7 +54,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[tuple[str, Waiter], ...]] = {}
         self._lock = threading.Lock()
-        survive_forks(self)
+        register_fork_hooks(self)
 
     @contextmanager
     def waiting(self, execution: str, node: str) -> Iterator[Waiter]:
@@ -65,36 +65,38 @@ class Waiters:
             yield entry[1]
         finally:
             with self._lock:
-                left = tuple(each for each in self._waiting.get(execution, ()) if each is not entry)
-                if left:
-                    self._waiting[execution] = left
+                remaining = tuple(
+                    each for each in self._waiting.get(execution, ()) if each is not entry
+                )
+                if remaining:
+                    self._waiting[execution] = remaining
                 else:
                     self._waiting.pop(execution, None)
 
     # --- forks ---
 
-    def hold(self) -> None:
+    def before_fork(self) -> None:
         """Nothing waits for a fork."""
 
-    def go_on(self) -> None:
+    def after_fork_in_parent(self) -> None:
         """And nothing was held."""
 
-    def leave_behind(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In the child, nobody waits."""
         self._waiting = {}
         self._lock = threading.Lock()
 
-    # --- telling ---
+    # --- delivery ---
 
-    def tell(self, tx: Transaction, graph: Graph, standing: Standing) -> None:
+    def deliver_on_commit(self, tx: Transaction, graph: Graph, state: ExecutionState) -> None:
         """Once this is committed, tell them what it has computed of what they wait for."""
         waiting = [
-            each for each in self._waiting.get(standing.id, ()) if each[0] in standing.changed
+            each for each in self._waiting.get(state.id, ()) if each[0] in state.changed_nodes
         ]
         if not waiting:
             return
-        up = survey(graph, standing)
+        statuses = node_statuses(graph, state)
         for node, waiter in waiting:
-            if up.get(node) is Next.FRESH:
-                told = Told(standing.nodes[node].value or "null", standing.revision_of(node))
-                tx.after_commit(partial(waiter.tell, told))
+            if statuses.get(node) is NodeStatus.FRESH:
+                computed = ComputedValue(state.nodes[node].value or "null", state.revision_of(node))
+                tx.after_commit(partial(waiter.deliver, computed))

@@ -9,32 +9,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from longwatch.core.clock import Wakeup
-from longwatch.core.events import Events
+from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
+from longwatch.engine.engine import Engine
+from longwatch.engine.engine_loop import EngineLoop
+from longwatch.engine.policy import MAX_SLOTS, EngineContext, EngineEnvironment, EnginePolicy
 from longwatch.errors import UsageError
-from longwatch.flow.apart import ProcessRunner
+from longwatch.flow.attempt_runner import AttemptRunner
+from longwatch.flow.attempt_watchdog import AttemptWatchdog
+from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.graph import Graph
-from longwatch.flow.options import is_number, is_whole
-from longwatch.flow.overtime import Overtime
-from longwatch.flow.records import endings_of
-from longwatch.flow.running import AttemptRunner
-from longwatch.flow.source import FlowSource
-from longwatch.flow.sweeping import SWEEP_EVERY
-from longwatch.host.errand import Errand
-from longwatch.work.engine import Engine
-from longwatch.work.engine_loop import EngineLoop
-from longwatch.work.place import Place
-from longwatch.work.policy import MOST_SLOTS, EnginePolicy, Surroundings
+from longwatch.flow.isolated.process_runner import ProcessRunner
+from longwatch.flow.nodes import is_finite_number, is_positive_int
+from longwatch.flow.records import cancel_channel
+from longwatch.flow.sweeper import SWEEP_INTERVAL
+from longwatch.host.background_thread import BackgroundThread
 
 if TYPE_CHECKING:
     from longwatch.flow.flow import Flow
 
-_A_THIRD = 1 / 3
-_AHEAD = 4
+_RENEW_AT = 1 / 3
+_MAX_PREFETCH_PER_SLOT = 4
 """Attempts for each slot that wait here at the most."""
-_PATIENCE = 30.0
+_EXIT_TIMEOUT = 30.0
 """Seconds that the end of a `with` waits for what runs, unless a worker has its own."""
-_CHILDREN_END_WITHIN = 10.0
+_CHILD_STOP_TIMEOUT = 10.0
 """Seconds; they are killed at once, and are gone before that unless the machine hangs."""
 
 
@@ -52,18 +51,18 @@ class FlowWorker(EngineLoop):
         *,
         concurrency: int = 8,
         name: str | None = None,
-        sweep_interval_seconds: float = SWEEP_EVERY,
+        sweep_interval_seconds: float = SWEEP_INTERVAL,
         shutdown_timeout: float | None = None,
         events: Events | None = None,
     ) -> None:
         super().__init__(
             name=name, shutdown_timeout=shutdown_timeout, clock=flow.clock, events=events
         )
-        if not is_whole(concurrency, most=MOST_SLOTS):
+        if not is_positive_int(concurrency, maximum=MAX_SLOTS):
             raise UsageError(
-                f"concurrency must be a whole number from 1 to {MOST_SLOTS}, not {concurrency!r}"
+                f"concurrency must be a whole number from 1 to {MAX_SLOTS}, not {concurrency!r}"
             )
-        if not (is_number(sweep_interval_seconds) and sweep_interval_seconds > 0):
+        if not (is_finite_number(sweep_interval_seconds) and sweep_interval_seconds > 0):
             raise UsageError(
                 f"sweep_interval_seconds must be a number above 0, not {sweep_interval_seconds!r}"
             )
@@ -74,20 +73,20 @@ class FlowWorker(EngineLoop):
             )
         self.flow = flow
         self.concurrency = concurrency
-        self._flow_source = FlowSource(
+        self._claim_source = FlowClaimSource(
             flow.database,
             flow.registry,
             waiters=flow.waiters,
-            sweep_every=sweep_interval_seconds,
+            sweep_interval=sweep_interval_seconds,
             clock=self.clock,
         )
-        self._overtime: Overtime | None = None
-        self._apart: ProcessRunner | None = None
-        self._errand: Errand | None = None
+        self._watchdog: AttemptWatchdog | None = None
+        self._process_runner: ProcessRunner | None = None
+        self._thread: BackgroundThread | None = None
 
     def __enter__(self) -> Self:
-        self._errand = Errand(self.run, name=self._called, loud=True)
-        self._errand.start()
+        self._thread = BackgroundThread(self.run, name=self._display_name, report_errors=True)
+        self._thread.start()
         return self
 
     def __exit__(
@@ -96,40 +95,46 @@ class FlowWorker(EngineLoop):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        errand, self._errand = self._errand, None
-        self.shutdown(timeout=_PATIENCE if self.shutdown_timeout is None else self.shutdown_timeout)
-        if errand is not None:
-            errand.over.block(None)
+        thread, self._thread = self._thread, None
+        self.shutdown(
+            timeout=_EXIT_TIMEOUT if self.shutdown_timeout is None else self.shutdown_timeout
+        )
+        if thread is not None:
+            thread.done.block(None)
 
     def __repr__(self) -> str:
-        return f"<FlowWorker {self._called} of {self.flow!r}>"
+        return f"<FlowWorker {self._display_name} of {self.flow!r}>"
 
     # --- what the engine is given ---
 
     @property
-    def _source(self) -> FlowSource:
-        return self._flow_source
+    def _source(self) -> FlowClaimSource:
+        return self._claim_source
 
     @property
-    def home(self) -> object:
+    def store_identity(self) -> object:
         return self.flow.database.identity
 
-    def _runner(self, place: Place) -> AttemptRunner:
+    def _make_runner(self, environment: EngineEnvironment) -> AttemptRunner:
         policy = EnginePolicy()
-        around = Surroundings(place.name, policy, self.clock, place.events, self.heartbeat)
-        self._flow_source.sweeping.events = place.events
-        overtime = self._overtime = Overtime(self._flow_source.settle, around)
-        self._apart = ProcessRunner(clock=self.clock, events=place.events, left=self._time_left)
-        return AttemptRunner(self._graph_of, overtime, self._apart, clock=self.clock)
+        engine_context = EngineContext(
+            environment.name, policy, self.clock, environment.events, self.heartbeat
+        )
+        self._claim_source.sweeper.events = environment.events
+        watchdog = self._watchdog = AttemptWatchdog(self._claim_source.settle, engine_context)
+        self._process_runner = ProcessRunner(
+            clock=self.clock, events=environment.events, time_left=self._time_left
+        )
+        return AttemptRunner(self._graph_of, watchdog, self._process_runner, clock=self.clock)
 
-    def _policy(self, polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
+    def _policy_for(self, max_polls: int | None, visibility: float, wait: float) -> EnginePolicy:  # noqa: ARG002 - nodes have their own
         """Little is claimed ahead: the deadline of an attempt counts from its claim."""
         return EnginePolicy(
             slots=self.concurrency,
             lease=self._lease(),
-            polls=polls,
+            max_polls=max_polls,
             poll_wait=wait,
-            most_ahead=_AHEAD * self.concurrency,
+            max_prefetch=_MAX_PREFETCH_PER_SLOT * self.concurrency,
         )
 
     def _lease(self) -> LeasePolicy:
@@ -137,39 +142,39 @@ class FlowWorker(EngineLoop):
         options = [
             node.options
             for node in chain.from_iterable(
-                graph.order for graph in self.flow.registry.graphs.values()
+                graph.computed_nodes for graph in self.flow.registry.graphs.values()
             )
         ]
         if not options:
             return LeasePolicy(240.0)
         shortest = min(each.heartbeat_timeout_seconds for each in options)
         interval = min(each.heartbeat_interval_seconds for each in options)
-        return LeasePolicy(shortest, renew_at=min(interval / shortest, _A_THIRD))
+        return LeasePolicy(shortest, renew_at=min(interval / shortest, _RENEW_AT))
 
     @contextmanager
-    def _alongside(self, engine: Engine, place: Place) -> Iterator[None]:  # noqa: ARG002 - the contract
+    def _while_running(self, engine: Engine, environment: EngineEnvironment) -> Iterator[None]:  # noqa: ARG002 - the contract
         """Deadlines are watched, attempts that are called off elsewhere are noticed, and
         children end after all else.
         """
-        assert self._overtime is not None
-        assert self._apart is not None
-        over = Wakeup()
-        over.listen(engine.doubt)
+        assert self._watchdog is not None
+        assert self._process_runner is not None
+        cancelled = Wakeup()
+        cancelled.subscribe(engine.check_revoked)
         with ExitStack() as undo:
-            undo.callback(self._apart.stop, timeout=_CHILDREN_END_WITHIN)
+            undo.callback(self._process_runner.stop, timeout=_CHILD_STOP_TIMEOUT)
             undo.callback(
-                self.flow.database.listen(map(endings_of, self.flow.registry.graphs), over)
+                self.flow.database.listen(map(cancel_channel, self.flow.registry.graphs), cancelled)
             )
-            undo.enter_context(self._overtime.watching())
-            undo.enter_context(self.flow.hands.lent(engine, self._flow_source))
+            undo.enter_context(self._watchdog.watching())
+            undo.enter_context(self.flow.local_workers.registered(engine, self._claim_source))
             yield
 
-    def _graph_of(self, lane: int) -> Graph:
+    def _graph_of(self, number: int) -> Graph:
         for registered in self.flow.registry.registered().values():
-            if any(line.lane == lane for line in registered.lines):
+            if any(queue.number == number for queue in registered.queues):
                 return registered.graph
-        raise LookupError(f"line {lane} is of no graph that is known here")
+        raise LookupError(f"queue {number} belongs to no registered graph")
 
     def _time_left(self) -> float | None:
-        turn = self._turns.present
-        return None if turn is None else turn.deadline.remaining()
+        run = self._run_guard.current
+        return None if run is None else run.deadline.remaining()

@@ -26,7 +26,7 @@ from typing import NamedTuple
 _MAGIC = b"LWBEAT02"
 _HEADER = 40
 _TRUSTED, _DRAINING, _ENGINE = 16, 24, 32
-_LARGEST = 1 << 20
+_MAX_BYTES = 1 << 20
 _SLOT = 24
 _NUMBER = struct.Struct(
     "@q"
@@ -39,9 +39,9 @@ class SlotState(NamedTuple):
     machine.
     """
 
-    beat: float
+    beat_at: float
     row: int
-    started: float
+    started_at: float
 
 
 class BeatPage:
@@ -50,16 +50,16 @@ class BeatPage:
     def __init__(self, path: Path, slots: int) -> None:
         self.path = path
         self.slots = slots
-        self._map = _mapped(path, _HEADER + slots * _SLOT)
+        self._map = _create_mapped(path, _HEADER + slots * _SLOT)
         _NUMBER.pack_into(self._map, 8, slots)
         self._map[:8] = _MAGIC
 
     def begin(self, slot: int, row: int, now: float) -> None:
         """The slot starts to work on this row."""
-        place = _HEADER + slot * _SLOT
-        _TIME.pack_into(self._map, place, now)
-        _TIME.pack_into(self._map, place + 16, now)
-        _NUMBER.pack_into(self._map, place + 8, row)
+        offset = _HEADER + slot * _SLOT
+        _TIME.pack_into(self._map, offset, now)
+        _TIME.pack_into(self._map, offset + 16, now)
+        _NUMBER.pack_into(self._map, offset + 8, row)
 
     def beat(self, slot: int, now: float) -> None:
         _TIME.pack_into(self._map, _HEADER + slot * _SLOT, now)
@@ -95,7 +95,7 @@ class BeatPage:
         self.path.unlink(missing_ok=True)
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+def _create_mapped(path: Path, size: int) -> mmap.mmap:
     """A new file in memory. Written once, because a hole that a full disk cannot fill would end
     the process with SIGBUS.
     """
@@ -111,42 +111,42 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-class BeatReading(NamedTuple):
+class BeatSnapshot(NamedTuple):
     """A page as somebody else found it."""
 
     trusted_until: float
     draining: bool
-    beat: float
+    beat_at: float
     """When the engine itself last beat; 0.0 if it has not yet."""
     slots: tuple[SlotState, ...]
 
     @property
-    def started(self) -> frozenset[int]:
+    def running_rows(self) -> frozenset[int]:
         """The rows that were being worked on."""
         return frozenset(slot.row for slot in self.slots if slot.row)
 
-    def silent(self, now: float, *, after: float) -> dict[int, float]:
+    def stalled_rows(self, now: float, *, older_than: float) -> dict[int, float]:
         """The rows whose slot has given no beat for so long, and for how long; 0 stands for the
         engine itself.
         """
-        ages = {slot.row: now - slot.beat for slot in self.slots if slot.row} | (
-            {0: now - self.beat} if self.beat else {}
+        ages = {slot.row: now - slot.beat_at for slot in self.slots if slot.row} | (
+            {0: now - self.beat_at} if self.beat_at else {}
         )
-        return {row: age for row, age in ages.items() if age > after}
+        return {row: age for row, age in ages.items() if age > older_than}
 
 
-_NOTHING = BeatReading(0.0, draining=False, beat=0.0, slots=())
+_EMPTY = BeatSnapshot(0.0, draining=False, beat_at=0.0, slots=())
 
 
-def read_page(path: str) -> BeatReading | None:
+def read_page(path: str) -> BeatSnapshot | None:
     """The page at this path; None if there is none, or it is not one of ours."""
     data = b""
     with suppress(OSError):
         data = Path(path).read_bytes()
-    return _reading(data)
+    return _parse(data)
 
 
-class ForeignPage:
+class ChildBeatPage:
     """The page of another process, for a parent that keeps its leases. By its descriptor, not
     mapped: whoever cuts the file short must not end us. After `close` nothing is read or written
     any more.
@@ -157,13 +157,13 @@ class ForeignPage:
         self.path = path
         self._lock = threading.Lock()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if self._reading() is None:
+        if self._read() is None:
             self.close()
             raise ValueError(f"{path} is no beat page")
 
-    def read(self) -> BeatReading:
+    def read(self) -> BeatSnapshot:
         """What it shows; nothing if it is closed, or no page any more."""
-        return self._reading() or _NOTHING
+        return self._read() or _EMPTY
 
     def trust_until(self, moment: float) -> None:
         """Its leases were renewed; a moment that is earlier than what it knows changes nothing."""
@@ -171,8 +171,8 @@ class ForeignPage:
             self._write(_TIME.pack(moment), _TRUSTED)
 
     def blame_only(self, rows: Collection[int]) -> None:
-        """Of a process that is about to be gone: no other row is to blame for that. A drain
-        excuses everybody, but not these.
+        """For a process that is about to end: only these rows are to blame for it, also if it
+        drains.
         """
         reading = self.read()
         if rows and reading.draining:
@@ -188,25 +188,25 @@ class ForeignPage:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def _reading(self) -> BeatReading | None:
+    def _read(self) -> BeatSnapshot | None:
         with self._lock, suppress(OSError):
-            return _reading(os.pread(self._descriptor, _LARGEST, 0))
+            return _parse(os.pread(self._descriptor, _MAX_BYTES, 0))
         return None
 
-    def _write(self, data: bytes, place: int) -> None:
+    def _write(self, data: bytes, offset: int) -> None:
         with self._lock, suppress(OSError):
-            os.pwrite(self._descriptor, data, place)
+            os.pwrite(self._descriptor, data, offset)
 
 
-def _reading(data: bytes) -> BeatReading | None:
+def _parse(data: bytes) -> BeatSnapshot | None:
     if len(data) < _HEADER or data[:8] != _MAGIC:
         return None
     [count] = _NUMBER.unpack_from(data, 8)
     if not 0 <= count <= (len(data) - _HEADER) // _SLOT:
         return None
-    slots = tuple(_slot(data, _HEADER + number * _SLOT) for number in range(count))
+    slots = tuple(_parse_slot(data, _HEADER + number * _SLOT) for number in range(count))
     trusted, beat = _TIME.unpack_from(data, _TRUSTED)[0], _TIME.unpack_from(data, _ENGINE)[0]
-    return BeatReading(trusted, bool(_NUMBER.unpack_from(data, _DRAINING)[0]), beat, slots)
+    return BeatSnapshot(trusted, bool(_NUMBER.unpack_from(data, _DRAINING)[0]), beat, slots)
 
 
 def remove_page(path: str) -> None:
@@ -215,9 +215,9 @@ def remove_page(path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def _slot(data: bytes, place: int) -> SlotState:
+def _parse_slot(data: bytes, offset: int) -> SlotState:
     return SlotState(
-        _TIME.unpack_from(data, place)[0],
-        _NUMBER.unpack_from(data, place + 8)[0],
-        _TIME.unpack_from(data, place + 16)[0],
+        _TIME.unpack_from(data, offset)[0],
+        _NUMBER.unpack_from(data, offset + 8)[0],
+        _TIME.unpack_from(data, offset + 16)[0],
     )

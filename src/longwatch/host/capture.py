@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-_CHUNK = 1 << 16
-_LAST_WORDS = 1 << 20
+_CHUNK_BYTES = 1 << 16
+_MAX_FINAL_BYTES = 1 << 20
 """How much is still read from a pipe once its tree is gone: what a pipe holds at the most."""
 MAX_LINE = 64 * 1024
-CUT = b" [line cut]\n"
+CUT_MARK = b" [line cut]\n"
 
 
-class Sink(Protocol):
+class LineSink(Protocol):
     """Where captured lines go. Called on the loop, so nothing here may block."""
 
     def write(self, data: bytes) -> bool:
@@ -31,7 +31,7 @@ class Sink(Protocol):
         """Have `callback` called once, from any thread, when it is not congested any more."""
 
 
-class WholeLines:
+class LineSplitter:
     """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked,
     and its rest skipped.
     """
@@ -48,23 +48,23 @@ class WholeLines:
             self._skipping = not newline
         data = self._pending + chunk
         end = data.rfind(b"\n") + 1
-        block, self._pending = self._bounded(data[:end]), data[end:]
+        block, self._pending = self._cut_long(data[:end]), data[end:]
         if len(self._pending) > self.max_line:
-            block += self._pending[: self.max_line] + CUT
+            block += self._pending[: self.max_line] + CUT_MARK
             self._pending, self._skipping = b"", True
         return block
 
-    def _bounded(self, block: bytes) -> bytes:
+    def _cut_long(self, block: bytes) -> bytes:
         """Cut the lines that came whole and are too long all the same."""
         if len(block) <= self.max_line:
             return block
         lines = block.split(b"\n")[:-1]
         return b"".join(
-            line + b"\n" if len(line) <= self.max_line else line[: self.max_line] + CUT
+            line + b"\n" if len(line) <= self.max_line else line[: self.max_line] + CUT_MARK
             for line in lines
         )
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What came after the last line end, made a line; empty if nothing did."""
         pending, self._pending = self._pending, b""
         return pending + b"\n" if pending else b""
@@ -74,42 +74,47 @@ class Capture:
     """Reads one pipe on the loop and hands whole lines to a sink.
 
     A congested sink is given time: reading pauses, so that the child feels the pressure as with any
-    pipe. After `patience` seconds reading goes on and the sink drops what it cannot take: a stuck
-    reader of ours never blocks a child for good.
+    pipe. After `backpressure_seconds` reading goes on and the sink drops what it cannot take: a
+    stuck reader of ours never blocks a child for good.
     """
 
     def __init__(
-        self, descriptor: int, sink: Sink, *, patience: float = 5.0, max_line: int = MAX_LINE
+        self,
+        descriptor: int,
+        sink: LineSink,
+        *,
+        backpressure_seconds: float = 5.0,
+        max_line: int = MAX_LINE,
     ) -> None:
         self._descriptor = descriptor
         self._sink = sink
-        self._patience = patience
-        self._lines = WholeLines(max_line)
+        self._backpressure_seconds = backpressure_seconds
+        self._lines = LineSplitter(max_line)
         self._loop = asyncio.get_running_loop()
         self._open = True
-        self._patient = True
+        self._applies_backpressure = True
         os.set_blocking(descriptor, False)
         self._resume()
 
     def finish(self) -> None:
         """Take what is in the pipe now and close it, whoever still holds the other end."""
         taken = 0
-        while self._open and taken < _LAST_WORDS:
-            size = self._take()
+        while self._open and taken < _MAX_FINAL_BYTES:
+            size = self._read_once()
             if size is None:
                 break
             taken += size
         self._close()
 
-    def _readable(self) -> None:
-        self._take()
-        if self._open and self._sink.congested and self._patient:
+    def _on_readable(self) -> None:
+        self._read_once()
+        if self._open and self._sink.congested and self._applies_backpressure:
             self._pause()
 
-    def _take(self) -> int | None:
+    def _read_once(self) -> int | None:
         """Read once; how many bytes, None if there are none now. The end of the pipe closes it."""
         try:
-            chunk = os.read(self._descriptor, _CHUNK)
+            chunk = os.read(self._descriptor, _CHUNK_BYTES)
         except BlockingIOError:
             return None
         except OSError:
@@ -123,26 +128,26 @@ class Capture:
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._descriptor)
-        timer = self._loop.call_later(self._patience, self._lose_patience)
-        self._sink.on_drained(lambda: self._from_any_thread(timer))
+        timer = self._loop.call_later(self._backpressure_seconds, self._stop_backpressure)
+        self._sink.on_drained(lambda: self._resume_threadsafe(timer))
 
-    def _from_any_thread(self, timer: asyncio.TimerHandle) -> None:
+    def _resume_threadsafe(self, timer: asyncio.TimerHandle) -> None:
         with suppress(RuntimeError):  # the loop is closed: nothing is read any more
             self._loop.call_soon_threadsafe(self._resume, timer)
 
-    def _lose_patience(self) -> None:
+    def _stop_backpressure(self) -> None:
         """Read on whatever the sink says, until it is drained once: else each chunk would cost
-        the child the patience anew.
+        the child the full `backpressure_seconds` again.
         """
-        self._patient = False
+        self._applies_backpressure = False
         self._resume()
 
     def _resume(self, timer: asyncio.TimerHandle | None = None) -> None:
         if timer is not None:
             timer.cancel()
-            self._patient = True
+            self._applies_backpressure = True
         if self._open:
-            self._loop.add_reader(self._descriptor, self._readable)
+            self._loop.add_reader(self._descriptor, self._on_readable)
 
     def _close(self) -> None:
         if not self._open:
@@ -150,5 +155,5 @@ class Capture:
         self._open = False
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
-        if rest := self._lines.rest():
-            self._sink.write(rest)
+        if last_line := self._lines.flush():
+            self._sink.write(last_line)

@@ -3,8 +3,8 @@
 One thread with an event loop serves every client, so an idle or slow one delays nobody and costs a
 few kilobytes; a client has a few seconds to say what it wants, and when there are too many, the one
 that has been silent longest has to go. Checks that only look at memory are asked on the spot; all
-others in threads of their own, each with its deadline (`asking.py`). `http.server` is not used: it
-needs a thread a client, and three system calls for what is one write here.
+others in threads of their own, each with its deadline (`blocking_call.py`). `http.server` is not
+used: it needs a thread a client, and three system calls for what is one write here.
 """
 
 from __future__ import annotations
@@ -23,43 +23,55 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.core.health import Aspect, Check, Health, Probe, Reason, Report, Result
+from longwatch.core.health import (
+    Aspect,
+    CheckResult,
+    Health,
+    HealthCheck,
+    HealthReason,
+    HealthReport,
+    Probe,
+)
 from longwatch.errors import TryAgainError, UsageError
-from longwatch.host.asking import Question
-from longwatch.host.health_answers import ASPECTS, METRICS_PATH, answer_for
-from longwatch.host.http_requests import (
+from longwatch.host.blocking_call import BlockingCall
+from longwatch.host.health_http import (
+    ASPECT_BY_PATH,
     BAD_REQUEST,
-    LONGEST_HEAD,
-    METRICS,
+    MAX_HEAD_BYTES,
+    METRICS_PATH,
+    METRICS_TYPE,
     NOT_ALLOWED,
     NOT_FOUND,
-    TEXT,
+    TEXT_TYPE,
     TOO_LARGE,
-    Answer,
-    Request,
-    parse,
-    render,
+    HealthRequest,
+    HealthResponse,
+    parse_request,
+    render_response,
+    response_for,
 )
-from longwatch.host.loop import LoopThread
+from longwatch.host.loop import EventLoopThread
 from longwatch.host.service import Service
 
 Exposition = Callable[[], str | bytes]
-Later = Callable[[], Coroutine[Any, Any, Answer]]
+DeferredResponse = Callable[[], Coroutine[Any, Any, HealthResponse]]
 """An answer that takes its time; not begun, because it may never be: a task that is cancelled
 first would leave it so.
 """
 
 BACKLOG = 256
-MOST_CLIENTS = 512
-_FEWEST_CLIENTS = 16
+MAX_CLIENTS = 512
+_MIN_CLIENTS = 16
 """However few descriptors this process may have; of many it leaves three quarters to others."""
-SILENCE = 10.0
+IDLE_TIMEOUT = 10.0
 """Seconds that a client may say nothing, or not finish what it says."""
-METRICS_WITHIN = 10.0
-_MOST_UNREAD = 64 * 1024
+METRICS_TIMEOUT = 10.0
+_MAX_UNREAD_BYTES = 64 * 1024
 """Bytes of answers that a client may have left unread when it gets another."""
-_LATE = Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected", TEXT)
-_FOR_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_METRICS_UNAVAILABLE = HealthResponse(
+    HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected", TEXT_TYPE
+)
+_TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class HealthServer(Service):
@@ -78,40 +90,40 @@ class HealthServer(Service):
         port: int = 8080,
         readiness_check: Probe | None = None,
         liveness_check: Probe | None = None,
-        checks: Iterable[Check] = (),
+        checks: Iterable[HealthCheck] = (),
         metrics: Exposition | None = None,
         clock: Clock | None = None,
-        most_clients: int = MOST_CLIENTS,
-        silence: float = SILENCE,
+        max_clients: int = MAX_CLIENTS,
+        idle_timeout: float = IDLE_TIMEOUT,
     ) -> None:
         super().__init__(name="health-server", clock=clock)
         _require_port(port)
         self.host = host
         self.port = port
-        self.most_clients = min(
-            most_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _FEWEST_CLIENTS)
+        self.max_clients = min(
+            max_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _MIN_CLIENTS)
         )
-        self.silence = silence
-        self._checks = (*_named(readiness_check, liveness_check), *checks)
+        self.idle_timeout = idle_timeout
+        self._checks = (*_checks_from_probes(readiness_check, liveness_check), *checks)
         self._quick = Health((check for check in self._checks if check.quick), self._clock)
         Health(self._checks, self._clock)  # refuses two of one name
         self._metrics = metrics
-        self._loop = LoopThread(name="longwatch-health", clock=clock)
-        self._served: _Served | None = None
+        self._loop = EventLoopThread(name="longwatch-health", clock=clock)
+        self._running: _RunningServer | None = None
         self._closing: concurrent.futures.Future[None] | None = None
 
     @property
     def address(self) -> tuple[str, int] | None:
         """Where it really listens, also with port 0; None while it is stopped."""
-        served = self._served
-        return served.address if self.started and served is not None else None
+        running = self._running
+        return running.address if self.started and running is not None else None
 
     @property
-    def inside(self) -> bool:
-        return self._loop.inside
+    def in_own_thread(self) -> bool:
+        return self._loop.in_own_thread
 
     def _start(self) -> None:
-        served = _Served(
+        running = _RunningServer(
             self,
             self._quick,
             [check for check in self._checks if not check.quick],
@@ -119,123 +131,123 @@ class HealthServer(Service):
             self._clock,
         )
         try:
-            self._loop.call(served.open(), timeout=None)
+            self._loop.call(running.open(), timeout=None)
         except BaseException as error:
             self._loop.stop()
             if isinstance(error, OSError | UnicodeError):
-                raise _refusal(error, self.host, self.port) from None
+                raise _bind_error(error, self.host, self.port) from None
             raise
-        self._served = served
+        self._running = running
 
     def _stop(self, deadline: Deadline) -> bool:
-        served, self._served = self._served, None
-        if served is not None:
-            self._closing = self._loop.spawn(served.close())
+        running, self._running = self._running, None
+        if running is not None:
+            self._closing = self._loop.spawn(running.close())
         assert self._closing is not None
         closed, _ = concurrent.futures.wait([self._closing], deadline.remaining())
         return bool(closed) and self._loop.stop(deadline=deadline)
 
 
-class _Served:
+class _RunningServer:
     """One start of the server, on its loop."""
 
     def __init__(
         self,
         server: HealthServer,
         quick: Health,
-        slow: Iterable[Check],
+        slow: Iterable[HealthCheck],
         metrics: Exposition | None,
         clock: Clock,
     ) -> None:
         self.address = ("", 0)
-        self.clients: dict[Client, None] = {}
+        self.clients: dict[HealthConnection, None] = {}
         """Those that were heard of longest ago come first."""
         self._settings = server
         self._quick = quick
         self._slow = [_SlowCheck(check, clock) for check in slow]
         self._metrics = (
-            Question(metrics, name="longwatch-metrics", within=METRICS_WITHIN)
+            BlockingCall(metrics, name="longwatch-metrics", timeout=METRICS_TIMEOUT)
             if metrics is not None
             else None
         )
-        self._listening: asyncio.Server | None = None
-        self._reaping: asyncio.TimerHandle | None = None
+        self._listener: asyncio.Server | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        self._listening = await loop.create_server(
-            partial(Client, self), settings.host, settings.port, backlog=BACKLOG
+        self._listener = await loop.create_server(
+            partial(HealthConnection, self), settings.host, settings.port, backlog=BACKLOG
         )
-        host, port, *_ = self._listening.sockets[0].getsockname()
+        host, port, *_ = self._listener.sockets[0].getsockname()
         self.address = (host, port)
 
     async def close(self) -> None:
         self._closed = True
-        if self._reaping is not None:
-            self._reaping.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for task in self._tasks:
             task.cancel()
         for client in tuple(self.clients):
-            client.hang_up()
-        if self._listening is not None:
-            await _let_go(self._listening)
+            client.abort()
+        if self._listener is not None:
+            await _close_listener(self._listener)
         for slow in self._slow:
-            slow.question.close()
+            slow.call.close()
         if self._metrics is not None:
             self._metrics.close()
 
     # --- clients ---
 
-    def welcome(self, client: Client) -> None:
+    def accept(self, client: HealthConnection) -> None:
         if self._closed:
-            client.hang_up()
+            client.abort()
             return
-        if len(self.clients) >= self._settings.most_clients:
-            self._silent_longest().hang_up()
-        self.heard(client)
-        if self._reaping is None:
-            self._reaping = asyncio.get_running_loop().call_later(1.0, self._reap)
+        if len(self.clients) >= self._settings.max_clients:
+            self._longest_idle().abort()
+        self.touch(client)
+        if self._idle_timer is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(1.0, self._close_idle)
 
-    def heard(self, client: Client) -> None:
+    def touch(self, client: HealthConnection) -> None:
         """It has been answered, or has just come: from now on its silence counts."""
         self.clients.pop(client, None)
-        client.since = asyncio.get_running_loop().time()
+        client.idle_since = asyncio.get_running_loop().time()
         self.clients[client] = None
 
-    def left(self, client: Client) -> None:
+    def remove(self, client: HealthConnection) -> None:
         self.clients.pop(client, None)
 
-    def _silent_longest(self) -> Client:
+    def _longest_idle(self) -> HealthConnection:
         """One that waits for its answer is not silent; it goes only if all do."""
         first = next(iter(self.clients))
         return next((client for client in self.clients if not client.busy), first)
 
-    def _reap(self) -> None:
+    def _close_idle(self) -> None:
         """Hang up on those that have been silent for too long; look again as long as there is
         anybody.
         """
         loop = asyncio.get_running_loop()
         for client in tuple(self.clients):
-            if loop.time() - client.since <= self._settings.silence:
+            if loop.time() - client.idle_since <= self._settings.idle_timeout:
                 break
             if not client.busy:
-                client.hang_up()
-        self._reaping = loop.call_later(1.0, self._reap) if self.clients else None
+                client.abort()
+        self._idle_timer = loop.call_later(1.0, self._close_idle) if self.clients else None
 
     # --- answers ---
 
-    def answer(self, request: Request, *, local: bool) -> Answer | Later:
+    def respond(self, request: HealthRequest, *, local: bool) -> HealthResponse | DeferredResponse:
         """At once where that is possible."""
         if request.path == METRICS_PATH and self._metrics is not None:
             return (
                 NOT_ALLOWED
                 if request.method not in _METHODS
-                else partial(self._exposed, self._metrics)
+                else partial(self._metrics_response, self._metrics)
             )
-        aspect = ASPECTS.get(request.path)
+        aspect = ASPECT_BY_PATH.get(request.path)
         if aspect is None:
             return NOT_FOUND
         if request.method not in _METHODS:
@@ -244,28 +256,28 @@ class _Served:
         report = self._quick.report(aspect)
         slow = [check for check in self._slow if aspect in check.aspects]
         if slow and (report.ok or verbose):
-            return partial(self._slowly, request.path, report, slow, verbose=verbose)
-        return answer_for(request.path, report, verbose=verbose)
+            return partial(self._slow_response, request.path, report, slow, verbose=verbose)
+        return response_for(request.path, report, verbose=verbose)
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _slowly(
-        self, path: str, report: Report, slow: list[_SlowCheck], *, verbose: bool
-    ) -> Answer:
+    async def _slow_response(
+        self, path: str, report: HealthReport, slow: list[_SlowCheck], *, verbose: bool
+    ) -> HealthResponse:
         results = await asyncio.gather(*(check.result() for check in slow))
-        return answer_for(path, Report((*report.results, *results)), verbose=verbose)
+        return response_for(path, HealthReport((*report.results, *results)), verbose=verbose)
 
-    async def _exposed(self, question: Question[str | bytes]) -> Answer:
+    async def _metrics_response(self, call: BlockingCall[str | bytes]) -> HealthResponse:
         try:
-            text = await question.ask()
-            return Answer(
-                HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS
+            text = await call.run()
+            return HealthResponse(
+                HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS_TYPE
             )
         except Exception:  # noqa: BLE001 - anybody's code; who scrapes sees that it failed
-            return _LATE
+            return _METRICS_UNAVAILABLE
 
 
 _METHODS = frozenset({"GET", "HEAD"})
@@ -274,103 +286,115 @@ _METHODS = frozenset({"GET", "HEAD"})
 class _SlowCheck:
     """A check that is asked in a thread of its own."""
 
-    def __init__(self, check: Check, clock: Clock) -> None:
+    def __init__(self, check: HealthCheck, clock: Clock) -> None:
         self.aspects = check.aspects
         self._name = check.name
-        alone = Health([check], clock)
+        health = Health([check], clock)
         aspect = next(iter(check.aspects))
-        self.question = Question(
-            lambda: alone.report(aspect).results[0],
+        self.call = BlockingCall(
+            lambda: health.report(aspect).results[0],
             name=f"check-{check.name}",
-            within=check.deadline,
+            timeout=check.timeout,
         )
 
-    async def result(self) -> Result:
+    async def result(self) -> CheckResult:
         try:
-            return await self.question.ask()
+            return await self.call.run()
         except TimeoutError:
-            return Result(self._name, Reason.OVERRAN)
+            return CheckResult(self._name, HealthReason.TIMED_OUT)
         except Exception as error:  # noqa: BLE001 - an exit of the user's probe
-            return Result(self._name, Reason.RAISED, type(error).__name__)
+            return CheckResult(self._name, HealthReason.RAISED, type(error).__name__)
 
 
-class Client(asyncio.Protocol):
+class HealthConnection(asyncio.Protocol):
     """One connection: one request after another, each answered before the next is looked at."""
 
-    def __init__(self, served: _Served) -> None:
-        self.since = 0.0
+    def __init__(self, server: _RunningServer) -> None:
+        self.idle_since = 0.0
         self.busy = False
         """Whether it waits for an answer; meanwhile nothing more is read from it."""
-        self._served = served
-        self._said = b""
+        self._server = server
+        self._buffer = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._served.welcome(self)
+        self._server.accept(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._transport = None
-        self._served.left(self)
+        self._server.remove(self)
 
     def data_received(self, data: bytes) -> None:
-        self._said += data
+        self._buffer += data
         if not self.busy:
-            self._next()
+            self._handle_next()
 
-    def hang_up(self) -> None:
-        self._served.left(self)
+    def abort(self) -> None:
+        self._server.remove(self)
         if self._transport is not None:
             self._transport.abort()
 
-    def _next(self) -> None:
+    def _handle_next(self) -> None:
         """Answer the first of what was said, if it is complete."""
-        head, end, rest = self._said.partition(b"\r\n\r\n")
-        if len(head) > LONGEST_HEAD:
-            self._say(TOO_LARGE, closes=True)
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
+        if len(head) > MAX_HEAD_BYTES:
+            self._send(TOO_LARGE, closes_connection=True)
         elif end:
-            self._said = rest
-            self._respond(parse(head))
+            self._buffer = rest
+            self._respond(parse_request(head))
 
-    def _respond(self, request: Request | None) -> None:
+    def _respond(self, request: HealthRequest | None) -> None:
         """At once where that is possible; who has said more than one thing gets one answer a
         turn, and others theirs in between.
         """
         if request is None:
-            self._say(BAD_REQUEST, closes=True)
+            self._send(BAD_REQUEST, closes_connection=True)
             return
-        answer = self._served.answer(request, local=self._is_local())
-        if isinstance(answer, Answer) and not self._said:
-            self._say(answer, closes=request.closes, head_only=request.method == "HEAD")
+        response = self._server.respond(request, local=self._is_local())
+        if isinstance(response, HealthResponse) and not self._buffer:
+            self._send(
+                response,
+                closes_connection=request.closes_connection,
+                head_only=request.method == "HEAD",
+            )
         else:
             assert self._transport is not None
             self.busy = True
             self._transport.pause_reading()
-            self._served.later(self._respond_later(request, answer))
+            self._server.run_task(self._respond_later(request, response))
 
-    async def _respond_later(self, request: Request, answer: Answer | Later) -> None:
-        said = answer if isinstance(answer, Answer) else await answer()
-        self._say(said, closes=request.closes, head_only=request.method == "HEAD")
+    async def _respond_later(
+        self, request: HealthRequest, response: HealthResponse | DeferredResponse
+    ) -> None:
+        ready = response if isinstance(response, HealthResponse) else await response()
+        self._send(
+            ready, closes_connection=request.closes_connection, head_only=request.method == "HEAD"
+        )
         self.busy = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-            self._next()
+            self._handle_next()
 
-    def _say(self, answer: Answer, *, closes: bool, head_only: bool = False) -> None:
+    def _send(
+        self, response: HealthResponse, *, closes_connection: bool, head_only: bool = False
+    ) -> None:
         """A client that is told to go is a client until it has taken its answer, or has been
         silent for too long.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if transport.get_write_buffer_size() > _MOST_UNREAD:
-            self.hang_up()
+        if transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            self.abort()
             return
-        transport.write(render(answer, closes=closes, head_only=head_only))
-        self._served.heard(self)
-        if closes:
+        transport.write(
+            render_response(response, closes_connection=closes_connection, head_only=head_only)
+        )
+        self._server.touch(self)
+        if closes_connection:
             transport.close()
 
     def _is_local(self) -> bool:
@@ -382,28 +406,28 @@ class Client(asyncio.Protocol):
         return (mapped or address).is_loopback
 
 
-def _named(readiness: Probe | None, liveness: Probe | None) -> Iterable[Check]:
+def _checks_from_probes(readiness: Probe | None, liveness: Probe | None) -> Iterable[HealthCheck]:
     if readiness is not None:
-        yield Check("readiness_check", readiness, frozenset({Aspect.READY}))
+        yield HealthCheck("readiness_check", readiness, frozenset({Aspect.READY}))
     if liveness is not None:
-        yield Check("liveness_check", liveness, frozenset({Aspect.LIVE}))
+        yield HealthCheck("liveness_check", liveness, frozenset({Aspect.LIVE}))
 
 
-async def _let_go(listening: asyncio.Server) -> None:
+async def _close_listener(listener: asyncio.Server) -> None:
     """Take nobody more, see in those who were taken just now, whom nobody would close otherwise,
     and free the port.
 
     Also for children that were forked meanwhile: what they hold of it would keep the port, and let
     clients wait.
     """
-    for one in listening.sockets:
-        asyncio.get_running_loop().remove_reader(one.fileno())
+    for sock in listener.sockets:
+        asyncio.get_running_loop().remove_reader(sock.fileno())
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(others)
-    for one in listening.sockets:
+    for sock in listener.sockets:
         with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
-    listening.close()
+            sock.shutdown(socket.SHUT_RDWR)
+    listener.close()
 
 
 def _require_port(port: int) -> None:
@@ -411,7 +435,7 @@ def _require_port(port: int) -> None:
         raise UsageError(f"a health port is a number from 0 (any free one) to 65535, not {port}")
 
 
-def _refusal(error: OSError | UnicodeError, host: str, port: int) -> Exception:
+def _bind_error(error: OSError | UnicodeError, host: str, port: int) -> Exception:
     if isinstance(error, UnicodeError):
         return UsageError(
             f"{host} is no name of a host; the health port {port} needs one, or an address"
@@ -424,7 +448,7 @@ def _refusal(error: OSError | UnicodeError, host: str, port: int) -> Exception:
         return UsageError(
             f"the health port {port} on {host} needs privileges; choose one above 1023"
         )
-    if error.errno in _FOR_NOW:
+    if error.errno in _TRANSIENT_ERRNOS:
         return TryAgainError(
             f"the health port {port} cannot be opened: {error.strerror}; try again"
         )

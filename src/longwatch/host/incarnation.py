@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
-_THREADS, _START_TIME = 17, 19
+_THREADS_FIELD, _START_TIME_FIELD = 17, 19
 """Where they stand in /proc/PID/stat, counted from the state, which comes after the name in
 parentheses.
 """
@@ -35,13 +35,13 @@ class Incarnation:
         return f"{self.id}.{self.boot}.{self.namespace}.{self.pid}.{self.start}"
 
     @classmethod
-    def mine(cls) -> Self:
+    def current(cls) -> Self:
         """A new incarnation of this process; a forked child needs its own."""
-        now = _look(os.getpid())
+        now = _read_proc_stat(os.getpid())
         return cls(
             os.urandom(8).hex(),
             boot_id(),
-            _namespace(),
+            _pid_namespace(),
             os.getpid(),
             now.start if now is not None else 0,
         )
@@ -62,18 +62,20 @@ class Incarnation:
             return True
         except PermissionError:
             return False
-        now = _look(self.pid)
+        now = _read_proc_stat(self.pid)
         return now is not None and (now.is_zombie or (bool(self.start) and now.start != self.start))
 
     @property
     def is_visible(self) -> bool:
         """Whether this process could see it: same boot, same PID namespace."""
         return (
-            bool(self.namespace) and not self.is_of_another_boot and self.namespace == _namespace()
+            bool(self.namespace)
+            and not self.is_from_another_boot
+            and self.namespace == _pid_namespace()
         )
 
     @property
-    def is_of_another_boot(self) -> bool:
+    def is_from_another_boot(self) -> bool:
         """Whether it ran before this machine last started, if it ran here."""
         return self.boot != boot_id()
 
@@ -92,7 +94,7 @@ def boot_id() -> str:
         return ""
 
 
-def _namespace() -> int:
+def _pid_namespace() -> int:
     """The PID namespace we live in; 0 where the system does not tell, or where /proc shows
     another one's pids.
     """
@@ -104,14 +106,14 @@ def _namespace() -> int:
         return 0
 
 
-class _Look(NamedTuple):
+class _ProcStat(NamedTuple):
     """What /proc tells about a process."""
 
     is_zombie: bool
     start: int
 
 
-def _look(pid: int) -> _Look | None:
+def _read_proc_stat(pid: int) -> _ProcStat | None:
     """None where /proc does not tell. A zombie with other threads is one whose main thread alone
     has ended.
     """
@@ -119,4 +121,7 @@ def _look(pid: int) -> _Look | None:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):
         return None
-    return _Look(state in {b"Z", b"X"} and int(rest[_THREADS - 1]) <= 1, int(rest[_START_TIME - 1]))
+    return _ProcStat(
+        state in {b"Z", b"X"} and int(rest[_THREADS_FIELD - 1]) <= 1,
+        int(rest[_START_TIME_FIELD - 1]),
+    )

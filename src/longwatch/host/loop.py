@@ -1,5 +1,7 @@
 """The one event-loop thread of a process: children, sockets and timers live here, everyone else
 calls in with a deadline.
+
+`wait_until_done` waits on the loop with a timeout.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.errors import DeadlineExceededError, ServiceStateError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.service import Service
 
 T = TypeVar("T")
 
 
-class LoopThread(Service):
+class EventLoopThread(Service):
     """Runs one asyncio event loop in a daemon thread.
 
     The thread starts with the first use and belongs to the process that started it: after a fork
@@ -34,27 +36,27 @@ class LoopThread(Service):
         super().__init__(name=name, clock=clock)
         # By pid: a child must not let go of the loop it inherited, whose end would unregister the
         # parent's descriptors.
-        self._turnings: dict[int, _Turning] = {}
+        self._loops: dict[int, _RunningLoop] = {}
 
     @property
     def running(self) -> bool:
         return self.started
 
     @property
-    def inside(self) -> bool:
-        turning = self._turnings.get(os.getpid())
-        return turning is not None and turning.inside
+    def in_own_thread(self) -> bool:
+        running = self._loops.get(os.getpid())
+        return running is not None and running.in_own_thread
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop, started if it is not running yet."""
-        return self._turning().loop
+        return self._ensure_running().loop
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a
         loop that is stopping refuses it.
         """
         try:
-            return self._turning().submit(work)
+            return self._ensure_running().submit(work)
         except BaseException:
             work.close()
             raise
@@ -63,7 +65,7 @@ class LoopThread(Service):
         """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled:
         DeadlineExceededError.
         """
-        if self.inside:
+        if self.in_own_thread:
             work.close()
             raise ServiceStateError(
                 f"call() from {self.name} itself would wait for ever; await the coroutine instead"
@@ -78,43 +80,43 @@ class LoopThread(Service):
             raise DeadlineExceededError(f"no answer from {self.name} within {timeout} s") from None
 
     def _start(self) -> None:
-        turning = _Turning(self.name)
-        turning.start()
-        self._turnings[os.getpid()] = turning
+        running = _RunningLoop(self.name)
+        running.start()
+        self._loops[os.getpid()] = running
 
     def _stop(self, deadline: Deadline) -> bool:
-        return self._turnings[os.getpid()].end(self._clock, deadline)
+        return self._loops[os.getpid()].stop(self._clock, deadline)
 
-    def _turning(self) -> _Turning:
+    def _ensure_running(self) -> _RunningLoop:
         # on the loop itself there is one, and waiting for a stop to end would be waiting for
         # oneself
-        if not self.inside:
+        if not self.in_own_thread:
             self.start()
-        return self._turnings[os.getpid()]
+        return self._loops[os.getpid()]
 
 
-class _Turning:
+class _RunningLoop:
     """One event loop from its making to its end."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._name = name
-        self._errand = Errand(self._turn, name=name, loud=True)
+        self._thread = BackgroundThread(self._run, name=name, report_errors=True)
         self._lock = threading.Lock()
-        self._ending = False
-        self._ended = False
-        self._held: set[concurrent.futures.Future[Any]] = set()
+        self._stopping = False
+        self._halted = False
+        self._futures: set[concurrent.futures.Future[Any]] = set()
         """What runs: a loop knows its tasks only weakly, and one that nobody else knows would be
         collected in the middle of it.
         """
 
     @property
-    def inside(self) -> bool:
-        return self._errand.inside
+    def in_own_thread(self) -> bool:
+        return self._thread.in_own_thread
 
     def start(self) -> None:
         try:
-            self._errand.start()
+            self._thread.start()
         except BaseException:
             self.loop.close()
             raise
@@ -124,27 +126,27 @@ class _Turning:
         the end is.
         """
         with self._lock:
-            if self._ending or self.loop.is_closed():
+            if self._stopping or self.loop.is_closed():
                 raise ServiceStateError(
                     f"{self._name} is stopping and takes no more work; start() it again first"
                 )
             future = asyncio.run_coroutine_threadsafe(work, self.loop)
-            self._held.add(future)
-        future.add_done_callback(self._held.discard)
+            self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         return future
 
-    def end(self, clock: Clock, deadline: Deadline) -> bool:
+    def stop(self, clock: Clock, deadline: Deadline) -> bool:
         """Tell the loop to end, once, and wait for its thread."""
         with self._lock:
-            first, self._ending = not self._ending, True
+            first, self._stopping = not self._stopping, True
             if first and not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(self._halt)
-        return self._errand.wait(clock, deadline)
+        return self._thread.wait(clock, deadline)
 
-    def _turn(self) -> None:
+    def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self._run_until(lambda: self._ended)
+            self._run_until(lambda: self._halted)
             self._cancel_all()
             self._complete(self.loop.shutdown_asyncgens())
         finally:
@@ -152,14 +154,14 @@ class _Turning:
 
     def _halt(self) -> None:
         """On the loop, after everything that was submitted before the end."""
-        self._ended = True
+        self._halted = True
         self.loop.stop()
 
-    def _run_until(self, over: Callable[[], bool]) -> None:
+    def _run_until(self, is_over: Callable[[], bool]) -> None:
         """A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends its loop;
         this one, everybody's, goes on.
         """
-        while not over():
+        while not is_over():
             try:
                 self.loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
@@ -178,3 +180,15 @@ class _Turning:
         task = self.loop.create_task(work)
         task.add_done_callback(lambda _: self.loop.stop())
         self._run_until(task.done)
+
+
+async def wait_until_done(future: asyncio.Future[Any], seconds: float, clock: Clock) -> bool:
+    """Wait until the future is done (True) or so much time has passed (False); the future is
+    left as it is.
+    """
+    timer = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({future, timer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return future.done()

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
-from longwatch.core.chance import fraction
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Events, PeriodicFailed
-from longwatch.host.errand import Errand
+from longwatch.core.events.base import Events
+from longwatch.core.events.host import PeriodicTaskFailed
+from longwatch.core.jitter import random_fraction
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.service import Service
 
-Spread = Callable[[], float]
+RandomFraction = Callable[[], float]
 """Gives a number from 0 to 1, another one each time."""
 
 
@@ -39,21 +40,21 @@ class Cadence:
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter must be a fraction in 0…1, not {self.jitter}")
 
-    def delay(self, *, spread: float) -> float:
+    def delay(self, *, fraction: float) -> float:
         """From the beginning of one round to the beginning of the next; a spread of 0 is the
         whole interval, 1 the shortest.
         """
-        return self.interval * (1 - self.jitter * spread)
+        return self.interval * (1 - self.jitter * fraction)
 
-    def first(self, *, spread: float) -> float:
+    def first_delay(self, *, fraction: float) -> float:
         """What to wait before the first round."""
-        return 0.0 if self.immediately else self.delay(spread=spread)
+        return 0.0 if self.immediately else self.delay(fraction=fraction)
 
-    def pause(self, *, spread: float, spent: float) -> float:
+    def next_delay(self, *, fraction: float, spent: float) -> float:
         """What is left to wait after a round that took `spent`: nothing if it overran; rounds
         that were missed are not made up.
         """
-        return max(self.delay(spread=spread) - spent, 0.0)
+        return max(self.delay(fraction=fraction) - spent, 0.0)
 
 
 class _Rounds:
@@ -62,18 +63,24 @@ class _Rounds:
     """
 
     def __init__(
-        self, cadence: Cadence, *, name: str, clock: Clock, events: Events | None, spread: Spread
+        self,
+        cadence: Cadence,
+        *,
+        name: str,
+        clock: Clock,
+        events: Events | None,
+        fraction: RandomFraction,
     ) -> None:
         self._cadence = cadence
         self._name = name
         self._clock = clock
         self._events = events or Events()
-        self._spread = spread
+        self._fraction = fraction
         self._failures = 0
-        self.pause = cadence.first(spread=spread())
+        self.delay = cadence.first_delay(fraction=fraction())
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def one_round(self) -> Iterator[None]:
         """Around the work of one round: contains what it raises, and sets the pause that
         follows.
         """
@@ -84,23 +91,23 @@ class _Rounds:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a round that fails must not end the rounds; the event tells
             self._failures += 1
             self._events.emit(
-                PeriodicFailed(
+                PeriodicTaskFailed(
                     task=self._name,
                     error=f"{type(error).__name__}: {error}",
                     failures=self._failures,
                 )
             )
-        self.pause = self._cadence.pause(
-            spread=self._spread(), spent=self._clock.monotonic() - began
+        self.delay = self._cadence.next_delay(
+            fraction=self._fraction(), spent=self._clock.monotonic() - began
         )
 
 
 class Periodic(Service):
     """Does `work` every interval in a daemon thread.
 
-    A round never overlaps itself. One that raises is told as PeriodicFailed (`failures`: how many
-    in a row) and the next comes as usual. `stop` ends the wait at once; for a round that is running
-    it waits as long as it has time.
+    A round never overlaps itself. One that raises is emitted as PeriodicTaskFailed (`failures`: how
+    many in a row) and the next comes as usual. `stop` ends the wait at once; for a round that is
+    running it waits as long as it has time.
     """
 
     def __init__(  # noqa: PLR0913 - one task and its surroundings, each optional
@@ -111,73 +118,73 @@ class Periodic(Service):
         name: str,
         clock: Clock | None = None,
         events: Events | None = None,
-        spread: Spread = fraction,
+        fraction: RandomFraction = random_fraction,
     ) -> None:
         super().__init__(name=name, clock=clock)
         self._work = work
         self._cadence = cadence
         self._events = events
-        self._spread = spread
-        self._nudge = Wakeup()
-        self._ending = False
-        self._errand: Errand | None = None
+        self._fraction = fraction
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self._thread: BackgroundThread | None = None
 
     @property
-    def inside(self) -> bool:
-        return self._errand is not None and self._errand.inside
+    def in_own_thread(self) -> bool:
+        return self._thread is not None and self._thread.in_own_thread
 
     def wake(self) -> None:
         """Have a round now instead of at its time; during a round: one more right after it.
         Nothing when it is not started.
         """
-        self._nudge.set()
+        self._wakeup.set()
 
     def _start(self) -> None:
-        self._nudge = Wakeup()
-        self._ending = False
-        self._errand = Errand(self._turn, name=self.name, loud=True)
-        self._errand.start()
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self._thread = BackgroundThread(self._run, name=self.name, report_errors=True)
+        self._thread.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        self._ending = True
-        self._nudge.set()
-        return self._errand is None or self._errand.wait(self._clock, deadline)
+        self._stopping = True
+        self._wakeup.set()
+        return self._thread is None or self._thread.wait(self._clock, deadline)
 
-    def _turn(self) -> None:
+    def _run(self) -> None:
         rounds = _Rounds(
             self._cadence,
             name=self.name,
             clock=self._clock,
             events=self._events,
-            spread=self._spread,
+            fraction=self._fraction,
         )
-        while not self._rest(rounds.pause):
-            with rounds.one():
+        while not self._wait_for_round(rounds.delay):
+            with rounds.one_round():
                 self._work()
 
-    def _rest(self, pause: float) -> bool:
+    def _wait_for_round(self, delay: float) -> bool:
         """Wait for the next round; True when there is none."""
-        self._clock.wait(self._nudge, pause)
-        self._nudge.clear()
-        return self._ending
+        self._clock.wait(self._wakeup, delay)
+        self._wakeup.clear()
+        return self._stopping
 
 
-async def every(  # noqa: PLR0913 - as for Periodic
+async def run_every(  # noqa: PLR0913 - as for Periodic
     cadence: Cadence,
     work: Callable[[], Awaitable[object]],
     *,
     name: str,
     clock: Clock | None = None,
     events: Events | None = None,
-    spread: Spread = fraction,
+    fraction: RandomFraction = random_fraction,
 ) -> None:
     """The same on the event loop: awaits `work()` every interval until it returns False, or its
     task is cancelled at any time.
     """
     clock = clock or SystemClock()
-    rounds = _Rounds(cadence, name=name, clock=clock, events=events, spread=spread)
+    rounds = _Rounds(cadence, name=name, clock=clock, events=events, fraction=fraction)
     while True:
-        await clock.sleep(rounds.pause)
-        with rounds.one():
+        await clock.sleep(rounds.delay)
+        with rounds.one_round():
             if await work() is False:
                 return

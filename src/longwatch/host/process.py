@@ -1,7 +1,7 @@
 """Child processes as the rest of Longwatch sees them: what to start, how to stop it, how it ended.
 
-`Guardian` (in `longwatch.host.children`) starts them; everything here but the plain values is used
-on the loop's thread.
+`GuardianClient` (in `longwatch.host.guardian_client`) starts them. Everything here but the plain
+values is used on the loop's thread.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from longwatch.core.clock import Clock
-from longwatch.core.endcause import EndCause, EndKind
+from longwatch.core.end_cause import EndCause, EndKind
 from longwatch.errors import SpawnError
-from longwatch.host.capture import Capture, Sink
-from longwatch.host.guardian.wire import Message
+from longwatch.host.capture import Capture, LineSink
+from longwatch.host.guardian.wire import ControlMessage
 from longwatch.host.identity import Identity
-from longwatch.host.patience import settled_within
+from longwatch.host.loop import wait_until_done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class StopPolicy:
     grace: float = 15.0
 
 
-_GUARDIAN_PATIENCE = 8.0
+_GUARDIAN_TIMEOUT = 8.0
 """Seconds; longer than the guardian takes to say that something cannot be killed."""
 KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ResourceLimits:
     """What a child may use; None: as much as we may."""
 
     memory: int | None = None
@@ -53,10 +53,10 @@ class Limits:
 class ProcessSpec:
     """What to start. Nothing goes through a shell.
 
-    `stdout` and `stderr`: a Sink gets whole lines, a descriptor is passed on as it is, None is
-    /dev/null; one Sink for both gets their lines in order. `stdin`: a descriptor or None. `cwd`:
-    None is the host's working directory, `identity` None the host's user, `umask` None the host's.
-    Directory and command are looked for as that user; their variables (`identity_environment`)
+    `stdout` and `stderr`: a LineSink gets whole lines, a descriptor is passed on as it is, None is
+    /dev/null; one LineSink for both gets their lines in order. `stdin`: a descriptor or None.
+    `cwd`: None is the host's working directory, `identity` None the host's user, `umask` None the
+    host's. Directory and command are looked for as that user; their variables (`login_environment`)
     belong into `env`.
     """
 
@@ -64,20 +64,20 @@ class ProcessSpec:
     env: Mapping[str, str]
     cwd: str | None = None
     stdin: int | None = None
-    stdout: Sink | int | None = None
-    stderr: Sink | int | None = None
-    limits: Limits = Limits()
+    stdout: LineSink | int | None = None
+    stderr: LineSink | int | None = None
+    limits: ResourceLimits = ResourceLimits()
     identity: Identity | None = None
     umask: int | None = None
 
     @property
-    def one_sink(self) -> bool:
-        """Whether both outputs go to the same Sink."""
+    def shares_sink(self) -> bool:
+        """Whether both outputs go to the same LineSink."""
         return self.stdout is self.stderr and not isinstance(self.stdout, int | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class ProcessEnd:
     """How a child ended, told when its whole tree was gone."""
 
     cause: EndCause
@@ -95,24 +95,24 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Grace:
+class GracePeriod:
     """How long one stop waits before it kills: until then on the clock, unless that is extended."""
 
     until: float
 
 
-class Handler(Protocol):
+class GuardianLink(Protocol):
     """What a child needs of its guardian."""
 
-    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None: ...
+    def send(self, message: ControlMessage, descriptors: tuple[int, ...] = ()) -> None: ...
 
-    def give_up(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 class Child:
-    """One running child and its tree. Made by `Guardian.spawn`."""
+    """One running child and its tree. Made by `GuardianClient.spawn`."""
 
-    def __init__(self, number: int, mark: str, guardian: Handler, clock: Clock) -> None:
+    def __init__(self, number: int, mark: str, guardian: GuardianLink, clock: Clock) -> None:
         self.number = number
         self.mark = mark
         self.pid = 0
@@ -126,18 +126,18 @@ class Child:
         self._stopping = False
         self._stop_signal = 0
         self._out_of_memory = False
-        self._graces: list[Grace] = []
+        self._graces: list[GracePeriod] = []
         self._captures: list[Capture] = []
-        self._stops: set[asyncio.Task[Ending]] = set()
+        self._stops: set[asyncio.Task[ProcessEnd]] = set()
         loop = asyncio.get_running_loop()
         self.spawned: asyncio.Future[int] = loop.create_future()
-        self._ended: asyncio.Future[Message] = loop.create_future()
-        self._cleared: asyncio.Future[Message] = loop.create_future()
+        self._ended: asyncio.Future[ControlMessage] = loop.create_future()
+        self._cleared: asyncio.Future[ControlMessage] = loop.create_future()
         for future in self._futures():
-            future.add_done_callback(_retrieve)
+            future.add_done_callback(_consume_exception)
 
     @property
-    def leads(self) -> bool:
+    def is_leader_running(self) -> bool:
         """Whether its leader runs, for all we have heard."""
         return self.spawned.done() and not self._ended.done()
 
@@ -155,7 +155,7 @@ class Child:
         """
         self._guardian.send({"op": "kill", "id": self.number})
 
-    async def wait(self) -> Ending:
+    async def wait(self) -> ProcessEnd:
         """How it ended, once its leader has ended and nothing of its tree is left.
 
         When the leader ends by itself the rest of its tree is killed; while it is being stopped the
@@ -166,7 +166,7 @@ class Child:
             self.kill()
         clear = await asyncio.shield(self._cleared)
         self.finish_output()
-        return Ending(
+        return ProcessEnd(
             cause=EndCause(EndKind.MEMORY)
             if self._out_of_memory
             else EndCause.from_wait_status(end["status"]),
@@ -178,7 +178,7 @@ class Child:
             max_rss=end["max_rss"],
         )
 
-    async def stop(self, policy: StopPolicy) -> Ending:
+    async def stop(self, policy: StopPolicy) -> ProcessEnd:
         """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the
         first.
         """
@@ -189,11 +189,11 @@ class Child:
             self._stop_signal = policy.signal
             self.signal(policy.signal)
             self.signal(signal.SIGCONT)
-            self._signal_rest()
-            await self._give_grace(policy.grace)
+            self._signal_remaining()
+            await self._wait_grace(policy.grace)
         if not self._cleared.done():
             self.kill()
-            await self._trust_guardian()
+            await self._await_kill()
         return await self.wait()
 
     def extend_stop(self, seconds: float) -> None:
@@ -204,7 +204,7 @@ class Child:
         for grace in self._graces:
             grace.until = max(grace.until, until)
 
-    def _signal_rest(self) -> None:
+    def _signal_remaining(self) -> None:
         """Once its leader has ended, what it has left in other sessions is asked to stop as
         well, before it has to be killed.
         """
@@ -212,40 +212,40 @@ class Child:
             for signum in (self._stop_signal, signal.SIGCONT):
                 self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
 
-    async def _give_grace(self, seconds: float) -> None:
+    async def _wait_grace(self, seconds: float) -> None:
         """Wait for the tree to end, for so long and however often that is extended meanwhile."""
-        grace = Grace(self._clock.monotonic() + seconds)
+        grace = GracePeriod(self._clock.monotonic() + seconds)
         self._graces.append(grace)
         waited_until = None
         try:
             while not self._cleared.done() and waited_until != grace.until:
                 waited_until = grace.until
-                await settled_within(
+                await wait_until_done(
                     self._cleared, waited_until - self._clock.monotonic(), self._clock
                 )
         finally:
             self._graces.remove(grace)
 
-    async def _trust_guardian(self) -> None:
+    async def _await_kill(self) -> None:
         """For as long as killing may take; one that does not answer (stopped, stuck) is given up,
         and all it holds dies with it.
 
         Counted in real time: it is another process that is waited for, not something of ours.
         """
-        await asyncio.wait({self._cleared}, timeout=_GUARDIAN_PATIENCE)
+        await asyncio.wait({self._cleared}, timeout=_GUARDIAN_TIMEOUT)
         if not self._cleared.done():
-            self._guardian.give_up()
+            self._guardian.abort()
 
-    def stop_soon(self, policy: StopPolicy) -> None:
+    def begin_stop(self, policy: StopPolicy) -> None:
         """`stop`, without waiting for it; whoever waits for the child learns how it ended."""
         task = asyncio.ensure_future(self.stop(policy))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(_consume_exception)
 
     # --- told by the guardian ---
 
-    def capture(self, descriptor: int, sink: Sink) -> None:
+    def capture(self, descriptor: int, sink: LineSink) -> None:
         self._captures.append(Capture(descriptor, sink))
 
     def finish_output(self) -> None:
@@ -253,23 +253,23 @@ class Child:
         while self._captures:
             self._captures.pop().finish()
 
-    def tell(self, message: Message) -> None:
+    def handle_message(self, message: ControlMessage) -> None:
         match message["event"]:
             case "spawned":
                 self.pid, self.start = message["pid"], message.get("start", 0)
                 self.started_at = self._clock.monotonic()
                 self.spawned.set_result(self.pid)
             case "spawn_failed":
-                self.lose(SpawnError(message["error"], errno=message["errno"]))
+                self.fail(SpawnError(message["error"], errno=message["errno"]))
             case "ended":
                 self._ended_at = self._clock.monotonic()
                 self._out_of_memory = message.get("oom", False) and not self._stopping
                 self._ended.set_result(message)
-                self._signal_rest()
+                self._signal_remaining()
             case "cleared":
                 self._cleared.set_result(message)
 
-    def lose(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Whatever it still waits for will not come."""
         for future in self._futures():
             if not future.done():
@@ -279,7 +279,7 @@ class Child:
         return self.spawned, self._ended, self._cleared
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
+def _consume_exception(future: asyncio.Future[Any]) -> None:
     """A child nobody waits for any more is no reason for asyncio to complain."""
     if not future.cancelled():
         future.exception()

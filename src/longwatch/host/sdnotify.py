@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
 
-LONGEST = 4096
+MAX_DATAGRAM_BYTES = 4096
 """Bytes of a datagram that whoever listens takes; it passes over longer ones."""
 _MICROSECONDS = re.compile(r"0*[1-9][0-9]{0,19}")
 
 
-class Notifier:
+class SdNotifier:
     """Says `NAME=value` lines to the socket that the environment names; nothing where it names
     none.
 
     Nothing here waits or raises: what cannot be said now is not said. Thread-safe.
     """
 
-    def __init__(self, address: str = "", *, beat_within: float | None = None) -> None:
-        self.beat_within = beat_within
+    def __init__(self, address: str = "", *, watchdog_seconds: float | None = None) -> None:
+        self.watchdog_seconds = watchdog_seconds
         """Seconds within which a beat has to come; None: nobody waits for one."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
@@ -31,48 +31,52 @@ class Notifier:
         """As systemd has it: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if beats are
         somebody else's business.
         """
-        return cls(environ.get("NOTIFY_SOCKET", ""), beat_within=_beat_within(environ))
+        return cls(environ.get("NOTIFY_SOCKET", ""), watchdog_seconds=_watchdog_seconds(environ))
 
     @property
-    def is_heard(self) -> bool:
+    def is_enabled(self) -> bool:
         return bool(self._address)
 
     def ready(self, status: str = "") -> None:
-        self.tell(READY="1", **_status(status))
+        self.send(READY="1", **_status(status))
 
     def stopping(self, status: str = "") -> None:
-        self.tell(STOPPING="1", **_status(status))
+        self.send(STOPPING="1", **_status(status))
 
     def beat(self) -> None:
-        self.tell(WATCHDOG="1")
+        self.send(WATCHDOG="1")
 
     def stalled(self, status: str) -> None:
         """Ask to be treated as one that does not beat any more."""
-        self.tell(WATCHDOG="trigger", **_status(status))
+        self.send(WATCHDOG="trigger", **_status(status))
 
-    def tell(self, **facts: str) -> bool:
+    def send(self, **facts: str) -> bool:
         """Whether it was said."""
         if not self._address:
             return False
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in facts.items())
         with (
             suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as speaking,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock,
         ):
-            speaking.sendto(_cut(text.encode(errors="replace")), self._address)
+            sock.sendto(_truncate(text.encode(errors="replace")), self._address)
             return True
         return False
 
 
-def _cut(words: bytes) -> bytes:
-    return words if len(words) <= LONGEST else words[:LONGEST].decode(errors="ignore").encode()
+def _truncate(data: bytes) -> bytes:
+    return (
+        data
+        if len(data) <= MAX_DATAGRAM_BYTES
+        else data[:MAX_DATAGRAM_BYTES].decode(errors="ignore").encode()
+    )
 
 
 def _status(text: str) -> dict[str, str]:
     return {"STATUS": text} if text else {}
 
 
-def _beat_within(environ: Mapping[str, str]) -> float | None:
+def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
     microseconds, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not _MICROSECONDS.fullmatch(microseconds) or pid not in {"", str(os.getpid())}:
         return None

@@ -24,14 +24,14 @@ from typing import Self
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.core.machine import Machine
+from longwatch.core.state_machine import StateMachine
 from longwatch.errors import DeadlineExceededError, ServiceStateError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 
 STOP_TIMEOUT = 30.0
 
 
-class State(Enum):
+class ServiceState(Enum):
     STOPPED = "stopped"
     STARTING = "starting"
     STARTED = "started"
@@ -39,71 +39,86 @@ class State(Enum):
     STUCK = "stuck"
 
 
-class Told(Enum):
+class ServiceTransition(Enum):
     """What a service hears: two wishes from outside, four reports from inside."""
 
     START = "start"
     STOP = "stop"
-    CAME_UP = "came up"
+    STARTED = "came up"
     FAILED = "failed"
-    WENT_DOWN = "went down"
-    OVERRAN = "overran"
+    STOPPED = "went down"
+    TIMED_OUT = "timed_out"
 
 
-class Act(Enum):
+class ServiceAction(Enum):
     """What the one who expressed a wish does about it."""
 
-    BRING_UP = auto()
-    TAKE_DOWN = auto()
-    AWAIT = auto()
+    START = auto()
+    STOP = auto()
+    WAIT = auto()
     REFUSE = auto()
 
 
-LIFE = Machine(
+SERVICE_MACHINE = StateMachine(
     "service",
     {
-        (State.STOPPED, Told.START): (State.STARTING, Act.BRING_UP),
-        (State.STOPPED, Told.STOP): (State.STOPPED, None),
-        (State.STARTING, Told.START): (State.STARTING, Act.AWAIT),
-        (State.STARTING, Told.STOP): (State.STARTING, Act.AWAIT),
-        (State.STARTING, Told.CAME_UP): (State.STARTED, None),
-        (State.STARTING, Told.FAILED): (State.STOPPED, None),
-        (State.STARTED, Told.START): (State.STARTED, None),
-        (State.STARTED, Told.STOP): (State.STOPPING, Act.TAKE_DOWN),
-        (State.STOPPING, Told.START): (State.STOPPING, Act.AWAIT),
-        (State.STOPPING, Told.STOP): (State.STOPPING, Act.AWAIT),
-        (State.STOPPING, Told.WENT_DOWN): (State.STOPPED, None),
-        (State.STOPPING, Told.OVERRAN): (State.STUCK, None),
-        (State.STUCK, Told.START): (State.STUCK, Act.REFUSE),
-        (State.STUCK, Told.STOP): (State.STOPPING, Act.TAKE_DOWN),
+        (ServiceState.STOPPED, ServiceTransition.START): (
+            ServiceState.STARTING,
+            ServiceAction.START,
+        ),
+        (ServiceState.STOPPED, ServiceTransition.STOP): (ServiceState.STOPPED, None),
+        (ServiceState.STARTING, ServiceTransition.START): (
+            ServiceState.STARTING,
+            ServiceAction.WAIT,
+        ),
+        (ServiceState.STARTING, ServiceTransition.STOP): (
+            ServiceState.STARTING,
+            ServiceAction.WAIT,
+        ),
+        (ServiceState.STARTING, ServiceTransition.STARTED): (ServiceState.STARTED, None),
+        (ServiceState.STARTING, ServiceTransition.FAILED): (ServiceState.STOPPED, None),
+        (ServiceState.STARTED, ServiceTransition.START): (ServiceState.STARTED, None),
+        (ServiceState.STARTED, ServiceTransition.STOP): (ServiceState.STOPPING, ServiceAction.STOP),
+        (ServiceState.STOPPING, ServiceTransition.START): (
+            ServiceState.STOPPING,
+            ServiceAction.WAIT,
+        ),
+        (ServiceState.STOPPING, ServiceTransition.STOP): (
+            ServiceState.STOPPING,
+            ServiceAction.WAIT,
+        ),
+        (ServiceState.STOPPING, ServiceTransition.STOPPED): (ServiceState.STOPPED, None),
+        (ServiceState.STOPPING, ServiceTransition.TIMED_OUT): (ServiceState.STUCK, None),
+        (ServiceState.STUCK, ServiceTransition.START): (ServiceState.STUCK, ServiceAction.REFUSE),
+        (ServiceState.STUCK, ServiceTransition.STOP): (ServiceState.STOPPING, ServiceAction.STOP),
     },
 )
 
 
-class _Change:
-    """A start or stop under way: those who did not begin it wait for `over` and share its
+class _Operation:
+    """A start or stop under way: callers that did not begin it wait for `done` and share its
     outcome.
     """
 
-    __slots__ = ("error", "outcome", "over")
+    __slots__ = ("done", "error", "outcome")
 
     def __init__(self) -> None:
-        self.over = Wakeup()
-        self.outcome: Told | None = None
+        self.done = Wakeup()
+        self.outcome: ServiceTransition | None = None
         self.error: BaseException | None = None
 
 
-class _Life:
+class _LocalState:
     """What one process knows of a service."""
 
-    __slots__ = ("change", "down", "lock", "state")
+    __slots__ = ("lock", "operation", "state", "stopped")
 
     def __init__(self) -> None:
-        self.state = State.STOPPED
+        self.state = ServiceState.STOPPED
         self.lock = threading.Lock()
-        self.change = _Change()
-        self.down = Wakeup()
-        self.down.set()
+        self.operation = _Operation()
+        self.stopped = Wakeup()
+        self.stopped.set()
 
 
 class Service(ABC):
@@ -116,7 +131,7 @@ class Service(ABC):
     def __init__(self, *, name: str, clock: Clock | None = None) -> None:
         self.name = name
         self._clock = clock or SystemClock()
-        self._lives: dict[int, _Life] = {}
+        self._states: dict[int, _LocalState] = {}
 
     @abstractmethod
     def _start(self) -> None:
@@ -131,15 +146,15 @@ class Service(ABC):
     @property
     def started(self) -> bool:
         """Whether it is up: fully started, and not yet told to stop."""
-        return self._life.state is State.STARTED
+        return self._local.state is ServiceState.STARTED
 
     @property
     def stopped(self) -> bool:
         """Whether nothing of it runs."""
-        return self._life.state is State.STOPPED
+        return self._local.state is ServiceState.STOPPED
 
     @property
-    def inside(self) -> bool:
+    def in_own_thread(self) -> bool:
         """Whether this is asked from one of the service's own threads, which cannot wait for its
         end.
         """
@@ -153,24 +168,24 @@ class Service(ABC):
         stopped, to be tried again. A start during a stop waits for it.
         """
         while True:
-            act, change = self._tell(Told.START)
-            if act is None:
+            action, operation = self._apply(ServiceTransition.START)
+            if action is None:
                 return
-            if act is Act.BRING_UP:
-                self._bring_up(change)
+            if action is ServiceAction.START:
+                self._run_start(operation)
                 return
-            if act is Act.REFUSE:
+            if action is ServiceAction.REFUSE:
                 raise ServiceStateError(
                     f"{self.name} was told to stop and is still there; stop() it again before "
                     f"start()"
                 )
-            if self.inside:
+            if self.in_own_thread:
                 raise ServiceStateError(
                     f"{self.name} is being started or stopped, and its own thread cannot wait "
                     f"for that"
                 )
-            self._clock.wait(change.over)
-            if self._is_up_after(change):
+            self._clock.wait(operation.done)
+            if self._started_by(operation):
                 return
 
     def stop(
@@ -185,27 +200,27 @@ class Service(ABC):
         thread and the answer is False.
         """
         within = Deadline.after(timeout, self._clock) if deadline is None else deadline
-        if self.inside:
-            Errand(
-                partial(self.stop, deadline=within), name=f"{self.name}-stops", loud=True
+        if self.in_own_thread:
+            BackgroundThread(
+                partial(self.stop, deadline=within), name=f"{self.name}-stops", report_errors=True
             ).start()
             return False
         while True:
-            act, change = self._tell(Told.STOP)
-            if act is None:
+            action, operation = self._apply(ServiceTransition.STOP)
+            if action is None:
                 return True
-            if act is Act.TAKE_DOWN:
-                return self._take_down(change, within)
-            if not self._clock.wait(change.over, within.remaining()):
+            if action is ServiceAction.STOP:
+                return self._run_stop(operation, within)
+            if not self._clock.wait(operation.done, within.remaining()):
                 return False
-            if change.outcome is Told.WENT_DOWN:
+            if operation.outcome is ServiceTransition.STOPPED:
                 return True
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until somebody has stopped it; False when the timeout passes first. It is not
         told to stop by this.
         """
-        return self._clock.wait(self._life.down, timeout)
+        return self._clock.wait(self._local.stopped, timeout)
 
     def __enter__(self) -> Self:
         self.start()
@@ -221,54 +236,58 @@ class Service(ABC):
             raise DeadlineExceededError(f"{self.name} did not stop within {STOP_TIMEOUT} s")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} {self._life.state.value}>"
+        return f"<{type(self).__name__} {self.name} {self._local.state.value}>"
 
     @property
-    def _life(self) -> _Life:
-        return self._lives.get(os.getpid()) or self._lives.setdefault(os.getpid(), _Life())
+    def _local(self) -> _LocalState:
+        return self._states.get(os.getpid()) or self._states.setdefault(os.getpid(), _LocalState())
 
-    def _tell(self, told: Told) -> tuple[Act | None, _Change]:
+    def _apply(self, transition: ServiceTransition) -> tuple[ServiceAction | None, _Operation]:
         """Express a wish; returns what to do about it, and the change it concerns."""
-        life = self._life
-        with life.lock:
-            life.state, act = LIFE.step(life.state, told)
-            if act in (Act.BRING_UP, Act.TAKE_DOWN):
-                life.change = _Change()
-                life.down.clear()
-            return act, life.change
+        local = self._local
+        with local.lock:
+            local.state, action = SERVICE_MACHINE.step(local.state, transition)
+            if action in (ServiceAction.START, ServiceAction.STOP):
+                local.operation = _Operation()
+                local.stopped.clear()
+            return action, local.operation
 
-    def _bring_up(self, change: _Change) -> None:
+    def _run_start(self, operation: _Operation) -> None:
         try:
             self._start()
         except BaseException as error:
-            self._settle(change, Told.FAILED, error)
+            self._finish_operation(operation, ServiceTransition.FAILED, error)
             raise
-        self._settle(change, Told.CAME_UP)
+        self._finish_operation(operation, ServiceTransition.STARTED)
 
-    def _take_down(self, change: _Change, deadline: Deadline) -> bool:
+    def _run_stop(self, operation: _Operation, deadline: Deadline) -> bool:
         try:
             gone = self._stop(deadline)
         except BaseException as error:
-            self._settle(change, Told.OVERRAN, error)
+            self._finish_operation(operation, ServiceTransition.TIMED_OUT, error)
             raise
-        self._settle(change, Told.WENT_DOWN if gone else Told.OVERRAN)
+        self._finish_operation(
+            operation, ServiceTransition.STOPPED if gone else ServiceTransition.TIMED_OUT
+        )
         return gone
 
-    def _settle(self, change: _Change, outcome: Told, error: BaseException | None = None) -> None:
-        life = self._life
-        with life.lock:
-            life.state, _ = LIFE.step(life.state, outcome)
-            if life.state is State.STOPPED:
-                life.down.set()
-        change.outcome, change.error = outcome, error
-        change.over.set()
+    def _finish_operation(
+        self, operation: _Operation, outcome: ServiceTransition, error: BaseException | None = None
+    ) -> None:
+        local = self._local
+        with local.lock:
+            local.state, _ = SERVICE_MACHINE.step(local.state, outcome)
+            if local.state is ServiceState.STOPPED:
+                local.stopped.set()
+        operation.outcome, operation.error = outcome, error
+        operation.done.set()
 
-    def _is_up_after(self, change: _Change) -> bool:
-        if change.outcome is Told.FAILED:
+    def _started_by(self, operation: _Operation) -> bool:
+        if operation.outcome is ServiceTransition.FAILED:
             raise ServiceStateError(
-                f"{self.name} could not be started: {change.error}"
-            ) from change.error
-        return change.outcome is Told.CAME_UP
+                f"{self.name} could not be started: {operation.error}"
+            ) from operation.error
+        return operation.outcome is ServiceTransition.STARTED
 
 
 class ServiceGroup(Service):
@@ -293,8 +312,8 @@ class ServiceGroup(Service):
         self._rollback_timeout = rollback_timeout
 
     @property
-    def inside(self) -> bool:
-        return any(service.inside for service in self.services)
+    def in_own_thread(self) -> bool:
+        return any(service.in_own_thread for service in self.services)
 
     def _start(self) -> None:
         for count, service in enumerate(self.services):
@@ -320,18 +339,18 @@ class ServiceGroup(Service):
             cause.add_note(f"{self.name}: {group.exceptions!r} while stopping again")
 
     def _stop_in_reverse(self, services: Sequence[Service], deadline: Deadline) -> bool:
-        errands = [self._stop_one(service, deadline) for service in reversed(services)]
-        errors = [errand.error for errand in errands if errand.error is not None]
+        threads = [self._stop_one(service, deadline) for service in reversed(services)]
+        errors = [thread.error for thread in threads if thread.error is not None]
         if errors:
             raise BaseExceptionGroup(
                 f"{self.name}: {len(errors)} of {len(services)} services failed to stop", errors
             )
         return all(service.stopped for service in services)
 
-    def _stop_one(self, service: Service, deadline: Deadline) -> Errand:
-        errand = Errand(
+    def _stop_one(self, service: Service, deadline: Deadline) -> BackgroundThread:
+        thread = BackgroundThread(
             partial(service.stop, deadline=deadline), name=f"{self.name}-stops-{service.name}"
         )
-        errand.start(here_if_no_thread=True)
-        errand.wait(self._clock, deadline)
-        return errand
+        thread.start(inline_fallback=True)
+        thread.wait(self._clock, deadline)
+        return thread

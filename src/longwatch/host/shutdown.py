@@ -18,16 +18,17 @@ from typing import ClassVar
 
 from longwatch.core.clock import SystemClock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import CallbackFailed, Events
+from longwatch.core.events.base import Events
+from longwatch.core.events.host import ShutdownCallbackFailed
 from longwatch.errors import UsageError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.signals import SignalStream
 
 Callback = Callable[[], object]
 
-SIGNALS = (signals_of_system.SIGTERM, signals_of_system.SIGINT)
-JOIN_PATIENCE = 5.0
-INSISTING = 2
+DEFAULT_SIGNALS = (signals_of_system.SIGTERM, signals_of_system.SIGINT)
+JOIN_TIMEOUT = 5.0
+ESCALATING_SIGNAL = 2
 """The signal that escalates: the second."""
 
 
@@ -41,36 +42,37 @@ class ShutdownCoordinator:
     _installed: ClassVar[tuple[int, ShutdownCoordinator] | None] = None
     """The pid it belongs to, and the coordinator."""
 
-    def __init__(self, *, events: Events | None = None, insist_after: float = 0.0) -> None:
-        self.insist_after = insist_after
+    def __init__(self, *, events: Events | None = None, debounce_seconds: float = 0.0) -> None:
+        self.debounce_seconds = debounce_seconds
         self.signal: int | None = None
         """The signal that triggered the shutdown; None before, and when code did."""
         self._events = events or Events()
-        self._calls: list[_Call] = []
-        self._begun: tuple[_Call, ...] = ()
+        self._callbacks: list[_CallbackThread] = []
+        self._started: tuple[_CallbackThread, ...] = ()
         self._triggered = False
         self._once = threading.Lock()
         self.second_signal: int | None = None
         """The signal that escalated it; None before."""
         self._escalation: Callback | None = None
-        self._heard = 0
-        self._heard_at = -inf
+        self._signal_count = 0
+        self._last_signal_at = -inf
         self._stream = SignalStream(())
-        self._reader: Errand | None = None
+        self._reader: BackgroundThread | None = None
 
     @classmethod
     def install(
         cls,
         *,
-        signals: Iterable[int] = SIGNALS,
+        signals: Iterable[int] = DEFAULT_SIGNALS,
         events: Events | None = None,
-        insist_after: float = 0.0,
+        debounce_seconds: float = 0.0,
     ) -> ShutdownCoordinator:
         """The coordinator of this process, listening to these signals; the one there is if it has
         been installed.
 
-        A signal within `insist_after` seconds of the last does not count as insisting: some senders
-        say one thing twice (to a process and to its group, from the kernel and from a shell).
+        A signal within `debounce_seconds` seconds of the last does not count as insisting: some
+        senders say one thing twice (to a process and to its group, from the kernel and from a
+        shell).
 
         The first time from the main thread only: ServiceStateError elsewhere, and nothing is
         changed. A forked child has none until it installs its own.
@@ -78,7 +80,7 @@ class ShutdownCoordinator:
         wanted = frozenset(signals)
         present = cls.get()
         if present is None:
-            present = cls(events=events, insist_after=insist_after)
+            present = cls(events=events, debounce_seconds=debounce_seconds)
             present.open(wanted)
             ShutdownCoordinator._installed = (os.getpid(), present)
         elif not wanted <= present.signals:
@@ -122,7 +124,7 @@ class ShutdownCoordinator:
         """
         stream = SignalStream(signals)
         stream.open()
-        reader = Errand(partial(self._listen, stream), name="longwatch-signals")
+        reader = BackgroundThread(partial(self._listen, stream), name="longwatch-signals")
         try:
             reader.start()
         except BaseException:
@@ -136,7 +138,7 @@ class ShutdownCoordinator:
         """
         self._stream.close()
         if self._reader is not None:
-            self._reader.wait(SystemClock(), Deadline.after(JOIN_PATIENCE, SystemClock()))
+            self._reader.wait(SystemClock(), Deadline.after(JOIN_TIMEOUT, SystemClock()))
 
     def register(self, callback: Callback) -> None:
         """Have `callback` run on shutdown; what is registered already stays registered once.
@@ -144,21 +146,21 @@ class ShutdownCoordinator:
         After the trigger it starts at once, in a thread of its own, and `register` does not wait
         for it.
         """
-        if any(call.callback == callback for call in tuple(self._calls)):
+        if any(call.callback == callback for call in tuple(self._callbacks)):
             return
-        call = _Call(callback, self._events)
-        # The call is listed before the flag is read, `_begin` sets the flag before it reads the
-        # list, and a call starts once: so none is missed and none runs twice, without a lock that a
-        # signal handler could find taken.
-        self._calls.append(call)
+        call = _CallbackThread(callback, self._events)
+        # The call is listed before the flag is read, `_start_callbacks` sets the flag before it
+        # reads the list, and a call starts once: so none is missed and none runs twice, without a
+        # lock that a signal handler could find taken.
+        self._callbacks.append(call)
         if self._triggered:
-            call.start(here_if_no_thread=True)
+            call.start(inline_fallback=True)
 
     def unregister(self, callback: Callback) -> None:
         """Take a callback off; nothing if it is not there. Does not wait for one that runs."""
-        for call in tuple(self._calls):
+        for call in tuple(self._callbacks):
             if call.callback == callback:
-                self._calls.remove(call)
+                self._callbacks.remove(call)
 
     def on_escalation(self, callback: Callback | None) -> None:
         """What the second signal does (in a thread of its own) instead of ending the process with
@@ -174,72 +176,72 @@ class ShutdownCoordinator:
         From inside a callback it returns at once, because a callback cannot wait for itself. Not
         for signal handlers: it waits.
         """
-        self._begin(signum)
+        self._start_callbacks(signum)
         calls = (
-            *self._begun,
-            *self._calls,
+            *self._started,
+            *self._callbacks,
         )  # a callback that takes itself off while it runs is waited for all the same
-        if not any(call.inside for call in calls):
+        if not any(call.in_own_thread for call in calls):
             for call in calls:
                 call.wait(SystemClock(), Deadline.after(None, SystemClock()))
 
-    def _begin(self, signum: int | None) -> None:
+    def _start_callbacks(self, signum: int | None) -> None:
         if self._once.acquire(blocking=False):
             self.signal = signum
             self._triggered = True
-            self._begun = tuple(self._calls)
-            for call in self._begun:
-                call.start(here_if_no_thread=True)
+            self._started = tuple(self._callbacks)
+            for call in self._started:
+                call.start(inline_fallback=True)
 
     def _listen(self, stream: SignalStream) -> None:
         for signum in stream:
             now = SystemClock().monotonic()
-            if now - self._heard_at < self.insist_after:
+            if now - self._last_signal_at < self.debounce_seconds:
                 continue  # the same request once more, not a second one
-            self._heard_at = now
-            self._heard += 1
-            self._hear(signum)
+            self._last_signal_at = now
+            self._signal_count += 1
+            self._handle_signal(signum)
 
-    def _hear(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         """The first signal triggers, the second escalates, the third ends it."""
-        if self._heard == 1:
-            self._begin(signum)
-        elif self._heard == INSISTING and self._escalation is not None:
+        if self._signal_count == 1:
+            self._start_callbacks(signum)
+        elif self._signal_count == ESCALATING_SIGNAL and self._escalation is not None:
             self.second_signal = signum
-            Errand(partial(self._escalate, signum), name="longwatch-escalation").start(
-                here_if_no_thread=True
+            BackgroundThread(partial(self._escalate, signum), name="longwatch-escalation").start(
+                inline_fallback=True
             )
         else:
             os._exit(128 + signum)
 
     def _escalate(self, signum: int) -> None:
         assert self._escalation is not None
-        call = _Call(self._escalation, self._events)
-        call.make()
+        call = _CallbackThread(self._escalation, self._events)
+        call.run_callback()
         if call.failed:
             os._exit(128 + signum)
 
 
-class _Call(Errand):
+class _CallbackThread(BackgroundThread):
     """A callback with a guard around it."""
 
     def __init__(self, callback: Callback, events: Events) -> None:
         self.callback = callback
         self.failed = False
         self._events = events
-        super().__init__(self.make, name=f"longwatch-shutdown-{_spoken(callback)}")
+        super().__init__(self.run_callback, name=f"longwatch-shutdown-{_callback_name(callback)}")
 
-    def make(self) -> None:
+    def run_callback(self) -> None:
         try:
             self.callback()
         except BaseException as error:  # noqa: BLE001 - one that raises, even SystemExit, must not hinder the others
             self.failed = True
             self._events.emit(
-                CallbackFailed(
-                    callback=_spoken(self.callback), error=f"{type(error).__name__}: {error}"
+                ShutdownCallbackFailed(
+                    callback=_callback_name(self.callback), error=f"{type(error).__name__}: {error}"
                 )
             )
 
 
-def _spoken(callback: Callback) -> str:
+def _callback_name(callback: Callback) -> str:
     return getattr(callback, "__qualname__", None) or repr(callback)

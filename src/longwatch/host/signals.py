@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from ctypes import Array, c_char
     from types import FrameType
 
-KEPT_PER_SIGNAL = 2
+MAX_PENDING_PER_SIGNAL = 2
 """Unread notes of one signal: the first asks, the second insists, more would say nothing new and
 could fill the memory.
 """
 
-SIGACTION_ROOM = 256
+SIGACTION_SIZE = 256
 """Bytes; more than the C library's `struct sigaction` has on any platform."""
 
 
 @contextmanager
-def catching(signals: Iterable[int]) -> Iterator[SignalStream]:
+def catch_signals(signals: Iterable[int]) -> Iterator[SignalStream]:
     """Catch these signals within the block, from the main thread; afterwards they do what they
     did before.
     """
@@ -63,12 +63,12 @@ class SignalStream:
 
     def __init__(self, signals: Iterable[int]) -> None:
         self.signals = tuple(dict.fromkeys(signals))
-        self._notes: deque[int] = deque()
-        self._former: list[_Disposition] = []
+        self._pending: deque[int] = deque()
+        self._previous: list[_Disposition] = []
         self._pid = 0
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         self._reader = self._writer = -1
-        self._woken = False
+        self._owns_wakeup_fd = False
 
     def open(self) -> None:
         """Install the handlers, all or none."""
@@ -77,10 +77,10 @@ class SignalStream:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._pid = os.getpid()
-        self._woken = self._take_wakeup()
+        self._owns_wakeup_fd = self._acquire_wakeup_fd()
         try:
             for signum in self.signals:
-                self._former.append(_Disposition.replaced(signum, self._note))
+                self._previous.append(_Disposition.install(signum, self._handle))
         except (OSError, ValueError) as error:
             self.close()
             raise UsageError(f"signal {signum} cannot be caught: {error}") from error
@@ -92,13 +92,13 @@ class SignalStream:
         if not self._is_open():
             return
         _require_main_thread()
-        while self._former:
-            self._former.pop().restore()
-        if self._is_woken():
+        while self._previous:
+            self._previous.pop().restore()
+        if self._check_wakeup_fd():
             signal.set_wakeup_fd(-1)
         self._pid = 0
-        self._ring()
-        with self._reading:
+        self._wake_reader()
+        with self._read_lock:
             os.close(self._reader)
             os.close(self._writer)
 
@@ -107,11 +107,11 @@ class SignalStream:
         deadline = Deadline.after(timeout, SystemClock())
         if not self._is_open():
             return None
-        with self._reading:
+        with self._read_lock:
             while self._is_open():
-                if self._notes:
-                    return self._notes.popleft()
-                if not self._await_ring(deadline.remaining()):
+                if self._pending:
+                    return self._pending.popleft()
+                if not self._wait_readable(deadline.remaining()):
                     return None
         return None
 
@@ -123,63 +123,63 @@ class SignalStream:
     def _is_open(self) -> bool:
         return self._pid == os.getpid()
 
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
         """The handler."""
         if not self._is_open():
             _take_default_action(signum)
         elif not (
-            self._is_woken() and self._ring()
+            self._check_wakeup_fd() and self._wake_reader()
         ):  # a pipe that is full for us was full for the number, too
-            self._keep(signum)
-            self._ring()
+            self._enqueue(signum)
+            self._wake_reader()
 
-    def _keep(self, signum: int) -> None:
-        if self._notes.count(signum) < KEPT_PER_SIGNAL:
-            self._notes.append(signum)
+    def _enqueue(self, signum: int) -> None:
+        if self._pending.count(signum) < MAX_PENDING_PER_SIGNAL:
+            self._pending.append(signum)
 
-    def _take_wakeup(self) -> bool:
+    def _acquire_wakeup_fd(self) -> bool:
         """Have the numbers of signals written to our pipe, unless somebody else has them written
         to theirs.
         """
         former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if former == -1:
-            _forget_wakeup_in_children()
+            _reset_wakeup_fd_after_fork()
             return True
         signal.set_wakeup_fd(former)
         return False
 
-    def _is_woken(self) -> bool:
+    def _check_wakeup_fd(self) -> bool:
         """On the main thread: whether the wake-up descriptor is still ours, so that the reader
         knows already.
         """
-        if not self._woken:
+        if not self._owns_wakeup_fd:
             return False
         present = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if present != self._writer:
             signal.set_wakeup_fd(present)
-            self._woken = False
-        return self._woken
+            self._owns_wakeup_fd = False
+        return self._owns_wakeup_fd
 
-    def _ring(self) -> bool:
+    def _wake_reader(self) -> bool:
         """Wake the reader; False when the pipe is full, and so rings already."""
         try:
             return bool(os.write(self._writer, b"\0"))
         except BlockingIOError:
             return False
 
-    def _await_ring(self, timeout: float | None) -> bool:
+    def _wait_readable(self, timeout: float | None) -> bool:
         poller = select.poll()
         poller.register(self._reader, select.POLLIN)
-        rang = bool(poller.poll(None if timeout is None else timeout * 1000))
-        if rang:
+        readable = bool(poller.poll(None if timeout is None else timeout * 1000))
+        if readable:
             for number in os.read(self._reader, 1 << 16):
                 if number in self.signals:
-                    self._keep(number)
-        return rang
+                    self._enqueue(number)
+        return readable
 
 
 @cache
-def _forget_wakeup_in_children() -> None:
+def _reset_wakeup_fd_after_fork() -> None:
     """A forked child shares our pipe: what it is sent must not be taken for ours. Asked for once
     a process.
     """
@@ -197,7 +197,7 @@ class _Disposition:
         self._kernel = _sigaction(signum, None)
 
     @classmethod
-    def replaced(cls, signum: int, handler: signal.Handlers | object) -> _Disposition:
+    def install(cls, signum: int, handler: signal.Handlers | object) -> _Disposition:
         """Install a handler; returns what was there."""
         former = cls(signum)
         signal.signal(signum, handler)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def _sigaction(signum: int, action: Array[c_char] | None) -> Array[c_char]:
     """Call sigaction(2): sets the action if there is one, returns the one before."""
     import ctypes  # noqa: PLC0415 - 5 ms that only a process which catches signals pays
 
-    former = ctypes.create_string_buffer(SIGACTION_ROOM)
+    former = ctypes.create_string_buffer(SIGACTION_SIZE)
     ctypes.CDLL(None).sigaction(signum, action, former)
     return former
 

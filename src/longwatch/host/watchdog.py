@@ -30,28 +30,29 @@ from typing import ClassVar, NamedTuple, Self
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Events, LoopStalled, WatchSkipped
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import LoopStalled, WatchdogRoundSkipped
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import UsageError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.crash_file import CrashFile
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
-from longwatch.host.stacks import CrashFile
 
 LOGGER = "longwatch.runtime.watchdog"
-KILLED = 128 + signal.SIGKILL
-_BRIEFLY = 1.0
+SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
+_REPORT_TIMEOUT = 1.0
 """Seconds that anything may take that is not the watch itself: log lines, observers."""
 
 
-class Stall(NamedTuple):
+class BeatAge(NamedTuple):
     """A loop, and for how long it has given no beat."""
 
     name: str
     elapsed: float
 
 
-Look = Callable[[], Sequence[Stall]]
+ReadBeatAges = Callable[[], Sequence[BeatAge]]
 """How old the beats of everything that is watched are, now."""
 
 
@@ -59,8 +60,8 @@ class Watchdog(Service):
     """Looks at heartbeats every interval, and ends the process when one is older than the
     threshold. Watches from `start` on.
 
-    The first parameters are the contract; what follows them is what a group adds. Those who need to
-    watch what comes and goes make one with `over`.
+    The first parameters are the contract; what follows them is what a group adds. To watch
+    heartbeats that come and go, make one with `with_reader`.
     """
 
     def __init__(  # noqa: PLR0913 - heartbeats and their surroundings, each optional
@@ -73,7 +74,7 @@ class Watchdog(Service):
         clock: Clock | None = None,
         events: Events | None = None,
         crash_file: CrashFile | None = None,
-        before_kill: Callable[[Sequence[Stall]], object] = lambda _: None,
+        before_kill: Callable[[Sequence[BeatAge]], object] = lambda _: None,
     ) -> None:
         super().__init__(name="watchdog", clock=clock)
         _require_positive("stall_threshold", stall_threshold)
@@ -91,28 +92,30 @@ class Watchdog(Service):
         self.stall_threshold = stall_threshold
         self.check_interval = check_interval
         watched = tuple(zip(names, heartbeats, strict=True))
-        self._look: Look = lambda: [Stall(name, beat.elapsed()) for name, beat in watched]
+        self._read_beat_ages: ReadBeatAges = lambda: [
+            BeatAge(name, beat.elapsed()) for name, beat in watched
+        ]
         self._events = events or Events()
         self._crash_file = crash_file or CrashFile("watchdog", clock=clock)
         self._owns_file = crash_file is None
         self._before_kill = before_kill
         self._backstop = _Backstop()
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._skipped = False
         cadence = Cadence(interval=check_interval, immediately=False)
         self._periodic = Periodic(self._round, cadence, name="watchdog", clock=clock)
 
     @classmethod
-    def over(  # noqa: PLR0913 - as above
+    def with_reader(  # noqa: PLR0913 - as above
         cls,
-        look: Look,
+        read_beat_ages: ReadBeatAges,
         *,
         stall_threshold: float,
         check_interval: float,
         clock: Clock,
         events: Events,
         crash_file: CrashFile,
-        before_kill: Callable[[Sequence[Stall]], object],
+        before_kill: Callable[[Sequence[BeatAge]], object],
     ) -> Self:
         """One that asks each time what there is to watch."""
         made = cls(
@@ -124,17 +127,17 @@ class Watchdog(Service):
             crash_file=crash_file,
             before_kill=before_kill,
         )
-        made._look = look
+        made._read_beat_ages = read_beat_ages
         return made
 
     @property
-    def inside(self) -> bool:
-        return self._periodic.inside
+    def in_own_thread(self) -> bool:
+        return self._periodic.in_own_thread
 
     def _start(self) -> None:
         if self._owns_file:
             self._crash_file.open()
-        self._looked_at, self._skipped = self._clock.monotonic(), False
+        self._checked_at, self._skipped = self._clock.monotonic(), False
         try:
             self._backstop.arm(self._crash_file, self.stall_threshold + 2 * self.check_interval)
             self._periodic.start()
@@ -157,53 +160,53 @@ class Watchdog(Service):
     # --- one round ---
 
     def _round(self) -> None:
-        self._backstop.again()
+        self._backstop.rearm()
         try:
             if not self._is_late() and (stalled := self._check_heartbeats()):
-                self._bite(stalled)
+                self._terminate(stalled)
         except Exception as error:  # noqa: BLE001 - whatever it is, the watch goes on
             why = error
-            _briefly(
+            _run_bounded(
                 lambda: _log(logging.ERROR, "Watchdog: a check failed; the watch goes on", why)
             )
 
     def _check_heartbeats(self) -> list[tuple[str, float]]:
         """Those whose last beat is older than the threshold; looks, and does nothing."""
-        return [stall for stall in self._look() if stall.elapsed > self.stall_threshold]
+        return [stall for stall in self._read_beat_ages() if stall.elapsed > self.stall_threshold]
 
     def _is_late(self) -> bool:
         """Whether this round comes so late that the whole process was held up: then loops get
         one more interval to beat.
         """
         now = self._clock.monotonic()
-        late = now - self._looked_at - self.check_interval
-        self._looked_at = now
+        late = now - self._checked_at - self.check_interval
+        self._checked_at = now
         self._skipped = late > self.check_interval / 2 and not self._skipped
         if self._skipped:
-            _briefly(lambda: self._events.emit(WatchSkipped(late=late)))
+            _run_bounded(lambda: self._events.emit(WatchdogRoundSkipped(late_by=late)))
         return self._skipped
 
-    def _bite(self, stalled: Sequence[tuple[str, float]]) -> None:
+    def _terminate(self, stalled: Sequence[tuple[str, float]]) -> None:
         try:
-            self._say_last_words([Stall(name, elapsed) for name, elapsed in stalled])
+            self._report_stall([BeatAge(name, elapsed) for name, elapsed in stalled])
         finally:
-            end_process()
+            kill_own_process()
 
-    def _say_last_words(self, stalls: Sequence[Stall]) -> None:
+    def _report_stall(self, stalls: Sequence[BeatAge]) -> None:
         limit = f"(threshold: {self.stall_threshold:.1f}s)"
         words = [f"Watchdog: {name} stalled for {elapsed:.1f}s {limit}" for name, elapsed in stalls]
         self._crash_file.dump("; ".join(words))
         last = [*words, "Watchdog: terminating process due to stalled workers"]
-        acts = (
-            self._crash_file.show,
+        reports = (
+            self._crash_file.copy_to_stderr,
             lambda: self._before_kill(stalls),
             lambda: _log_all(last),
-            lambda: self._emit(stalls),
+            lambda: self._emit_stalls(stalls),
         )
-        for act in acts:
-            _briefly(act)
+        for report in reports:
+            _run_bounded(report)
 
-    def _emit(self, stalls: Sequence[Stall]) -> None:
+    def _emit_stalls(self, stalls: Sequence[BeatAge]) -> None:
         for name, elapsed in stalls:
             stacks = str(self._crash_file.path)
             self._events.emit(
@@ -222,7 +225,7 @@ class _Backstop:
 
     _holder: ClassVar[_Backstop | None] = None
     _lock: ClassVar[threading.RLock] = threading.RLock()
-    _knows_of_forks: ClassVar[bool] = False
+    _fork_hooks_registered: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._file: CrashFile | None = None
@@ -231,16 +234,16 @@ class _Backstop:
 
     def arm(self, file: CrashFile, seconds: float) -> None:
         with _Backstop._lock:
-            _Backstop._learn_of_forks()
+            _Backstop._register_fork_hooks()
             self._file, self._seconds = file, seconds
             self._due = time.monotonic() + seconds
-            self.count()
+            self.schedule()
 
-    def again(self) -> None:
+    def rearm(self) -> None:
         """Count from now, if that is possible: the watch goes on without it."""
         with _Backstop._lock, suppress(RuntimeError, OSError, ValueError):
             self._due = time.monotonic() + self._seconds
-            self.count()
+            self.schedule()
 
     def disarm(self) -> None:
         with _Backstop._lock:
@@ -249,7 +252,7 @@ class _Backstop:
                 faulthandler.cancel_dump_traceback_later()
                 _Backstop._holder = None
 
-    def count(self) -> None:
+    def schedule(self) -> None:
         """Go on counting, if nobody else does."""
         if self._file is not None and _Backstop._holder in {None, self}:
             _Backstop._holder = self
@@ -259,14 +262,14 @@ class _Backstop:
     # --- forks ---
 
     @classmethod
-    def _learn_of_forks(cls) -> None:
-        if not cls._knows_of_forks:
+    def _register_fork_hooks(cls) -> None:
+        if not cls._fork_hooks_registered:
             os.register_at_fork(
                 before=cls._before_fork,
                 after_in_parent=cls._in_parent,
                 after_in_child=cls._in_child,
             )
-            cls._knows_of_forks = True
+            cls._fork_hooks_registered = True
 
     @classmethod
     def _before_fork(cls) -> None:
@@ -278,7 +281,7 @@ class _Backstop:
     def _in_parent(cls) -> None:
         with suppress(RuntimeError, OSError, ValueError):
             if cls._holder is not None:
-                cls._holder.count()
+                cls._holder.schedule()
         cls._lock.release()
 
     @classmethod
@@ -295,17 +298,17 @@ def _log(level: int, line: str, why: BaseException | None = None) -> None:
     logging.getLogger(LOGGER).log(level, line, exc_info=why)
 
 
-def _briefly(act: Callable[[], object]) -> None:
+def _run_bounded(call: Callable[[], object]) -> None:
     """Do it in a thread that is waited for only so long: it may be blocked for ever."""
-    errand = Errand(act, name="watchdog-word", loud=True)
-    errand.start(here_if_no_thread=True)
-    errand.over.block(_BRIEFLY)
+    thread = BackgroundThread(call, name="watchdog-word", report_errors=True)
+    thread.start(inline_fallback=True)
+    thread.done.block(_REPORT_TIMEOUT)
 
 
-def end_process() -> None:
+def kill_own_process() -> None:
     """The end, at once, whatever other threads do."""
     os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(KILLED)
+    os._exit(SIGKILL_EXIT_CODE)
 
 
 def _require_positive(name: str, seconds: float) -> None:

@@ -1,66 +1,42 @@
-"""The seam below a mailbox: one lane of one store. Memory, SQL and Redis implement it; `Mailbox`
-does everything else.
+"""The interface below a mailbox: one queue of one store. Memory, SQL and Redis implement it;
+`Mailbox` does everything else.
 
-It is a `work.Source` (enter, exchange, renew, sweep, next_due, listen) whose items are `Delivery`
-values, and what is below.
+It is a `ClaimSource` (register_owner, exchange, renew, sweep, next_due, listen) whose items are
+`MessageRecord` values, and the methods below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from longwatch.engine.claim_source import ClaimSource, Settlement
 from longwatch.errors import MailboxConnectionError, StoreError
-from longwatch.mailbox import bounds
-from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.store.claims import Claim
-from longwatch.work.source import Settlement, Source
 
-KIND = "mailbox"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a mailbox gives a message up, and how many it takes.
-
-    `max_failures` failures or `max_crashes` crashes and it is dead, checked when it would be handed
-    out. `max_size` counts what is ready, delayed and leased; None: no limit. Dead letters older
-    than `dead_retention` seconds are removed; None: never.
-    """
-
-    max_failures: int = 5
-    max_crashes: int = 3
-    max_size: int | None = None
-    dead_retention: float | None = None
-
-    def __post_init__(self) -> None:
-        bounds.check_whole("max_failures", self.max_failures)
-        bounds.check_whole("max_crashes", self.max_crashes)
-        if self.max_size is not None:
-            bounds.check_whole("max_size", self.max_size)
-        if self.dead_retention is not None:
-            bounds.check_retention(self.dead_retention)
+MAILBOX_KIND = "mailbox"
 
 
-class Backend(Source, Protocol):
-    """One lane. Every method may be called from any thread; closing is the mailbox's business."""
+class Backend(ClaimSource, Protocol):
+    """One queue. Every method may be called from any thread; the mailbox closes it."""
 
-    limits: Limits
+    limits: MailboxLimits
 
     @property
-    def home(self) -> object:
-        """What stands for the store: lanes whose homes are equal reach each other by name."""
+    def store_identity(self) -> object:
+        """Identifies the store: mailboxes whose identities are equal reach each other by name."""
 
-    def guest(self) -> int:
-        """The owner that bare receives of this process share in this store; entered when first
-        asked for, anew after a fork.
+    def default_owner(self) -> int:
+        """The owner that bare receives of this process share in this store; registered when first
+        needed, anew after a fork.
         """
 
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
-        """Store all or none, durably; the ids. A letter whose `dedupe_key` is still queued or
-        leased yields the first one's id.
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
+        """Store all or none, durably; the ids. A message whose `dedupe_key` is still queued
+        or leased yields the first one's id.
 
         MailboxFullError when they do not all fit. With `tx` they are stored when that transaction
         commits.
@@ -69,31 +45,29 @@ class Backend(Source, Protocol):
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         """Settle without claiming; for each whether the row was still the claimant's."""
 
-    def extend(self, claim: Claim, *, duration: float) -> bool:
-        """Prolong one lease to `duration` from now, never shortening it; False if it is not the
-        claimant's any more.
+    def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
+        """Extend one lease to `lease_seconds` from now, never shortening it; False if the claim no
+        longer matches.
         """
 
-    def stats(self) -> Stats: ...
+    def stats(self) -> MailboxStats: ...
 
-    def peek(self, *, limit: int) -> list[Delivery]:
-        """The messages that would be handed out next, in that order, without leasing them."""
+    def peek(self, *, limit: int) -> list[MessageRecord]:
+        """The messages that a claim would return next, in that order, without leasing them."""
 
     def cancel(self, message_id: str) -> bool:
         """Remove a message that is not leased; False if there is none."""
 
     def pause(self, *, paused: bool) -> None:
-        """Stop or resume handing messages out, for every process."""
+        """Pause or resume claims, for every process."""
 
     def purge(self) -> int:
         """Remove every message that is not leased; how many."""
 
-    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """The dead, oldest first, those whose position is above `after`, be there one with that
-        or not.
-        """
+    def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """The dead letters whose position is above `after`, oldest first."""
 
-    def find_dead(self, message_id: str) -> DeadLetter | None: ...
+    def find_dead_letter(self, message_id: str) -> DeadLetter | None: ...
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
         """Put dead letters back at the end of the line with clean counters; for each whether it
@@ -104,14 +78,14 @@ class Backend(Source, Protocol):
         """Remove dead letters for good; for each whether it was there."""
 
 
-def whereabouts(url: str, name: str) -> dict[str, str]:
-    """How another process finds a mailbox: `opening.found_source` makes a source of it."""
-    return {"kind": KIND, "url": url, "name": name}
+def mailbox_locator(url: str, name: str) -> dict[str, str]:
+    """How another process finds a mailbox: `url.open_source` makes a claim source of it."""
+    return {"kind": MAILBOX_KIND, "url": url, "name": name}
 
 
 @contextmanager
-def connecting() -> Iterator[None]:
-    """Errors of the store, as a mailbox's users know them."""
+def mailbox_errors() -> Iterator[None]:
+    """Raise errors of the store as MailboxConnectionError."""
     try:
         yield
     except StoreError as error:

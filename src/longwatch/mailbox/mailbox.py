@@ -11,25 +11,25 @@ from typing import Any, Generic, Self, TypeVar
 from longwatch.core.cancel import CancelToken
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.errors import (
     InvalidParameterError,
     MailboxClosedError,
     SerializationError,
     UnsupportedError,
 )
-from longwatch.mailbox import bounds
-from longwatch.mailbox.backend import Backend, connecting
-from longwatch.mailbox.dead import DeadLetters
-from longwatch.mailbox.letters import Delivery, Letter, Stats, new_id
-from longwatch.mailbox.message import Message, Verdict
+from longwatch.mailbox import validation
+from longwatch.mailbox.backend import Backend, mailbox_errors
+from longwatch.mailbox.dead_letters import DeadLetters
+from longwatch.mailbox.message import Message, SettleResult
+from longwatch.mailbox.records import MailboxStats, MessageRecord, NewMessage, new_id
 from longwatch.store.json_codec import Codec
-from longwatch.work.source import Leased, Outcome, Settlement
 
 BodyT = TypeVar("BodyT")
 
-_SWEEP_EVERY = 0.5
+_SWEEP_SECONDS = 0.5
 """Those who receive look for dead owners and ended leases this often, in seconds."""
-_POLL = 1.0
+_POLL_SECONDS = 1.0
 """And for messages, should a hint be lost."""
 
 
@@ -50,14 +50,14 @@ class Mailbox(Generic[BodyT]):
         clock: Clock | None = None,
         router: Callable[[str], Mailbox[Any]] | None = None,
     ) -> None:
-        self.name = bounds.check_name(name)
+        self.name = validation.validate_name(name)
         self.backend = backend
         self.codec: Codec[BodyT] = codec or Codec()
         self.clock = clock or SystemClock()
-        self.dead = DeadLetters(name, backend)
+        self.dead_letters = DeadLetters(name, backend)
         self._router = router
         self._closed = Wakeup()
-        self._swept_at = -_SWEEP_EVERY
+        self._swept_at = -_SWEEP_SECONDS
 
     # --- sending ---
 
@@ -102,29 +102,29 @@ class Mailbox(Generic[BodyT]):
     ) -> list[str]:
         """Store several messages in one transaction, all or none; their ids."""
         self._require_open()
-        delay = bounds.check_delay(delay_seconds)
-        expiry = bounds.check_expiry(expires_in)
-        route = self._route_of(reply_to)
+        delay = validation.validate_delay(delay_seconds)
+        expiry = validation.validate_expiry(expires_in)
+        reply_name = self._reply_name(reply_to)
         encoded = [self.codec.encode(body) for body in bodies]
         keys = (
             [None] * len(encoded)
             if dedupe_keys is None
-            else bounds.check_dedupe_keys(dedupe_keys, count=len(encoded))
+            else validation.validate_dedupe_keys(dedupe_keys, count=len(encoded))
         )
-        letters = [
-            Letter(
+        messages = [
+            NewMessage(
                 id=new_id(),
                 body=data,
                 delay=delay,
                 expires_in=expiry,
                 keep_expired=keep_expired,
                 dedupe_key=key,
-                reply_to=route,
+                reply_to=reply_name,
             )
             for data, key in zip(encoded, keys, strict=True)
         ]
-        with connecting():
-            return self.backend.put(letters, tx=tx) if letters else []
+        with mailbox_errors():
+            return self.backend.put(messages, tx=tx) if messages else []
 
     # --- receiving ---
 
@@ -139,20 +139,22 @@ class Mailbox(Generic[BodyT]):
         """Up to `max_messages` messages as soon as there is at least one; `[]` after the wait,
         or when closed or cancelled.
         """
-        want = bounds.check_count(max_messages)
-        duration = bounds.check_visibility(visibility_timeout)
-        deadline = Deadline.after(bounds.check_wait(wait_time_seconds), self.clock)
+        limit = validation.validate_max_messages(max_messages)
+        lease_seconds = validation.validate_visibility(visibility_timeout)
+        deadline = Deadline.after(validation.validate_wait(wait_time_seconds), self.clock)
         self._require_open()
-        with self._listening(cancel) as wakeup:
-            while not self._is_over(wakeup, cancel):
-                if messages := self._look(want, duration):
+        with self._subscribed(cancel) as wakeup:
+            while not self._should_stop(wakeup, cancel):
+                if messages := self._claim_or_sweep(limit, lease_seconds):
                     return messages
                 if deadline.expired:
                     return []
-                self.clock.wait(wakeup, self._patience(deadline))
+                self.clock.wait(wakeup, self._wait_seconds(deadline))
         return []
 
-    def acknowledge_many(self, messages: Iterable[Message[Any]], tx: Any = None) -> list[Verdict]:
+    def acknowledge_many(
+        self, messages: Iterable[Message[Any]], tx: Any = None
+    ) -> list[SettleResult]:
         """Settle several deliveries in one statement; for each `settled` or `expired`.
 
         With `tx` that is so once the transaction commits; until then, and if it never does, the
@@ -160,12 +162,12 @@ class Mailbox(Generic[BodyT]):
         """
         messages = list(messages)
         settlements = [
-            Settlement(claim=message.receipt, outcome=Outcome.DONE) for message in messages
+            Settlement(claim=message.receipt, outcome=RowOutcome.DONE) for message in messages
         ]
-        with connecting():
+        with mailbox_errors():
             settled = self.backend.settle(settlements, tx=tx)
         _finalize(messages, tx)
-        return [Verdict.SETTLED if done else Verdict.EXPIRED for done in settled]
+        return [SettleResult.SETTLED if done else SettleResult.EXPIRED for done in settled]
 
     # --- looking and managing ---
 
@@ -174,27 +176,27 @@ class Mailbox(Generic[BodyT]):
         stats = self.stats()
         return stats.ready + stats.delayed + stats.leased
 
-    def stats(self) -> Stats:
-        with connecting():
+    def stats(self) -> MailboxStats:
+        with mailbox_errors():
             return self.backend.stats()
 
     def cancel(self, message_id: str) -> bool:
         """Remove a queued message by its id; False if it is not there, or leased."""
-        with connecting():
-            return self.backend.cancel(bounds.check_id(message_id))
+        with mailbox_errors():
+            return self.backend.cancel(validation.validate_message_id(message_id))
 
     def pause(self) -> None:
         """Hand nothing out any more, in any process, until `resume`."""
-        with connecting():
+        with mailbox_errors():
             self.backend.pause(paused=True)
 
     def resume(self) -> None:
-        with connecting():
+        with mailbox_errors():
             self.backend.pause(paused=False)
 
     def purge(self) -> int:
         """Remove every message that is not leased; how many."""
-        with connecting():
+        with mailbox_errors():
             return self.backend.purge()
 
     @property
@@ -205,7 +207,7 @@ class Mailbox(Generic[BodyT]):
         """Have something called when it is closed, at once if it is; returns what takes that off
         again.
         """
-        return self._closed.listen(listener)
+        return self._closed.subscribe(listener)
 
     def close(self) -> None:
         """Wake those who wait here and take no more; the messages stay. Idempotent.
@@ -226,95 +228,102 @@ class Mailbox(Generic[BodyT]):
 
     # --- for messages and the engine ---
 
-    def decode(self, delivery: Delivery) -> BodyT:
-        return self.codec.decode(delivery.body)
+    def decode(self, record: MessageRecord) -> BodyT:
+        return self.codec.decode(record.body)
 
     def settle_one(self, settlement: Settlement) -> bool:
-        with connecting():
+        with mailbox_errors():
             return self.backend.settle([settlement])[0]
 
-    def route(self, name: str) -> Mailbox[Any] | None:
+    def reply_mailbox(self, name: str) -> Mailbox[Any] | None:
         """The mailbox of that name in the same store; None where names lead nowhere."""
         return None if self._router is None else self._router(name)
 
-    def _is_over(self, wakeup: Wakeup, cancel: CancelToken | None) -> bool:
+    def _should_stop(self, wakeup: Wakeup, cancel: CancelToken | None) -> bool:
         """Whether to receive no more; lowers the flag first, so that whatever comes from here on
         raises it again.
         """
         wakeup.clear()
         return self._closed.is_set() or (cancel is not None and cancel.cancelled)
 
-    def _look(self, want: int, duration: float) -> list[Message[BodyT]]:
+    def _claim_or_sweep(self, limit: int, lease_seconds: float) -> list[Message[BodyT]]:
         """Claim. Sweep before it now and then, so that a busy line hides no ended lease, and
         whenever there is nothing.
         """
-        if self.clock.monotonic() - self._swept_at >= _SWEEP_EVERY:
+        if self.clock.monotonic() - self._swept_at >= _SWEEP_SECONDS:
             self._sweep()
-        return self._take(want, duration) or (self._take(want, duration) if self._sweep() else [])
+        return self._claim(limit, lease_seconds) or (
+            self._claim(limit, lease_seconds) if self._sweep() else []
+        )
 
     def _sweep(self) -> int:
         self._swept_at = self.clock.monotonic()
-        with connecting():
+        with mailbox_errors():
             return self.backend.sweep()
 
-    def _take(self, want: int, duration: float) -> list[Message[BodyT]]:
-        """Claim, and bury at once what cannot be read; only if all of it was, claim again."""
+    def _claim(self, limit: int, lease_seconds: float) -> list[Message[BodyT]]:
+        """Claim, and dead-letter at once what cannot be decoded; claim again only if all of it
+        was.
+        """
         while True:
-            with connecting():
-                leased = self.backend.exchange(
-                    (), owner=self.backend.guest(), want=want, duration=duration
-                ).leased
-            messages = [message for each in leased if (message := self._opened(each)) is not None]
-            if messages or not leased:
+            with mailbox_errors():
+                claimed = self.backend.exchange(
+                    (), owner=self.backend.default_owner(), limit=limit, lease_seconds=lease_seconds
+                ).claimed
+            messages = [message for each in claimed if (message := self._decoded(each)) is not None]
+            if messages or not claimed:
                 return messages
 
-    def _opened(self, leased: Leased) -> Message[BodyT] | None:
+    def _decoded(self, claimed: ClaimedRow) -> Message[BodyT] | None:
         try:
-            return Message(self, leased.claim, leased.item, self.decode(leased.item))
+            return Message(self, claimed.claim, claimed.item, self.decode(claimed.item))
         except SerializationError as error:
             self.settle_one(
                 Settlement(
-                    claim=leased.claim, outcome=Outcome.DEAD, reason="undecodable", error=str(error)
+                    claim=claimed.claim,
+                    outcome=RowOutcome.DEAD,
+                    reason="undecodable",
+                    error=str(error),
                 )
             )
             return None
 
-    def _patience(self, deadline: Deadline) -> float:
+    def _wait_seconds(self, deadline: Deadline) -> float:
         """Until the next look: a due message, a sweep, or the deadline, whichever comes first."""
-        with connecting():
+        with mailbox_errors():
             due = self.backend.next_due()
         waits = [
-            _SWEEP_EVERY,
-            _POLL,
+            _SWEEP_SECONDS,
+            _POLL_SECONDS,
             *(wait for wait in (due, deadline.remaining()) if wait is not None),
         ]
         return max(min(waits), 0.001)
 
     @contextmanager
-    def _listening(self, cancel: CancelToken | None) -> Iterator[Wakeup]:
+    def _subscribed(self, cancel: CancelToken | None) -> Iterator[Wakeup]:
         wakeup = Wakeup()
         with ExitStack() as ends:
-            ends.callback(self._closed.listen(wakeup.set))
+            ends.callback(self._closed.subscribe(wakeup.set))
             if cancel is not None:
                 ends.callback(cancel.on_cancel(wakeup.set))
-            with connecting():
+            with mailbox_errors():
                 ends.callback(self.backend.listen(wakeup))
             yield wakeup
 
-    def _route_of(self, reply_to: Mailbox[Any] | str | None) -> str | None:
+    def _reply_name(self, reply_to: Mailbox[Any] | str | None) -> str | None:
         """A message carries the name of a mailbox in the same store, whichever way that was
         given.
         """
         if reply_to is None:
             return None
         if isinstance(reply_to, str):
-            return bounds.check_name(reply_to)
+            return validation.validate_name(reply_to)
         if not isinstance(reply_to, Mailbox):
             raise InvalidParameterError(
                 f"reply_to must be a mailbox, or the name of one, not of type "
                 f"{type(reply_to).__name__}"
             )
-        if reply_to.backend.home != self.backend.home:
+        if reply_to.backend.store_identity != self.backend.store_identity:
             raise UnsupportedError(
                 f"a reply to {reply_to.name!r} would not arrive: it is in another store than "
                 f"{self.name!r}; open both in one"

@@ -18,27 +18,27 @@ from itertools import count, dropwhile, islice
 from typing import Any, NoReturn, Self
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.backend import Limits
-from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
-from longwatch.mailbox.memory_lane import Held, Lane, Row
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
+from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.store.claims import Blame, Claim
-from longwatch.store.database import Jump, Owners
-from longwatch.store.sweep import Holder, judge
-from longwatch.work.source import Exchange, Leased, Outcome, Settlement
+from longwatch.store.database import ClockJump, OwnerRegistry
+from longwatch.store.sweep import LeaseOwner, blame_for
 
-_SHARED: dict[str, MemoryStore] = {}
+_SHARED_STORES: dict[str, MemoryStore] = {}
 _NO_TRANSACTION = (
     "messages in memory take part in no transaction; leave tx= out, or open a sqlite:/// store"
 )
 
 
-def shared_memory(key: str) -> MemoryStore:
+def shared_store(key: str) -> MemoryStore:
     """The store that everybody in this process finds under `memory://KEY`. It lives as long as
     the process.
     """
-    return _SHARED.setdefault(key, MemoryStore(f"memory://{key}"))
+    return _SHARED_STORES.setdefault(key, MemoryStore(f"memory://{key}"))
 
 
 class MemoryStore:
@@ -46,17 +46,19 @@ class MemoryStore:
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
-        self.jump = Jump()
-        self.owners = Owners()
-        self._contents: dict[int, Contents] = {}
+        self.jump = ClockJump()
+        self.owners = OwnerRegistry()
+        self._contents: dict[int, MemoryContents] = {}
 
-    def lane(self, name: str, *, limits: Limits | None = None) -> MemoryBackend:
+    def backend(self, name: str, *, limits: MailboxLimits | None = None) -> MemoryBackend:
         return MemoryBackend(self, name, limits=limits)
 
-    def contents(self) -> Contents:
+    def contents(self) -> MemoryContents:
         """What this process has here; a forked child has nothing yet."""
         found = self._contents.get(os.getpid())
-        return found if found is not None else self._contents.setdefault(os.getpid(), Contents())
+        return (
+            found if found is not None else self._contents.setdefault(os.getpid(), MemoryContents())
+        )
 
     def lease_now(self) -> float:
         return time.monotonic() + self.jump.lease
@@ -77,87 +79,91 @@ class MemoryStore:
         self.close()
 
 
-class Contents:
-    """All lanes, owners and leases of a store in one process, and the lock over them."""
+class MemoryContents:
+    """All queues, owners and leases of a store in one process, and the lock over them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._lanes: dict[str, Lane] = {}
-        self.owners: dict[int, Holder] = {}
-        self.leases: dict[int, dict[int, Row]] = defaultdict(dict)
-        self.numbers = count(1)
+        self._queues: dict[str, MemoryQueue] = {}
+        self.owners: dict[int, LeaseOwner] = {}
+        self.leases: dict[int, dict[int, StoredMessage]] = defaultdict(dict)
+        self.sequence = count(1)
 
-    def lane(self, name: str) -> Lane:
-        found = self._lanes.get(name)
-        return found if found is not None else self._lanes.setdefault(name, Lane(name))
+    def queue(self, name: str) -> MemoryQueue:
+        found = self._queues.get(name)
+        return found if found is not None else self._queues.setdefault(name, MemoryQueue(name))
 
-    def enter(self, incarnation: Incarnation, page: str | None) -> int:
+    def register_owner(self, incarnation: Incarnation, page: str | None) -> int:
         owner = secrets.randbits(
             62
         )  # by chance: a receipt of another store, or of before a fork, fits nothing here
-        self.owners[owner] = Holder(owner, str(incarnation), page)
+        self.owners[owner] = LeaseOwner(owner, str(incarnation), page)
         return owner
 
-    def lease(self, row: Row, *, owner: int, until: float) -> Claim:
-        row.lane.take(row)
+    def lease(self, row: StoredMessage, *, owner: int, until: float) -> Claim:
+        row.queue.lease(row)
         row.owner, row.lease_until = owner, until
         row.term += 1
         row.deliveries += 1
         self.leases[owner][row.seq] = row
         return Claim(row.seq, owner, row.term)
 
-    def find(self, claim: Claim) -> Row | None:
+    def find_claimed(self, claim: Claim) -> StoredMessage | None:
         """The row a claim is about, if it is still the claimant's."""
         row = self.leases.get(claim.owner, {}).get(claim.seq)
         return row if row is not None and row.term == claim.term else None
 
-    def unlease(self, row: Row) -> None:
+    def end_lease(self, row: StoredMessage) -> None:
         del self.leases[row.owner][row.seq]
 
-    def lapsed(self, now: float) -> list[Row]:
+    def lapsed(self, now: float) -> list[StoredMessage]:
         return [
             row for rows in self.leases.values() for row in rows.values() if row.lease_until < now
         ]
 
 
 class MemoryBackend:
-    """One lane of a memory store."""
+    """One queue of a memory store."""
 
-    def __init__(self, store: MemoryStore, name: str, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, store: MemoryStore, name: str, *, limits: MailboxLimits | None = None
+    ) -> None:
         self.store = store
         self.name = name
-        self.limits = limits or Limits()
+        self.limits = limits or MailboxLimits()
 
     @property
-    def home(self) -> object:
+    def store_identity(self) -> object:
         return self.store
 
-    # --- work.Source ---
+    # --- ClaimSource ---
 
-    def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
         contents = self.store.contents()
         with contents.lock:
-            return contents.enter(incarnation, page)
+            return contents.register_owner(incarnation, page)
 
-    def guest(self) -> int:
-        return self.store.owners.guest("memory", lambda: self.enter(Incarnation.mine()))
+    def default_owner(self) -> int:
+        return self.store.owners.default_owner(
+            "memory", lambda: self.register_owner(Incarnation.current())
+        )
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
-    ) -> Exchange:
+        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
         contents = self.store.contents()
         with contents.lock:
             settled, changed = self._settle(contents, settlements)
-            leased = self._claim(contents, owner, want, duration)
-        _announce(changed)
-        return Exchange(settled, leased)
+            claimed = self._claim(contents, owner, limit, lease_seconds)
+        _notify(changed)
+        return ExchangeResult(settled, claimed)
 
-    def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+    def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         contents = self.store.contents()
         with contents.lock:
             skipped = {claim.seq for claim in skip}
             rows = [row for row in contents.leases[owner].values() if row.seq not in skipped]
-            until = self.store.lease_now() + duration
+            until = self.store.lease_now() + lease_seconds
             for row in rows:
                 row.lease_until = max(row.lease_until, until)
             return len(rows)
@@ -170,47 +176,47 @@ class MemoryBackend:
     def sweep(self) -> int:
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
-            lane, lapsed = contents.lane(self.name), contents.lapsed(self.store.lease_now())
+            queue, lapsed = contents.queue(self.name), contents.lapsed(self.store.lease_now())
             blame = {
-                owner: judge(contents.owners[owner]) for owner in {row.owner for row in lapsed}
+                owner: blame_for(contents.owners[owner]) for owner in {row.owner for row in lapsed}
             }
             for row in lapsed:
                 self._release(contents, row, blame[row.owner](row.seq))
-            freed = lane.free_the_due(wall)
-            expired = lane.expire(wall)
+            freed = queue.promote_due(wall)
+            expired = queue.expire(wall)
             if self.limits.dead_retention is not None:
-                lane.forget_the_dead(wall - self.limits.dead_retention)
-        _announce({row.lane for row in lapsed} | ({lane} if freed else set()))
+                queue.delete_old_dead_letters(wall - self.limits.dead_retention)
+        _notify({row.queue for row in lapsed} | ({queue} if freed else set()))
         return len(lapsed) + freed + expired
 
     def next_due(self) -> float | None:
         contents = self.store.contents()
         with contents.lock:
-            moment = contents.lane(self.name).next_due()
+            moment = contents.queue(self.name).next_due()
         return None if moment is None else max(moment - self.store.wall_now(), 0.0)
 
-    def whereabouts(self) -> dict[str, str] | None:
+    def locator(self) -> dict[str, str] | None:
         """It is in this process alone."""
         return None
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         contents = self.store.contents()
         with contents.lock:
-            listeners = contents.lane(self.name).listeners
+            listeners = contents.queue(self.name).wakeups
             listeners.add(wakeup)
         return lambda: listeners.discard(wakeup)
 
     # --- the rest of a backend ---
 
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         _require_no_transaction(tx)
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
-            lane = contents.lane(self.name)
-            lane.expire(wall)
-            self._require_room(lane, letters)
-            ids = [self._put(contents, lane, letter, wall) for letter in letters]
-        _announce([lane])
+            queue = contents.queue(self.name)
+            queue.expire(wall)
+            self._require_room(queue, messages)
+            ids = [self._put(contents, queue, message, wall) for message in messages]
+        _notify([queue])
         return ids
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
@@ -218,217 +224,228 @@ class MemoryBackend:
         contents = self.store.contents()
         with contents.lock:
             settled, changed = self._settle(contents, settlements)
-        _announce(changed)
+        _notify(changed)
         return settled
 
-    def extend(self, claim: Claim, *, duration: float) -> bool:
+    def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
         contents = self.store.contents()
         with contents.lock:
-            row = contents.find(claim)
+            row = contents.find_claimed(claim)
             if row is not None:
-                row.lease_until = max(row.lease_until, self.store.lease_now() + duration)
+                row.lease_until = max(row.lease_until, self.store.lease_now() + lease_seconds)
             return row is not None
 
-    def stats(self) -> Stats:
+    def stats(self) -> MailboxStats:
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
-            lane = contents.lane(self.name)
+            queue = contents.queue(self.name)
             ready, delayed, leased = (
-                lane.counts[held] for held in (Held.FREE, Held.DELAYED, Held.LEASED)
+                queue.counts[lease_state]
+                for lease_state in (LeaseState.READY, LeaseState.DELAYED, LeaseState.LEASED)
             )
-            oldest = lane.first()
+            oldest = queue.next_ready()
             age = None if oldest is None else max(wall - oldest.enqueued_at, 0.0)
-            return Stats(ready, delayed, leased, len(lane.dead), age, lane.paused, lane.expired)
+            return MailboxStats(
+                ready, delayed, leased, len(queue.dead_letters), age, queue.paused, queue.expired
+            )
 
-    def peek(self, *, limit: int) -> list[Delivery]:
+    def peek(self, *, limit: int) -> list[MessageRecord]:
         contents = self.store.contents()
         with contents.lock:
             return [
-                row.delivery()
-                for row in contents.lane(self.name).waiting(self.store.wall_now(), limit=limit)
+                row.record()
+                for row in contents.queue(self.name).claimable(self.store.wall_now(), limit=limit)
             ]
 
     def cancel(self, message_id: str) -> bool:
         contents = self.store.contents()
         with contents.lock:
-            lane = contents.lane(self.name)
-            row = lane.rows.get(message_id)
-            if row is None or row.held is Held.LEASED:
+            queue = contents.queue(self.name)
+            row = queue.messages.get(message_id)
+            if row is None or row.lease_state is LeaseState.LEASED:
                 return False
-            lane.remove(row)
+            queue.remove(row)
             return True
 
     def pause(self, *, paused: bool) -> None:
         contents = self.store.contents()
         with contents.lock:
-            lane = contents.lane(self.name)
-            lane.paused = paused
-        _announce([lane])
+            queue = contents.queue(self.name)
+            queue.paused = paused
+        _notify([queue])
 
     def purge(self) -> int:
         contents = self.store.contents()
         with contents.lock:
-            lane = contents.lane(self.name)
-            idle = [row for row in lane.rows.values() if row.held is not Held.LEASED]
+            queue = contents.queue(self.name)
+            idle = [
+                row for row in queue.messages.values() if row.lease_state is not LeaseState.LEASED
+            ]
             for row in idle:
-                lane.remove(row)
+                queue.remove(row)
             return len(idle)
 
-    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+    def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         contents = self.store.contents()
         with contents.lock:
-            letters = contents.lane(self.name).dead.values()
+            letters = contents.queue(self.name).dead_letters.values()
             return list(islice(dropwhile(lambda letter: letter.position <= after, letters), limit))
 
-    def find_dead(self, message_id: str) -> DeadLetter | None:
+    def find_dead_letter(self, message_id: str) -> DeadLetter | None:
         contents = self.store.contents()
         with contents.lock:
-            return contents.lane(self.name).dead.get(message_id)
+            return contents.queue(self.name).dead_letters.get(message_id)
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
         contents = self.store.contents()
         with contents.lock:
-            lane = contents.lane(self.name)
-            replayed = [self._replay(contents, lane, each) for each in ids]
-        _announce([lane])
+            queue = contents.queue(self.name)
+            replayed = [self._replay(contents, queue, each) for each in ids]
+        _notify([queue])
         return replayed
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         contents = self.store.contents()
         with contents.lock:
-            dead = contents.lane(self.name).dead
+            dead = contents.queue(self.name).dead_letters
             return [dead.pop(each, None) is not None for each in ids]
 
     # --- under the lock ---
 
-    def _claim(self, contents: Contents, owner: int, want: int, duration: float) -> list[Leased]:
+    def _claim(
+        self, contents: MemoryContents, owner: int, limit: int, lease_seconds: float
+    ) -> list[ClaimedRow]:
         """Lease rows, oldest first; those that are spent go to the dead at once, one that has
         crashed before comes alone.
         """
-        lane = contents.lane(self.name)
-        if lane.paused or not want:
+        queue = contents.queue(self.name)
+        if queue.paused or not limit:
             return []
-        wall, until = self.store.wall_now(), self.store.lease_now() + duration
-        lane.free_the_due(wall)
-        leased: list[Leased] = []
-        while len(leased) < want and (row := lane.first()) is not None:
-            if (reason := self._spent(row, wall)) is not None:
-                lane.give_up(row, reason, wall=wall)
+        wall, until = self.store.wall_now(), self.store.lease_now() + lease_seconds
+        queue.promote_due(wall)
+        claimed: list[ClaimedRow] = []
+        while len(claimed) < limit and (row := queue.next_ready()) is not None:
+            if (reason := self._give_up_reason(row, wall)) is not None:
+                queue.give_up(row, reason, wall=wall)
                 continue
-            if row.crashes and leased:
+            if row.crashes and claimed:
                 break
-            leased.append(
-                Leased(
+            claimed.append(
+                ClaimedRow(
                     contents.lease(row, owner=owner, until=until),
-                    row.delivery(),
-                    alone=row.crashes > 0,
+                    row.record(),
+                    is_exclusive=row.crashes > 0,
                 )
             )
             if row.crashes:
                 break
-        return leased
+        return claimed
 
-    def _spent(self, row: Row, wall: float) -> str | None:
+    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
         if row.crashes >= self.limits.max_crashes:
             return "poison"
         if row.failures >= self.limits.max_failures:
             return "failed"
-        return "expired" if row.is_overdue(wall) else None
+        return "expired" if row.is_expired(wall) else None
 
     def _settle(
-        self, contents: Contents, settlements: Sequence[Settlement]
-    ) -> tuple[list[bool], set[Lane]]:
-        """For each whether it was still the claimant's; and the lanes in which something became
-        free.
+        self, contents: MemoryContents, settlements: Sequence[Settlement]
+    ) -> tuple[list[bool], set[MemoryQueue]]:
+        """For each settlement whether its claim still matched; and the queues in which a message
+        became free.
         """
-        changed: set[Lane] = set()
+        changed: set[MemoryQueue] = set()
         settled = []
         for settlement in settlements:
-            row = contents.find(settlement.claim)
+            row = contents.find_claimed(settlement.claim)
             settled.append(row is not None)
             if row is not None and self._settle_one(contents, row, settlement):
-                changed.add(row.lane)
+                changed.add(row.queue)
         return settled, changed
 
-    def _settle_one(self, contents: Contents, row: Row, settlement: Settlement) -> bool:
+    def _settle_one(
+        self, contents: MemoryContents, row: StoredMessage, settlement: Settlement
+    ) -> bool:
         """Whether the row is free again."""
         match settlement.outcome:
-            case Outcome.DONE:
-                contents.unlease(row)
-                row.lane.remove(row)
+            case RowOutcome.DONE:
+                contents.end_lease(row)
+                row.queue.remove(row)
                 return False
-            case Outcome.DEAD:
-                contents.unlease(row)
-                row.lane.give_up(
+            case RowOutcome.DEAD:
+                contents.end_lease(row)
+                row.queue.give_up(
                     row, settlement.reason, wall=self.store.wall_now(), error=settlement.error
                 )
                 return False
             case outcome:
-                blame = Blame.FAILURE if outcome is Outcome.FAILED else Blame.RELEASE
+                blame = Blame.FAILURE if outcome is RowOutcome.FAILED else Blame.RELEASE
                 self._release(contents, row, blame, delay=settlement.delay, error=settlement.error)
                 return not settlement.delay
 
     def _release(
         self,
-        contents: Contents,
-        row: Row,
+        contents: MemoryContents,
+        row: StoredMessage,
         blame: Blame,
         *,
         delay: float = 0.0,
         error: str | None = None,
     ) -> None:
-        contents.unlease(row)
+        contents.end_lease(row)
         row.failures += blame is Blame.FAILURE
         row.crashes += blame is Blame.CRASH
         row.releases += blame is Blame.RELEASE
         row.error = row.error if error is None else error
-        row.lane.put_back(row, ready_at=self.store.wall_now() + delay if delay > 0 else 0.0)
+        row.queue.release(row, ready_at=self.store.wall_now() + delay if delay > 0 else 0.0)
 
-    def _require_room(self, lane: Lane, letters: Sequence[Letter]) -> None:
-        most = self.limits.max_size
-        if most is None:
+    def _require_room(self, queue: MemoryQueue, messages: Sequence[NewMessage]) -> None:
+        max_size = self.limits.max_size
+        if max_size is None:
             return
-        coming = {
-            letter.dedupe_key or letter.id
-            for letter in letters
-            if letter.dedupe_key not in lane.keys
+        added = {
+            message.dedupe_key or message.id
+            for message in messages
+            if message.dedupe_key not in queue.by_dedupe_key
         }
-        if len(lane) + len(coming) > most:
+        if len(queue) + len(added) > max_size:
             raise MailboxFullError(
-                f"mailbox {self.name!r} holds {len(lane)} of {most} messages; let its workers "
+                f"mailbox {self.name!r} holds {len(queue)} of {max_size} messages; let its workers "
                 f"catch up, or raise max_size"
             )
 
-    def _put(self, contents: Contents, lane: Lane, letter: Letter, wall: float) -> str:
+    def _put(
+        self, contents: MemoryContents, queue: MemoryQueue, message: NewMessage, wall: float
+    ) -> str:
         """Store a message; one that is there already, by id or by key, is left as it is."""
         if (
-            letter.dedupe_key is not None
-            and (first := lane.keys.get(letter.dedupe_key)) is not None
+            message.dedupe_key is not None
+            and (first := queue.by_dedupe_key.get(message.dedupe_key)) is not None
         ):
             return first.id
-        if letter.id not in lane.rows:
-            row = Row(
-                seq=next(contents.numbers),
-                lane=lane,
-                id=letter.id,
-                body=letter.body,
+        if message.id not in queue.messages:
+            row = StoredMessage(
+                seq=next(contents.sequence),
+                queue=queue,
+                id=message.id,
+                body=message.body,
                 enqueued_at=wall,
-                expires_at=None if letter.expires_in is None else wall + letter.expires_in,
-                keep_expired=letter.keep_expired,
-                dedupe_key=letter.dedupe_key,
-                reply_to=letter.reply_to,
+                expires_at=None if message.expires_in is None else wall + message.expires_in,
+                keep_expired=message.keep_expired,
+                dedupe_key=message.dedupe_key,
+                reply_to=message.reply_to,
             )
-            lane.add(row, ready_at=wall + letter.delay if letter.delay > 0 else 0.0)
-        return letter.id
+            queue.add(row, ready_at=wall + message.delay if message.delay > 0 else 0.0)
+        return message.id
 
-    def _replay(self, contents: Contents, lane: Lane, message_id: str) -> bool:
-        letter = lane.dead.pop(message_id, None)
+    def _replay(self, contents: MemoryContents, queue: MemoryQueue, message_id: str) -> bool:
+        letter = queue.dead_letters.pop(message_id, None)
         if letter is None:
             return False
-        lane.add(
-            Row(
-                seq=next(contents.numbers),
-                lane=lane,
+        queue.add(
+            StoredMessage(
+                seq=next(contents.sequence),
+                queue=queue,
                 id=letter.id,
                 body=letter.body,
                 enqueued_at=letter.enqueued_at,
@@ -438,9 +455,9 @@ class MemoryBackend:
         return True
 
 
-def _announce(lanes: Iterable[Lane]) -> None:
-    for lane in lanes:
-        lane.announce()
+def _notify(queues: Iterable[MemoryQueue]) -> None:
+    for queue in queues:
+        queue.notify()
 
 
 def _require_no_transaction(tx: Any) -> None:

@@ -1,4 +1,4 @@
-"""A mailbox's lane in a SQL store."""
+"""A mailbox in a SQL store."""
 
 from __future__ import annotations
 
@@ -8,257 +8,287 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.backend import Limits, whereabouts
-from longwatch.mailbox.letters import DeadLetter, Delivery, Letter, Stats
+from longwatch.mailbox.backend import mailbox_locator
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.store.claims import Blame, Claim, Claims
-from longwatch.store.database import Database, Row, Transaction, VanishedError
+from longwatch.store.database import Database, Row, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
-from longwatch.store.sweep import Sweep
-from longwatch.work.source import Exchange, Leased, Outcome, Settlement
+from longwatch.store.sweep import ClaimSweeper
 
 T = TypeVar("T")
 
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
-_IS_OPEN = (
-    "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.lane = :lane AND "
+_IS_NOT_PAUSED = (
+    "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.queue = :queue AND "
     "paused <> 0)"
 )
-_OVERDUE_AT_ONCE = 500
-_SPENT_AT_ONCE = 2000
-_ANYBODY = Claim(0, 0, 0)
-_DONE = Settlement(_ANYBODY, Outcome.DONE)
-_BLAME = {Outcome.FAILED: Blame.FAILURE, Outcome.BACK: Blame.RELEASE}
+_EXPIRE_BATCH = 500
+_GIVE_UP_BATCH = 2000
+_NO_CLAIM = Claim(0, 0, 0)
+_DONE_SETTLEMENT = Settlement(_NO_CLAIM, RowOutcome.DONE)
+_BLAME_BY_OUTCOME = {RowOutcome.FAILED: Blame.FAILURE, RowOutcome.RELEASED: Blame.RELEASE}
 
 
 class SqlBackend:
-    """One lane of the `longwatch_messages` table."""
+    """One queue of the `longwatch_messages` table."""
 
-    def __init__(self, database: Database, name: str, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, database: Database, name: str, *, limits: MailboxLimits | None = None
+    ) -> None:
         self.database = database
         self.name = name
-        self.limits = limits or Limits()
+        self.limits = limits or MailboxLimits()
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
-        columns = (*Delivery._fields, _IS_EXPIRED, "keep_expired")
+        columns = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(
             dialect=database.dialect,
             table="longwatch_messages",
             columns=columns,
-            gate=_IS_OPEN,
+            claim_condition=_IS_NOT_PAUSED,
             owners=database.owners,
         )
-        self._sweep = Sweep(self._claims, is_shared=database.is_shared)
-        self._lanes: dict[tuple[int, int], int] = {}
+        self._sweep = ClaimSweeper(self._claims, is_shared=database.is_shared)
+        self._queues: dict[tuple[int, int], int] = {}
 
     @property
-    def home(self) -> object:
+    def store_identity(self) -> object:
         return self.database.identity
 
-    # --- work.Source ---
+    # --- ClaimSource ---
 
-    def enter(self, incarnation: Incarnation, *, page: str | None = None) -> int:
-        return self.database.write(lambda tx: self._claims.register(tx, incarnation, page=page))
+    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+        return self.database.write(
+            lambda tx: self._claims.register_owner(tx, incarnation, page=page)
+        )
 
-    def guest(self) -> int:
-        return self.database.owners.guest(
-            "longwatch_messages", lambda: self.enter(Incarnation.mine())
+    def default_owner(self) -> int:
+        return self.database.owners.default_owner(
+            "longwatch_messages", lambda: self.register_owner(Incarnation.current())
         )
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, want: int, duration: float
-    ) -> Exchange:
-        lane = self._lane()
+        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
+        queue = self._queue()
         if (
             not settlements
-            and self.database.looks_first
-            and not self.database.read(lambda tx: self._anything(tx, lane))
+            and self.database.has_single_writer
+            and not self.database.read(lambda tx: self._has_claimable(tx, queue))
         ):
-            return Exchange([], [])
+            return ExchangeResult([], [])
 
-        def work(tx: Transaction) -> Exchange:
+        def work(tx: Transaction) -> ExchangeResult:
             settled = self._settle(tx, settlements)
-            return Exchange(settled, self._claim(tx, lane, owner, want, duration) if want else [])
+            return ExchangeResult(
+                settled, self._claim(tx, queue, owner, limit, lease_seconds) if limit else []
+            )
 
         return self.database.write(work)
 
-    def renew(self, *, owner: int, duration: float, skip: Collection[Claim] = ()) -> int:
+    def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         return self.database.write(
-            lambda tx: self._claims.renew(tx, owner=owner, duration=duration, skip=skip)
+            lambda tx: self._claims.renew(tx, owner=owner, lease_seconds=lease_seconds, skip=skip)
         )
 
     def held(self, *, owner: int) -> list[Claim]:
-        return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
+        return self.database.read(lambda tx: self._claims.of_owner(tx, owner=owner))
 
     def sweep(self) -> int:
         """Look first, on a reader; write only if there is something to do."""
-        lane = self._lane()
-        dead = self.database.read(self._sweep.dead_holders)
-        if not dead and not self.database.read(lambda tx: self._is_stale(tx, lane)):
+        queue = self._queue()
+        dead = self.database.read(self._sweep.dead_owners)
+        if not dead and not self.database.read(lambda tx: self._needs_sweep(tx, queue)):
             return 0
 
         def work(tx: Transaction) -> int:
             freed = [
-                lane for holder in dead for lane in self._sweep.bury(tx, holder)
-            ] + self._sweep.lapsed(tx)
-            freed += [lane] * (self._claims.free_the_due(tx, lane=lane) + self._expire(tx, lane))
+                swept for owner in dead for swept in self._sweep.reclaim(tx, owner)
+            ] + self._sweep.reclaim_lapsed(tx)
+            freed += [queue] * (self._claims.promote_due(tx, queue=queue) + self._expire(tx, queue))
             if self.limits.dead_retention is not None:
                 tx.execute(
-                    self._sql["forget_dead"],
-                    {"lane": lane, "retention": self.limits.dead_retention},
+                    self._sql["delete_old_dead_letters"],
+                    {"queue": queue, "retention": self.limits.dead_retention},
                 )
-            self._announce(tx, freed)
+            self._notify(tx, freed)
             return len(freed)
 
         return self.database.write(work)
 
     def next_due(self) -> float | None:
-        lane = self._lane()
-        return self.database.read(lambda tx: self._claims.next_due(tx, lane=lane))
+        queue = self._queue()
+        return self.database.read(lambda tx: self._claims.next_due(tx, queue=queue))
 
-    def whereabouts(self) -> dict[str, str] | None:
-        return whereabouts(self.database.address, self.name)
+    def locator(self) -> dict[str, str] | None:
+        return mailbox_locator(self.database.absolute_url, self.name)
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         return self.database.listen(self.name, wakeup)
 
     # --- the rest of a backend ---
 
-    def put(self, letters: Sequence[Letter], *, tx: Any = None) -> list[str]:
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         if tx is not None:
-            return self._put_in(self.database.join(tx), letters)
-        return self._anew(lambda lane: self.database.write(lambda tx: self._put(tx, lane, letters)))
+            return self._put_in_transaction(self.database.join(tx), messages)
+        return self._retry_if_vanished(
+            lambda queue: self.database.write(lambda tx: self._put(tx, queue, messages))
+        )
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
-        return self._in(tx, lambda tx: self._settle(tx, settlements))
+        return self._in_transaction(tx, lambda tx: self._settle(tx, settlements))
 
-    def extend(self, claim: Claim, *, duration: float) -> bool:
-        return self.database.write(lambda tx: self._claims.extend(tx, claim, duration=duration))
-
-    def stats(self) -> Stats:
-        return self._anew(lambda lane: self.database.read(lambda tx: self._stats(tx, lane)))
-
-    def peek(self, *, limit: int) -> list[Delivery]:
-        lane = self._lane()
-        rows = self.database.read(
-            lambda tx: tx.rows(self._sql["peek"], {"lane": lane, "limit": limit})
+    def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
+        return self.database.write(
+            lambda tx: self._claims.renew_one(tx, claim, lease_seconds=lease_seconds)
         )
-        return [Delivery(*row) for row in rows]
+
+    def stats(self) -> MailboxStats:
+        return self._retry_if_vanished(
+            lambda queue: self.database.read(lambda tx: self._stats(tx, queue))
+        )
+
+    def peek(self, *, limit: int) -> list[MessageRecord]:
+        queue = self._queue()
+        rows = self.database.read(
+            lambda tx: tx.rows(self._sql["peek"], {"queue": queue, "limit": limit})
+        )
+        return [MessageRecord(*row) for row in rows]
 
     def cancel(self, message_id: str) -> bool:
         return self._execute("cancel", id=message_id) == 1
 
     def pause(self, *, paused: bool) -> None:
-        lane = self._lane()
+        queue = self._queue()
 
         def work(tx: Transaction) -> None:
-            tx.execute(self._sql["pause"], {"lane": lane, "paused": int(paused)})
-            tx.announce(self.name)
+            tx.execute(self._sql["pause"], {"queue": queue, "paused": int(paused)})
+            tx.notify(self.name)
 
         self.database.write(work)
 
     def purge(self) -> int:
         return self._execute("purge")
 
-    def dead(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        lane = self._lane()
+    def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        queue = self._queue()
         rows = self.database.read(
-            lambda tx: tx.rows(self._sql["dead"], {"lane": lane, "after": after, "limit": limit})
+            lambda tx: tx.rows(
+                self._sql["list_dead_letters"], {"queue": queue, "after": after, "limit": limit}
+            )
         )
-        return [self._dead_letter(row) for row in rows]
+        return [self._to_dead_letter(row) for row in rows]
 
-    def find_dead(self, message_id: str) -> DeadLetter | None:
-        lane = self._lane()
+    def find_dead_letter(self, message_id: str) -> DeadLetter | None:
+        queue = self._queue()
         rows = self.database.read(
-            lambda tx: tx.rows(self._sql["find_dead"], {"lane": lane, "id": message_id})
+            lambda tx: tx.rows(self._sql["find_dead_letter"], {"queue": queue, "id": message_id})
         )
-        return self._dead_letter(rows[0]) if rows else None
+        return self._to_dead_letter(rows[0]) if rows else None
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
-        lane = self._lane()
+        queue = self._queue()
 
         def work(tx: Transaction) -> list[bool]:
-            tx.announce(self.name)
-            return [self._replay(tx, lane, each) for each in ids]
+            tx.notify(self.name)
+            return [self._replay(tx, queue, each) for each in ids]
 
         return self.database.write(work)
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
-        lane = self._lane()
+        queue = self._queue()
         return self.database.write(
             lambda tx: [
-                tx.execute(self._sql["drop"], {"lane": lane, "id": each}) == 1 for each in ids
+                tx.execute(self._sql["drop_dead_letter"], {"queue": queue, "id": each}) == 1
+                for each in ids
             ]
         )
 
     # --- inside a transaction ---
 
     def _claim(
-        self, tx: Transaction, lane: int, owner: int, want: int, duration: float
-    ) -> list[Leased]:
-        """Lease rows; those that are spent go to the dead at once, before anybody runs them.
+        self, tx: Transaction, queue: int, owner: int, limit: int, lease_seconds: float
+    ) -> list[ClaimedRow]:
+        """Lease rows; spent rows become dead letters at once, before any worker runs them.
 
-        So many of them at the most, because everybody else waits meanwhile; then those who receive
-        are told to look again.
+        At most _GIVE_UP_BATCH of them, because other writers wait meanwhile; then receivers are
+        notified to claim again.
         """
         spent = 0
-        while spent < _SPENT_AT_ONCE:
-            rows = self._claims.claim(tx, lane=lane, owner=owner, duration=duration, limit=want)
-            leased = [self._leased(row) for row in rows if not self._buried(tx, row)]
-            if leased or not rows:
-                return leased
-            spent += len(rows) + self._expire(tx, lane)
-        tx.announce(self.name)
+        while spent < _GIVE_UP_BATCH:
+            rows = self._claims.claim(
+                tx, queue=queue, owner=owner, lease_seconds=lease_seconds, limit=limit
+            )
+            claimed = [
+                self._to_claimed_row(row) for row in rows if not self._give_up_if_spent(tx, row)
+            ]
+            if claimed or not rows:
+                return claimed
+            spent += len(rows) + self._expire(tx, queue)
+        tx.notify(self.name)
         return []
 
-    def _leased(self, row: Row) -> Leased:
-        delivery = Delivery(*row[3:-2])
-        return Leased(Claim(*row[:3]), delivery, alone=delivery.crashes > 0)
+    def _to_claimed_row(self, row: Row) -> ClaimedRow:
+        record = MessageRecord(*row[3:-2])
+        return ClaimedRow(Claim(*row[:3]), record, is_exclusive=record.crashes > 0)
 
-    def _buried(self, tx: Transaction, row: Row) -> bool:
-        """Whether this row is spent; then it is buried, and this delivery never happened."""
-        claim, delivery, (is_expired, is_kept) = Claim(*row[:3]), Delivery(*row[3:-2]), row[-2:]
-        reason = self._spent(delivery, is_expired=bool(is_expired))
+    def _give_up_if_spent(self, tx: Transaction, row: Row) -> bool:
+        """Whether this row is spent; then it is given up, and this delivery does not count."""
+        claim, record, (is_expired, is_kept) = (
+            Claim(*row[:3]),
+            MessageRecord(*row[3:-2]),
+            row[-2:],
+        )
+        reason = self._give_up_reason(record, is_expired=bool(is_expired))
         if reason is None:
             return False
         if reason != "expired" or is_kept:
-            self._bury(tx, claim, reason, undelivered=1)
+            self._insert_dead_letter(tx, claim, reason, undelivered=1)
         if reason == "expired":
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": 1})
         self._claims.settle(tx, [claim])
         return True
 
-    def _spent(self, delivery: Delivery, *, is_expired: bool) -> str | None:
-        if delivery.crashes >= self.limits.max_crashes:
+    def _give_up_reason(self, record: MessageRecord, *, is_expired: bool) -> str | None:
+        if record.crashes >= self.limits.max_crashes:
             return "poison"
-        if delivery.failures >= self.limits.max_failures:
+        if record.failures >= self.limits.max_failures:
             return "failed"
         return "expired" if is_expired else None
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
         """In their order; those that end alike, side by side, together."""
         settled: list[bool] = []
-        for manner, group in groupby(settlements, _manner):
-            settled += self._settle_alike(tx, manner, [settlement.claim for settlement in group])
+        for template, group in groupby(settlements, _without_claim):
+            settled += self._settle_group(tx, template, [settlement.claim for settlement in group])
         return settled
 
-    def _settle_alike(self, tx: Transaction, manner: Settlement, claims: list[Claim]) -> list[bool]:
-        match manner.outcome:
-            case Outcome.DONE:
+    def _settle_group(
+        self, tx: Transaction, template: Settlement, claims: list[Claim]
+    ) -> list[bool]:
+        match template.outcome:
+            case RowOutcome.DONE:
                 return self._claims.settle(tx, claims)
-            case Outcome.DEAD:
-                return [self._give_up(tx, claim, manner) for claim in claims]
+            case RowOutcome.DEAD:
+                return [self._dead_letter(tx, claim, template) for claim in claims]
             case outcome:
-                tx.announce(self.name)
+                tx.notify(self.name)
                 return self._claims.release(
-                    tx, claims, blame=_BLAME[outcome], delay=manner.delay, error=manner.error
+                    tx,
+                    claims,
+                    blame=_BLAME_BY_OUTCOME[outcome],
+                    delay=template.delay,
+                    error=template.error,
                 )
 
-    def _give_up(self, tx: Transaction, claim: Claim, manner: Settlement) -> bool:
-        self._bury(tx, claim, manner.reason, error=manner.error)
+    def _dead_letter(self, tx: Transaction, claim: Claim, template: Settlement) -> bool:
+        self._insert_dead_letter(tx, claim, template.reason, error=template.error)
         return self._claims.settle(tx, [claim])[0]
 
-    def _bury(
+    def _insert_dead_letter(
         self,
         tx: Transaction,
         claim: Claim,
@@ -268,95 +298,99 @@ class SqlBackend:
         undelivered: int = 0,
     ) -> None:
         facts = {"reason": reason, "error": error, "undelivered": undelivered}
-        tx.execute(self._sql["bury"], {**claim._asdict(), **facts})
+        tx.execute(self._sql["insert_dead_letter"], {**claim._asdict(), **facts})
 
-    def _expire(self, tx: Transaction, lane: int) -> int:
-        """Messages that nobody took in their time: removed, or kept among the dead if that was
-        asked for.
+    def _expire(self, tx: Transaction, queue: int) -> int:
+        """Delete messages that expired before a claim; those with `keep_expired` become dead
+        letters.
         """
-        overdue = self._sql.get("overdue_for_burial", self._sql["overdue"])
-        return self._expire_rows(tx, tx.rows(overdue, {"lane": lane, "limit": _OVERDUE_AT_ONCE}))
+        find_expired = self._sql.get("lock_expired", self._sql["find_expired"])
+        return self._expire_rows(
+            tx, tx.rows(find_expired, {"queue": queue, "limit": _EXPIRE_BATCH})
+        )
 
     def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
         if kept := [{"seq": seq} for seq, keep in rows if keep]:
-            tx.execute_many(self._sql["bury_overdue"], kept)
+            tx.execute_many(self._sql["insert_expired_dead_letters"], kept)
         if rows:
-            tx.execute_many(self._sql["remove"], [{"seq": seq} for seq, _ in rows])
+            tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq, _ in rows])
             tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
         return len(rows)
 
-    def _put_in(self, tx: Transaction, letters: Sequence[Letter]) -> list[str]:
+    def _put_in_transaction(self, tx: Transaction, messages: Sequence[NewMessage]) -> list[str]:
         try:
-            return self._put(tx, self._lanes.get(self._here()) or self._lane_in(tx), letters)
-        except VanishedError:
-            self._lanes = {}
+            return self._put(
+                tx, self._queues.get(self._queue_key()) or self._queue_in(tx), messages
+            )
+        except StoreResetError:
+            self._queues = {}
             raise
 
-    def _put(self, tx: Transaction, lane: int, letters: Sequence[Letter]) -> list[str]:
-        self._lock_room(tx, lane)
-        keys = {letter.dedupe_key for letter in letters if letter.dedupe_key is not None}
-        repeated = sum(self._is_there(tx, lane, key) for key in keys)
-        keyless = sum(letter.dedupe_key is None for letter in letters)
-        self._require_room(tx, lane, keyless + len(keys) - repeated)
-        tx.announce(self.name)
+    def _put(self, tx: Transaction, queue: int, messages: Sequence[NewMessage]) -> list[str]:
+        self._lock_size(tx, queue)
+        keys = {message.dedupe_key for message in messages if message.dedupe_key is not None}
+        repeated = sum(self._has_key(tx, queue, key) for key in keys)
+        keyless = sum(message.dedupe_key is None for message in messages)
+        self._require_room(tx, queue, keyless + len(keys) - repeated)
+        tx.notify(self.name)
         if keys:
-            return [self._put_one(tx, lane, letter) for letter in letters]
-        tx.post_many(self._sql["put"], [_row(lane, letter) for letter in letters])
-        return [letter.id for letter in letters]
+            return [self._put_one(tx, queue, message) for message in messages]
+        tx.defer_many(self._sql["put"], [_put_parameters(queue, message) for message in messages])
+        return [message.id for message in messages]
 
-    def _put_one(self, tx: Transaction, lane: int, letter: Letter) -> str:
-        """Its id, or that of the one that bears its key; again if that one goes between the two
-        looks.
+    def _put_one(self, tx: Transaction, queue: int, message: NewMessage) -> str:
+        """Its id, or that of the message with its key; retries if that one is removed between the
+        two statements.
         """
         while (
-            tx.execute_many(self._sql["put"], [_row(lane, letter)]) == 0
-            and letter.dedupe_key is not None
+            tx.execute_many(self._sql["put"], [_put_parameters(queue, message)]) == 0
+            and message.dedupe_key is not None
         ):
             for (first,) in tx.rows(
-                self._sql["first_with_key"], {"lane": lane, "dedupe_key": letter.dedupe_key}
+                self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": message.dedupe_key}
             ):
                 return str(first)
-        return letter.id
+        return message.id
 
-    def _is_there(self, tx: Transaction, lane: int, key: str) -> bool:
-        """Whether a message bears this key; one that has expired, swept or not, does not stand
-        for a new one.
+    def _has_key(self, tx: Transaction, queue: int, key: str) -> bool:
+        """Whether a message has this key. An expired message is removed here: it does not replace a
+        new one.
         """
         self._expire_rows(
-            tx, tx.rows(self._sql["overdue_with_key"], {"lane": lane, "dedupe_key": key})
+            tx, tx.rows(self._sql["find_expired_by_key"], {"queue": queue, "dedupe_key": key})
         )
-        return bool(tx.rows(self._sql["first_with_key"], {"lane": lane, "dedupe_key": key}))
+        return bool(tx.rows(self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": key}))
 
-    def _lock_room(self, tx: Transaction, lane: int) -> None:
+    def _lock_size(self, tx: Transaction, queue: int) -> None:
         """Where several write at the same time, those who have to count come one after the
         other.
         """
-        if self.limits.max_size is not None and (lock := self._sql.get("lock_room")):
-            tx.rows(lock, {"lane": lane})
+        if self.limits.max_size is not None and (lock := self._sql.get("lock_size")):
+            tx.rows(lock, {"queue": queue})
 
-    def _require_room(self, tx: Transaction, lane: int, coming: int) -> None:
+    def _require_room(self, tx: Transaction, queue: int, added: int) -> None:
         """What has expired makes room."""
-        most = self.limits.max_size
-        if most is None:
+        max_size = self.limits.max_size
+        if max_size is None:
             return
-        present = self._present(tx, lane, most)
-        if present + coming > most and self._expire(tx, lane):
-            present = self._present(tx, lane, most)
-        if present + coming > most:
+        count = self._count(tx, queue, max_size)
+        if count + added > max_size and self._expire(tx, queue):
+            count = self._count(tx, queue, max_size)
+        if count + added > max_size:
             raise MailboxFullError(
-                f"mailbox {self.name!r} holds {present} of {most} messages; let its workers "
+                f"mailbox {self.name!r} holds {count} of {max_size} messages; let its workers "
                 f"catch up, or raise max_size"
             )
 
-    def _present(self, tx: Transaction, lane: int, most: int) -> int:
-        [(present,)] = tx.rows(self._sql["room"], {"lane": lane, "most": most + 1})
-        return int(present)
+    def _count(self, tx: Transaction, queue: int, limit: int) -> int:
+        [(count,)] = tx.rows(self._sql["count_messages"], {"queue": queue, "limit": limit + 1})
+        return int(count)
 
-    def _stats(self, tx: Transaction, lane: int) -> Stats:
+    def _stats(self, tx: Transaction, queue: int) -> MailboxStats:
         for ready, delayed, leased, dead, age, paused, expired in tx.rows(
-            self._sql["counts"], {"lane": lane}
+            self._sql["stats"], {"queue": queue}
         ):
-            return Stats(
+            return MailboxStats(
                 ready,
                 delayed,
                 leased,
@@ -365,114 +399,121 @@ class SqlBackend:
                 bool(paused),
                 expired,
             )
-        raise VanishedError(
+        raise StoreResetError(
             f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again"
         )
 
-    def _replay(self, tx: Transaction, lane: int, message_id: str) -> bool:
-        parameters = {"lane": lane, "id": message_id}
+    def _replay(self, tx: Transaction, queue: int, message_id: str) -> bool:
+        parameters = {"queue": queue, "id": message_id}
         return (
-            tx.execute(self._sql["replay"], parameters) == 1
-            and tx.execute(self._sql["drop"], parameters) == 1
+            tx.execute(self._sql["replay_dead_letter"], parameters) == 1
+            and tx.execute(self._sql["drop_dead_letter"], parameters) == 1
         )
 
-    def _anything(self, tx: Transaction, lane: int) -> bool:
-        due = self._claims.next_due(tx, lane=lane)
-        return bool(tx.rows(self._sql["anything"], {"lane": lane})) or (
+    def _has_claimable(self, tx: Transaction, queue: int) -> bool:
+        due = self._claims.next_due(tx, queue=queue)
+        return bool(tx.rows(self._sql["has_ready"], {"queue": queue})) or (
             due is not None and due <= 0
         )
 
-    def _is_stale(self, tx: Transaction, lane: int) -> bool:
+    def _needs_sweep(self, tx: Transaction, queue: int) -> bool:
         """Whether a sweep would find something."""
-        due = self._claims.next_due(tx, lane=lane)
-        overdue = tx.rows(self._sql["overdue"], {"lane": lane, "limit": 1})
+        due = self._claims.next_due(tx, queue=queue)
+        expired = tx.rows(self._sql["find_expired"], {"queue": queue, "limit": 1})
         return (
-            bool(overdue)
+            bool(expired)
             or (due is not None and due <= 0)
             or self._sweep.has_lapsed(tx)
-            or self._has_old_dead(tx, lane)
+            or self._has_old_dead_letters(tx, queue)
         )
 
-    def _has_old_dead(self, tx: Transaction, lane: int) -> bool:
+    def _has_old_dead_letters(self, tx: Transaction, queue: int) -> bool:
         if self.limits.dead_retention is None:
             return False
         return bool(
-            tx.rows(self._sql["old_dead"], {"lane": lane, "retention": self.limits.dead_retention})
+            tx.rows(
+                self._sql["has_old_dead_letters"],
+                {"queue": queue, "retention": self.limits.dead_retention},
+            )
         )
 
-    def _announce(self, tx: Transaction, lanes: Collection[int]) -> None:
-        """Rows of these lanes are free again; a sweep frees those of other mailboxes too."""
-        for lane in set(lanes):
-            for (name,) in tx.rows(self._sql["name_of"], {"lane": lane}):
-                tx.announce(name)
+    def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
+        """Notify the mailboxes whose rows are free again; a sweep frees those of others too."""
+        for queue in set(queues):
+            for (name,) in tx.rows(self._sql["mailbox_name"], {"queue": queue}):
+                tx.notify(name)
 
-    # --- small words ---
+    # --- helpers ---
 
-    def _lane(self) -> int:
+    def _queue(self) -> int:
         """The number of this mailbox, looked up once a process, and again when the store was
         found anew.
         """
-        key = self._here()
-        lane = self._lanes.get(key)
-        if lane is None:
+        key = self._queue_key()
+        queue = self._queues.get(key)
+        if queue is None:
             found = self.database.read(
-                lambda tx: tx.rows(self._sql["find_lane"], {"name": self.name})
+                lambda tx: tx.rows(self._sql["find_queue"], {"name": self.name})
             )
-            lane = int(found[0][0]) if found else self.database.write(self._lane_in)
-            self._lanes = {key: lane}
-        return lane
+            queue = int(found[0][0]) if found else self.database.write(self._queue_in)
+            self._queues = {key: queue}
+        return queue
 
-    def _anew(self, call: Callable[[int], T]) -> T:
+    def _retry_if_vanished(self, call: Callable[[int], T]) -> T:
         """Call with the number of this mailbox; if that is gone, because the store was restored
         or emptied, with its new one.
         """
         try:
-            return call(self._lane())
-        except VanishedError:
-            self._lanes = {}
-            return call(self._lane())
+            return call(self._queue())
+        except StoreResetError:
+            self._queues = {}
+            return call(self._queue())
 
-    def _lane_in(self, tx: Transaction) -> int:
+    def _queue_in(self, tx: Transaction) -> int:
         """Looked for first: making it locks it until the transaction ends."""
         name = {"name": self.name}
-        [(lane,)] = tx.rows(self._sql["find_lane"], name) or tx.rows(self._sql["lane"], name)
-        return int(lane)
+        [(queue,)] = tx.rows(self._sql["find_queue"], name) or tx.rows(self._sql["queue"], name)
+        return int(queue)
 
-    def _here(self) -> tuple[int, int]:
+    def _queue_key(self) -> tuple[int, int]:
         return os.getpid(), self.database.generation
 
-    def _in(self, tx: Any, work: Callable[[Transaction], T]) -> T:
+    def _in_transaction(self, tx: Any, work: Callable[[Transaction], T]) -> T:
         return self.database.write(work) if tx is None else work(self.database.join(tx))
 
     def _execute(self, query: str, **parameters: object) -> int:
-        lane = self._lane()
+        queue = self._queue()
         return self.database.write(
-            lambda tx: tx.execute(self._sql[query], {"lane": lane, **parameters})
+            lambda tx: tx.execute(self._sql[query], {"queue": queue, **parameters})
         )
 
-    def _dead_letter(self, row: Row) -> DeadLetter:
+    def _to_dead_letter(self, row: Row) -> DeadLetter:
         return DeadLetter(row[0], self.name, *row[1:])
 
 
-def names_in(database: Database) -> list[str]:
+def list_mailbox_names(database: Database) -> list[str]:
     """Every mailbox of a store, by name; a read."""
-    names = load_queries("longwatch.mailbox", "queries", database.dialect)["names"]
+    names = load_queries("longwatch.mailbox", "queries", database.dialect)["mailbox_names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
 
 
-def _manner(settlement: Settlement) -> Settlement:
+def _without_claim(settlement: Settlement) -> Settlement:
     """How it ends, whoever it is about; those that are done are all alike."""
-    return _DONE if settlement.outcome is Outcome.DONE else settlement._replace(claim=_ANYBODY)
+    return (
+        _DONE_SETTLEMENT
+        if settlement.outcome is RowOutcome.DONE
+        else settlement._replace(claim=_NO_CLAIM)
+    )
 
 
-def _row(lane: int, letter: Letter) -> dict[str, object]:
+def _put_parameters(queue: int, message: NewMessage) -> dict[str, object]:
     return {
-        "lane": lane,
-        "delay": letter.delay,
-        "id": letter.id,
-        "expires_in": letter.expires_in,
-        "keep_expired": int(letter.keep_expired),
-        "dedupe_key": letter.dedupe_key,
-        "reply_to": letter.reply_to,
-        "body": letter.body,
+        "queue": queue,
+        "delay": message.delay,
+        "id": message.id,
+        "expires_in": message.expires_in,
+        "keep_expired": int(message.keep_expired),
+        "dedupe_key": message.dedupe_key,
+        "reply_to": message.reply_to,
+        "body": message.body,
     }

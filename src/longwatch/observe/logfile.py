@@ -18,10 +18,10 @@ from pathlib import Path
 
 from longwatch.errors import UsageError
 
-OWN_LOG = "watchdog"
+SUPERVISOR_LOG = "watchdog"
 """The name of the supervisor's own log, which no program's may have."""
 
-Notice = Callable[[int], bytes]
+DroppedLine = Callable[[int], bytes]
 _FLAGS = (
     os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 )  # or a FIFO there would block the open
@@ -31,26 +31,31 @@ class LogFile:
     """One log file, readable only by its owner, with up to `keep` former ones beside it.
 
     The file is opened at once, so that a wrong place is found at the start: UsageError. From then
-    on nothing raises. `notice` makes the line that tells, once the disk takes lines again, how many
-    were dropped. Any thread may call any method.
+    on nothing raises. `dropped_line` makes the line that says, once the disk takes lines again, how
+    many were dropped. Any thread may call any method.
     """
 
     def __init__(
-        self, path: Path, *, max_bytes: int = 10 << 20, keep: int = 5, notice: Notice | None = None
+        self,
+        path: Path,
+        *,
+        max_bytes: int = 10 << 20,
+        keep: int = 5,
+        dropped_line: DroppedLine | None = None,
     ) -> None:
         self.path = path
         self.max_bytes = max_bytes
         self.keep = keep
         self.dropped = 0
         """Lines that were given to `write` and are not in the file."""
-        self._notice = notice
-        self._untold = 0
+        self._dropped_line = dropped_line
+        self._unreported = 0
         self._lock = threading.Lock()
         try:
             self._fd = _open(path)
             self._torn = _ends_torn(self._fd)
         except OSError as error:
-            raise UsageError(_refusal(path, error)) from None
+            raise UsageError(_open_error(path, error)) from None
 
     def write(self, data: bytes) -> bool:
         """Append whole lines; False if some of them were dropped. Never raises."""
@@ -59,7 +64,7 @@ class LogFile:
                 lost = self._append(data)
             except OSError:
                 lost = data
-            self._count(lost)
+            self._count_dropped(lost)
         return not lost
 
     def close(self) -> None:
@@ -75,20 +80,20 @@ class LogFile:
         """
         if self._fd < 0:
             return data
-        size = self._make_ready(len(data))
-        first = self._tell()
-        written = os.write(self._fd, first + data)
-        if first and written >= len(first):
-            self._untold, self._torn = 0, False
-        if written < len(first + data):
-            written = self._take_back(first + data, size=size, written=written)
-        return data[max(written - len(first), 0) :]
+        size = self._prepare(len(data))
+        prefix = self._prefix()
+        written = os.write(self._fd, prefix + data)
+        if prefix and written >= len(prefix):
+            self._unreported, self._torn = 0, False
+        if written < len(prefix + data):
+            written = self._truncate_torn(prefix + data, size=size, written=written)
+        return data[max(written - len(prefix), 0) :]
 
-    def _make_ready(self, coming: int) -> int:
+    def _prepare(self, size: int) -> int:
         """Have the right file open, with room for so many bytes; returns its size."""
-        size = self._size_by_name()
-        outgrown = size is not None and size > max(self.max_bytes - coming, 0)
-        if size is None or (outgrown and self._rotate()):
+        current_size = self._size_by_name()
+        outgrown = current_size is not None and current_size > max(self.max_bytes - size, 0)
+        if current_size is None or (outgrown and self._rotate()):
             self._reopen()
         return os.fstat(self._fd).st_size
 
@@ -127,7 +132,7 @@ class LogFile:
             return False
         return True
 
-    def _tell(self) -> bytes:
+    def _prefix(self) -> bytes:
         """What has to stand before the next line: the end of a torn one, the notice of dropped
         ones.
         """
@@ -135,10 +140,14 @@ class LogFile:
         with suppress(
             Exception
         ):  # a notice that cannot be made is no reason to lose the line after it
-            return ending + (self._notice(self._untold) if self._notice and self._untold else b"")
+            return ending + (
+                self._dropped_line(self._unreported)
+                if self._dropped_line and self._unreported
+                else b""
+            )
         return ending
 
-    def _take_back(self, data: bytes, *, size: int, written: int) -> int:
+    def _truncate_torn(self, data: bytes, *, size: int, written: int) -> int:
         """After a short write: cut the file back to the end of its last whole line; returns how
         much of the data is in it.
         """
@@ -149,10 +158,10 @@ class LogFile:
             self._torn = True
         return whole
 
-    def _count(self, lost: bytes) -> None:
+    def _count_dropped(self, lost: bytes) -> None:
         lines = lost.count(b"\n") + (lost[-1:] not in {b"", b"\n"})
         self.dropped += lines
-        self._untold += lines
+        self._unreported += lines
 
 
 def _open(path: Path) -> int:
@@ -171,7 +180,7 @@ def _ends_torn(fd: int) -> bool:
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
-def _refusal(path: Path, error: OSError) -> str:
+def _open_error(path: Path, error: OSError) -> str:
     reason = (
         "not a directory"
         if isinstance(error, FileExistsError)

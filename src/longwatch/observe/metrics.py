@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from longwatch.core.events import Event
-from longwatch.observe.catalogue import FAMILIES, Family, Kind
-from longwatch.observe.tally import Sample, Tally
+from longwatch.core.events.base import Event
+from longwatch.observe.counters import EventCounters, MetricSample
+from longwatch.observe.metric_families import FAMILIES, MetricFamily, MetricKind
 
-Reading = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
+GaugeReader = Callable[[], Iterable[tuple[str, tuple[str, ...], float]]]
 """Gives gauges: the name, the values of its labels, and the number of each."""
 
 
@@ -27,70 +27,70 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self._tally = Tally()
-        self._readings: list[Reading] = []
+        self._counters = EventCounters()
+        self._gauge_readers: list[GaugeReader] = []
 
     def observe(self, event: Event) -> None:
-        self._tally(event)
+        self._counters(event)
 
-    def read(self, reading: Reading) -> Callable[[], None]:
+    def add_gauges(self, reader: GaugeReader) -> Callable[[], None]:
         """Have these gauges read at each scrape; returns what ends that. One that raises is
         passed over.
         """
-        self._readings.append(reading)
-        return lambda: self._readings.remove(reading)
+        self._gauge_readers.append(reader)
+        return lambda: self._gauge_readers.remove(reader)
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[MetricSample]:
         """Everything, as it is now."""
-        found = self._tally.samples()
-        for reading in tuple(self._readings):
+        samples = self._counters.samples()
+        for reader in tuple(self._gauge_readers):
             try:
-                found += [Sample(*gauge) for gauge in reading()]
+                samples += [MetricSample(*gauge) for gauge in reader()]
             except Exception:  # noqa: BLE001, S112 - a gauge that cannot be read is absent, which is what its absence means
                 continue
-        return found
+        return samples
 
     def __call__(self) -> bytes:
         """The exposition."""
         return exposition(self.samples())
 
 
-def exposition(samples: Iterable[Sample]) -> bytes:
+def exposition(samples: Iterable[MetricSample]) -> bytes:
     """Samples in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - 97 ms that only who is scraped pays
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(samples))
+    registry.register(_SampleCollector(samples))
     return generate_latest(registry)
 
 
-class _Collected:
+class _SampleCollector:
     """Samples as `prometheus-client` collects them."""
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples: dict[str, list[Sample]] = {}
+    def __init__(self, samples: Iterable[MetricSample]) -> None:
+        self._samples: dict[str, list[MetricSample]] = {}
         for sample in samples:
             self._samples.setdefault(sample.name, []).append(sample)
 
     def collect(self) -> Iterator[Any]:
         for name, family in FAMILIES.items():
             if name in self._samples:
-                yield _family(family, self._samples[name])
+                yield _prometheus_family(family, self._samples[name])
 
 
-def _family(family: Family, samples: Iterable[Sample]) -> Any:
+def _prometheus_family(family: MetricFamily, samples: Iterable[MetricSample]) -> Any:
     from prometheus_client.core import (  # noqa: PLC0415 - as above
         CounterMetricFamily,
         GaugeMetricFamily,
         HistogramMetricFamily,
     )
 
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricKind.HISTOGRAM:
         made = HistogramMetricFamily(family.name, family.help, labels=family.labels)
         for sample in samples:
-            made.add_metric(sample.labels, *_buckets(family, sample))
+            made.add_metric(sample.labels, *_cumulative_buckets(family, sample))
         return made
-    kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
     simple = kind(family.name, family.help, labels=family.labels)
     for sample in samples:
         assert not isinstance(sample.value, list)
@@ -98,7 +98,9 @@ def _family(family: Family, samples: Iterable[Sample]) -> Any:
     return simple
 
 
-def _buckets(family: Family, sample: Sample) -> tuple[list[tuple[str, float]], float]:
+def _cumulative_buckets(
+    family: MetricFamily, sample: MetricSample
+) -> tuple[list[tuple[str, float]], float]:
     """Cumulative, as Prometheus has them, and the sum."""
     assert isinstance(sample.value, list)
     *counts, total = sample.value

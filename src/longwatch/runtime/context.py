@@ -8,9 +8,8 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.runtime.messages import MainLoopRequest
-from longwatch.work.context import WorkContext
-from longwatch.work.user_context import IdentifiedLogger, UserContext
+from longwatch.engine.context import IdentifiedLogger, RowContext, UserContext
+from longwatch.runtime.request import MainLoopRequest
 
 _LOGGER = logging.getLogger("longwatch.runtime.handler")
 
@@ -27,11 +26,11 @@ class MainLoopContext(UserContext):
     __slots__ = ("_clock", "_loop", "deadline", "message_id", "request_id", "trace")
 
     def __init__(
-        self, work: WorkContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock
+        self, row_context: RowContext, request: MainLoopRequest[Any], *, loop: str, clock: Clock
     ) -> None:
-        super().__init__(work)
+        super().__init__(row_context)
         self.request_id = request.request_id
-        self.message_id: str = work.leased.item.id
+        self.message_id: str = row_context.claimed.item.id
         self.trace = request.trace
         self.deadline = _deadline(request, clock)
         self._loop = loop
@@ -39,7 +38,7 @@ class MainLoopContext(UserContext):
 
     def beat(self, progress: object = None) -> None:
         """Say that the work is alive, and with `progress` how far it is."""
-        self._work.beat(progress)
+        self._row_context.beat(progress)
 
     @property
     def cancelled(self) -> bool:

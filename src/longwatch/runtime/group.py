@@ -27,43 +27,43 @@ from typing import Self
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import (
-    Events,
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import (
     GroupDraining,
     GroupResumed,
     GroupStarted,
     GroupStopped,
     GroupStopping,
-    SignalsNotHeard,
-    TimeoutsQuestioned,
+    SignalHandlersSkipped,
+    TimeoutsMismatched,
 )
+from longwatch.engine.event_logging import logged_events
+from longwatch.engine.exclusive import ExclusiveLock
+from longwatch.engine.policy import EngineEnvironment
+from longwatch.engine.run_guard import RunGuard, RunHandle, max_wait
 from longwatch.errors import ShutdownTimeoutError, UsageError
-from longwatch.host.errand import Errand
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.crash_file import CrashFile
 from longwatch.host.health_server import Exposition, HealthServer
-from longwatch.host.parent import ParentLine
+from longwatch.host.parent_channel import ParentChannel
 from longwatch.host.runnable import Runnable
-from longwatch.host.runtimedir import runtime_directory
-from longwatch.host.sdnotify import Notifier
+from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.shutdown import ShutdownCoordinator
-from longwatch.host.signals import SignalStream, catching
-from longwatch.host.stacks import CrashFile
-from longwatch.host.watchdog import Stall, Watchdog
-from longwatch.runtime.member import Member
-from longwatch.runtime.pulse import Measured, Pulse
-from longwatch.runtime.relations import Timeouts
-from longwatch.runtime.vitals import Vitals
-from longwatch.work.place import Place
-from longwatch.work.solitude import Solitude
-from longwatch.work.telling import told_to_logging
-from longwatch.work.turns import Turn, Turns, look_up
+from longwatch.host.signals import SignalStream, catch_signals
+from longwatch.host.watchdog import BeatAge, Watchdog
+from longwatch.runtime.health_checks import GroupHealth
+from longwatch.runtime.loop_runner import LoopRunner
+from longwatch.runtime.status_reporter import EventMetrics, StatusReporter
+from longwatch.runtime.timeout_checks import Timeouts
 
-READY_SHARE = 0.9
+READINESS_FRACTION = 0.9
 """Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic
 leaves before the kill.
 """
-_AFTER_THE_PARENT = 10.0
+_PARENT_KILL_MARGIN = 10.0
 """Seconds that a parent has to end a process that stalls, before its own watchdog does."""
-_MARGIN = 0.25
+_REPORT_MARGIN = 0.25
 """Seconds that a loop has, after its limit, to say that it did not make it."""
 
 
@@ -89,7 +89,7 @@ class LoopGroup:
         watchdog_interval: float = 60.0,
         readiness_threshold: float | None = None,
         max_processing_seconds: float = 600,
-        metrics: Exposition | Measured | None = None,
+        metrics: Exposition | EventMetrics | None = None,
         clock: Clock | None = None,
         events: Events | None = None,
     ) -> None:
@@ -104,26 +104,26 @@ class LoopGroup:
         self.max_processing_seconds = max_processing_seconds
         self.metrics = metrics
         self.clock = clock or SystemClock()
-        self.events = events or told_to_logging()
-        self.is_logged_plainly = events is None
+        self.events = events or logged_events()
+        self.uses_default_events = events is None
         """Whether nobody has said where its events go."""
-        self.vitals: Vitals | None = None
+        self.health: GroupHealth | None = None
         """How its loops are, while it runs."""
         self.before_exit: Callable[[], object] = lambda: None
         """Called before the process is ended from here: to write out what was logged."""
-        self._parent: ParentLine | None = None
-        self._turns = Turns("this group", self.clock)
-        self._health: HealthServer | None = None
+        self._parent: ParentChannel | None = None
+        self._run_guard = RunGuard("this group", self.clock)
+        self._health_server: HealthServer | None = None
         self._draining = False
         self._stopping = False
-        self._clean = True
-        self._timeouts(visibility=1800, wait=0).require()
+        self._stopped_in_time = True
+        self._timeouts(visibility=1800, wait=0).validate()
 
     # --- from any thread ---
 
     @property
     def running(self) -> bool:
-        return self._turns.present is not None
+        return self._run_guard.current is not None
 
     @property
     def draining(self) -> bool:
@@ -133,7 +133,7 @@ class LoopGroup:
     @property
     def health_address(self) -> tuple[str, int] | None:
         """Where the health port really is; None if there is none at present."""
-        return None if self._health is None else self._health.address
+        return None if self._health_server is None else self._health_server.address
 
     def shutdown(self, *, timeout: float | None = None) -> bool:
         """Stop all loops and have `run` return; whether all did in their time. `timeout` caps every
@@ -142,20 +142,20 @@ class LoopGroup:
         Before the first run: that one returns at once. From a loop's own thread it cannot wait, and
         returns False.
         """
-        turn = self._turns.tell(Deadline.after(timeout, self.clock))
-        if turn is None:
+        run_handle = self._run_guard.request_stop(Deadline.after(timeout, self.clock))
+        if run_handle is None:
             return True
-        if self._is_inside():
+        if self._in_own_thread():
             return False
-        self.clock.wait(turn.ended)
-        return self._clean
+        self.clock.wait(run_handle.ended)
+        return self._stopped_in_time
 
     def drain(self) -> None:
         """Take nothing more and hand back what was not begun, until `resume` or the end of the run;
         what runs goes on, and the process stays. Before a run: it begins so.
         """
         self._draining = True
-        self._pass_on("drain")
+        self._forward("drain")
         self.events.emit(GroupDraining())
 
     def resume(self) -> None:
@@ -163,10 +163,10 @@ class LoopGroup:
         if self._stopping:
             return
         self._draining = False
-        self._pass_on("resume")
+        self._forward("resume")
         self.events.emit(GroupResumed())
 
-    def adopt(self, parent: ParentLine) -> None:
+    def set_parent(self, parent: ParentChannel) -> None:
         """Have this parent renew the leases and answer for health: for worker processes of ours,
         before `run`.
         """
@@ -196,15 +196,15 @@ class LoopGroup:
         stop it, SIGUSR1 drains it, and SIGUSR2 writes all stacks to the crash file.
         """
         timeouts = self._timeouts(visibility=visibility_timeout, wait=wait_time_seconds)
-        timeouts.require()
-        for doubt in timeouts.doubts(leases_are_kept=self._parent is not None):
-            self.events.emit(TimeoutsQuestioned(setting=doubt.setting, problem=doubt.problem))
-        with self._turns.one() as turn:
-            if turn.told:
+        timeouts.validate()
+        for problem in timeouts.problems(parent_renews=self._parent is not None):
+            self.events.emit(TimeoutsMismatched(setting=problem.setting, problem=problem.problem))
+        with self._run_guard.run() as run_handle:
+            if run_handle.is_stopping:
                 return
-            self._stopping, self._clean = False, True
-            with self._hearing_signals(turn, install_signals) as heard:
-                _Run(self, turn, heard=heard).live(
+            self._stopping, self._stopped_in_time = False, True
+            with self._handle_signals(run_handle, install_signals) as coordinator:
+                _GroupRun(self, run_handle, coordinator=coordinator).run(
                     visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds
                 )
 
@@ -218,41 +218,50 @@ class LoopGroup:
             processing=self.max_processing_seconds,
         )
 
-    def _is_inside(self) -> bool:
-        vitals = self.vitals
-        return vitals is not None and any(member.inside for member in vitals.members)
+    def _in_own_thread(self) -> bool:
+        health = self.health
+        return health is not None and any(runner.in_own_thread for runner in health.runners)
 
-    def _pass_on(self, wish: str) -> None:
-        vitals = self.vitals
-        for member in vitals.members if vitals is not None else ():
-            member.pass_on(wish)
+    def _forward(self, action: str) -> None:
+        health = self.health
+        for runner in health.runners if health is not None else ():
+            runner.forward(action)
 
     # --- signals ---
 
     @contextmanager
-    def _hearing_signals(self, turn: Turn, wanted: bool) -> Iterator[ShutdownCoordinator | None]:  # noqa: FBT001 - as it was asked for
-        if not wanted:
+    def _handle_signals(
+        self,
+        run_handle: RunHandle,
+        install: bool,  # noqa: FBT001 - as it was asked for
+    ) -> Iterator[ShutdownCoordinator | None]:
+        if not install:
             yield None
         elif threading.current_thread() is not threading.main_thread():
-            self.events.emit(SignalsNotHeard())
+            self.events.emit(SignalHandlersSkipped())
             yield None
         else:
-            with _coordinator(self.events) as coordinator, catching((signal.SIGUSR1,)) as stream:
-                Errand(lambda: self._hear(stream), name="longwatch-drain").start()
-                stop = turn.over.set
+            with (
+                _shutdown_coordinator(self.events) as coordinator,
+                catch_signals((signal.SIGUSR1,)) as stream,
+            ):
+                BackgroundThread(
+                    lambda: self._drain_on_signal(stream), name="longwatch-drain"
+                ).start()
+                stop = run_handle.stop_requested.set
                 coordinator.register(stop)
                 try:
                     yield coordinator
                 finally:
                     coordinator.unregister(stop)
 
-    def _hear(self, stream: SignalStream) -> None:
+    def _drain_on_signal(self, stream: SignalStream) -> None:
         for _ in stream:
             self.drain()
 
 
 @contextmanager
-def _coordinator(events: Events) -> Iterator[ShutdownCoordinator]:
+def _shutdown_coordinator(events: Events) -> Iterator[ShutdownCoordinator]:
     """The installed one; if there is none, one for as long as this takes."""
     present = ShutdownCoordinator.get()
     coordinator = present or ShutdownCoordinator.install(events=events)
@@ -263,96 +272,105 @@ def _coordinator(events: Events) -> Iterator[ShutdownCoordinator]:
             ShutdownCoordinator.reset()
 
 
-class _Run:
+class _GroupRun:
     """One run of a group, from the first thread to the last."""
 
-    def __init__(self, group: LoopGroup, turn: Turn, *, heard: ShutdownCoordinator | None) -> None:
+    def __init__(
+        self, group: LoopGroup, run_handle: RunHandle, *, coordinator: ShutdownCoordinator | None
+    ) -> None:
         self._group = group
-        self._turn = turn
-        self._heard = heard
+        self._run_handle = run_handle
+        self._coordinator = coordinator
         self._clock = group.clock
         self._events = group.events
         self._parent = group._parent  # noqa: SLF001 - a run is the group at work
-        self._notifier = Notifier.from_environment()
+        self._notifier = SdNotifier.from_environment()
         self._crash_file = CrashFile("group", clock=group.clock)
-        self._news = Wakeup()
-        self._began = group.clock.monotonic()
-        self._members = self._made()
+        self._changed = Wakeup()
+        self._started_at = group.clock.monotonic()
+        self._runners = self._make_runners()
         threshold, interval = group.watchdog_threshold, group.watchdog_interval
-        self._vitals = Vitals(
-            self._members,
-            is_leaving=lambda: group.draining,
-            stale_after=_stale_after(group),
-            dead_after=None if threshold is None else threshold + 2 * interval,
+        self._health = GroupHealth(
+            self._runners,
+            is_draining=lambda: group.draining,
+            stale_after=_readiness_threshold(group),
+            not_live_after=None if threshold is None else threshold + 2 * interval,
             clock=group.clock,
             events=group.events,
         )
 
-    def live(self, *, visibility_timeout: float, wait_time_seconds: float) -> None:
+    def run(self, *, visibility_timeout: float, wait_time_seconds: float) -> None:
         group = self._group
-        group.vitals = self._vitals
+        group.health = self._health
         if group._draining:  # noqa: SLF001 - as above
-            group._pass_on("drain")  # noqa: SLF001 - as above
+            group._forward("drain")  # noqa: SLF001 - as above
         try:
             with ExitStack() as undo:
                 self._open(undo)
-                with self._ending():
-                    for member in self._members:
-                        member.start(
+                with self._stopping_loops():
+                    for runner in self._runners:
+                        runner.start(
                             visibility_timeout=visibility_timeout,
                             wait_time_seconds=wait_time_seconds,
                         )
-                    self._watch(undo)
-                    self._announce()
+                    self._start_monitors(undo)
+                    self._report_started()
                     self._wait()
-            self._conclude()
+            self._finish()
         finally:
-            group.vitals, group._draining = None, False  # noqa: SLF001 - as above
+            group.health, group._draining = None, False  # noqa: SLF001 - as above
 
     @contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _stopping_loops(self) -> Iterator[None]:
         """Whatever comes in between, no loop is left running that could be stopped."""
         reason = "failed"
         try:
             yield
-            reason = self._reason()
+            reason = self._stop_reason()
         finally:
-            self._end(reason)
+            self._stop_loops(reason)
             self._save_stacks()
 
     # --- beginning ---
 
-    def _made(self) -> list[Member]:
-        solitude = Solitude()
-        members: list[Member] = []
+    def _make_runners(self) -> list[LoopRunner]:
+        exclusive_lock = ExclusiveLock()
+        runners: list[LoopRunner] = []
         for loop, name in zip(self._group.loops, self._group.names, strict=True):
-            attach: Callable[[Place], None] | None = getattr(loop, "attach", None)
+            attach: Callable[[EngineEnvironment], None] | None = getattr(loop, "attach", None)
             if attach is not None:
                 attach(
-                    Place(name=name, events=self._events, solitude=solitude, parent=self._parent)
+                    EngineEnvironment(
+                        name=name,
+                        events=self._events,
+                        exclusive_lock=exclusive_lock,
+                        parent=self._parent,
+                    )
                 )
-            members.append(
-                Member(loop, name, clock=self._clock, events=self._events, changed=self._news.set)
+            runners.append(
+                LoopRunner(
+                    loop, name, clock=self._clock, events=self._events, on_change=self._changed.set
+                )
             )
-        return members
+        return runners
 
     def _open(self, undo: ExitStack) -> None:
         """What has to be there before anything runs; what cannot be had is told now."""
         self._open_crash_file()
-        dumping = signal.SIGUSR2 if self._heard is not None else None
-        undo.callback(self._crash_file.close, signum=dumping)
-        if dumping is not None:
-            self._crash_file.on_signal(dumping)
-        measured = self._group.metrics
-        if isinstance(measured, Measured):
-            undo.callback(self._events.subscribe(measured.observe))
+        stacks_signal = signal.SIGUSR2 if self._coordinator is not None else None
+        undo.callback(self._crash_file.close, signum=stacks_signal)
+        if stacks_signal is not None:
+            self._crash_file.dump_on_signal(stacks_signal)
+        metrics = self._group.metrics
+        if isinstance(metrics, EventMetrics):
+            undo.callback(self._events.subscribe(metrics.observe))
             undo.callback(
-                measured.read(
-                    self._vitals.gauges if self._parent is not None else self._vitals.all_gauges
+                metrics.add_gauges(
+                    self._health.gauges if self._parent is not None else self._health.all_gauges
                 )
             )
         if self._group.health_port is not None and self._parent is None:
-            self._serve(undo, self._group.health_port)
+            self._start_health_server(undo, self._group.health_port)
 
     def _open_crash_file(self) -> None:
         """Where it was asked for, else where every user can have one: nothing should fail
@@ -364,30 +382,30 @@ class _Run:
             self._crash_file = CrashFile("group", directory=runtime_directory(), clock=self._clock)
             self._crash_file.open()
 
-    def _serve(self, undo: ExitStack, port: int) -> None:
+    def _start_health_server(self, undo: ExitStack, port: int) -> None:
         group = self._group
         server = HealthServer(
             host=group.health_host,
             port=port,
-            checks=self._vitals.checks(),
+            checks=self._health.checks(),
             metrics=group.metrics,
             clock=self._clock,
         )
         server.start()
-        group._health = server  # noqa: SLF001 - as above
-        undo.callback(self._stop_serving, server)
+        group._health_server = server  # noqa: SLF001 - as above
+        undo.callback(self._stop_health_server, server)
 
-    def _stop_serving(self, server: HealthServer) -> None:
+    def _stop_health_server(self, server: HealthServer) -> None:
         server.stop()
-        self._group._health = None  # noqa: SLF001 - as above
+        self._group._health_server = None  # noqa: SLF001 - as above
 
-    def _watch(self, undo: ExitStack) -> None:
+    def _start_monitors(self, undo: ExitStack) -> None:
         group = self._group
         if group.watchdog_threshold is not None:
-            watchdog = Watchdog.over(
-                self._vitals.ages,
+            watchdog = Watchdog.with_reader(
+                self._health.beat_ages,
                 stall_threshold=group.watchdog_threshold
-                + (0.0 if self._parent is None else _AFTER_THE_PARENT),
+                + (0.0 if self._parent is None else _PARENT_KILL_MARGIN),
                 check_interval=group.watchdog_interval,
                 clock=self._clock,
                 events=self._events,
@@ -396,115 +414,115 @@ class _Run:
             )
             watchdog.start()
             undo.callback(watchdog.stop)
-        pulse = Pulse(
-            self._vitals, self._notifier, self._parent, measured=group.metrics, clock=self._clock
+        reporter = StatusReporter(
+            self._health, self._notifier, self._parent, metrics=group.metrics, clock=self._clock
         )
-        pulse.start()
-        undo.callback(pulse.stop)
+        reporter.start()
+        undo.callback(reporter.stop)
 
-    def _before_kill(self, stalls: Sequence[Stall]) -> None:
+    def _before_kill(self, stalls: Sequence[BeatAge]) -> None:
         """Only those that are silent are to blame, and whoever supervises us learns why we go."""
         threshold = self._group.watchdog_threshold or 0.0
-        for member in self._members:
-            member.excuse_the_fresh(threshold)
+        for runner in self._runners:
+            runner.blame_only_stalled(threshold)
         self._notifier.stalled(
             "; ".join(f"{name} stalled for {elapsed:.1f} s" for name, elapsed in stalls)
         )
 
-    def _announce(self) -> None:
+    def _report_started(self) -> None:
         address = self._group.health_address
         self._events.emit(
             GroupStarted(
                 loops=self._group.names,
-                health="" if address is None else f"http://{address[0]}:{address[1]}",
+                health_address="" if address is None else f"http://{address[0]}:{address[1]}",
             )
         )
         if self._parent is not None:
-            self._parent.tell(
+            self._parent.send(
                 "group",
                 loops=self._group.names,
                 threshold=self._group.watchdog_threshold,
                 crash_file=str(self._crash_file.path),
             )
-        self._notifier.ready(f"{len(self._members)} loop{'s' if len(self._members) > 1 else ''}")
+        self._notifier.ready(f"{len(self._runners)} loop{'s' if len(self._runners) > 1 else ''}")
 
     # --- between ---
 
     def _wait(self) -> None:
         """Until somebody asks for the end, a loop has crashed, or all are done."""
-        forget = self._turn.over.listen(self._news.set)
+        stop_listening = self._run_handle.stop_requested.subscribe(self._changed.set)
         try:
-            while not self._is_to_end():
-                self._clock.wait(self._news, look_up())
-                self._news.clear()
+            while not self._should_stop():
+                self._clock.wait(self._changed, max_wait())
+                self._changed.clear()
         finally:
-            forget()
+            stop_listening()
 
-    def _is_to_end(self) -> bool:
-        members = self._members
+    def _should_stop(self) -> bool:
+        runners = self._runners
         return (
-            self._turn.told
-            or any(member.crashed for member in members)
-            or all(member.over for member in members)
+            self._run_handle.is_stopping
+            or any(runner.has_crashed for runner in runners)
+            or all(runner.is_finished for runner in runners)
         )
 
     # --- ending ---
 
-    def _end(self, reason: str) -> None:
+    def _stop_loops(self, reason: str) -> None:
         """Tell all, then wait for all: three slow loops take the time of the slowest."""
         group = self._group
         group._stopping = True  # noqa: SLF001 - as above
         self._events.emit(GroupStopping(reason=reason))
         self._notifier.stopping()
-        deadlines = [self._limit(member) for member in self._members]
-        for member, deadline in zip(self._members, deadlines, strict=True):
-            if not member.over:
-                member.tell(deadline.remaining() or 0.0)
-        for member, deadline in zip(self._members, deadlines, strict=True):
-            member.wait(Deadline(deadline.at + _MARGIN, self._clock))
+        deadlines = [self._stop_deadline(runner) for runner in self._runners]
+        for runner, deadline in zip(self._runners, deadlines, strict=True):
+            if not runner.is_finished:
+                runner.request_stop(deadline.remaining() or 0.0)
+        for runner, deadline in zip(self._runners, deadlines, strict=True):
+            runner.wait(Deadline(deadline.at + _REPORT_MARGIN, self._clock))
 
-    def _limit(self, member: Member) -> Deadline:
-        own: float | None = getattr(member.loop, "shutdown_timeout", None)
-        return self._turn.deadline.earlier(
+    def _stop_deadline(self, runner: LoopRunner) -> Deadline:
+        own: float | None = getattr(runner.loop, "shutdown_timeout", None)
+        return self._run_handle.deadline.earlier(
             Deadline.after(self._group.shutdown_timeout if own is None else own, self._clock)
         )
 
-    def _reason(self) -> str:
-        if any(member.crashed for member in self._members):
+    def _stop_reason(self) -> str:
+        if any(runner.has_crashed for runner in self._runners):
             return "crashed"
-        received = self._heard.signal if self._heard is not None else None
+        received = self._coordinator.signal if self._coordinator is not None else None
         return (
             signal.Signals(received).name
             if received is not None
             else "asked"
-            if self._turn.told
+            if self._run_handle.is_stopping
             else "done"
         )
 
     def _overdue(self) -> tuple[str, ...]:
-        return tuple(member.name for member in self._members if member.overdue)
+        return tuple(runner.name for runner in self._runners if runner.is_overdue)
 
     def _save_stacks(self) -> None:
         if overdue := self._overdue():
             self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
 
-    def _conclude(self) -> None:
+    def _finish(self) -> None:
         overdue = self._overdue()
-        self._group._clean = not overdue  # noqa: SLF001 - as above
+        self._group._stopped_in_time = not overdue  # noqa: SLF001 - as above
         self._events.emit(
-            GroupStopped(lasted=self._clock.monotonic() - self._began, overdue=overdue)
+            GroupStopped(lasted=self._clock.monotonic() - self._started_at, overdue=overdue)
         )
         if overdue:
-            self._leave_behind(overdue)
-        for member in self._members:
-            if member.error is not None:
-                raise member.error
+            self._fail_overdue(overdue)
+        for runner in self._runners:
+            if runner.error is not None:
+                raise runner.error
 
-    def _leave_behind(self, overdue: Sequence[str]) -> None:
+    def _fail_overdue(self, overdue: Sequence[str]) -> None:
         """Loops that did not stop: nothing joins them, nothing waits for them."""
         message = f"{', '.join(overdue)} did not stop in time; see {self._crash_file.path}"
-        if self._heard is None:
-            why = next((member.error for member in self._members if member.crashed), None)
+        if self._coordinator is None:
+            why = next((runner.error for runner in self._runners if runner.has_crashed), None)
             raise ShutdownTimeoutError(
                 f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled"
             ) from why
@@ -513,10 +531,10 @@ class _Run:
         os._exit(1)
 
 
-def _stale_after(group: LoopGroup) -> float | None:
+def _readiness_threshold(group: LoopGroup) -> float | None:
     if group.readiness_threshold is not None or group.watchdog_threshold is None:
         return group.readiness_threshold
-    return READY_SHARE * group.watchdog_threshold
+    return READINESS_FRACTION * group.watchdog_threshold
 
 
 def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
@@ -536,13 +554,14 @@ def _names(loops: Sequence[Runnable]) -> tuple[str, ...]:
     if len({id(loop) for loop in loops}) < len(loops):
         raise UsageError("one loop is twice in this group; make another of its kind")
     named = [name for name in given if name is not None]
-    if twice := sorted({name for name in named if named.count(name) > 1}):
+    if duplicates := sorted({name for name in named if named.count(name) > 1}):
         raise UsageError(
-            f"loops of a group need different names; more than one is called {', '.join(twice)}"
+            f"loops of a group need different names; more than one is called "
+            f"{', '.join(duplicates)}"
         )
-    return tuple(name or _unlike(named, f"loop-{index}") for index, name in enumerate(given))
+    return tuple(name or _unused_name(named, f"loop-{index}") for index, name in enumerate(given))
 
 
-def _unlike(taken: Sequence[str], name: str) -> str:
+def _unused_name(taken: Sequence[str], name: str) -> str:
     """That name, or one that begins like it, if somebody else is called so."""
-    return name if name not in taken else _unlike(taken, f"{name}-unnamed")
+    return name if name not in taken else _unused_name(taken, f"{name}-unnamed")

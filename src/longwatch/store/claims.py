@@ -3,7 +3,7 @@ lease columns.
 
 The states, invariants and failure cases are in the package's prose. Everything here runs inside a
 transaction that the caller opened, so that it can be combined: settle the last and claim the next,
-settle and send, bury and settle.
+settle and send, dead-letter and settle.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from enum import StrEnum, auto
 from typing import NamedTuple
 
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.database import Owners, Row, Transaction
+from longwatch.store.database import OwnerRegistry, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
-ALL = 2**62
+NO_LIMIT = 2**62
 """A limit that limits nothing."""
 
 
@@ -39,27 +39,33 @@ class Blame(StrEnum):
 
 
 class LeaseSql(NamedTuple):
-    """How a lease stands in the columns of a row, in SQL: what a claim (by column), a renewal and
-    giving back write, and when it has ended.
+    """How a lease is kept in the columns of a row, in SQL: what a claim (by column), a renewal and
+    a release write, and the condition that it has ended.
     """
 
-    leased: Mapping[str, str]
-    renewed: str
-    freed: str
+    on_claim: Mapping[str, str]
+    on_renew: str
+    on_release: str
     lapsed: str
 
-    def places(self, dialect: str) -> dict[str, str]:
-        """What fills the places in queries; with what a row is made with that is leased from the
-        first: `born` and `born_with`.
+    def placeholders(self, dialect: str) -> dict[str, str]:
+        """The values of the placeholders in queries. `leased_columns` and `leased_values` insert a
+        row that is leased at once.
         """
         term = _NEXT_TERM[dialect]
-        born = {"held": "2", "owner": "owner", "deliveries": "1", "term": term, **self.leased}
+        inserted = {
+            "lease_state": "2",
+            "owner": "owner",
+            "deliveries": "1",
+            "term": term,
+            **self.on_claim,
+        }
         return {
             **self._asdict(),
-            "leased": ", ".join(f"{column} = {value}" for column, value in self.leased.items()),
+            "on_claim": ", ".join(f"{column} = {value}" for column, value in self.on_claim.items()),
             "next_term": term,
-            "born": ", ".join(born),
-            "born_with": ", ".join(born.values()),
+            "leased_columns": ", ".join(inserted),
+            "leased_values": ", ".join(inserted.values()),
         }
 
 
@@ -72,17 +78,17 @@ the same numbers again, but never the same term.
 """
 
 
-_ONE_COLUMN = {
+_LEASE_UNTIL_SQL = {
     "sqlite": LeaseSql(
-        leased={"lease_until": ":lease_now + :duration"},
-        renewed="lease_until = max(lease_until, :lease_now + :duration)",
-        freed="lease_until = NULL",
+        on_claim={"lease_until": ":lease_now + :lease_seconds"},
+        on_renew="lease_until = max(lease_until, :lease_now + :lease_seconds)",
+        on_release="lease_until = NULL",
         lapsed="lease_until < :lease_now",
     ),
     "postgresql": LeaseSql(
-        leased={"lease_until": ":lease_now + :duration::float8"},
-        renewed="lease_until = greatest(lease_until, :lease_now + :duration::float8)",
-        freed="lease_until = NULL",
+        on_claim={"lease_until": ":lease_now + :lease_seconds::float8"},
+        on_renew="lease_until = greatest(lease_until, :lease_now + :lease_seconds::float8)",
+        on_release="lease_until = NULL",
         lapsed="lease_until < :lease_now",
     ),
 }
@@ -92,8 +98,8 @@ class Claims:
     """Leases over one table. Rows come back as the `columns` asked for; the first three are always
     seq, owner, term.
 
-    `gate` is a condition in SQL on `:lane`: while it is false, nothing of the lane is handed out.
-    `lease`: where the rows keep their leases; if not said, in `lease_until`.
+    `claim_condition` is an SQL condition on `:queue`: while it is false, no row of the queue is
+    claimed. `lease_sql`: how the rows keep their leases; by default in `lease_until`.
     """
 
     def __init__(  # noqa: PLR0913 - a table and what is special about it
@@ -102,34 +108,40 @@ class Claims:
         dialect: str,
         table: str,
         columns: Sequence[str] = (),
-        gate: str = "1 = 1",
-        owners: Owners | None = None,
-        lease: LeaseSql | None = None,
+        claim_condition: str = "1 = 1",
+        owners: OwnerRegistry | None = None,
+        lease_sql: LeaseSql | None = None,
     ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
-        written = (lease or _ONE_COLUMN[dialect]).places(dialect)
+        placeholders = (lease_sql or _LEASE_UNTIL_SQL[dialect]).placeholders(dialect)
         self.sql = load_queries(
-            "longwatch.store", "claims", dialect, table=table, columns=names, gate=gate, **written
+            "longwatch.store",
+            "claims",
+            dialect,
+            table=table,
+            columns=names,
+            claim_condition=claim_condition,
+            **placeholders,
         )
-        self._owners = owners or Owners()
+        self._owners = owners or OwnerRegistry()
         self._takes_arrays = dialect == "postgresql"
 
-    def register(
+    def register_owner(
         self, transaction: Transaction, incarnation: Incarnation, *, page: str | None = None
     ) -> int:
-        """Enter an owner; the number that stands for it in leases."""
+        """Register an owner; the number that stands for it in leases."""
         owner = secrets.randbits(62)
-        self._owners.facts[owner] = {
+        self._owners.records[owner] = {
             "owner": owner,
             "incarnation": str(incarnation),
             "boot": incarnation.boot,
             "page": page,
         }
-        self.enter(transaction, owner)
+        self.insert_owner(transaction, owner)
         return owner
 
     def claim(
-        self, transaction: Transaction, *, lane: int, owner: int, duration: float, limit: int
+        self, transaction: Transaction, *, queue: int, owner: int, lease_seconds: float, limit: int
     ) -> list[Row]:
         """Lease up to `limit` free rows, oldest first, in one statement. A row that has crashed
         before comes alone.
@@ -137,41 +149,53 @@ class Claims:
         The statement finds nothing while a delayed row is due: that may be older than those that
         are free, so it is freed first.
         """
-        parameters = {"lane": lane, "owner": owner, "duration": duration, "limit": limit}
+        parameters = {
+            "queue": queue,
+            "owner": owner,
+            "lease_seconds": lease_seconds,
+            "limit": limit,
+        }
         found = transaction.rows(self.sql["claim"], parameters)
-        if not found and self.free_the_due(transaction, lane=lane):
+        if not found and self.promote_due(transaction, queue=queue):
             found = transaction.rows(self.sql["claim"], parameters)
         if found and not found[0][-1]:
-            self.enter(transaction, owner)
+            self.insert_owner(transaction, owner)
         return sorted(row[:-1] for row in found)
 
     def renew(
-        self, transaction: Transaction, *, owner: int, duration: float, skip: Collection[Claim] = ()
+        self,
+        transaction: Transaction,
+        *,
+        owner: int,
+        lease_seconds: float,
+        skip: Collection[Claim] = (),
     ) -> int:
-        """Prolong every lease of an owner but those to `skip` to `duration` from now, in one
-        statement; how many there are.
+        """Extend every lease of an owner except those in `skip` to `lease_seconds` from now, in
+        one statement; how many there are.
         """
         skipped = [claim.seq for claim in skip]
         parameters = {
             "owner": owner,
-            "duration": duration,
+            "lease_seconds": lease_seconds,
             "skip": skipped if self._takes_arrays else json.dumps(skipped),
         }
         return transaction.execute(self.sql["renew"], parameters)
 
-    def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
+    def of_owner(self, transaction: Transaction, *, owner: int) -> list[Claim]:
         """Every lease of an owner."""
         return [
             Claim(seq, owner, term)
             for seq, term, _ in transaction.rows(
-                self.sql["held_by"], {"owner": owner, "limit": ALL}
+                self.sql["of_owner"], {"owner": owner, "limit": NO_LIMIT}
             )
         ]
 
-    def extend(self, transaction: Transaction, claim: Claim, *, duration: float) -> bool:
-        """Prolong one lease; False if it is not the claimant's any more."""
+    def renew_one(self, transaction: Transaction, claim: Claim, *, lease_seconds: float) -> bool:
+        """Extend one lease; False if the claim no longer matches."""
         return (
-            transaction.execute(self.sql["renew_one"], {**claim._asdict(), "duration": duration})
+            transaction.execute(
+                self.sql["renew_one"], {**claim._asdict(), "lease_seconds": lease_seconds}
+            )
             == 1
         )
 
@@ -179,9 +203,11 @@ class Claims:
         """Finish rows for good, in one statement; for each whether it was still the claimant's.
         Of two equal claims one was.
         """
-        shown = list(claims)
+        listed = list(claims)
         return (
-            _told(shown, transaction.rows(self.sql["settle"], self._show(shown))) if shown else []
+            _which_applied(listed, transaction.rows(self.sql["settle"], self._parameters(listed)))
+            if listed
+            else []
         )
 
     def release(
@@ -193,8 +219,8 @@ class Claims:
         delay: float = 0.0,
         error: str | None = None,
     ) -> list[bool]:
-        """Give rows back, to be taken again after the delay; for each whether it was still the
-        claimant's.
+        """Release rows, to be claimed again after the delay; for each whether its claim still
+        matched.
         """
         common = {
             "delay": max(delay, 0.0),
@@ -203,42 +229,43 @@ class Claims:
             "releases": int(blame is Blame.RELEASE),
             "error": error,
         }
-        shown = list(claims)
-        if self._takes_arrays and shown:
-            return _told(
-                shown, transaction.rows(self.sql["release"], {**common, **self._show(shown)})
+        listed = list(claims)
+        if self._takes_arrays and listed:
+            return _which_applied(
+                listed,
+                transaction.rows(self.sql["release"], {**common, **self._parameters(listed)}),
             )
         return [
             transaction.execute(self.sql["release"], {**common, **claim._asdict()}) == 1
-            for claim in shown
+            for claim in listed
         ]
 
-    def for_release(self, query: str) -> str:
+    def for_update(self, query: str) -> str:
         """The query that finds leases to be released; where others may write meanwhile, one that
         keeps them off these rows.
         """
-        return self.sql.get(f"{query}_for_release", self.sql[query])
+        return self.sql.get(f"{query}_for_update", self.sql[query])
 
-    def free_the_due(self, transaction: Transaction, *, lane: int) -> int:
+    def promote_due(self, transaction: Transaction, *, queue: int) -> int:
         """Free the delayed rows whose time has come; how many."""
-        return transaction.execute(self.sql["due"], {"lane": lane})
+        return transaction.execute(self.sql["promote_due"], {"queue": queue})
 
-    def next_due(self, transaction: Transaction, *, lane: int) -> float | None:
-        """Seconds until the next delayed row of the lane is due; None if none is delayed."""
-        [(wait,)] = transaction.rows(self.sql["next_due"], {"lane": lane})
+    def next_due(self, transaction: Transaction, *, queue: int) -> float | None:
+        """Seconds until the next delayed row of the queue is due; None if none is delayed."""
+        [(wait,)] = transaction.rows(self.sql["next_due"], {"queue": queue})
         return None if wait is None else max(float(wait), 0.0)
 
-    def _show(self, claims: Sequence[Claim]) -> dict[str, object]:
-        return shown_claims(claims, arrays=self._takes_arrays)
+    def _parameters(self, claims: Sequence[Claim]) -> dict[str, object]:
+        return claim_parameters(claims, arrays=self._takes_arrays)
 
-    def enter(self, transaction: Transaction, owner: int) -> None:
-        """Also again: one that held nothing may have been forgotten by a sweeper that could not
-        see whether it lives.
+    def insert_owner(self, transaction: Transaction, owner: int) -> None:
+        """Insert the row of an owner, also again: a sweeper that could not see whether the owner
+        lives may have deleted it while it held nothing.
         """
-        transaction.execute(self.sql["register"], self._owners.facts[owner])
+        transaction.execute(self.sql["insert_owner"], self._owners.records[owner])
 
 
-def shown_claims(claims: Sequence[Claim], *, arrays: bool) -> dict[str, object]:
+def claim_parameters(claims: Sequence[Claim], *, arrays: bool) -> dict[str, object]:
     """Claims as parameters: three arrays, or one JSON text. In the order of the rows, so that
     two that meet lock them alike.
     """
@@ -248,13 +275,13 @@ def shown_claims(claims: Sequence[Claim], *, arrays: bool) -> dict[str, object]:
     return {"seqs": seqs, "owners": owners, "terms": terms}
 
 
-def _told(shown: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
+def _which_applied(claims: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
     """For each claim whether its row was changed; of two equal ones the first did it."""
     changed = {Claim(*row) for row in rows}
-    return [_removed(changed, claim) for claim in shown]
+    return [_discard(changed, claim) for claim in claims]
 
 
-def _removed(changed: set[Claim], claim: Claim) -> bool:
+def _discard(changed: set[Claim], claim: Claim) -> bool:
     """Whether it was there; now it is not."""
     found = claim in changed
     changed.discard(claim)

@@ -1,61 +1,70 @@
--- What `claims.py` asks of SQLite. One writer at a time, so a select and the update after it see the same rows.
+-- Queries of `claims.py` for SQLite. It has one writer at a time, so a select and the update after
+-- it see the same rows.
 
 -- name: claim
--- Lease the oldest free rows: those before the first that has crashed, or that one alone; none while a delayed one is due. They
--- come back in no order, each with whether the owner is entered.
-WITH line AS MATERIALIZED (
-    SELECT seq, crashes FROM {table} WHERE lane = :lane AND held = 0 AND {gate}
-        AND NOT EXISTS (SELECT 1 FROM {table} WHERE lane = :lane AND held = 1 AND ready_at <= :wall_now)
+-- Lease the oldest free rows: those before the first row that has crashed, or that row by itself.
+-- Finds nothing while a delayed row is due. Returns rows in no order, each with whether the owner
+-- is registered.
+WITH candidates AS MATERIALIZED (
+    SELECT seq, crashes FROM {table} WHERE queue = :queue AND lease_state = 0 AND {claim_condition}
+        AND NOT EXISTS (
+            SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
+        )
     ORDER BY seq LIMIT :limit
 )
-UPDATE {table} SET held = 2, owner = :owner, term = {next_term},
-    {leased}, deliveries = deliveries + 1
+UPDATE {table} SET lease_state = 2, owner = :owner, term = {next_term},
+    {on_claim}, deliveries = deliveries + 1
 WHERE seq IN (
-    SELECT seq FROM line
-    WHERE seq = (SELECT min(seq) FROM line) OR seq < coalesce((SELECT min(seq) FROM line WHERE crashes > 0), 9223372036854775807)
+    SELECT seq FROM candidates
+    WHERE seq = (SELECT min(seq) FROM candidates)
+        OR seq < coalesce((SELECT min(seq) FROM candidates WHERE crashes > 0), 9223372036854775807)
 )
 RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE owner = :owner)
 
 -- name: renew
--- Prolong every lease of an owner but those to skip; never shortens one.
-UPDATE {table} SET {renewed}
-WHERE held = 2 AND owner = :owner AND seq NOT IN (SELECT value FROM json_each(:skip))
+-- Extend every lease of an owner except those in :skip; never shortens a lease.
+UPDATE {table} SET {on_renew}
+WHERE lease_state = 2 AND owner = :owner AND seq NOT IN (SELECT value FROM json_each(:skip))
 
 -- name: renew_one
--- Prolong one lease; changes nothing unless row, owner and term match.
-UPDATE {table} SET {renewed}
-WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
+-- Extend one lease; changes nothing unless row, owner and term match.
+UPDATE {table} SET {on_renew}
+WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: settle
--- The work is done: the rows go, those that are still their claimants'. A claim is [seq, owner, term].
+-- Delete the rows whose claims still match. A claim is [seq, owner, term].
 DELETE FROM {table} WHERE seq IN (
-    SELECT seq FROM json_each(:claims) AS claim JOIN {table} ON seq = json_extract(claim.value, '$[0]')
-    WHERE held = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
+    SELECT seq FROM json_each(:claims) AS claim
+        JOIN {table} ON seq = json_extract(claim.value, '$[0]')
+    WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]')
+        AND term = json_extract(claim.value, '$[2]')
 )
 RETURNING seq, owner, term
 
 -- name: release
--- Give a row back, at once or after a delay, and count why.
-UPDATE {table} SET held = CASE WHEN :delay > 0 THEN 1 ELSE 0 END,
-    ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, {freed},
-    failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases, error = coalesce(:error, error)
-WHERE seq = :seq AND held = 2 AND owner = :owner AND term = :term
+-- Release a row, at once or after a delay, and raise the counter of the reason.
+UPDATE {table} SET lease_state = CASE WHEN :delay > 0 THEN 1 ELSE 0 END,
+    ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, {on_release},
+    failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases,
+    error = coalesce(:error, error)
+WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
--- name: due
--- Delayed rows whose time has come.
-UPDATE {table} SET held = 0 WHERE held = 1 AND lane = :lane AND ready_at <= :wall_now
+-- name: promote_due
+-- Free the delayed rows that are due.
+UPDATE {table} SET lease_state = 0
+WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
 
 -- name: lapsed
--- Leases that have ended, by the clock or because they are of another boot.
-SELECT seq, term, lane, leased.owner, incarnation, page
+-- Leases that have ended, by the clock or because another boot made them.
+SELECT seq, term, queue, leased.owner, incarnation, page
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE held = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
+WHERE lease_state = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
 
--- name: register
--- Enter an owner.
-INSERT INTO longwatch_owners (owner, incarnation, boot, page, claims, entered_at)
+-- name: insert_owner
+-- Register an owner.
+INSERT INTO longwatch_owners (owner, incarnation, boot, page, table_name, registered_at)
 VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now)
 
--- name: forget
--- Strike an owner off.
+-- name: delete_owner
+-- Delete an owner.
 DELETE FROM longwatch_owners WHERE owner = :owner

@@ -1,8 +1,8 @@
-"""The seam over SQL engines: what the layers above may ask of any of them.
+"""The interface over SQL databases: what the layers above may ask of any of them.
 
 A Database is lazy and per process: making one opens nothing, and after a fork the child opens its
-own. Work is a function of a Transaction; it may be run again if the engine has to retry, so it does
-nothing but SQL.
+own. Work is a function of a Transaction; it may be run again if the database has to retry, so it
+does nothing but SQL.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ CALL_TIMEOUT = 30.0
 """How long a call waits for the engine before it gives up, in seconds."""
 
 
-class VanishedError(StoreError):
+class StoreResetError(StoreError):
     """A row that others refer to is gone: the store was restored or emptied, and what was learnt
     before is to be asked again.
     """
 
 
-class ChangedError(Exception):
-    """What a transaction was sure of is not so; nothing of it was made."""
+class PreconditionFailedError(Exception):
+    """A precondition of a transaction does not hold; nothing of it was written."""
 
 
 @dataclass(slots=True)
-class Jump:
+class ClockJump:
     """Seconds that a test adds to a store's clocks."""
 
     lease: float = 0.0
     wall: float = 0.0
 
 
-class Owners:
-    """Who leases rows of a store from this process: what each said when it entered, and who
-    stands for the bare receives.
+class OwnerRegistry:
+    """The lease owners of one store in this process: the record of each, and the default owner of
+    bare receives.
     """
 
     def __init__(self) -> None:
-        self.facts: dict[int, dict[str, object]] = {}
-        self._guests: dict[tuple[int, str], int] = {}
+        self.records: dict[int, dict[str, object]] = {}
+        self._default_owners: dict[tuple[int, str], int] = {}
 
-    def guest(self, table: str, enter: Callable[[], int]) -> int:
-        """The one owner that keeps no beat page, entered when it is first needed; a forked child
-        becomes another.
+    def default_owner(self, table: str, register: Callable[[], int]) -> int:
+        """The one owner without a beat page, registered when it is first needed; a forked child
+        registers another.
         """
         key = os.getpid(), table
-        found = self._guests.get(key)
-        return found if found is not None else self._guests.setdefault(key, enter())
+        found = self._default_owners.get(key)
+        return found if found is not None else self._default_owners.setdefault(key, register())
 
 
 class Transaction(Protocol):
@@ -82,9 +82,9 @@ class Transaction(Protocol):
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
         """Run a statement and return what it selects or returns."""
 
-    def rows_of(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
-        """Run several statements, in their order, and return what each selects; where asking
-        takes its time, ask once for all.
+    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        """Run several statements, in their order, in one round trip where possible; return what
+        each selects.
         """
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
@@ -94,32 +94,34 @@ class Transaction(Protocol):
         """Run a statement for each of several sets of parameters, which have the same names; how
         many rows were changed in all.
 
-        An engine may give it all of them at once, each parameter as the array of its values, and
+        A database may get all of them at once, each parameter as the array of its values, and
         its SQL is written for that.
         """
 
-    def post_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
-        """`execute_many`, in the way of `post`."""
+    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        """`execute_many` without a result, deferred as by `defer`."""
 
-    def ask(self, sql: str, parameters: Parameters, answer: Callable[[list[Row]], None]) -> None:
-        """`rows` for who needs the answer no sooner than the commit: `answer` is called with it by
-        then.
+    def defer_rows(
+        self, sql: str, parameters: Parameters, callback: Callable[[list[Row]], None]
+    ) -> None:
+        """Queue a statement whose rows are needed no sooner than the commit: `callback` gets them
+        by then.
 
-        Never, if all was committed and only the answers were lost.
+        It is never called if the commit was made and only the response was lost.
         """
 
-    def post(self, sql: str, parameters: Parameters) -> None:
-        """The same for who needs none: it may leave with the next statement or the commit, and
-        fail there.
+    def defer(self, sql: str, parameters: Parameters) -> None:
+        """Queue a statement whose result is not needed; errors surface at the next statement or at
+        commit.
         """
 
     def require(self, sql: str, parameters: Parameters) -> None:
-        """Go on only if this selects what is true: or else ChangedError comes out of the whole,
-        here or in place of the commit.
+        """Fail the transaction unless this selects true: PreconditionFailedError is raised here or
+        by the commit.
         """
 
-    def announce(self, channel: str) -> None:
-        """Announce the channel once this is committed; nothing if it is not."""
+    def notify(self, channel: str) -> None:
+        """Notify the channel once this is committed; not if it is not."""
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have something called once this is committed, before anybody else learns of it; never
@@ -134,7 +136,7 @@ class Database(ABC):
 
     dialect: str
     url: str
-    looks_first: bool = True
+    has_single_writer: bool = True
     """Whether it is worth a read to avoid a write that finds nothing to do: it is where writers
     wait for each other.
     """
@@ -142,8 +144,8 @@ class Database(ABC):
     """Whether other machines may use it as well."""
 
     def __init__(self) -> None:
-        self.jump = Jump()
-        self.owners = Owners()
+        self.jump = ClockJump()
+        self.owners = OwnerRegistry()
         self.generation = 0
         """Another number whenever the store was found anew, and may be another one: what was
         learnt before is to be asked again.
@@ -155,7 +157,7 @@ class Database(ABC):
         return self.url
 
     @property
-    def address(self) -> str:
+    def absolute_url(self) -> str:
         """The URL by which any process of this machine can open it; it may have a password in
         it.
         """
@@ -169,11 +171,11 @@ class Database(ABC):
         Several threads' work may share one commit without seeing each other's failures.
         """
 
-    def write_here(self, work: Callable[[Transaction], T]) -> T:
-        """`write` by the thread that asks, where an engine has another one for that which rests:
-        nobody has to be woken.
+    def write_inline(self, work: Callable[[Transaction], T]) -> T:
+        """`write` in the calling thread, where the database has a writer thread that is idle: no
+        thread has to be woken.
 
-        For who has all the time it takes: a disk that hangs is waited for.
+        It has no timeout: it waits for a disk that hangs.
         """
         return self.write(work)
 
@@ -183,11 +185,11 @@ class Database(ABC):
 
     @abstractmethod
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Have the wakeup set whenever a channel, or one of several, is announced, and now and then
+        """Set the wakeup whenever a channel, or one of several, is notified, and periodically
         without that.
 
-        Returns what ends it. Announcements are hints: they reach this process and others, never
-        block a commit, and may get lost.
+        Returns a function that ends it. Notifications reach this process and others, never block
+        a commit, and may get lost.
         """
 
     @abstractmethod
@@ -217,7 +219,7 @@ class Database(ABC):
         """`write`, by the name users know it: sends and settles that are given this transaction
         commit with it.
         """
-        return self.write(lambda transaction: done(work(transaction)))
+        return self.write(lambda transaction: require_plain_result(work(transaction)))
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +231,7 @@ class Database(ABC):
         return f"<{type(self).__name__} {mask_text(self.url)}>"
 
 
-def done(result: T) -> T:
+def require_plain_result(result: T) -> T:
     """Refuses what an async or a generator function returns: nothing of it has run, and the
     commit would not wait for it.
     """

@@ -20,108 +20,110 @@ from typing import Protocol
 from weakref import WeakSet
 
 
-class Forkable(Protocol):
+class ForkAware(Protocol):
     """Something whose parts must not be in use when the process forks."""
 
-    def hold(self) -> None:
-        """Let nobody begin to use them, wait a while for those who do."""
+    def before_fork(self) -> None:
+        """Block new use of them, and wait for users up to a timeout."""
 
-    def go_on(self) -> None:
+    def after_fork_in_parent(self) -> None:
         """In the parent, after the fork."""
 
-    def leave_behind(self) -> None:
-        """In the child, after the fork: let go of what is the parent's."""
+    def after_fork_in_child(self) -> None:
+        """In the child, after the fork: close what is the parent's."""
 
 
-class Lock(Protocol):
+class LockLike(Protocol):
     """What `threading.Lock` and `threading.RLock` make."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...  # noqa: FBT001 - theirs
     def release(self) -> None: ...
 
 
-_PATIENCE = 5.0
+_LOCK_TIMEOUT = 5.0
 """How long a fork waits for one lock, in seconds: it is held for one transaction at the most.
 Then it goes on without.
 """
 
-_STEP = 0.001
+_POLL_SECONDS = 0.001
 """How often those who let a fork go first look whether it is over, in seconds."""
 
-_known: WeakSet[Forkable] = WeakSet()
-_lock = threading.Lock()
-_held: list[Forkable] = []
+_registered: WeakSet[ForkAware] = WeakSet()
+_registry_lock = threading.Lock()
+_prepared: list[ForkAware] = []
 
 
-class _Fork:
+class _ForkState:
     """Whether one waits. A plain fact: a lock or an event in its place could itself be taken in
     the moment of the fork.
     """
 
-    is_waiting = False
+    is_pending = False
 
 
-class _Thread(threading.local):
+class _ThreadState(threading.local):
     """How many locks of ours the present thread holds."""
 
-    holds = 0
+    locks_held = 0
 
 
-_fork = _Fork()
-_thread = _Thread()
+_fork = _ForkState()
+_thread = _ThreadState()
 
 
-def survive_forks(forkable: Forkable) -> None:
-    """Have it told of every fork for as long as it lives."""
-    with _lock:
-        _known.add(forkable)
+def register_fork_hooks(forkable: ForkAware) -> None:
+    """Call its methods around every fork, for as long as it lives."""
+    with _registry_lock:
+        _registered.add(forkable)
 
 
 @contextmanager
-def using(lock: Lock) -> Iterator[None]:
+def fork_guarded(lock: LockLike) -> Iterator[None]:
     """Hold a lock that a fork waits for. While one waits, whoever is not in the middle of something
     lets it go first: locks are not fair, and threads that take them again and again would keep it
     waiting for ever.
     """
-    until = time.monotonic() + _PATIENCE
-    while _fork.is_waiting and not _thread.holds and time.monotonic() < until:
-        time.sleep(_STEP)
+    deadline = time.monotonic() + _LOCK_TIMEOUT
+    while _fork.is_pending and not _thread.locks_held and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
     lock.acquire()
-    _thread.holds += 1
+    _thread.locks_held += 1
     try:
         yield
     finally:
-        _thread.holds -= 1
+        _thread.locks_held -= 1
         lock.release()
 
 
-def hold_locks(locks: Iterable[Lock]) -> list[Lock]:
+def acquire_locks(locks: Iterable[LockLike]) -> list[LockLike]:
     """Take these locks for the time of a fork; those that were taken."""
-    return [lock for lock in locks if lock.acquire(timeout=_PATIENCE)]
+    return [lock for lock in locks if lock.acquire(timeout=_LOCK_TIMEOUT)]
 
 
-def _before() -> None:
-    _lock.acquire()
-    _fork.is_waiting = True
-    _held.extend(_known)
-    for forkable in _held:
-        forkable.hold()
+def _before_fork() -> None:
+    _registry_lock.acquire()
+    _fork.is_pending = True
+    _prepared.extend(_registered)
+    for forkable in _prepared:
+        forkable.before_fork()
 
 
-def _in_parent() -> None:
-    _release(lambda forkable: forkable.go_on())
+def _after_in_parent() -> None:
+    _finish_fork(lambda forkable: forkable.after_fork_in_parent())
 
 
-def _in_child() -> None:
-    _release(lambda forkable: forkable.leave_behind())
+def _after_in_child() -> None:
+    _finish_fork(lambda forkable: forkable.after_fork_in_child())
 
 
-def _release(act: Callable[[Forkable], None]) -> None:
-    for forkable in _held:
+def _finish_fork(act: Callable[[ForkAware], None]) -> None:
+    for forkable in _prepared:
         act(forkable)
-    _held.clear()
-    _fork.is_waiting = False
-    _lock.release()
+    _prepared.clear()
+    _fork.is_pending = False
+    _registry_lock.release()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)

@@ -14,20 +14,20 @@ from longwatch.errors import InvalidParameterError, SerializationError
 BodyT = TypeVar("BodyT")
 
 
-LARGEST = 1 << 20
+MAX_BYTES = 1 << 20
 """Bytes that a value may have, unless its owner says otherwise."""
 
 
-class Wording(NamedTuple):
+class CodecWording(NamedTuple):
     """What a codec calls things when it refuses them."""
 
     thing: str = "a body"
-    place: str = "this mailbox was opened for"
-    cure: str = "send where it is stored instead, or raise largest_body"
-    done: str = "sent"
+    expectation: str = "this mailbox was opened for"
+    cure: str = "send where it is stored instead, or raise max_body_bytes"
+    action: str = "sent"
 
 
-_BODY = Wording()
+_BODY_WORDING = CodecWording()
 
 
 class Codec(Generic[BodyT]):
@@ -37,10 +37,10 @@ class Codec(Generic[BodyT]):
         self,
         body_type: type[BodyT] | Any = Any,
         *,
-        largest: int = LARGEST,
-        wording: Wording = _BODY,
+        max_bytes: int = MAX_BYTES,
+        wording: CodecWording = _BODY_WORDING,
     ) -> None:
-        self.largest = largest
+        self.max_bytes = max_bytes
         self._wording = wording
         self._encoder = msgspec.json.Encoder()
         self._decoder: msgspec.json.Decoder[BodyT] = msgspec.json.Decoder(body_type)
@@ -50,14 +50,14 @@ class Codec(Generic[BodyT]):
         try:
             data = self._encoder.encode(body)
         except (TypeError, ValueError, RecursionError, UnicodeError) as error:
-            raise self._unwritable(body, str(error)) from None
+            raise self._encode_error(body, str(error)) from None
         try:
-            self._require_readable(body, data)
+            self._require_decodable(body, data)
         except RecursionError as error:
-            raise self._unwritable(body, str(error)) from None
-        if len(data) > self.largest:
+            raise self._encode_error(body, str(error)) from None
+        if len(data) > self.max_bytes:
             raise InvalidParameterError(
-                f"{self._wording.thing} of {len(data)} bytes is larger than {self.largest}; "
+                f"{self._wording.thing} of {len(data)} bytes is larger than {self.max_bytes}; "
                 f"{self._wording.cure}"
             )
         return data
@@ -68,35 +68,35 @@ class Codec(Generic[BodyT]):
         except Exception as error:  # noqa: BLE001 - the body type's own code runs here, and may raise anything
             raise SerializationError(f"{self._wording.thing} cannot be read: {error}") from None
 
-    def _require_readable(self, body: BodyT, data: bytes) -> None:
+    def _require_decodable(self, body: BodyT, data: bytes) -> None:
         """What nobody could read as it was meant is refused here, where its sender still is; the
         usual body costs two looks.
         """
         if (
             b"null" in data
             and not isinstance(body, msgspec.Raw)
-            and _has_no_number(msgspec.to_builtins(body))
+            and _has_nonfinite(msgspec.to_builtins(body))
         ):
-            raise self._unwritable(body, "JSON has no NaN and no infinity")
+            raise self._encode_error(body, "JSON has no NaN and no infinity")
         if self._body_type is not Any and type(body) is not self._body_type:
             try:
                 self.decode(data)
             except SerializationError as error:
-                raise self._unwritable(
-                    body, f"{self._wording.place} {self._body_type!r}; {error}"
+                raise self._encode_error(
+                    body, f"{self._wording.expectation} {self._body_type!r}; {error}"
                 ) from None
 
-    def _unwritable(self, body: object, why: str) -> SerializationError:
+    def _encode_error(self, body: object, reason: str) -> SerializationError:
         return SerializationError(
             f"{self._wording.thing} of type {type(body).__name__} cannot be "
-            f"{self._wording.done}: {why}"
+            f"{self._wording.action}: {reason}"
         )
 
 
-def _has_no_number(value: Any) -> bool:
+def _has_nonfinite(value: Any) -> bool:
     """Whether a float that is no number is anywhere in it."""
     if isinstance(value, float):
         return not isfinite(value)
     if isinstance(value, dict):
-        return any(map(_has_no_number, value.values()))
-    return isinstance(value, list | tuple | set | frozenset) and any(map(_has_no_number, value))
+        return any(map(_has_nonfinite, value.values()))
+    return isinstance(value, list | tuple | set | frozenset) and any(map(_has_nonfinite, value))

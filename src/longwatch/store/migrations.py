@@ -2,7 +2,8 @@
 
 `schema/NNNN_name.DIALECT.sql` leads from version NNNN - 1 to NNNN. A migration runs in one
 transaction with the note that it was made, so a process that dies in it leaves the version before,
-and several that start at once make each step once.
+and several that start at once make each step once. The first version is 4: stores of the versions
+before it have other names for tables and columns, and are refused.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 
-from longwatch.errors import SchemaTooNewError
-from longwatch.store.database import Transaction
+from longwatch.errors import SchemaTooNewError, SchemaTooOldError
+from longwatch.store.database import Database, Transaction
 
 _FILE = re.compile(r"(\d{4})_(\w+)\.(\w+)\.sql")
 
@@ -26,7 +27,7 @@ class Migration:
     statements: tuple[str, ...]
 
 
-def migrations(dialect: str) -> list[Migration]:
+def load_migrations(dialect: str) -> list[Migration]:
     """Every step there is, in order."""
     found = []
     for file in files("longwatch.store.schema").iterdir():
@@ -38,7 +39,7 @@ def migrations(dialect: str) -> list[Migration]:
     return sorted(found, key=lambda migration: migration.version)
 
 
-def present_version(transaction: Transaction) -> int:
+def current_version(transaction: Transaction) -> int:
     """The version the store is at; 0 for one without a schema."""
     transaction.execute(
         "CREATE TABLE IF NOT EXISTS longwatch_schema (version INTEGER PRIMARY KEY, name TEXT "
@@ -48,18 +49,22 @@ def present_version(transaction: Transaction) -> int:
     return int(version)
 
 
-def pending(transaction: Transaction, known: list[Migration]) -> list[Migration]:
-    """The steps that are still to be made; SchemaTooNewError when the store is ahead of this
-    code.
-    """
-    at = present_version(transaction)
-    require_known(at, known)
-    return [migration for migration in known if migration.version > at]
+def pending_migrations(transaction: Transaction, known: list[Migration]) -> list[Migration]:
+    """Return the steps that are still to be made; raises for a store of an unknown version."""
+    version = current_version(transaction)
+    require_known_version(version, known)
+    return [migration for migration in known if migration.version > version]
 
 
-def require_known(version: int, known: list[Migration], *, store: str = "the store") -> None:
-    """SchemaTooNewError for a version that no step here leads to."""
-    newest = known[-1].version if known else 0
+def require_known_version(
+    version: int, known: list[Migration], *, store: str = "the store"
+) -> None:
+    """Raise SchemaTooNewError or SchemaTooOldError for a version that no step here starts from."""
+    oldest, newest = (known[0].version, known[-1].version) if known else (0, 0)
+    if 0 < version < oldest:
+        made = f"was made by an older Longwatch (schema {version}), which cannot be migrated"
+        cure = "empty its mailboxes with the old version, then name a new file or an empty database"
+        raise SchemaTooOldError(f"{store} {made}; {cure}")
     if version > newest:
         made = f"was made by a newer Longwatch (schema {version}, this one knows {newest})"
         raise SchemaTooNewError(f"{store} {made}; upgrade Longwatch")
@@ -67,8 +72,8 @@ def require_known(version: int, known: list[Migration], *, store: str = "the sto
 
 def migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:
     """Make the steps that are pending, within this transaction; returns them."""
-    steps = pending(transaction, known)
-    for step in steps:
+    pending = pending_migrations(transaction, known)
+    for step in pending:
         for statement in step.statements:
             transaction.execute(statement)
         transaction.execute(
@@ -76,9 +81,43 @@ def migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]
             ":name, CURRENT_TIMESTAMP)",
             {"version": step.version, "name": step.name},
         )
-    return steps
+    return pending
 
 
 def _statements(text: str) -> tuple[str, ...]:
     bare = "\n".join(line.split("--", 1)[0].rstrip() for line in text.splitlines())
     return tuple(statement.strip() for statement in bare.split(";\n") if statement.strip(" \n;"))
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """The version a store is at, 0 if it has no schema, and the steps this code knows."""
+
+    version: int
+    steps: tuple[Migration, ...]
+
+    @property
+    def latest(self) -> int:
+        """The version this code works with."""
+        return self.steps[-1].version
+
+    @property
+    def pending(self) -> list[str]:
+        """The steps that are still to be made."""
+        return self.steps_between(self.version, self.latest)
+
+    def steps_between(self, start: int, end: int) -> list[str]:
+        """The names of the steps that lead from one version to another."""
+        return [
+            f"{step.version:04}_{step.name}" for step in self.steps if start < step.version <= end
+        ]
+
+
+def schema_status(database: Database) -> SchemaStatus | None:
+    """How the schema of a store stands; None if there is no store. Makes nothing and changes
+    nothing.
+    """
+    version = database.schema_version()
+    return (
+        None if version is None else SchemaStatus(version, tuple(load_migrations(database.dialect)))
+    )

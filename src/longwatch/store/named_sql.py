@@ -1,9 +1,9 @@
 """SQL lives in `.sql` files as named, described queries; this reads them.
 
 A query begins with `-- name: NAME` and a comment that says what it does. Parameters are written
-`:name` for every engine; `{table}` and the like are filled in by the reader from trusted constants,
-never from data. A file `claims.sqlite.sql` beside `claims.sql` holds what one engine says
-differently.
+`:name` for every database; `{table}` and the like are filled in by the reader from trusted
+constants, never from data. A file `claims.sqlite.sql` beside `claims.sql` holds the queries that
+differ on one database.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries(package: str, name: str, dialect: str, **constants: str) -> dict[str, str]:
-    """The queries of `name.sql` and `name.DIALECT.sql` in a package; the engine's own win."""
+    """The queries of `name.sql` and `name.DIALECT.sql` in a package; those of the dialect win."""
     folder = files(package)
     queries: dict[str, str] = {}
     for file in (f"{name}.sql", f"{name}.{dialect}.sql"):
         resource = folder / file
         if resource.is_file():
-            queries |= parse(resource.read_text(encoding="utf-8"))
+            queries |= parse_queries(resource.read_text(encoding="utf-8"))
     if not queries:
         raise LookupError(f"no SQL named {name!r} for {dialect} in {package}")
     return {key: _fill(text, constants) for key, text in queries.items()}
 
 
-def parse(text: str) -> dict[str, str]:
+def parse_queries(text: str) -> dict[str, str]:
     """The queries of one file by name, without their comments."""
     _, *parts = _NAME.split(text)
     return {

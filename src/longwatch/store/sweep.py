@@ -1,4 +1,4 @@
-"""Leases whose owner is gone: found, blamed justly, given back.
+"""Finds leases whose owner is gone, decides whose fault that was, and releases their rows.
 
 An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
 its lease has ended (a lost host, a keeper that could not renew). Whose fault that was decides which
@@ -21,130 +21,132 @@ from longwatch.host.incarnation import Incarnation, boot_id
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Parameters, Transaction
 
-PAGE_OF_ROWS = 500
+SWEEP_BATCH = 500
 """Leases looked at in one transaction: a sweep never holds the store for long."""
 
 
-FORGET_AFTER = 3600.0
-"""Seconds after which an owner that holds nothing is forgotten though nobody here sees whether
-it lives; it may enter again.
+OWNER_RETENTION = 3600.0
+"""Seconds after which an owner that holds nothing is deleted though this process cannot see whether
+it lives; it may register again.
 """
 
 
-class Holder(NamedTuple):
+class LeaseOwner(NamedTuple):
     """An owner that holds leases."""
 
-    owner: int
+    id: int
     incarnation: str
     page: str | None
 
 
-class Sweep:
+class ClaimSweeper:
     """Sweeps one table of claims. `is_shared`: other machines may use it as well."""
 
     def __init__(self, claims: Claims, *, is_shared: bool = False) -> None:
         self._claims = claims
         self._is_shared = is_shared
 
-    def lapsed(self, transaction: Transaction) -> list[int]:
-        """Give back what is held by leases that have ended; for each row its lane."""
-        rows = transaction.rows(self._claims.for_release("lapsed"), _page(PAGE_OF_ROWS))
-        held = [(seq, term, Holder(*holder)) for seq, term, _, *holder in rows]
-        blames = {holder: judge(holder) for holder in {holder for _, _, holder in held}}
+    def reclaim_lapsed(self, transaction: Transaction) -> list[int]:
+        """Release the rows of leases that have ended; for each row its queue."""
+        rows = transaction.rows(self._claims.for_update("lapsed"), _lapsed_parameters(SWEEP_BATCH))
+        lapsed = [(seq, term, LeaseOwner(*owner)) for seq, term, _, *owner in rows]
+        blames = {owner: blame_for(owner) for owner in {owner for _, _, owner in lapsed}}
         self._release(
             transaction,
-            [(Claim(seq, holder.owner, term), blames[holder](seq)) for seq, term, holder in held],
+            [(Claim(seq, owner.id, term), blames[owner](seq)) for seq, term, owner in lapsed],
         )
         return [row[2] for row in rows]
 
     def has_lapsed(self, transaction: Transaction) -> bool:
         """Whether any lease has ended; a read."""
-        return bool(transaction.rows(self._claims.sql["lapsed"], _page(1)))
+        return bool(transaction.rows(self._claims.sql["lapsed"], _lapsed_parameters(1)))
 
-    def dead_holders(self, transaction: Transaction) -> list[Holder]:
-        """Owners to be buried: a read, so that looking costs the writer nothing.
+    def dead_owners(self, transaction: Transaction) -> list[LeaseOwner]:
+        """Owners to reclaim from: a read, so that it costs the writer nothing.
 
         They have certainly ended, or they hold nothing, entered long ago and cannot be seen from
         here.
         """
         found = transaction.rows(
-            self._claims.sql["owners"], {"boot": boot_id(), "long": FORGET_AFTER}
+            self._claims.sql["owners"], {"boot": boot_id(), "retention": OWNER_RETENTION}
         )
         return [
-            Holder(owner, incarnation, page)
+            LeaseOwner(owner, incarnation, page)
             for owner, incarnation, page, age, holds in found
             if self.has_ended(incarnation)
-            or (not holds and age > FORGET_AFTER and not _is_visible(incarnation))
+            or (not holds and age > OWNER_RETENTION and not _is_visible(incarnation))
         ]
 
-    def bury(self, transaction: Transaction, holder: Holder) -> list[int]:
-        """Give back what a dead owner held, a page of it at a time; for each row its lane. One
-        that holds nothing is forgotten.
+    def reclaim(self, transaction: Transaction, owner: LeaseOwner) -> list[int]:
+        """Release the rows of a dead owner, one batch at a time; for each row its queue. An owner
+        that holds nothing is deleted.
         """
         held = transaction.rows(
-            self._claims.for_release("held_by"), {"owner": holder.owner, "limit": PAGE_OF_ROWS}
+            self._claims.for_update("of_owner"), {"owner": owner.id, "limit": SWEEP_BATCH}
         )
         if not held:
-            self.forget(transaction, holder)
+            self.delete_owner(transaction, owner)
             return []
-        if not self.has_ended(holder.incarnation):
+        if not self.has_ended(owner.incarnation):
             return []
-        blame = judge(holder)
+        blame = blame_for(owner)
         self._release(
-            transaction, [(Claim(seq, holder.owner, term), blame(seq)) for seq, term, _ in held]
+            transaction, [(Claim(seq, owner.id, term), blame(seq)) for seq, term, _ in held]
         )
-        return [lane for _, _, lane in held]
+        return [queue for _, _, queue in held]
 
-    def _release(self, transaction: Transaction, judged: Sequence[tuple[Claim, Blame]]) -> None:
-        for blame in {blame for _, blame in judged}:
+    def _release(self, transaction: Transaction, blamed: Sequence[tuple[Claim, Blame]]) -> None:
+        for blame in {blame for _, blame in blamed}:
             self._claims.release(
-                transaction, [claim for claim, its in judged if its is blame], blame=blame
+                transaction, [claim for claim, assigned in blamed if assigned is blame], blame=blame
             )
 
-    def forget(self, transaction: Transaction, holder: Holder) -> None:
-        """Only once its rows are back for good: until then somebody may need its page."""
-        forgotten = transaction.execute(self._claims.sql["forget"], {"owner": holder.owner})
-        if forgotten and holder.page is not None and self.has_ended(holder.incarnation):
-            remove_page(holder.page)
+    def delete_owner(self, transaction: Transaction, owner: LeaseOwner) -> None:
+        """Delete an owner. Only once its rows are released: until then a sweeper may need its
+        page.
+        """
+        deleted = transaction.execute(self._claims.sql["delete_owner"], {"owner": owner.id})
+        if deleted and owner.page is not None and self.has_ended(owner.incarnation):
+            remove_page(owner.page)
 
     def has_ended(self, incarnation: str) -> bool:
         """Whether an owner certainly has. In a store of one machine that of an earlier boot has;
         in others it may be elsewhere.
         """
-        found = read_incarnation(incarnation)
+        found = parse_incarnation(incarnation)
         return found is not None and (
-            found.is_dead() or (not self._is_shared and found.is_of_another_boot)
+            found.is_dead() or (not self._is_shared and found.is_from_another_boot)
         )
 
 
-def _page(limit: int) -> Parameters:
+def _lapsed_parameters(limit: int) -> Parameters:
     return {"boot": boot_id(), "limit": limit}
 
 
-def judge(holder: Holder, *, unread: Blame = Blame.RELEASE) -> Callable[[int], Blame]:
+def blame_for(owner: LeaseOwner, *, if_unreadable: Blame = Blame.RELEASE) -> Callable[[int], Blame]:
     """Says of each row whether its own work is to blame for the end of its owner. The page is read
-    once, here; `unread` is the answer if it cannot be.
+    once, here; `if_unreadable` is the result if it cannot be.
     """
-    if holder.page is None:
+    if owner.page is None:
         return lambda _: Blame.CRASH
-    reading = None if _is_of_another_boot(holder.incarnation) else read_page(holder.page)
-    if reading is None:
-        return lambda _: unread
-    started = frozenset[int]() if reading.draining else reading.started
+    page = None if _is_of_another_boot(owner.incarnation) else read_page(owner.page)
+    if page is None:
+        return lambda _: if_unreadable
+    started = frozenset[int]() if page.draining else page.running_rows
     return lambda seq: Blame.CRASH if seq in started else Blame.RELEASE
 
 
 def _is_of_another_boot(incarnation: str) -> bool:
-    found = read_incarnation(incarnation)
-    return found is not None and found.is_of_another_boot
+    found = parse_incarnation(incarnation)
+    return found is not None and found.is_from_another_boot
 
 
 def _is_visible(incarnation: str) -> bool:
-    found = read_incarnation(incarnation)
+    found = parse_incarnation(incarnation)
     return found is not None and found.is_visible
 
 
-def read_incarnation(incarnation: str) -> Incarnation | None:
+def parse_incarnation(incarnation: str) -> Incarnation | None:
     """None for one that some other version wrote: it counts as alive."""
     try:
         return Incarnation.parse(incarnation)

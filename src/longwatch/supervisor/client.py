@@ -15,20 +15,20 @@ from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.errors import DeadlineExceededError, LongwatchError, TryAgainError, UsageError
 
-Answer = dict[str, Any]
-_CHUNK = 64 * 1024
-_BETWEEN_TRIES = 0.01
+ControlResponse = dict[str, Any]
+_CHUNK_BYTES = 64 * 1024
+_RETRY_INTERVAL = 0.01
 
 
-def ask(socket: Path, request: Mapping[str, object], *, timeout: float) -> Answer:
+def send_request(socket: Path, request: Mapping[str, object], *, timeout: float) -> ControlResponse:
     """What the supervisor answers to a request, also when that is a no; TryAgainError if it does
     not answer at all.
     """
     deadline = Deadline.after(timeout, SystemClock())
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
         try:
-            _send(connection, socket, json.dumps(request).encode() + b"\n", deadline)
-            return _answer(_line(connection, deadline))
+            _send_line(connection, socket, json.dumps(request).encode() + b"\n", deadline)
+            return _parse_response(_receive_line(connection, deadline))
         except TimeoutError:
             raise DeadlineExceededError(
                 f"the supervisor has not answered within {timeout:g} s; what it was told it "
@@ -44,23 +44,23 @@ def ask(socket: Path, request: Mapping[str, object], *, timeout: float) -> Answe
                 f"{socket} belongs to another user; ask as the user who started the supervisor"
             ) from None
         except ConnectionError:
-            raise _ended() from None
+            raise _disconnected_error() from None
 
 
-def _send(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadline) -> None:
+def _send_line(connection: sockets.socket, socket: Path, line: bytes, deadline: Deadline) -> None:
     """A refusal may come before everything was sent; then it is there to be read."""
-    while not _connected(connection, socket, deadline):
-        deadline.clock.wait(Wakeup(), _BETWEEN_TRIES)
+    while not _try_connect(connection, socket, deadline):
+        deadline.clock.wait(Wakeup(), _RETRY_INTERVAL)
     with suppress(BrokenPipeError):
-        connection.settimeout(_left(deadline))
+        connection.settimeout(_remaining(deadline))
         connection.sendall(line)
 
 
-def _connected(connection: sockets.socket, socket: Path, deadline: Deadline) -> bool:
+def _try_connect(connection: sockets.socket, socket: Path, deadline: Deadline) -> bool:
     """Whether we got through; a unix socket with a timeout does not wait until there is room in
     the queue.
     """
-    connection.settimeout(_left(deadline))
+    connection.settimeout(_remaining(deadline))
     try:
         connection.connect(str(socket))
     except BlockingIOError:
@@ -68,18 +68,18 @@ def _connected(connection: sockets.socket, socket: Path, deadline: Deadline) -> 
     return True
 
 
-def _line(connection: sockets.socket, deadline: Deadline) -> bytes:
+def _receive_line(connection: sockets.socket, deadline: Deadline) -> bytes:
     pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
-        connection.settimeout(_left(deadline))
-        piece = connection.recv(_CHUNK)
+        connection.settimeout(_remaining(deadline))
+        piece = connection.recv(_CHUNK_BYTES)
         if not piece:
-            raise _ended()
+            raise _disconnected_error()
         pieces.append(piece)
     return b"".join(pieces)
 
 
-def _left(deadline: Deadline) -> float | None:
+def _remaining(deadline: Deadline) -> float | None:
     """For `settimeout`, to which 0 would mean not to wait but to fail in another way."""
     left = deadline.remaining()
     if left == 0:
@@ -87,15 +87,15 @@ def _left(deadline: Deadline) -> float | None:
     return left
 
 
-def _answer(line: bytes) -> Answer:
+def _parse_response(line: bytes) -> ControlResponse:
     with suppress(ValueError):
-        answer = json.loads(line)
-        if isinstance(answer, dict):
-            return answer
+        response = json.loads(line)
+        if isinstance(response, dict):
+            return response
     raise LongwatchError("the supervisor's answer cannot be read; is it of another version?")
 
 
-def _ended() -> TryAgainError:
+def _disconnected_error() -> TryAgainError:
     return TryAgainError(
         "the supervisor ended, or hung up, before it answered; look with `longwatch status`"
     )

@@ -7,218 +7,246 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from longwatch.core.clock import Clock
-from longwatch.core.events import ControlCommand, Events
-from longwatch.core.nearest import did_you_mean
+from longwatch.core.events.base import Events
+from longwatch.core.events.supervisor import ControlCommandReceived
+from longwatch.core.suggest import did_you_mean
 from longwatch.errors import StoreError, TryAgainError, UsageError
-from longwatch.host.patience import settled_within
-from longwatch.supervisor.lifecycle import State
-from longwatch.supervisor.post import Facts, Post
-from longwatch.supervisor.roster import Roster
+from longwatch.host.loop import wait_until_done
+from longwatch.supervisor.lifecycle import ProgramState
+from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
+from longwatch.supervisor.program_registry import ProgramRegistry
 
 START_TIMEOUT = 30.0
-A_MOMENT = 0.3
+MIN_UPTIME = 0.3
 """Seconds that a program has to be up before we say that it is: many fail at once."""
-_FAILED_TO_START = frozenset({State.WAITING, State.BROKEN, State.ENDED})
+_FAILED_TO_START = frozenset({ProgramState.WAITING, ProgramState.BROKEN, ProgramState.ENDED})
 """Where a start may lead that was no good."""
 
 
-class Commands:
+class ProgramCommands:
     """Changes what is wanted of programs and waits for it to be so.
 
-    Each takes names, none meaning all of them, and returns the facts of those programs. `saved`
-    returns when what was changed is on disk: an operator's stop survives us. `refused` says why
-    nothing is done any more, if it is so.
+    Each takes names, none meaning all of them, and returns the statuses of those programs.
+    `flush_records` returns when every change is on disk: an operator's stop survives us. `refusal`
+    says why no command is accepted any more, empty while they are.
     """
 
     def __init__(
         self,
-        roster: Roster,
+        registry: ProgramRegistry,
         *,
         clock: Clock,
         events: Events,
-        saved: Callable[[], Awaitable[None]],
-        refused: Callable[[], str],
+        flush_records: Callable[[], Awaitable[None]],
+        refusal: Callable[[], str],
     ) -> None:
-        self._roster = roster
-        self._posts = roster.posts
-        self._bulletin = roster.bulletin
+        self._registry = registry
+        self._programs = registry.programs
+        self._changes = registry.changes
         self._clock = clock
         self._events = events
-        self._saved = saved
-        self._refused = refused
+        self._flush_records = flush_records
+        self._refusal = refusal
 
-    async def status(self, *names: str) -> list[Facts]:
-        return [post.facts() for post in self._named(names)]
+    async def status(self, *names: str) -> list[ProgramStatus]:
+        return [managed.status() for managed in self._select(names)]
 
     async def start(
-        self, *names: str, ready: bool = False, within: float = START_TIMEOUT
-    ) -> list[Facts]:
+        self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
+    ) -> list[ProgramStatus]:
         """Have them up; returns when they are, or with `ready` when they are ready.
         TryAgainError if one is not.
         """
-        posts = self._told("start", names)
-        before = {
-            post: 0 if post.up or post.state is State.STARTING else post.program.memory.starts
-            for post in posts
+        programs = self._accept("start", names)
+        starts_before = {
+            managed: 0
+            if managed.up or managed.state is ProgramState.STARTING
+            else managed.program.record.starts
+            for managed in programs
         }
-        for post in posts:
-            post.program.memory.desired = True
-            if not post.up:
-                post.program.reset()
-            post.wish()
-        return await self._come_up(before, ready=ready, within=within)
+        for managed in programs:
+            managed.program.record.desired = True
+            if not managed.up:
+                managed.program.reset()
+            managed.request_start()
+        return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
-    async def stop(self, *names: str) -> list[Facts]:
+    async def stop(self, *names: str) -> list[ProgramStatus]:
         """Have them down, and keep them so; returns when they are, or somebody else has started
         them again.
         """
-        posts = self._told("stop", names)
-        lives = {post: post.lives for post in posts}
-        for post in posts:
-            post.program.memory.desired = False
-            post.end_life()
-        doubt = await self._save(posts)
-        await self._bulletin.until(
-            lambda: all(post.at_rest or post.lives > lives[post] for post in posts)
+        programs = self._accept("stop", names)
+        activations = {managed: managed.activations for managed in programs}
+        for managed in programs:
+            managed.program.record.desired = False
+            managed.stop()
+        save_error = await self._save(programs)
+        await self._changes.wait_until(
+            lambda: all(
+                managed.idle or managed.activations > activations[managed] for managed in programs
+            )
         )
-        return _sure([post.facts() for post in posts], doubt)
+        return _require_saved([managed.status() for managed in programs], save_error)
 
     async def restart(
-        self, *names: str, ready: bool = False, within: float = START_TIMEOUT
-    ) -> list[Facts]:
+        self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
+    ) -> list[ProgramStatus]:
         """Stop and start them, of all only those that are wanted; returns when they are up
         again.
         """
-        posts = [post for post in self._told("restart", names) if names or post.desired]
-        at_once = [post for post in posts if not post.plan.group]
-        facts = (
-            await self._restart(at_once, ready=ready, within=within) if at_once or not posts else []
+        programs = [
+            managed for managed in self._accept("restart", names) if names or managed.desired
+        ]
+        at_once = [managed for managed in programs if not managed.plan.group]
+        statuses = (
+            await self._restart(at_once, ready=ready, timeout=timeout)
+            if at_once or not programs
+            else []
         )
-        for post in posts:
-            if post.plan.group:  # one after another: the others go on with the work
-                facts += await self._restart([post], ready=True, within=within)
-        return facts
+        for managed in programs:
+            if managed.plan.group:  # one after another: the others go on with the work
+                statuses += await self._restart([managed], ready=True, timeout=timeout)
+        return statuses
 
-    async def _restart(self, posts: Sequence[Post], *, ready: bool, within: float) -> list[Facts]:
-        before = {post: post.program.memory.starts for post in posts}
-        for post in posts:
-            post.program.memory.desired = True
-            post.begin_anew()
-        await self._bulletin.until(
-            lambda: all(_is_over(post, starts) for post, starts in before.items())
+    async def _restart(
+        self, programs: Sequence[ManagedProgram], *, ready: bool, timeout: float
+    ) -> list[ProgramStatus]:
+        starts_before = {managed: managed.program.record.starts for managed in programs}
+        for managed in programs:
+            managed.program.record.desired = True
+            managed.restart()
+        await self._changes.wait_until(
+            lambda: all(
+                _run_has_ended(managed, starts) for managed, starts in starts_before.items()
+            )
         )
-        return await self._come_up(before, ready=ready, within=within)
+        return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
-    async def reset(self, *names: str) -> list[Facts]:
+    async def reset(self, *names: str) -> list[ProgramStatus]:
         """Forget what went wrong; those that are broken or wait start now."""
-        posts = self._told("reset", names)
-        for post in posts:
-            post.program.reset()
-        return _sure([post.facts() for post in posts], await self._save(posts))
+        programs = self._accept("reset", names)
+        for managed in programs:
+            managed.program.reset()
+        return _require_saved(
+            [managed.status() for managed in programs], await self._save(programs)
+        )
 
     # --- small words ---
 
-    def _named(self, names: Sequence[str]) -> list[Post]:
+    def _select(self, names: Sequence[str]) -> list[ManagedProgram]:
         found = (
-            [each for name in names for each in self._called(name)] if names else list(self._posts)
+            [each for name in names for each in self._resolve(name)]
+            if names
+            else list(self._programs)
         )
-        return [self._posts[name] for name in dict.fromkeys(found)]
+        return [self._programs[name] for name in dict.fromkeys(found)]
 
-    def _called(self, name: str) -> list[str]:
+    def _resolve(self, name: str) -> list[str]:
         """The program of that name, or those of the group of that name."""
-        here = {known: post for known, post in self._posts.items() if not post.retired}
+        here = {known: managed for known, managed in self._programs.items() if not managed.retired}
         if name in here:
             return [name]
-        found = [known for known, post in here.items() if post.plan.group == name]
+        found = [known for known, managed in here.items() if managed.plan.group == name]
         if not found:
             raise UsageError(
-                _unknown(
-                    name, {*here, *(post.plan.group for post in here.values() if post.plan.group)}
+                _unknown_program(
+                    name,
+                    {
+                        *here,
+                        *(managed.plan.group for managed in here.values() if managed.plan.group),
+                    },
                 )
             )
         return found
 
-    def _told(self, command: str, names: Sequence[str]) -> list[Post]:
-        posts = self._named(names)
-        if reason := self._refused():
+    def _accept(self, command: str, names: Sequence[str]) -> list[ManagedProgram]:
+        programs = self._select(names)
+        if reason := self._refusal():
             raise TryAgainError(reason)
         self._events.emit(
-            ControlCommand(command=command, programs=tuple(post.plan.name for post in posts))
+            ControlCommandReceived(
+                command=command, programs=tuple(managed.plan.name for managed in programs)
+            )
         )
-        return posts
+        return programs
 
-    async def _save(self, posts: Iterable[Post]) -> str:
+    async def _save(self, programs: Iterable[ManagedProgram]) -> str:
         """Have it on disk; why it is not, if it is not."""
-        for post in posts:
-            self._roster.changed(post.plan.name)
+        for managed in programs:
+            self._registry.program_changed(managed.plan.name)
         try:
-            await self._saved()
+            await self._flush_records()
         except StoreError as error:
             return str(error)
         return ""
 
-    async def _come_up(
-        self, before: Mapping[Post, int], *, ready: bool, within: float
-    ) -> list[Facts]:
+    async def _wait_until_up(
+        self, starts_before: Mapping[ManagedProgram, int], *, ready: bool, timeout: float
+    ) -> list[ProgramStatus]:
         """Wait until each is up after more starts than it had, or has failed to be."""
-        doubt = await self._save(before)
-        holds = partial(_all_settled, before, ready=ready)
-        waiting = asyncio.ensure_future(self._bulletin.until(holds))
-        await settled_within(waiting, within, self._clock)
+        save_error = await self._save(starts_before)
+        holds = partial(_all_started_or_failed, starts_before, ready=ready)
+        waiting = asyncio.ensure_future(self._changes.wait_until(holds))
+        await wait_until_done(waiting, timeout, self._clock)
         waiting.cancel()
-        await self._clock.sleep(A_MOMENT)
-        return _sure(_all_up(before, ready=ready), doubt)
+        await self._clock.sleep(MIN_UPTIME)
+        return _require_saved(_require_all_up(starts_before, ready=ready), save_error)
 
 
-def _sure(facts: list[Facts], doubt: str) -> list[Facts]:
-    if doubt:
+def _require_saved(statuses: list[ProgramStatus], save_error: str) -> list[ProgramStatus]:
+    if save_error:
         raise TryAgainError(
-            f"it is done, but not remembered for the next start of the supervisor: {doubt}"
+            f"it is done, but not remembered for the next start of the supervisor: {save_error}"
         )
-    return facts
+    return statuses
 
 
-def _is_over(post: Post, starts: int) -> bool:
+def _run_has_ended(managed: ManagedProgram, starts: int) -> bool:
     """Whether the run that was there is."""
-    return not post.up or post.program.memory.starts > starts
+    return not managed.up or managed.program.record.starts > starts
 
 
-def _all_settled(before: Mapping[Post, int], *, ready: bool) -> bool:
-    return all(_settled(post, starts, ready=ready) for post, starts in before.items())
+def _all_started_or_failed(starts_before: Mapping[ManagedProgram, int], *, ready: bool) -> bool:
+    return all(
+        _started_or_failed(managed, starts, ready=ready)
+        for managed, starts in starts_before.items()
+    )
 
 
-def _settled(post: Post, before: int, *, ready: bool) -> bool:
+def _started_or_failed(managed: ManagedProgram, starts_before: int, *, ready: bool) -> bool:
     """Whether it is up (or ready) since it has had more starts than before, or it is clear that
     it will not be for now.
     """
-    if post.at_rest:
+    if managed.idle:
         return True
-    if post.wished or post.program.memory.starts <= before:
+    if managed.start_requested or managed.program.record.starts <= starts_before:
         return False
-    return (post.ready if ready else post.state is State.UP) or post.state in _FAILED_TO_START
+    return (
+        managed.ready if ready else managed.state is ProgramState.UP
+    ) or managed.state in _FAILED_TO_START
 
 
-def _all_up(posts: Iterable[Post], *, ready: bool) -> list[Facts]:
+def _require_all_up(programs: Iterable[ManagedProgram], *, ready: bool) -> list[ProgramStatus]:
     late = [
-        post for post in posts if not (post.program.completed or (post.ready if ready else post.up))
+        managed
+        for managed in programs
+        if not (managed.program.completed or (managed.ready if ready else managed.up))
     ]
     if late:
-        raise TryAgainError("; ".join(_why(post, ready=ready) for post in late))
-    return [post.facts() for post in posts]
+        raise TryAgainError("; ".join(_not_up_reason(managed, ready=ready) for managed in late))
+    return [managed.status() for managed in programs]
 
 
-def _why(post: Post, *, ready: bool) -> str:
-    end = post.program.memory.last_end
-    name, state = post.plan.name, post.state
-    if state is State.PENDING:
-        return f"{name} waits for {', '.join(post.waiting_for)}"
+def _not_up_reason(managed: ManagedProgram, *, ready: bool) -> str:
+    end = managed.program.record.last_end
+    name, state = managed.plan.name, managed.state
+    if state is ProgramState.PENDING:
+        return f"{name} waits for {', '.join(managed.waiting_for)}"
     if state in _FAILED_TO_START and end is not None:
         return f"{name} did not stay up ({end.cause}, {state}); see `longwatch logs {name}`"
     return f"{name} is {state}{', and not ready yet' if ready else ''}"
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def _unknown_program(name: str, known: Iterable[str]) -> str:
     listed = ", ".join(sorted(known)) or "none"
-    return (
-        f"no program {name!r}; {did_you_mean(name, known, otherwise=f'there are: {listed[:300]}')}"
-    )
+    return f"no program {name!r}; {did_you_mean(name, known, default=f'there are: {listed[:300]}')}"

@@ -1,20 +1,41 @@
-"""Who waits for whom: what is wrong with it, and the waves in which programs start and, the
+"""What programs wait for in each other, and what makes one ready: two lists of words.
+
+Who waits for whom: what is wrong with it, and the waves in which programs start and, the
 other way round, stop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import NamedTuple
 
-from longwatch.core.nearest import did_you_mean
-from longwatch.supervisor.conditions import Condition
+from longwatch.core.suggest import did_you_mean
 
-Wishes = Mapping[str, Mapping[str, Condition]]
+
+class Condition(StrEnum):
+    """What a program may wait for in another one."""
+
+    STARTED = "started"
+    READY = "ready"
+    COMPLETED = "completed"
+
+
+class Readiness(StrEnum):
+    """What makes a program ready: that it is up, that it is healthy, or that it says so
+    (`READY=1`).
+    """
+
+    UP = "up"
+    HEALTHY = "healthy"
+    NOTIFY = "notify"
+
+
+DependencyMap = Mapping[str, Mapping[str, Condition]]
 """By program: what it waits for."""
 
 
-class Problem(NamedTuple):
+class DependencyProblem(NamedTuple):
     """A dependency that cannot be: whose, what is wrong, and the cure."""
 
     program: str
@@ -22,59 +43,61 @@ class Problem(NamedTuple):
     cure: str
 
 
-def problems(depends_on: Wishes) -> list[Problem]:
+def dependency_problems(depends_on: DependencyMap) -> list[DependencyProblem]:
     """Everything that is wrong: names that are not there, and circles, each told once."""
-    return [*_unknown(depends_on), *_circles(depends_on)]
+    return [*_unknown_dependencies(depends_on), *_cycles(depends_on)]
 
 
-def waves(depends_on: Wishes) -> list[list[str]]:
+def start_waves(depends_on: DependencyMap) -> list[list[str]]:
     """The programs in groups, each waiting only for groups before it; names that are not there
     count for nothing.
     """
-    left = dict(depends_on)
-    found: list[list[str]] = []
-    while left:
-        wave = [name for name, wishes in left.items() if not (set(wishes) & set(left))]
+    remaining = dict(depends_on)
+    groups: list[list[str]] = []
+    while remaining:
+        wave = [
+            name for name, conditions in remaining.items() if not (set(conditions) & set(remaining))
+        ]
         if not wave:
             raise ValueError(
-                f"programs that wait for each other in a circle: {', '.join(sorted(left))}"
+                f"programs that wait for each other in a circle: {', '.join(sorted(remaining))}"
             )
-        found.append(wave)
-        left = {name: wishes for name, wishes in left.items() if name not in wave}
-    return found
+        groups.append(wave)
+        remaining = {name: conditions for name, conditions in remaining.items() if name not in wave}
+    return groups
 
 
-def _unknown(depends_on: Wishes) -> Iterable[Problem]:
-    for name, wishes in depends_on.items():
-        for wanted in wishes:
+def _unknown_dependencies(depends_on: DependencyMap) -> Iterable[DependencyProblem]:
+    for name, conditions in depends_on.items():
+        for wanted in conditions:
             if wanted not in depends_on:
-                cure = did_you_mean(wanted, depends_on, otherwise="declare it, or take it out")
-                yield Problem(name, f"waits for {wanted!r}, which is no program", cure)
+                cure = did_you_mean(wanted, depends_on, default="declare it, or take it out")
+                yield DependencyProblem(name, f"waits for {wanted!r}, which is no program", cure)
 
 
-def _circles(depends_on: Wishes) -> Iterable[Problem]:
+def _cycles(depends_on: DependencyMap) -> Iterable[DependencyProblem]:
     """One for each circle: followed from every program along what it waits for, until a program
     comes again.
     """
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for start in depends_on:
-        circle = _circle_from(start, depends_on)
-        if circle and frozenset(circle) not in told:
-            told.add(frozenset(circle))
-            path = " → ".join([*circle, circle[0]])
-            yield Problem(circle[0], f"waits for itself: {path}", "take one of them out")
+        cycle = _cycle_from(start, depends_on)
+        if cycle and frozenset(cycle) not in reported:
+            reported.add(frozenset(cycle))
+            path = " → ".join([*cycle, cycle[0]])
+            yield DependencyProblem(cycle[0], f"waits for itself: {path}", "take one of them out")
 
 
-def _circle_from(start: str, depends_on: Wishes) -> list[str]:
+def _cycle_from(start: str, depends_on: DependencyMap) -> list[str]:
     """A way from this program back to itself; empty if there is none."""
-    ways = [[start]]
+    paths = [[start]]
     seen = {start}
-    while ways:
-        way = ways.pop()
-        for wanted in depends_on.get(way[-1], ()):
+    while paths:
+        path = paths.pop()
+        for wanted in depends_on.get(path[-1], ()):
             if wanted == start:
-                return way
+                return path
             if wanted not in seen:
                 seen.add(wanted)
-                ways.append([*way, wanted])
+                paths.append([*path, wanted])
     return []

@@ -1,9 +1,9 @@
-"""The durable ledger: what is remembered of every program, in a store of the supervisor's own.
+"""The durable ledger: the record of every program, in a store of the supervisor's own.
 
-Notes are written by a thread of the ledger's, several in one transaction, each program's latest
-only: the loop never waits for a disk. Who has to know that a note is on disk (an operator's stop)
-awaits `settled`. A store that cannot be written now is written later, and a ledger that cannot be
-read is put aside under another name and begun anew; neither stops a program.
+A thread of the ledger writes records, several in one transaction, each program's latest only: the
+loop never waits for a disk. A caller that needs a record on disk (an operator's stop) awaits
+`flush`. A record that cannot be written now is written later. A ledger that cannot be read is
+quarantined under another name and begun anew. Neither stops a program.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from pathlib import Path
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
-from longwatch.core.events import Events, LedgerSetAside
+from longwatch.core.events.base import Events
+from longwatch.core.events.supervisor import StateFileQuarantined
 from longwatch.errors import StoreCorruptError, StoreError
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.store.database import Transaction
 from longwatch.store.named_sql import load_queries
-from longwatch.store.sqlite import SqliteDatabase
-from longwatch.supervisor.memory import Memory
+from longwatch.store.sqlite.database import SqliteDatabase
+from longwatch.supervisor.program_record import ProgramRecord
 
-AGAIN_AFTER = 30.0
+RETRY_INTERVAL = 30.0
 """How long after a failed write the next is tried, in seconds."""
-_BESIDE = ("", "-wal", "-shm")
+_FILE_SUFFIXES = ("", "-wal", "-shm")
 
-Waiting = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
+Waiters = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
 
 
-class Ledger(Service):
-    """Remembers programs in one file. `read` before `start`; `note` and `settled` are called on
-    the loop.
+class ProgramLedger(Service):
+    """Stores program records in one file. Call `load` before `start`, `save` and `flush` on the
+    loop.
     """
 
     def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
@@ -45,118 +46,124 @@ class Ledger(Service):
         self._clock = clock
         self._events = events
         self._lock = threading.Lock()
-        self._unwritten: dict[str, str] = {}
-        self._noted: dict[str, str] = {}
-        self._waiting: Waiting = []
-        self._sql = load_queries("longwatch.supervisor", "queries", "sqlite")
+        self._pending: dict[str, str] = {}
+        self._last_saved: dict[str, str] = {}
+        self._waiters: Waiters = []
+        self._sql = load_queries("longwatch.supervisor", "ledger", "sqlite")
         self._database = SqliteDatabase(path)
         self._writer = Periodic(
             self._write,
-            Cadence(interval=AGAIN_AFTER, immediately=False),
+            Cadence(interval=RETRY_INTERVAL, immediately=False),
             name="longwatch-ledger",
             clock=clock,
             events=events,
         )
 
-    def read(self, *, forget_after: float, known: Collection[str] = ()) -> dict[str, Memory]:
+    def load(self, *, forget_after: float, known: Collection[str] = ()) -> dict[str, ProgramRecord]:
         """Everything that is remembered, less what is about programs that are not known and was
         not touched for so long.
         """
         try:
-            return self._read(forget_after, known)
+            return self._load(forget_after, known)
         except StoreCorruptError as error:
-            self._begin_anew(str(error))
+            self._quarantine(str(error))
         except (ValueError, TypeError, RecursionError) as error:
-            self._begin_anew(f"it holds what no ledger does ({type(error).__name__})")
-        return self._read(forget_after, known)
+            self._quarantine(f"it holds what no ledger does ({type(error).__name__})")
+        return self._load(forget_after, known)
 
-    def note(self, name: str, memory: Memory) -> None:
+    def save(self, name: str, record: ProgramRecord) -> None:
         """Remember this; on disk soon. What was noted before costs nothing."""
-        text = json.dumps(memory.to_dict())
-        if text == self._noted.get(name):
+        text = json.dumps(record.to_dict())
+        if text == self._last_saved.get(name):
             return
-        self._noted[name] = text
+        self._last_saved[name] = text
         with self._lock:
-            self._unwritten[name] = text
+            self._pending[name] = text
         self._writer.wake()
 
-    async def settled(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything that was noted so far is on disk; StoreError if it could not be
         written just now.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            if not self._unwritten:
+            if not self._pending:
                 return
-            self._waiting.append((loop, future))
+            self._waiters.append((loop, future))
         await future
 
     def _start(self) -> None:
         self._writer.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        gone = self._writer.stop(deadline=deadline)
+        stopped = self._writer.stop(deadline=deadline)
         with suppress(StoreError):
             self._write()
         self._database.close()
-        return gone
+        return stopped
 
     # --- the store ---
 
-    def _read(self, forget_after: float, known: Collection[str]) -> dict[str, Memory]:
+    def _load(self, forget_after: float, known: Collection[str]) -> dict[str, ProgramRecord]:
         rows = self._database.write(
-            lambda transaction: self._pruned(transaction, forget_after, known)
+            lambda transaction: self._load_pruned(transaction, forget_after, known)
         )
         return {
-            name: Memory.from_dict(json.loads(memory)) for name, memory in rows
+            name: ProgramRecord.from_dict(json.loads(record)) for name, record in rows
         }  # NaN and its like are refused there
 
-    def _pruned(
-        self, transaction: Transaction, age: float, known: Collection[str]
+    def _load_pruned(
+        self, transaction: Transaction, older_than: float, known: Collection[str]
     ) -> list[tuple[str, str]]:
-        for name, _ in transaction.rows(self._sql["all"]):
+        for name, _ in transaction.rows(self._sql["all_records"]):
             if name not in known:
-                transaction.execute(self._sql["forget"], {"name": name, "age": age})
-        return [(name, memory) for name, memory in transaction.rows(self._sql["all"])]
+                transaction.execute(
+                    self._sql["delete_stale_record"], {"name": name, "older_than": older_than}
+                )
+        return [(name, record) for name, record in transaction.rows(self._sql["all_records"])]
 
     def _write(self) -> None:
         """Write what is unwritten; what cannot be written now stays so."""
         with self._lock:
-            taken, self._unwritten = self._unwritten, {}
-            waiting, self._waiting = self._waiting, []
+            taken, self._pending = self._pending, {}
+            waiters, self._waiters = self._waiters, []
         try:
             if taken:
-                self._database.write(lambda transaction: self._keep(transaction, taken))
+                self._database.write(lambda transaction: self._upsert(transaction, taken))
         except BaseException as error:
             with self._lock:
-                self._unwritten = {**taken, **self._unwritten}
-            _tell(
-                waiting,
+                self._pending = {**taken, **self._pending}
+            _notify_waiters(
+                waiters,
                 error
                 if isinstance(error, StoreError)
                 else StoreError(f"the ledger failed: {error}"),
             )
             raise
-        _tell(waiting, None)
+        _notify_waiters(waiters, None)
 
-    def _keep(self, transaction: Transaction, notes: dict[str, str]) -> None:
-        for name, memory in notes.items():
-            transaction.execute(self._sql["keep"], {"name": name, "memory": memory})
+    def _upsert(self, transaction: Transaction, records: dict[str, str]) -> None:
+        for name, record in records.items():
+            transaction.execute(self._sql["upsert_record"], {"name": name, "record": record})
 
-    def _begin_anew(self, reason: str) -> None:
+    def _quarantine(self, reason: str) -> None:
         self._database.close()
         stamp = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y%m%dT%H%M%SZ")
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
-        for suffix in _BESIDE:
+        quarantined = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        for suffix in _FILE_SUFFIXES:
             with suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
+                Path(f"{self.path}{suffix}").rename(f"{quarantined}{suffix}")
         self._database = SqliteDatabase(self.path)
-        self._events.emit(LedgerSetAside(path=str(self.path), kept_as=str(aside), reason=reason))
+        self._events.emit(
+            StateFileQuarantined(
+                path=str(self.path), quarantined_as=str(quarantined), reason=reason
+            )
+        )
 
 
-def _tell(waiting: Waiting, error: StoreError | None) -> None:
-    for loop, future in waiting:
+def _notify_waiters(waiters: Waiters, error: StoreError | None) -> None:
+    for loop, future in waiters:
         with suppress(RuntimeError):  # the loop is closed, and nobody waits on it any more
             loop.call_soon_threadsafe(_resolve, future, error)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from enum import StrEnum, auto
 
-from longwatch.core.machine import Machine
+from longwatch.core.state_machine import StateMachine
 
 
-class State(StrEnum):
+class ProgramState(StrEnum):
     """Where a program is."""
 
     STOPPED = auto()  # nobody wants it up
@@ -24,54 +24,81 @@ class State(StrEnum):
     ENDED = auto()  # by itself and for good: nothing is done about it
 
 
-class Move(StrEnum):
+class ProgramTransition(StrEnum):
     """What can happen to it."""
 
-    WANTED = auto()
-    UNWANTED = auto()
+    START_REQUESTED = auto()
+    STOP_REQUESTED = auto()
     SPAWNED = auto()
     STOPPED = auto()  # it ended as it was asked to
     ENDED = auto()
     FAILED = auto()
-    DUE = auto()
-    TRIPPED = auto()
+    START_DUE = auto()
+    BREAKER_TRIPPED = auto()
 
 
-class Action(StrEnum):
+class ProgramAction(StrEnum):
     """What is done about it."""
 
     SPAWN = auto()
     STOP_TREE = auto()
     WAIT = auto()
-    TELL = auto()
+    EMIT = auto()
 
 
-LIVE = frozenset({State.STARTING, State.UP, State.STOPPING})
+LIVE = frozenset({ProgramState.STARTING, ProgramState.UP, ProgramState.STOPPING})
 
-LIFECYCLE: Machine[State, Move, Action] = Machine(
+LIFECYCLE: StateMachine[ProgramState, ProgramTransition, ProgramAction] = StateMachine(
     "program",
     {
-        (State.STOPPED, Move.WANTED): (State.PENDING, None),
-        (State.ENDED, Move.WANTED): (State.PENDING, None),
-        (State.PENDING, Move.DUE): (State.STARTING, Action.SPAWN),
-        (State.PENDING, Move.TRIPPED): (State.BROKEN, Action.TELL),
-        (State.PENDING, Move.UNWANTED): (State.STOPPED, None),
-        (State.STARTING, Move.SPAWNED): (State.UP, None),
-        (State.STARTING, Move.FAILED): (State.WAITING, Action.WAIT),
-        (State.STARTING, Move.UNWANTED): (State.STOPPING, Action.STOP_TREE),
-        (State.STARTING, Move.STOPPED): (State.STOPPED, None),
-        (State.STARTING, Move.ENDED): (State.ENDED, None),
-        (State.UP, Move.STOPPED): (State.STOPPED, None),
-        (State.UP, Move.ENDED): (State.ENDED, None),
-        (State.UP, Move.FAILED): (State.WAITING, Action.WAIT),
-        (State.UP, Move.UNWANTED): (State.STOPPING, Action.STOP_TREE),
-        (State.STOPPING, Move.STOPPED): (State.STOPPED, None),
-        (State.STOPPING, Move.ENDED): (State.ENDED, None),
-        (State.STOPPING, Move.FAILED): (State.WAITING, Action.WAIT),
-        (State.WAITING, Move.DUE): (State.STARTING, Action.SPAWN),
-        (State.WAITING, Move.TRIPPED): (State.BROKEN, Action.TELL),
-        (State.WAITING, Move.UNWANTED): (State.STOPPED, None),
-        (State.BROKEN, Move.DUE): (State.STARTING, Action.SPAWN),
-        (State.BROKEN, Move.UNWANTED): (State.STOPPED, None),
+        (ProgramState.STOPPED, ProgramTransition.START_REQUESTED): (ProgramState.PENDING, None),
+        (ProgramState.ENDED, ProgramTransition.START_REQUESTED): (ProgramState.PENDING, None),
+        (ProgramState.PENDING, ProgramTransition.START_DUE): (
+            ProgramState.STARTING,
+            ProgramAction.SPAWN,
+        ),
+        (ProgramState.PENDING, ProgramTransition.BREAKER_TRIPPED): (
+            ProgramState.BROKEN,
+            ProgramAction.EMIT,
+        ),
+        (ProgramState.PENDING, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
+        (ProgramState.STARTING, ProgramTransition.SPAWNED): (ProgramState.UP, None),
+        (ProgramState.STARTING, ProgramTransition.FAILED): (
+            ProgramState.WAITING,
+            ProgramAction.WAIT,
+        ),
+        (ProgramState.STARTING, ProgramTransition.STOP_REQUESTED): (
+            ProgramState.STOPPING,
+            ProgramAction.STOP_TREE,
+        ),
+        (ProgramState.STARTING, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
+        (ProgramState.STARTING, ProgramTransition.ENDED): (ProgramState.ENDED, None),
+        (ProgramState.UP, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
+        (ProgramState.UP, ProgramTransition.ENDED): (ProgramState.ENDED, None),
+        (ProgramState.UP, ProgramTransition.FAILED): (ProgramState.WAITING, ProgramAction.WAIT),
+        (ProgramState.UP, ProgramTransition.STOP_REQUESTED): (
+            ProgramState.STOPPING,
+            ProgramAction.STOP_TREE,
+        ),
+        (ProgramState.STOPPING, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
+        (ProgramState.STOPPING, ProgramTransition.ENDED): (ProgramState.ENDED, None),
+        (ProgramState.STOPPING, ProgramTransition.FAILED): (
+            ProgramState.WAITING,
+            ProgramAction.WAIT,
+        ),
+        (ProgramState.WAITING, ProgramTransition.START_DUE): (
+            ProgramState.STARTING,
+            ProgramAction.SPAWN,
+        ),
+        (ProgramState.WAITING, ProgramTransition.BREAKER_TRIPPED): (
+            ProgramState.BROKEN,
+            ProgramAction.EMIT,
+        ),
+        (ProgramState.WAITING, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
+        (ProgramState.BROKEN, ProgramTransition.START_DUE): (
+            ProgramState.STARTING,
+            ProgramAction.SPAWN,
+        ),
+        (ProgramState.BROKEN, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
     },
 )

@@ -1,4 +1,6 @@
-"""What is to be kept up, and how: plain values that can be compared, so that a reload touches
+"""What a supervised program finds in its environment.
+
+What is to be kept up, and how: plain values that can be compared, so that a reload touches
 only what changed.
 """
 
@@ -11,16 +13,44 @@ from typing import Any, Self
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
-from longwatch.host.identity import identity_environment, identity_of
-from longwatch.host.process import Limits, ProcessSpec, StopPolicy
-from longwatch.supervisor.conditions import Condition, Readiness
-from longwatch.supervisor.decision import RestartPolicy
-from longwatch.supervisor.environment import child_environment
+from longwatch.host.identity import login_environment, resolve_identity
+from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
+from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.probes import HealthPolicy
+from longwatch.supervisor.restart_policy import RestartPolicy
+
+_WITHHELD_VARIABLES = frozenset(
+    {
+        "NOTIFY_SOCKET",
+        "WATCHDOG_PID",
+        "WATCHDOG_USEC",
+        "LISTEN_PID",
+        "LISTEN_FDS",
+        "LISTEN_FDNAMES",
+        "PIDFILE",
+    }
+)
+
+
+def child_environment(
+    environ: Mapping[str, str], extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Our environment without what is meant for us alone, then `extra`, then the mark that says who
+    manages it.
+
+    Withheld are `LONGWATCH_*` and the notify, socket and pid-file variables that address this
+    process; all else passes through.
+    """
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("LONGWATCH_") and name not in _WITHHELD_VARIABLES
+    }
+    return {**passed, **(extra or {}), "MANAGED_BY": "longwatch"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputPolicy:
     """What becomes of a program's lines beside its log file, and how large that gets; for
     whoever makes its streams.
     """
@@ -53,7 +83,7 @@ class ProgramPlan:
     ready_timeout: float | None = None
     depends_on: Mapping[str, Condition] = field(default_factory=dict)
     critical: bool = False
-    output: Output = Output()
+    output: OutputPolicy = OutputPolicy()
     autostart: bool = True
     """Whether it is wanted up when nobody has said otherwise yet."""
     group: str = ""
@@ -69,20 +99,20 @@ class ProgramPlan:
         *,
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: ResourceLimits | None = None,
         user: str | None = None,
         **policies: Any,
     ) -> Self:
         """A plan for a command: run without a shell, in our environment with `env` added.
         `policies` are the fields above.
         """
-        identity = None if user is None else identity_of(user)
-        theirs = {} if identity is None else identity_environment(identity)
+        identity = None if user is None else resolve_identity(user)
+        identity_env = {} if identity is None else login_environment(identity)
         process = ProcessSpec(
             argv=tuple(argv),
-            env=child_environment(os.environ, {**theirs, **(env or {})}),
+            env=child_environment(os.environ, {**identity_env, **(env or {})}),
             cwd=None if cwd is None else os.path.abspath(cwd),  # noqa: PTH100 - plain text for the wire
-            limits=limits or Limits(),
+            limits=limits or ResourceLimits(),
             identity=identity,
         )
         return cls(name=name, process=process, **policies)

@@ -17,46 +17,44 @@ from typing import Any, TypeVar
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
-from longwatch.core.endcause import EndCause
-from longwatch.core.events import (
-    Event,
-    Events,
-    PlanReloaded,
-    ProgramEnded,
-    ReloadRefused,
-    StopsRemembered,
+from longwatch.core.end_cause import EndCause
+from longwatch.core.events.base import Event, Events
+from longwatch.core.events.programs import ProgramEnded
+from longwatch.core.events.supervisor import (
+    ConfigReloaded,
+    ConfigReloadRejected,
+    ProgramsLeftStopped,
 )
 from longwatch.errors import LongwatchError, ServiceStateError, TryAgainError, UsageError
-from longwatch.host.asking import Question
-from longwatch.host.children import Guardian
-from longwatch.host.loop import LoopThread
+from longwatch.host.blocking_call import BlockingCall
+from longwatch.host.guardian_client import GuardianClient
+from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import KILL_NOW, StopPolicy
 from longwatch.host.service import Service
-from longwatch.supervisor.closing import close
-from longwatch.supervisor.commands import START_TIMEOUT, Commands
-from longwatch.supervisor.dependencies import problems
-from longwatch.supervisor.memory import Memory
+from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
+from longwatch.supervisor.control_requests import ControlRequests
+from longwatch.supervisor.dependencies import dependency_problems
+from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.post import Facts, Post
-from longwatch.supervisor.program import NEEDS_PERSON, Streams
-from longwatch.supervisor.reloading import reload
-from longwatch.supervisor.rendezvous import Rendezvous
-from longwatch.supervisor.requests import Requests
-from longwatch.supervisor.roster import Roster
-from longwatch.supervisor.statefiles import StateFiles
+from longwatch.supervisor.program import EXIT_NEEDS_PERSON, Streams
+from longwatch.supervisor.program_record import ProgramRecord
+from longwatch.supervisor.program_registry import ProgramRegistry, apply_plans
+from longwatch.supervisor.shutdown import stop_in_waves
+from longwatch.supervisor.socket_directory import SocketDirectory
+from longwatch.supervisor.state_directory import StateDirectory
 
 T = TypeVar("T")
 Plans = Iterable[ProgramPlan]
 
-HASTY_GRACE = 0.7
+FAST_SHUTDOWN_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
-MONTH = 30 * 86_400.0
-READING = 300.0
+THIRTY_DAYS = 30 * 86_400.0
+PLAN_READ_TIMEOUT = 300.0
 """Seconds that the source of plans may take."""
-_A_FEW = 10
+_START_BATCH = 10
 
 
-def inherited(_: ProgramPlan) -> Streams:
+def inherited_streams(_: ProgramPlan) -> Streams:
     """Output goes where this process's own goes."""
     return Streams()
 
@@ -65,33 +63,33 @@ class Supervisor(Service):
     """Keeps programs up in the background of this process.
 
     `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by
-    itself: because a critical program is broken or has failed for good (100), the `leader` has
-    ended (its code), or the guardian was lost (GuardianLostError). In between `status`,
+    itself: because a critical program is broken or has failed for good (100), the `main_program`
+    has ended (its code), or the guardian was lost (GuardianLostError). In between `status`,
     `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload` may be
     called from any thread.
 
-    With a `state` directory, what is remembered of programs survives this process, and `longwatch
-    status` and its like can reach it; one supervisor a directory. `source` gives the plans anew
-    when somebody asks for a reload, and `about` is what more `longwatch status --json` says of the
-    supervisor. `adopt` makes this process inherit orphans: for processes of our own. `guarded` is
-    called once the guardian runs, before anything else is opened: what is changed there is not
-    inherited by programs.
+    With a `state_dir`, the records of programs survive this process, and `longwatch status` and its
+    like can reach it; one supervisor for a directory. `plan_source` returns the plans for a reload,
+    and `extra_status` is added to what `longwatch status --json` says of the supervisor. `adopt`
+    makes this process inherit orphans: for processes of our own. `on_guardian_started` is called
+    once the guardian runs, before anything else is opened: what it changes is not inherited by
+    programs.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
         self,
         plans: Plans,
         *,
-        state: Path | None = None,
-        streams: Callable[[ProgramPlan], Streams] = inherited,
+        state_dir: Path | None = None,
+        streams: Callable[[ProgramPlan], Streams] = inherited_streams,
         events: Events | None = None,
         clock: Clock | None = None,
-        leader: str | None = None,
-        source: Callable[[], Plans] | None = None,
+        main_program: str | None = None,
+        plan_source: Callable[[], Plans] | None = None,
         shutdown_timeout: float | None = None,
-        forget_after: float = MONTH,
-        about: Mapping[str, str] | None = None,
-        guarded: Callable[[], None] = lambda: None,
+        forget_after: float = THIRTY_DAYS,
+        extra_status: Mapping[str, str] | None = None,
+        on_guardian_started: Callable[[], None] = lambda: None,
         adopt: bool = False,
         cgroups: bool = True,
     ) -> None:
@@ -99,43 +97,45 @@ class Supervisor(Service):
         super().__init__(name="supervisor", clock=self.clock)
         self.events = events or Events()
         self.events.subscribe(self._count_kills)
-        self.state = state
-        self.loop = LoopThread(clock=self.clock)
-        self.guardian = Guardian(
-            self.loop, clock=self.clock, events=self.events, adopt=adopt, cgroups=cgroups
+        self.state_dir = state_dir
+        self.loop = EventLoopThread(clock=self.clock)
+        self.guardian = GuardianClient(
+            self.loop, clock=self.clock, events=self.events, subreaper=adopt, cgroups=cgroups
         )
-        self._plans = checked(plans)
-        self._leader = leader
-        self._source = source
+        self._plans = validate_plans(plans)
+        self._main_program = main_program
+        self._plan_source = plan_source
         self._shutdown_timeout = shutdown_timeout
         self._forget_after = forget_after
-        self._about = about or {}
-        self._guarded = guarded
-        self._files: StateFiles | None = None
-        self._rendezvous: Rendezvous | None = None
-        self._roster = Roster(
+        self._extra_status = extra_status or {}
+        self._on_guardian_started = on_guardian_started
+        self._state_directory: StateDirectory | None = None
+        self._socket_directory: SocketDirectory | None = None
+        self._registry = ProgramRegistry(
             guardian=self.guardian,
             clock=self.clock,
             events=self.events,
             streams=streams,
-            note=self._note,
-            after_life=self._after_life,
-            failed=self._fail,
+            save_record=self._save_record,
+            on_finished=self._on_program_finished,
+            on_error=self._fail,
         )
-        self._begin_count()
-        self.commands = Commands(
-            self._roster,
+        self._reset()
+        self.commands = ProgramCommands(
+            self._registry,
             clock=self.clock,
             events=self.events,
-            saved=self._saved,
-            refused=lambda: "the supervisor is shutting down" if self._ending is not None else "",
+            flush_records=self._flush_records,
+            refusal=lambda: (
+                "the supervisor is shutting down" if self._shutdown_task is not None else ""
+            ),
         )
 
-    def _begin_count(self) -> None:
+    def _reset(self) -> None:
         """What belongs to one start of the supervisor."""
-        self._over = Wakeup()
-        self._reloading = asyncio.Lock()
-        self._ending: asyncio.Task[None] | None = None
+        self._finished = Wakeup()
+        self._reload_lock = asyncio.Lock()
+        self._shutdown_task: asyncio.Task[None] | None = None
         self._killed = 0
         self._exit_code: int | None = None
         self._error: BaseException | None = None
@@ -146,291 +146,299 @@ class Supervisor(Service):
         """Wait for the end; the exit code to pass on, None if the timeout passes first. Raises
         what brought the end about.
         """
-        if not self.clock.wait(self._over, timeout):
+        if not self.clock.wait(self._finished, timeout):
             return None
         if self._error is not None:
             raise self._error
         return int(self._killed > 0) if self._exit_code is None else self._exit_code
 
-    def status(self, *names: str) -> list[Facts]:
+    def status(self, *names: str) -> list[ProgramStatus]:
         """The facts of these programs, or of all."""
-        return self._call(self.commands.status(*names))
+        return self._call_on_loop(self.commands.status(*names))
 
     def start_programs(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
-    ) -> list[Facts]:
+    ) -> list[ProgramStatus]:
         """Have them up; TryAgainError if one is not in time."""
-        return self._call(self.commands.start(*names, ready=ready, within=timeout))
+        return self._call_on_loop(self.commands.start(*names, ready=ready, timeout=timeout))
 
-    def stop_programs(self, *names: str) -> list[Facts]:
+    def stop_programs(self, *names: str) -> list[ProgramStatus]:
         """Have them down until somebody starts them again, also after a restart of the
         supervisor.
         """
-        return self._call(self.commands.stop(*names))
+        return self._call_on_loop(self.commands.stop(*names))
 
     def restart_programs(
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
-    ) -> list[Facts]:
+    ) -> list[ProgramStatus]:
         """Stop and start them; TryAgainError if one is not up again in time."""
-        return self._call(self.commands.restart(*names, ready=ready, within=timeout))
+        return self._call_on_loop(self.commands.restart(*names, ready=ready, timeout=timeout))
 
-    def reset_programs(self, *names: str) -> list[Facts]:
+    def reset_programs(self, *names: str) -> list[ProgramStatus]:
         """Forget what went wrong with them; those that are broken start."""
-        return self._call(self.commands.reset(*names))
+        return self._call_on_loop(self.commands.reset(*names))
 
-    def reload(self, plans: Plans) -> PlanReloaded:
+    def reload(self, plans: Plans) -> ConfigReloaded:
         """Follow other plans: start what is new, stop what is gone, start anew what changed,
         leave alone the rest.
         """
-        return self._call(self._reload(checked(plans)))
+        return self._call_on_loop(self._reload(validate_plans(plans)))
 
     def shut_down(self, policy: StopPolicy | None = None) -> None:
         """Begin to stop everything; `wait` tells when it is done. With a policy, by that instead
         of each program's own.
         """
-        self._soon(lambda: self._end(policy=policy))
+        self._call_soon(lambda: self._begin_shutdown(policy=policy))
 
     def kill(self) -> None:
         """Kill everything, now."""
-        self._soon(lambda: self._end(policy=KILL_NOW, again=True))
+        self._call_soon(lambda: self._begin_shutdown(policy=KILL_NOW, escalate=True))
 
-    def condemn(self, pid: int, reason: str) -> None:
+    def kill_unhealthy(self, pid: int, reason: str) -> None:
         """Kill the program whose process that is, as one that failed its health checks: it
         starts again by its policy.
         """
-        self._soon(lambda: self._roster.condemn(pid, reason))
+        self._call_soon(lambda: self._registry.kill_unhealthy(pid, reason))
 
-    def limit_shutdown(self, seconds: float | None) -> None:
+    def set_shutdown_timeout(self, seconds: float | None) -> None:
         """How long a shutdown may take from now on; None: every program has its own grace."""
         self._shutdown_timeout = seconds
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to every program's process group."""
-        self._soon(lambda: self._roster.signal(signum))
+        self._call_soon(lambda: self._registry.signal(signum))
 
-    def reload_source(self) -> None:
+    def request_reload(self) -> None:
         """Read the source of plans again and follow it; what is wrong with it is told as an
         event.
         """
         if self.loop.started:
-            self.loop.spawn(self._reload_or_tell())
+            self.loop.spawn(self._reload_quietly())
 
     # --- the service contract ---
 
     @property
-    def inside(self) -> bool:
-        return self.loop.inside
+    def in_own_thread(self) -> bool:
+        return self.loop.in_own_thread
 
     def _start(self) -> None:
-        self._begin_count()
+        self._reset()
         with ExitStack() as undo:
-            memories: Mapping[str, Memory] = {}
-            if self.state is not None:
-                self._files = StateFiles(self.state, clock=self.clock, events=self.events)
-                undo.callback(self._close_files, Deadline.never(self.clock))
-                memories = self._files.open(self._plans, forget_after=self._forget_after)
-            self._rendezvous = Rendezvous.make()
-            undo.callback(self._leave)
+            records: Mapping[str, ProgramRecord] = {}
+            if self.state_dir is not None:
+                self._state_directory = StateDirectory(
+                    self.state_dir, clock=self.clock, events=self.events
+                )
+                undo.callback(self._close_state_directory, Deadline.never(self.clock))
+                records = self._state_directory.open(self._plans, forget_after=self._forget_after)
+            self._socket_directory = SocketDirectory.create()
+            undo.callback(self._close_socket_directory)
             undo.callback(self.loop.stop)
             self.guardian.start()
             undo.callback(self.guardian.stop)
-            self._guarded()
-            self.loop.call(self._begin(memories), timeout=START_TIMEOUT)
+            self._on_guardian_started()
+            self.loop.call(self._start_on_loop(records), timeout=START_TIMEOUT)
             undo.pop_all()
 
     def _stop(self, deadline: Deadline) -> bool:
         """Stop the programs with what grace there is, then what held them."""
-        if not self._over.is_set():
-            self.loop.call(self._finish(deadline), timeout=None)
-        gone = self.guardian.stop(deadline=deadline)
+        if not self._finished.is_set():
+            self.loop.call(self._shut_down_by(deadline), timeout=None)
+        stopped = self.guardian.stop(deadline=deadline)
         if self.loop.started:
-            self.loop.call(self._leave_loop(), timeout=None)
-        gone = self.loop.stop(deadline=deadline) and gone
-        self._close_files(deadline)
-        self._leave()
-        return gone
+            self.loop.call(self._close_on_loop(), timeout=None)
+        stopped = self.loop.stop(deadline=deadline) and stopped
+        self._close_state_directory(deadline)
+        self._close_socket_directory()
+        return stopped
 
-    def _close_files(self, deadline: Deadline) -> None:
-        if self._files is not None:
-            self._files.close(deadline)
-            self._files = None
+    def _close_state_directory(self, deadline: Deadline) -> None:
+        if self._state_directory is not None:
+            self._state_directory.close(deadline)
+            self._state_directory = None
 
-    def _leave(self) -> None:
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-            self._rendezvous = None
+    def _close_socket_directory(self) -> None:
+        if self._socket_directory is not None:
+            self._socket_directory.close()
+            self._socket_directory = None
 
     # --- on the loop: from the beginning to the end ---
 
-    async def _begin(self, memories: Mapping[str, Memory]) -> None:
-        assert self._rendezvous is not None
-        self._roster.posts.clear()
-        self._roster.memories = dict(memories)
-        self._roster.address = self._rendezvous.address
-        if self._files is not None:
-            state = self._files.state.absolute()
-            requests = Requests(
+    async def _start_on_loop(self, records: Mapping[str, ProgramRecord]) -> None:
+        assert self._socket_directory is not None
+        self._registry.programs.clear()
+        self._registry.records = dict(records)
+        self._registry.socket_path = self._socket_directory.socket_path
+        if self._state_directory is not None:
+            state_dir = self._state_directory.path.absolute()
+            requests = ControlRequests(
                 self.commands,
                 self._reload_from_source,
-                state,
+                state_dir,
                 self.guardian,
                 clock=self.clock,
-                about=self._about,
+                extra_status=self._extra_status,
             )
-            await self._files.listen(self._rendezvous.path / "control", requests.answer)
+            await self._state_directory.open_control(
+                self._socket_directory.path / "control", requests.handle
+            )
         for number, plan in enumerate(self._plans.values(), 1):
-            self._roster.add(
-                self._roster.prepare(plan), strict=plan.name == self._leader
-            ).follow_desire()
-            if not number % _A_FEW:
+            self._registry.add(
+                self._registry.prepare(plan), strict=plan.name == self._main_program
+            ).start_if_desired()
+            if not number % _START_BATCH:
                 await asyncio.sleep(0)  # the guardian starts these while we get the next ones ready
         if stopped := tuple(
             name
-            for name, post in self._roster.posts.items()
-            if post.program.memory.desired is False
+            for name, managed in self._registry.programs.items()
+            if managed.program.record.desired is False
         ):
-            self.events.emit(StopsRemembered(programs=stopped))
+            self.events.emit(ProgramsLeftStopped(programs=stopped))
 
-    def _after_life(self, post: Post, code: int) -> None:
-        if post.plan.name == self._leader:
-            self._end(code)
-        elif post.plan.critical and (code == NEEDS_PERSON or post.program.failed):
-            self._end(NEEDS_PERSON, within=HASTY_GRACE)
+    def _on_program_finished(self, managed: ManagedProgram, code: int) -> None:
+        if managed.plan.name == self._main_program:
+            self._begin_shutdown(code)
+        elif managed.plan.critical and (code == EXIT_NEEDS_PERSON or managed.program.failed):
+            self._begin_shutdown(EXIT_NEEDS_PERSON, timeout=FAST_SHUTDOWN_GRACE)
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
-        self._over.set()
+        self._finished.set()
 
-    def _end(
+    def _begin_shutdown(
         self,
         code: int | None = None,
         *,
         policy: StopPolicy | None = None,
-        within: float | None = None,
-        again: bool = False,
+        timeout: float | None = None,
+        escalate: bool = False,
     ) -> None:
         """Begin the end; a second time only to hasten it."""
-        if self._ending is not None:
-            if not again:
+        if self._shutdown_task is not None:
+            if not escalate:
                 return
-            self._ending.cancel()
+            self._shutdown_task.cancel()
         else:
             self._exit_code = code
-        self._ending = asyncio.ensure_future(
-            self._close_programs(policy, self._shutdown_timeout if within is None else within)
+        self._shutdown_task = asyncio.ensure_future(
+            self._stop_all(policy, self._shutdown_timeout if timeout is None else timeout)
         )
 
-    async def _close_programs(self, policy: StopPolicy | None, within: float | None) -> None:
+    async def _stop_all(self, policy: StopPolicy | None, timeout: float | None) -> None:
         try:
-            await close(
-                self._roster.posts,
-                self._roster.bulletin,
+            await stop_in_waves(
+                self._registry.programs,
+                self._registry.changes,
                 policy=policy,
-                within=within,
+                timeout=timeout,
                 clock=self.clock,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the end must hear of it
             self._fail(error)
-        if self._exit_code is None and self._leader is not None:
-            self._exit_code = self._code_of_leader(policy)
-        self._over.set()
+        if self._exit_code is None and self._main_program is not None:
+            self._exit_code = self._main_exit_code(policy)
+        self._finished.set()
 
-    def _code_of_leader(self, policy: StopPolicy | None) -> int:
+    def _main_exit_code(self, policy: StopPolicy | None) -> int:
         """That of its last life; of the signal that came before its first."""
-        post = self._roster.posts[self._leader or ""]
-        unborn = EndCause.signal((policy or post.plan.stop).signal).exit_code
-        return unborn if post.exit_code is None else post.exit_code
+        managed = self._registry.programs[self._main_program or ""]
+        signal_code = EndCause.signal((policy or managed.plan.stop).signal).exit_code
+        return signal_code if managed.exit_code is None else managed.exit_code
 
-    async def _finish(self, deadline: Deadline) -> None:
+    async def _shut_down_by(self, deadline: Deadline) -> None:
         """End, with no more grace than there is time."""
-        self._end()
+        self._begin_shutdown()
         left = deadline.remaining()
-        assert self._ending is not None
+        assert self._shutdown_task is not None
         done, _ = await asyncio.wait(
-            {self._ending}, timeout=None if left is None else max(left - HASTY_GRACE, 0.0)
+            {self._shutdown_task},
+            timeout=None if left is None else max(left - FAST_SHUTDOWN_GRACE, 0.0),
         )
         if not done:
-            self._end(policy=KILL_NOW, again=True)
+            self._begin_shutdown(policy=KILL_NOW, escalate=True)
             with suppress(asyncio.CancelledError):
-                await self._ending
+                await self._shutdown_task
 
-    async def _leave_loop(self) -> None:
-        self._roster.close()
-        if self._files is not None:
-            await self._files.hang_up()
+    async def _close_on_loop(self) -> None:
+        self._registry.close()
+        if self._state_directory is not None:
+            await self._state_directory.close_control()
 
     # --- on the loop: what is remembered, and other plans ---
 
-    def _note(self, name: str, memory: Memory) -> None:
-        if self._files is not None:
-            self._files.note(name, memory)
+    def _save_record(self, name: str, record: ProgramRecord) -> None:
+        if self._state_directory is not None:
+            self._state_directory.save_record(name, record)
 
-    async def _saved(self) -> None:
-        if self._files is not None:
-            await self._files.saved()
+    async def _flush_records(self) -> None:
+        if self._state_directory is not None:
+            await self._state_directory.flush_records()
 
-    async def _reload_or_tell(self) -> None:
+    async def _reload_quietly(self) -> None:
         with suppress(LongwatchError, OSError):
             await self._reload_from_source()
 
-    async def _reload_from_source(self) -> PlanReloaded:
-        if self._source is None:
+    async def _reload_from_source(self) -> ConfigReloaded:
+        if self._plan_source is None:
             raise UsageError(
                 "this supervisor was given its programs by code; there is no file to read again"
             )
-        async with self._reloading:
+        async with self._reload_lock:
             try:
-                return await self._follow(checked(await self._read_source(self._source)))
+                return await self._apply_plans(
+                    validate_plans(await self._read_plans(self._plan_source))
+                )
             except (LongwatchError, OSError) as error:
-                self.events.emit(ReloadRefused(reason=str(error)))
+                self.events.emit(ConfigReloadRejected(reason=str(error)))
                 raise
 
-    async def _read_source(self, source: Callable[[], Plans]) -> Plans:
+    async def _read_plans(self, source: Callable[[], Plans]) -> Plans:
         """In a thread of its own: it may take its time, and programs end meanwhile."""
-        question = Question(source, name="longwatch-reads-plans", within=READING)
+        question = BlockingCall(source, name="longwatch-plan-reader", timeout=PLAN_READ_TIMEOUT)
         try:
-            return await question.ask()
+            return await question.run()
         except TimeoutError:
             raise TryAgainError(
-                f"the settings could not be read within {READING:g} s; everything goes on as it was"
+                f"the settings could not be read within {PLAN_READ_TIMEOUT:g} s; everything "
+                f"goes on as it was"
             ) from None
         finally:
             question.close()
 
-    async def _reload(self, plans: dict[str, ProgramPlan]) -> PlanReloaded:
-        async with self._reloading:
-            return await self._follow(plans)
+    async def _reload(self, plans: dict[str, ProgramPlan]) -> ConfigReloaded:
+        async with self._reload_lock:
+            return await self._apply_plans(plans)
 
-    async def _follow(self, plans: dict[str, ProgramPlan]) -> PlanReloaded:
-        """One at a time: two at once would give a program that leaves and comes back two posts."""
-        self._check_not_ending()
-        told = await reload(self._roster, plans, go_on=self._check_not_ending)
+    async def _apply_plans(self, plans: dict[str, ProgramPlan]) -> ConfigReloaded:
+        """One at a time: two at once would add a program that leaves and comes back twice."""
+        self._check_running()
+        changes = await apply_plans(self._registry, plans, check_running=self._check_running)
         self._plans = plans
-        self.events.emit(told)
-        return told
+        self.events.emit(changes)
+        return changes
 
-    def _check_not_ending(self) -> None:
-        if self._ending is not None:
+    def _check_running(self) -> None:
+        if self._shutdown_task is not None:
             raise ServiceStateError("the supervisor is shutting down")
 
     # --- small words ---
 
     def _count_kills(self, event: Event) -> None:
-        if isinstance(event, ProgramEnded) and self._ending is not None:
+        if isinstance(event, ProgramEnded) and self._shutdown_task is not None:
             self._killed += event.killed
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if not self.started:
             work.close()
             raise ServiceStateError("the supervisor is not running; start() it first")
         return self.loop.call(work, timeout=None)
 
-    def _soon(self, act: Callable[[], object]) -> None:
+    def _call_soon(self, act: Callable[[], object]) -> None:
         if self.loop.started:
             self.loop.loop().call_soon_threadsafe(act)
 
 
-def checked(plans: Plans) -> dict[str, ProgramPlan]:
+def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:
     """The plans by name; UsageError with everything that is wrong with them together."""
     found: dict[str, ProgramPlan] = {}
     for plan in plans:
@@ -439,11 +447,11 @@ def checked(plans: Plans) -> dict[str, ProgramPlan]:
                 f"two programs are called {plan.name!r}; give one of them another name"
             )
         found[plan.name] = plan
-    if wrong := problems({name: plan.depends_on for name, plan in found.items()}):
+    if faults := dependency_problems({name: plan.depends_on for name, plan in found.items()}):
         raise UsageError(
             "\n".join(
                 f"program {problem.program!r} {problem.problem}; {problem.cure}"
-                for problem in wrong
+                for problem in faults
             )
         )
     return found

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar, overload
 
-from longwatch.core.events import Event
+from longwatch.core.events.base import Event
 
 EventT = TypeVar("EventT", bound=Event)
 
-PATIENCE = 10.0
+DEFAULT_TIMEOUT = 10.0
 
 
 class RecordingObserver:
@@ -18,35 +18,37 @@ class RecordingObserver:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._came = threading.Condition()
+        self._changed = threading.Condition()
 
     def __call__(self, event: Event) -> None:
-        with self._came:
+        with self._changed:
             self.events.append(event)
-            self._came.notify_all()
+            self._changed.notify_all()
 
     def of(self, kind: type[EventT]) -> list[EventT]:
         """The events of one type."""
-        with self._came:
+        with self._changed:
             return [event for event in self.events if isinstance(event, kind)]
 
     def names(self) -> list[str]:
         """What happened, by name."""
-        with self._came:
+        with self._changed:
             return [event.name for event in self.events]
 
     @overload
-    def wait_for(self, wanted: type[EventT], timeout: float = PATIENCE) -> EventT: ...
+    def wait_for(self, wanted: type[EventT], timeout: float = DEFAULT_TIMEOUT) -> EventT: ...
     @overload
-    def wait_for(self, wanted: Callable[[Event], bool], timeout: float = PATIENCE) -> Event: ...
     def wait_for(
-        self, wanted: type[Event] | Callable[[Event], bool], timeout: float = PATIENCE
+        self, wanted: Callable[[Event], bool], timeout: float = DEFAULT_TIMEOUT
+    ) -> Event: ...
+    def wait_for(
+        self, wanted: type[Event] | Callable[[Event], bool], timeout: float = DEFAULT_TIMEOUT
     ) -> Event:
         """The first event of that type, or that the predicate takes, as soon as there is one;
         AssertionError after the timeout.
         """
-        with self._came:
-            self._came.wait_for(lambda: self._first(wanted), timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self._first(wanted), timeout)
             found = self._first(wanted)
             if found is None:
                 raise AssertionError(

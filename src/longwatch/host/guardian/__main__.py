@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def lean_packages() -> None:
+def stub_packages() -> None:
     """Stand-ins for the packages around this one: what those load for others would stay in
     memory here for nothing.
     """
@@ -18,7 +18,7 @@ def lean_packages() -> None:
 
 
 if __name__ == "__main__":
-    lean_packages()
+    stub_packages()
     from longwatch.host.guardian.main import main
 
     main(sys.argv[1:])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from longwatch.host.guardian.kernel import fork_into
 
 _PREFIX = "longwatch-"
-_LINKS_OF_AN_EMPTY_ONE = 2
+_LEAF_LINKS = 2
 
 
 class Cgroup:
@@ -21,7 +21,7 @@ class Cgroup:
         self.path = path
 
     @classmethod
-    def named(cls, name: str) -> Cgroup | None:
+    def for_name(cls, name: str) -> Cgroup | None:
         """The one of that name below the one this process is in, be it there or not; None where
         there is no cgroup v2.
         """
@@ -67,7 +67,7 @@ class Cgroup:
         and its parent link to it.
         """
         with suppress(OSError):
-            if os.stat(self.path).st_nlink > _LINKS_OF_AN_EMPTY_ONE:
+            if os.stat(self.path).st_nlink > _LEAF_LINKS:
                 return [folder for folder, _, _ in os.walk(self.path)]
         return [self.path]
 
@@ -111,7 +111,7 @@ class Cgroup:
         except OSError:
             return False
 
-    def share(self, controller: str) -> bool:
+    def enable_controller(self, controller: str) -> bool:
         """Have those made inside it controlled; False where it is not given that controller
         itself.
         """
@@ -140,48 +140,48 @@ class Cgroups:
     guardian that was killed.
     """
 
-    def __init__(self, whole: Cgroup, lock: int) -> None:
-        self.whole = whole
+    def __init__(self, root: Cgroup, lock: int) -> None:
+        self.root = root
         self._lock = lock
-        self._memory: bool | None = None
+        self._memory_enabled: bool | None = None
         """Whether memory can be limited; None as long as nobody has asked."""
 
     @classmethod
-    def find(cls, name: str) -> Cgroups | None:
+    def open(cls, name: str) -> Cgroups | None:
         """A place of that name where we may make cgroups that can be killed whole, or None. What
         others left is removed.
         """
-        whole = Cgroup.named(name)
-        lock = None if whole is None else _hold(whole)
-        if whole is None or lock is None:
+        root = Cgroup.for_name(name)
+        lock = None if root is None else _make_locked(root)
+        if root is None or lock is None:
             return None
-        _remove_abandoned(os.path.dirname(whole.path))
-        cgroups = cls(whole, lock)
-        if _usable(whole.path):
+        _remove_abandoned(os.path.dirname(root.path))
+        cgroups = cls(root, lock)
+        if _is_usable(root.path):
             return cgroups
         cgroups.remove()
         return None
 
     def make(self, name: str) -> Cgroup | None:
-        cgroup = Cgroup(f"{self.whole.path}/{name}")
+        cgroup = Cgroup(f"{self.root.path}/{name}")
         return cgroup if cgroup.make() else None
 
     def limit_memory(self, cgroup: Cgroup, amount: int) -> bool:
         """Limit one of ours; False where the memory controller is not for us."""
-        if self._memory is None:
-            self._memory = self.whole.share("memory")
-        return self._memory and cgroup.limit_memory(amount)
+        if self._memory_enabled is None:
+            self._memory_enabled = self.root.enable_controller("memory")
+        return self._memory_enabled and cgroup.limit_memory(amount)
 
     def remove(self) -> None:
-        self.whole.remove()
+        self.root.remove()
         os.close(self._lock)
 
 
-def _hold(cgroup: Cgroup) -> int | None:
+def _make_locked(cgroup: Cgroup) -> int | None:
     """Make it and lock it; again if somebody found it in between and took it for abandoned."""
     for _ in range(10):
         cgroup.make()
-        lock = _locked(cgroup.path, fcntl.LOCK_EX)
+        lock = _lock_directory(cgroup.path, fcntl.LOCK_EX)
         if lock is not None and os.path.isdir(cgroup.path):
             return lock
         if lock is not None:
@@ -193,13 +193,14 @@ def _remove_abandoned(base: str) -> None:
     for name in os.listdir(base):
         if (
             name.startswith(_PREFIX)
-            and (lock := _locked(f"{base}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None
+            and (lock := _lock_directory(f"{base}/{name}", fcntl.LOCK_EX | fcntl.LOCK_NB))
+            is not None
         ):
             Cgroup(f"{base}/{name}").remove()
             os.close(lock)
 
 
-def _locked(path: str, operation: int) -> int | None:
+def _lock_directory(path: str, operation: int) -> int | None:
     """A descriptor that holds the lock of this directory; None if it cannot be had."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -213,7 +214,7 @@ def _locked(path: str, operation: int) -> int | None:
     return descriptor
 
 
-def _usable(path: str) -> bool:
+def _is_usable(path: str) -> bool:
     return os.access(f"{path}/cgroup.kill", os.W_OK) and os.access(
         f"{path}/../cgroup.procs", os.W_OK
     )

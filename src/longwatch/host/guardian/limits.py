@@ -9,8 +9,10 @@ import os
 import resource
 import signal
 
-_MOST_OF_IT = 0.8
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL})
+_NEAR_LIMIT = 0.8
+_CRASH_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL}
+)
 """How programs end by themselves that do not see, or do not bear, that they got no memory."""
 
 
@@ -30,9 +32,9 @@ def limit_data(amount: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (amount, amount))
 
 
-def ran_out(status: int, max_rss: int, limit: int) -> bool:
+def likely_out_of_memory(status: int, max_rss: int, limit: int) -> bool:
     """Whether a process whose data is limited probably ended for it: a failure or a crash of its
     own, its memory nearly used up.
     """
     code = os.waitstatus_to_exitcode(status)
-    return (code > 0 or -code in _CRASHES) and max_rss >= _MOST_OF_IT * limit
+    return (code > 0 or -code in _CRASH_SIGNALS) and max_rss >= _NEAR_LIMIT * limit

@@ -16,8 +16,8 @@ from operator import itemgetter
 
 _KERNEL_THREAD = 0x00200000
 
-_LONGEST_STAT = 4096
-_THREADS = 17
+_MAX_STAT_BYTES = 4096
+_THREADS_FIELD = 17
 """Where /proc/PID/stat has the number of threads, counted from the state."""
 
 
@@ -42,7 +42,7 @@ class ProcTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
-        self._depth = self._own_depth()
+        self._namespace_depth = self._find_namespace_depth()
 
     @property
     def own_key(self) -> int:
@@ -51,10 +51,10 @@ class ProcTable:
 
     def read(self) -> dict[int, Process]:
         """Every living process by its key; one that ends meanwhile is left out."""
-        found = (self.one(int(name)) for name in os.listdir(self.root) if name.isdecimal())
+        found = (self.get(int(name)) for name in os.listdir(self.root) if name.isdecimal())
         return {process.key: process for process in found if process is not None}
 
-    def one(self, key: int) -> Process | None:
+    def get(self, key: int) -> Process | None:
         """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot
         signal into.
         """
@@ -68,28 +68,30 @@ class ProcTable:
                 int(fields[19]),
             )
             if (
-                state in b"ZX" and int(fields[_THREADS]) <= 1
+                state in b"ZX" and int(fields[_THREADS_FIELD]) <= 1
             ):  # with more, only its first thread has ended
                 return None
-            if self._depth is None:
+            if self._namespace_depth is None:
                 return Process(key, key, parent, group, session, start)
-            pid, group, session = (numbers[self._depth] for numbers in self._here(key))
+            pid, group, session = (
+                numbers[self._namespace_depth] for numbers in self._namespace_ids(key)
+            )
             return Process(key, pid, parent, group, session, start)
         except (OSError, IndexError):
             return None
 
-    def start_of(self, pid: int) -> int:
+    def start_time(self, pid: int) -> int:
         """When the process that bears this number here began; 0 if none does, or nobody can
         tell.
         """
-        bearer = self.one(pid) if self._depth is None else None
-        return bearer.start if bearer else 0
+        process = self.get(pid) if self._namespace_depth is None else None
+        return process.start if process else 0
 
-    def is_younger(self, pid: int, start: int) -> bool:
+    def started_after(self, pid: int, start: int) -> bool:
         """Whether the process that bears this number began after that time, as far as anybody
         can tell.
         """
-        return 0 < start < self.start_of(pid)
+        return 0 < start < self.start_time(pid)
 
     def own_children(self) -> list[Process]:
         """Our direct children, read so fast that even one that forks and exits without end is
@@ -97,7 +99,7 @@ class ProcTable:
         """
         try:
             with open(f"{self.root}/{self.own_key}/task/{self.own_key}/children", "rb") as file:
-                found = [self.one(int(key)) for key in file.read().split()]
+                found = [self.get(int(key)) for key in file.read().split()]
         except OSError:
             return []
         return [process for process in found if process is not None]
@@ -116,7 +118,7 @@ class ProcTable:
                 return []
             if entries != [b""]:
                 return entries
-        return [] if self._has_none(process.key) else None
+        return [] if self._has_no_environment(process.key) else None
 
     def _tasks(self, key: int) -> Iterator[str]:
         """Where its threads are, looked up only when asked for."""
@@ -130,12 +132,12 @@ class ProcTable:
         with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(process.pid)
             try:
-                if (now := self.one(process.key)) is not None and now.start == process.start:
+                if (now := self.get(process.key)) is not None and now.start == process.start:
                     signal.pidfd_send_signal(descriptor, signum)
             finally:
                 os.close(descriptor)
 
-    def _has_none(self, key: int) -> bool:
+    def _has_no_environment(self, key: int) -> bool:
         """Whether one whose environment cannot be seen has none, as a thread of the kernel, or one
         that is gone by now.
 
@@ -149,7 +151,9 @@ class ProcTable:
         flags, memory, code, begin, end = (
             int(number) for number in itemgetter(6, 20, 23, 47, 48)(fields)
         )
-        gone = (fields[0] in b"ZX" and int(fields[_THREADS]) <= 1) or bool(flags & _KERNEL_THREAD)
+        gone = (fields[0] in b"ZX" and int(fields[_THREADS_FIELD]) <= 1) or bool(
+            flags & _KERNEL_THREAD
+        )
         return gone or (memory != 0 and code != 0 and begin == end)
 
     def _stat(self, key: int) -> list[bytes]:
@@ -158,17 +162,17 @@ class ProcTable:
         """
         descriptor = os.open(f"{self.root}/{key}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(descriptor, _LONGEST_STAT).rpartition(b")")[2].split()
+            return os.read(descriptor, _MAX_STAT_BYTES).rpartition(b")")[2].split()
         finally:
             os.close(descriptor)
 
-    def _own_depth(self) -> int | None:
+    def _find_namespace_depth(self) -> int | None:
         """Which of the numbers in NSpid are ours; None when /proc shows ours anyway."""
         if self.own_key == os.getpid():
             return None
-        return len(self._here(self.own_key)[0]) - 1
+        return len(self._namespace_ids(self.own_key)[0]) - 1
 
-    def _here(self, key: int) -> list[list[int]]:
+    def _namespace_ids(self, key: int) -> list[list[int]]:
         """Its pid, group and session, each in every namespace from that of /proc down to its
         own.
         """

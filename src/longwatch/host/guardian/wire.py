@@ -18,18 +18,18 @@ TYPE_CHECKING = False  # to import typing would take half a megabyte of the guar
 if TYPE_CHECKING:
     from typing import Any
 
-Message = dict[str, "Any"]
+ControlMessage = dict[str, "Any"]
 
 _HEADER = struct.Struct("!IB")
-_CHUNK = 1 << 16
-_MOST_DESCRIPTORS = 16
-MOST_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 16
+_MAX_DESCRIPTORS = 16
+MAX_FRAME_BYTES = 8 << 20
 """A frame larger than this is refused by the sender: more than any argv and environment the
 kernel would take.
 """
 
 
-class Outbox:
+class FrameSender:
     """Frames on their way out. `flush` sends what the socket takes now; descriptors are closed
     here once they were sent.
     """
@@ -40,10 +40,10 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._frames)
 
-    def put(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+    def put(self, message: ControlMessage, descriptors: tuple[int, ...] = ()) -> None:
         body = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if len(body) > MOST_BYTES:
-            raise ValueError(f"a message of {len(body)} bytes is larger than {MOST_BYTES}")
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {len(body)} bytes is larger than {MAX_FRAME_BYTES}")
         self._frames.append(
             (memoryview(_HEADER.pack(len(body), len(descriptors)) + body), descriptors)
         )
@@ -68,7 +68,7 @@ class Outbox:
             _close(self._frames.popleft()[1])
 
 
-class Inbox:
+class FrameReceiver:
     """Frames on their way in."""
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class Inbox:
 
     def receive(self, sock: socket.socket) -> bool:
         """Take what is there without blocking; False when the other side has closed."""
-        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
-            data, ancillary, _, _ = sock.recvmsg(_CHUNK, space, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = sock.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return True
         except ConnectionError:
@@ -92,7 +92,7 @@ class Inbox:
         self._data += data
         return bool(data)
 
-    def take(self) -> list[tuple[Message, tuple[int, ...]]]:
+    def take(self) -> list[tuple[ControlMessage, tuple[int, ...]]]:
         """The messages that are complete, each with its descriptors, which the taker now owns."""
         messages = []
         while len(self._data) >= _HEADER.size:

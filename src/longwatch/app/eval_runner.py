@@ -1,0 +1,324 @@
+"""How far something is: a bar on a terminal, a line now and then elsewhere.
+
+`longwatch eval run` and `resume`: an evaluation in worker processes, with a bar that shows how
+far it is.
+
+Samples that hang or kill their process cost that process, not the evaluation: another takes its
+place, and after its attempts the sample is reported as what it is. Whatever is killed here,
+`resume` goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from longwatch.app.console import fill_standard_streams, make_state_directory
+from longwatch.app.eval_group import EVAL_VARIABLE
+from longwatch.app.evaluation import EvalSpec, Evaluation, find_evaluation
+from longwatch.app.mailboxes import existing_store, opened_store
+from longwatch.app.startup_checks import working_directory
+from longwatch.app.up import raise_open_file_limit
+from longwatch.app.worker_plans import make_worker_plans
+from longwatch.config.programs import WorkerSettings
+from longwatch.config.settings import LogSettings
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.breaker import BreakerPolicy
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.events.base import Event, Events
+from longwatch.core.events.programs import ProgramEnded
+from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed
+from longwatch.errors import LongwatchError, NeedsOperatorError, TryAgainError
+from longwatch.evals.dataset import Dataset
+from longwatch.evals.report import EvalReport
+from longwatch.host.shutdown import ShutdownCoordinator
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.program import Streams
+from longwatch.supervisor.restart_policy import Restart, RestartPolicy
+from longwatch.supervisor.supervisor import Supervisor
+from longwatch.workers.parent import WorkerParent
+
+ShowProgress = Callable[[int], None]
+_PROGRESS_STEPS = 10
+
+
+@contextmanager
+def progress_display(total: int) -> Iterator[ShowProgress]:
+    """Gives what is to be called with how much is done."""
+    if sys.stderr.isatty():
+        with _progress_bar(total) as show:
+            yield show
+    else:
+        yield _ProgressLines(total)
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[ShowProgress]:
+    from rich.console import Console  # noqa: PLC0415 - only who sees a bar pays
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+class _ProgressLines:
+    """A line for every tenth."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._last_shown = -1
+
+    def __call__(self, done: int) -> None:
+        part = done * _PROGRESS_STEPS // self._total if self._total else _PROGRESS_STEPS
+        if part > self._last_shown:
+            self._last_shown = part
+            print(f"{done} of {self._total} samples done", file=sys.stderr, flush=True)  # noqa: T201 - for whoever waits
+
+
+_POLL_INTERVAL = 0.2
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BACKOFF = BackoffPolicy(initial=0.1, factor=2.0, cap=2.0)
+_BREAKER = BreakerPolicy(tolerated=1000, window=60.0, cooldown=None)
+"""Samples may kill a process again and again; each does so only as often as it has attempts."""
+_RESTART = RestartPolicy(restart=Restart.ALWAYS)
+"""However a sample ends its process: the others are not done yet."""
+_MAX_FAILED_STARTS = 5
+"""Processes in a row that may end without having come to a sample."""
+
+
+class InterruptedEvaluationError(LongwatchError):
+    """It was told to stop before all samples were done."""
+
+    exit_code = 130
+
+
+def run(
+    spec: EvalSpec,
+    dataset: Dataset,
+    *,
+    state: Path,
+    environ: Mapping[str, str],
+    resume_command: str,
+) -> EvalReport:
+    """Submit the dataset and evaluate it; the report, which is saved too. `resume_command` is
+    the command that resumes it.
+    """
+    fill_standard_streams()
+    full_spec = msgspec.structs.replace(
+        spec, dataset=dataset.name, digest=dataset.digest, ids=dataset.ids
+    )
+    with (
+        opened_store(spec.store, auto_migrate=True) as store,
+        closing(_EvalWorkers(full_spec, state, environ, resume_command)) as workers,
+    ):
+        workers.check()  # what cannot be used is told before anything is written
+        _make_directories(state)
+        evaluation = Evaluation(full_spec, store)
+        evaluation.submit(dataset)
+        return _finish(evaluation, workers, state)
+
+
+def resume(
+    run: str, *, store: str, state: Path, environ: Mapping[str, str], resume_command: str
+) -> EvalReport:
+    """Go on with an evaluation; one that is done is only reported."""
+    fill_standard_streams()
+    with existing_store(store) as opened:
+        evaluation = find_evaluation(opened, run, url=store)
+        _make_directories(state)
+        with closing(_EvalWorkers(evaluation.spec, state, environ, resume_command)) as workers:
+            return _finish(evaluation, workers, state)
+
+
+def _make_directories(state: Path) -> None:
+    make_state_directory(state)
+    (state / "evals").mkdir(mode=0o700, exist_ok=True)
+
+
+def _finish(evaluation: Evaluation, workers: _EvalWorkers, state: Path) -> EvalReport:
+    if left := evaluation.remaining():
+        _print_status(
+            f"evaluation {evaluation.spec.run}: {left} samples; if it is cut short, go on: "
+            f"{workers.resume_command}"
+        )
+        workers.run(evaluation)
+    report = evaluation.report()
+    base = state / "evals" / evaluation.spec.run
+    report.save(base.with_suffix(".json"))
+    report.save(base.with_suffix(".md"))
+    return report
+
+
+class _EvalWorkers:
+    """The worker processes of one evaluation."""
+
+    def __init__(
+        self, spec: EvalSpec, state: Path, environ: Mapping[str, str], resume_command: str
+    ) -> None:
+        self.resume_command = resume_command
+        self._spec = spec
+        self._clock = SystemClock()
+        self._stop_requested = Wakeup()
+        self._failed_starts = 0
+        self._is_waiting = False
+        self._plans: list[ProgramPlan] = []
+        self._log_path = state / "evals" / f"{spec.run}.log"
+        self._environ = environ
+        self._events = Events(self._count_failed_starts)
+        self._supervisor: Supervisor | None = None
+        self._worker_parent = WorkerParent(
+            state=state, log=LogSettings(), clock=self._clock, events=self._events
+        )
+
+    def check(self) -> None:
+        """UsageError for a loop or an evaluator that cannot be used."""
+        self._plans = self._plans or self._make_plans()
+
+    def run(self, evaluation: Evaluation) -> None:
+        """Until nothing is left; InterruptedEvaluationError if we are told to stop before."""
+        self.check()
+        with (
+            _stopped_by_signals(self._stop_requested.set),
+            _open_log(self._log_path) as log,
+            self._worker_parent,
+            self._make_supervisor(log),
+        ):
+            self._watch(evaluation)
+        if left := evaluation.remaining():
+            raise InterruptedEvaluationError(
+                f"interrupted with {left} samples left; go on: {self.resume_command}"
+            )
+
+    def _watch(self, evaluation: Evaluation) -> None:
+        """Until nothing is left, or we are told to stop."""
+        total = left = len(self._spec.ids)
+        with progress_display(total) as show:
+            while left := self._remaining(evaluation, left):
+                show(total - left)
+                self._require_workers(left)
+                if self._clock.wait(self._stop_requested, _POLL_INTERVAL):
+                    _print_status(
+                        "stopping: the samples at work may finish; to end them too, say it "
+                        "once more"
+                    )
+                    return
+            show(total)
+
+    def _remaining(self, evaluation: Evaluation, known: int) -> int:
+        """How many are left. While the store cannot be asked, which is told once: as many as
+        before.
+        """
+        try:
+            left = evaluation.remaining()
+        except LongwatchError as error:
+            if getattr(error.__cause__ or error, "exit_code", None) != TryAgainError.exit_code:
+                raise
+            if not self._is_waiting:
+                _print_status(f"{error}; waiting for it")
+            self._is_waiting = True
+            return known
+        self._is_waiting = False
+        return left
+
+    def close(self) -> None:
+        self._worker_parent.stop()
+
+    def _make_supervisor(self, log: int) -> Supervisor:
+        streams = Streams(None, log, log)
+        self._supervisor = self._worker_parent.supervisor = Supervisor(
+            self._plans,
+            streams=lambda _: streams,
+            events=self._events,
+            clock=self._clock,
+            on_guardian_started=raise_open_file_limit,
+            adopt=True,
+        )
+        return self._supervisor
+
+    def _make_plans(self) -> list[ProgramPlan]:
+        encoded = msgspec.json.encode(msgspec.structs.replace(self._spec, ids=[])).decode()
+        target = "longwatch.app.eval_group:group"
+        worker = WorkerSettings(
+            target=target, processes=self._spec.processes, env={EVAL_VARIABLE: encoded}
+        )
+        here = working_directory(None)
+        _, plans = make_worker_plans(
+            "eval",
+            worker,
+            base=here,
+            environ=self._environ,
+            worker_environment=self._worker_parent.environment_for,
+        )
+        return [
+            replace(plan, restart=_RESTART, backoff=_BACKOFF, breaker=_BREAKER) for plan in plans
+        ]
+
+    def _count_failed_starts(self, event: Event) -> None:
+        """Ends of processes that never came to a sample."""
+        if isinstance(event, WorkerJoined | WorkerRowsReclaimed):
+            self._failed_starts = 0
+        elif isinstance(event, ProgramEnded):
+            self._failed_starts += 1
+
+    def _require_workers(self, left: int) -> None:
+        assert self._supervisor is not None
+        try:
+            self._supervisor.wait(0.0)
+        except TryAgainError as error:
+            raise TryAgainError(f"{error}; go on: {self.resume_command}") from error
+        if self._failed_starts >= _MAX_FAILED_STARTS:
+            raise NeedsOperatorError(
+                f"worker processes end before they come to a sample, and {left} are left; see "
+                f"{self._log_path}, then: {self.resume_command}"
+            )
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Also when the terminal is closed; what was ignored (nohup, `&`) stays ignored."""
+    signals = [signum for signum in _STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    coordinator = ShutdownCoordinator.install(signals=signals)
+    coordinator.register(stop)
+    try:
+        yield
+    finally:
+        ShutdownCoordinator.reset()
+
+
+@contextmanager
+def _open_log(log: Path) -> Iterator[int]:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _print_status(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - to whoever waits
+
+
+def exit_code_for(report: EvalReport, min_pass_rate: float | None) -> int:
+    """1 if it is not good enough."""
+    if min_pass_rate is None or report.pass_rate >= min_pass_rate:
+        return 0
+    _print_status(
+        f"{report.passed} of {report.samples} samples passed, less than the pass rate of "
+        f"{min_pass_rate:g} that was asked for"
+    )
+    return 1

@@ -1,0 +1,290 @@
+"""The log files of a state directory, read by those who look: their last lines, and what is
+appended while they watch.
+
+The files are read as they lie there, so this works without a supervisor, too. Whoever follows one
+stays with it when it is rotated, and reads every file in between to its end before the next; after
+a truncation it begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from longwatch.core.clock import Clock, Wakeup
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import UsageError
+from longwatch.observe.logfile import SUPERVISOR_LOG
+
+POLL_INTERVAL = 0.25
+"""Seconds between two looks of somebody who follows."""
+_BLOCK = 64 * 1024
+
+TaggedLine = tuple[str, bytes]
+"""A program's name and a line of its log, without its end."""
+EventRecord = dict[str, Any]
+
+
+class LogTail:
+    """One log file: the whole lines in it, last first, and those that come. The file may come
+    later, too.
+    """
+
+    def __init__(self, path: Path, *, from_beginning: bool = False) -> None:
+        self.path = path
+        self._descriptor = -1 if from_beginning else _open_log(path)
+        self._end = _end_of_lines(self._descriptor) if self._descriptor >= 0 else 0
+        """Where the lines end that have been read."""
+
+    def read_last(self) -> Iterator[bytes]:
+        """The lines before the present end, the last one first, on into the files it was rotated
+        to.
+        """
+        if self._descriptor < 0:
+            return
+        yield from _lines_backward(self._descriptor, self._end)
+        for path in _rotated_files(self.path)[1:]:
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                yield from _lines_backward(file.fileno(), _end_of_lines(file.fileno()))
+
+    def read_new(self) -> Iterator[bytes]:
+        """The lines that were appended since."""
+        if self._descriptor < 0:
+            self._descriptor = _open_log(self.path)
+        while self._descriptor >= 0:
+            yield from self._appended()
+            if not self._follow_rotation():
+                return
+
+    def close(self) -> None:
+        """Let go of the file; what comes later is read from its beginning. Idempotent."""
+        self._descriptor, self._end, closing = -1, 0, self._descriptor
+        if closing >= 0:
+            os.close(closing)
+
+    def _appended(self) -> Iterator[bytes]:
+        if os.fstat(self._descriptor).st_size < self._end:  # it was truncated
+            self._end = 0
+        size = _BLOCK
+        while block := os.pread(self._descriptor, size, self._end):
+            whole = block.rfind(b"\n") + 1
+            self._end += whole
+            yield from block[:whole].split(b"\n")[:-1]
+            if not whole and len(block) < size:
+                return  # the beginning of a line
+            size = _BLOCK if whole else 2 * size
+
+    def _follow_rotation(self) -> bool:
+        """Go on to the file that came after ours, if one did: the present one if ours is gone
+        altogether.
+        """
+        files = _rotated_files(self.path)
+        place = next(
+            (number for number, path in enumerate(files) if self._is_open_file(path)), None
+        )
+        if place == 0:
+            return False
+        successor = _open_log(files[0 if place is None else place - 1])
+        if successor < 0:
+            return False
+        if place is not None and not self._is_open_file(
+            files[place]
+        ):  # they were moved on while we looked
+            os.close(successor)
+            return False
+        self.close()
+        self._descriptor = successor
+        return True
+
+    def _is_open_file(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(path.stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+
+class ProgramLogs:
+    """The logs of some programs, or of all there are and will be."""
+
+    def __init__(self, state: Path, names: Sequence[str]) -> None:
+        self._state = state
+        self._all = not names
+        self._tails = {name: LogTail(path) for name, path in _select_logs(state, names).items()}
+        if not self._tails:
+            raise UsageError(
+                f"no logs are kept in {state}; start something with `longwatch up`, or give "
+                f"--state-dir"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tails)
+
+    def read_last(self, count: int) -> Iterator[TaggedLine]:
+        """The last so many lines of each."""
+        for name, tail in self._tails.items():
+            yield from ((name, line) for line in reversed(list(islice(tail.read_last(), count))))
+
+    def read_new(self) -> Iterator[TaggedLine]:
+        """The lines that were appended since, in logs that are new as well."""
+        if self._all:
+            for name, path in program_logs(self._state).items():
+                self._tails.setdefault(name, LogTail(path, from_beginning=True))
+        for name, tail in self._tails.items():
+            yield from ((name, line) for line in tail.read_new())
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+
+
+class EventLogReader:
+    """The records in the supervisor's own log, all or those about some programs; those of level
+    debug only if asked for.
+    """
+
+    def __init__(self, state: Path, names: Sequence[str], *, include_debug: bool = False) -> None:
+        self._includes_debug = include_debug
+        self._names = frozenset(_select_logs(state, names) if names else ())
+        self._tail = LogTail(_log_path(state, SUPERVISOR_LOG))
+        if not self._tail.path.exists():
+            raise UsageError(
+                f"no events are kept in {state}; start something with `longwatch up`, or give "
+                f"--state-dir"
+            )
+
+    def read_last(self, count: int) -> list[EventRecord]:
+        """The last so many."""
+        return list(islice(self._matching(self._tail.read_last()), count))[::-1]
+
+    def read_new(self) -> Iterator[EventRecord]:
+        """Those that were appended since."""
+        return self._matching(self._tail.read_new())
+
+    def close(self) -> None:
+        self._tail.close()
+
+    def _matching(self, lines: Iterator[bytes]) -> Iterator[EventRecord]:
+        records = (record for line in lines if (record := _parse_record(line)) is not None)
+        return (record for record in records if self._is_wanted(record))
+
+    def _is_wanted(self, record: EventRecord) -> bool:
+        """A record names its program, or several that it is about."""
+        if record.get("level") == "debug" and not self._includes_debug:
+            return False
+        programs = record.get("programs")
+        about = (
+            [*programs, record.get("program")]
+            if isinstance(programs, list)
+            else [record.get("program")]
+        )
+        return not self._names or any(name in about for name in self._names)
+
+
+def follow(write_new: Callable[[], object], *, is_over: Callable[[], bool], clock: Clock) -> None:
+    """Pour out what is fresh, every so often, until it is over."""
+    never = Wakeup()
+    while not is_over():
+        write_new()
+        clock.wait(never, POLL_INTERVAL)
+
+
+def program_logs(state: Path) -> dict[str, Path]:
+    """Every program that has a log, by name."""
+    return {
+        path.stem: path
+        for path in sorted((state / "logs").glob("*.log"))
+        if path.stem != SUPERVISOR_LOG
+    }
+
+
+def _select_logs(state: Path, names: Collection[str]) -> dict[str, Path]:
+    known = program_logs(state)
+    for name in names:
+        if not _matching_names(name, known):
+            raise UsageError(
+                f"there is no log of program {name!r} in {state / 'logs'}; {_hint(name, known)}"
+            )
+    return (
+        {each: known[each] for name in names for each in _matching_names(name, known)}
+        if names
+        else known
+    )
+
+
+def _matching_names(name: str, known: Collection[str]) -> list[str]:
+    """The program of that name; else the processes of the worker of that name."""
+    return (
+        [name]
+        if name in known
+        else [each for each in known if re.fullmatch(rf"{re.escape(name)}-\d+", each)]
+    )
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    listed = (
+        f"there are {', '.join(known)}"
+        if known
+        else "start something with `longwatch up`, or give --state-dir"
+    )
+    return did_you_mean(name, known, default=listed)
+
+
+def _log_path(state: Path, name: str) -> Path:
+    return state / "logs" / f"{name}.log"
+
+
+def _open_log(path: Path) -> int:
+    """A descriptor to read it with; -1 if it cannot be read."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1
+
+
+def _rotated_files(path: Path) -> list[Path]:
+    """The file and those it was rotated to, newest first."""
+    files = [path]
+    while (older := path.with_name(f"{path.name}.{len(files)}")).exists():
+        files.append(older)
+    return files
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """Where the last whole line ends."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        begin = max(end - _BLOCK, 0)
+        newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
+
+
+def _lines_backward(descriptor: int, end: int) -> Iterator[bytes]:
+    """The lines before `end`, which is the end of one, the last one first."""
+    if end == 0:
+        return
+    end -= 1
+    partial = b""
+    while end > 0:
+        begin = max(end - _BLOCK, 0)
+        partial, *lines = (os.pread(descriptor, end - begin, begin) + partial).split(b"\n")
+        yield from reversed(lines)
+        end = begin
+    yield partial
+
+
+def _parse_record(line: bytes) -> EventRecord | None:
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict):
+            return record
+    return None

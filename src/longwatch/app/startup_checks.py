@@ -1,0 +1,202 @@
+"""Is this a command that can be run? Asked before anything is started, so that a slip of the pen
+is one line and not a restart.
+
+Is the port free on which a program will be asked for its health? Somebody else there would
+answer in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from longwatch.config.discovery import FILE_NAME
+from longwatch.config.settings import Settings
+from longwatch.config.settings_reader import toml_key
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import Fault, UsageError
+
+_INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
+_SHELL_BUILTINS = frozenset(
+    {"cd", "export", "source", ".", "alias", "set", "ulimit", "umask", "exec", "eval"}
+)
+_SHELL_SYNTAX = re.compile(r"[\s;|&<>$`*()]")
+_MAX_FIRST_LINE = 256
+
+
+def program_name(command: Sequence[str]) -> str:
+    """What to call a program that was given no name: the command's base name, in letters that
+    suit a file name.
+    """
+    return (
+        re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(command[0]))[:64].lstrip(".") or "program"  # noqa: PTH119 - text only
+    )
+
+
+def check_command(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    shell_example: str = "longwatch run -- sh -c '…'",
+) -> None:
+    """Raise UsageError with the cure unless the command names an executable file, by its path or on
+    the PATH.
+
+    `shell_example` is what to write for what a shell does.
+    """
+    program = command[0]
+    if "/" in program:
+        _check_path(cwd / program, program)
+        found = [cwd / program]
+    else:
+        found = [
+            path
+            for path in (cwd / folder / program for folder in _search_path(env))
+            if _is_executable(path)
+        ]
+    if not found:
+        _raise_not_found(program, cwd, env, shell_example)
+    missing = [_missing_interpreter(path, cwd) for path in found]
+    if all(missing):
+        raise UsageError(
+            f"{program!r} needs the interpreter {missing[0]!r}, which does not exist; correct "
+            f"its first line"
+        )
+
+
+def working_directory(requested: str | None) -> Path:
+    """Where the program is to start, as an absolute path; UsageError unless it can be entered."""
+    try:
+        cwd = Path.cwd() / (requested or "")
+    except FileNotFoundError:
+        raise UsageError(
+            "the current directory no longer exists; change to one that does"
+        ) from None
+    if problem := directory_problem(cwd):
+        cure = "correct --cwd, or cwd in the settings" if requested else "choose one with --cwd"
+        raise UsageError(f"the working directory {str(cwd)!r} {problem}; {cure}")
+    return cwd
+
+
+def directory_problem(path: Path) -> str:
+    """Why nothing can be started in this directory; empty if something can."""
+    problem = _path_problem(path) or ("" if path.is_dir() else "is not a directory")
+    return problem or ("" if os.access(path, os.X_OK) else "cannot be entered (permission denied)")
+
+
+def _path_problem(path: Path) -> str:
+    """Why there is nothing at this path; empty if there is something."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be reached ({(error.strerror or 'unknown reason').lower()})"
+    return ""
+
+
+def _check_path(path: Path, program: str) -> None:
+    if problem := _path_problem(path):
+        raise UsageError(f"{program!r} {problem}; check the path")
+    if path.is_dir():
+        raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
+    if not path.is_file():
+        raise UsageError(f"{program!r} is not a file that can be executed; check the path")
+    if not os.access(path, os.X_OK):
+        raise UsageError(
+            f"{program!r} is not executable; make it so with chmod +x, or run it through its "
+            f"interpreter"
+        )
+
+
+def _is_executable(path: Path) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113 - never raises, whatever stands on the PATH
+
+
+def _missing_interpreter(path: Path, cwd: Path) -> str | None:
+    """The interpreter that a script asks for in its first line, if it is not there."""
+    try:
+        with path.open("rb") as file:
+            match = _INTERPRETER.match(file.readline(_MAX_FIRST_LINE))
+    except OSError:
+        return None
+    interpreter = os.fsdecode(match[1]) if match else ""
+    return interpreter if match and _path_problem(cwd / interpreter) else None
+
+
+def _raise_not_found(
+    program: str, cwd: Path, env: Mapping[str, str], shell_example: str
+) -> NoReturn:
+    """Say which of the ways to miss a command this one was."""
+    if not program:
+        raise UsageError("the command is empty; write the program first, then its arguments")
+    here = cwd / program
+    if here.is_dir():
+        raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
+    if here.is_file():
+        spelled = f"./{program}" if program.isprintable() else repr(f"./{program}")
+        raise UsageError(
+            f"{program!r} is not on the PATH; for the file in this directory write {spelled}"
+        )
+    hint = did_you_mean(
+        program,
+        _commands_on_path(env),
+        default="check the spelling or give its full path",
+        cutoff=0.75,
+    )
+    if program in _SHELL_BUILTINS or _SHELL_SYNTAX.search(program):
+        hint = f"it runs without a shell; for what a shell does write: {shell_example}"
+    raise UsageError(f"command {program!r} was not found on the PATH; {hint}")
+
+
+def _commands_on_path(env: Mapping[str, str]) -> Iterator[str]:
+    for folder in _search_path(env):
+        try:
+            yield from (entry.name for entry in Path(folder).iterdir())
+        except OSError:
+            continue
+
+
+def _search_path(env: Mapping[str, str]) -> list[str]:
+    return env.get("PATH", os.defpath).split(os.pathsep)
+
+
+_PORT_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+
+
+def port_problem(port: int) -> str:
+    """Why a program could not listen on this port of 127.0.0.1; empty if it could, or if only it
+    may (a port below 1024).
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return os.strerror(error.errno).lower() if error.errno in _PORT_TAKEN else ""
+    return ""
+
+
+def busy_port_faults(settings: Settings, *, source: str = FILE_NAME) -> list[Fault]:
+    """The ports of programs that start by themselves which somebody else has; to be asked while
+    no program runs.
+    """
+    faults = []
+    for name, program in settings.program.items():
+        port = settings.health_port(name)
+        if port is not None and program.autostart and (problem := port_problem(port)):
+            message = f"{port} is not free ({problem}), so health checks would ask another server"
+            faults.append(
+                Fault(
+                    f"{source}: program.{toml_key(name)}.health.port",
+                    message,
+                    "stop that one, or choose another port",
+                )
+            )
+    return faults

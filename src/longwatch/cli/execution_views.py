@@ -1,0 +1,262 @@
+"""How executions are told: tables for people, and what `--json` says. The keys are API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from longwatch.cli.json_views import JsonObject, utc
+from longwatch.cli.output import age, key_value_lines, pluralize, short_body, table
+
+if TYPE_CHECKING:
+    from longwatch.app.flows import ExecutionView
+    from longwatch.flow.execution import Computation, ExecutionSummary
+    from longwatch.flow.explanation import Explanation
+    from longwatch.flow.gates import GateResult
+    from longwatch.flow.graph import Graph
+
+MAX_ERROR_CHARS = 120
+
+
+# --- for machines ---
+
+
+def summary_json(summary: ExecutionSummary) -> JsonObject:
+    return {
+        "execution": summary.id,
+        "graph": summary.graph,
+        "version": summary.version,
+        "state": summary.state,
+        "revision": summary.revision,
+        "created_at": utc(summary.created_at),
+        "updated_at": utc(summary.updated_at),
+        "set": summary.values,
+        "running": summary.running,
+        "waiting": summary.waiting,
+        "failed": summary.failed,
+    }
+
+
+def execution_json(seen: ExecutionView, attempts: Sequence[Computation]) -> JsonObject:
+    state = seen.state
+    values = {
+        name: {"value": state.value(name), "revision": state.revision_of(name)}
+        for name in _set_nodes(seen)
+    }
+    return {
+        **summary_json(seen.summary),
+        "values": values,
+        "attempts": [attempt_json(each) for each in attempts],
+    }
+
+
+def attempt_json(attempt: Computation) -> JsonObject:
+    times = {
+        name: _utc_or_none(getattr(attempt, name))
+        for name in ("created_at", "started_at", "ended_at", "last_heartbeat_at")
+    }
+    fields = {
+        "node": attempt.node,
+        "attempt": attempt.attempt,
+        "state": attempt.state,
+        "end_cause": attempt.end_cause,
+        **times,
+    }
+    is_running = attempt.state == "computing"
+    left = {
+        name: getattr(attempt, name) if is_running else None
+        for name in ("heartbeat_in", "deadline_in")
+    }
+    return {
+        **fields,
+        **left,
+        "ready_in": attempt.ready_in,
+        "error": attempt.error,
+        "computed_with": attempt.computed_with,
+    }
+
+
+def explanation_json(explanation: Explanation) -> JsonObject:
+    nodes = [
+        {
+            "node": each.node,
+            "state": each.state,
+            "text": each.text,
+            "gate": None if each.gate is None else _finding_json(each.gate),
+        }
+        for each in explanation.nodes
+    ]
+    return {"execution": explanation.execution, "nodes": nodes}
+
+
+def graph_json(graph: Graph, execution: str | None, picture: str) -> JsonObject:
+    from longwatch.flow.diagram import gate_text, node_kind  # noqa: PLC0415 - help must not wait for it
+
+    nodes = [
+        {
+            "node": each.name,
+            "kind": node_kind(each),
+            "after": list(each.upstream),
+            "gate": gate_text(each.gate) or None,
+        }
+        for each in graph.nodes.values()
+    ]
+    return {
+        "graph": graph.name,
+        "version": graph.version,
+        "execution": execution,
+        "nodes": nodes,
+        "picture": picture,
+    }
+
+
+def _finding_json(result: GateResult) -> JsonObject:
+    return {
+        "text": result.text,
+        "met": result.met,
+        "parts": [_finding_json(part) for part in result.parts],
+    }
+
+
+def _utc_or_none(moment: float | None) -> str | None:
+    return None if moment is None else utc(moment)
+
+
+# --- for people ---
+
+_SUMMARY_HEADERS = (
+    "execution",
+    "graph",
+    "version",
+    "state",
+    "revision",
+    "set",
+    "running",
+    "waiting",
+    "failed",
+    "started",
+    "changed",
+)
+_ATTEMPT_HEADERS = ("node", "attempt", "state", "cause", "since", "took", "heartbeat left", "error")
+
+
+def summary_table(found: Iterable[ExecutionSummary]) -> list[str]:
+    """A table of executions."""
+    now = time.time()
+    return table(_SUMMARY_HEADERS, (_summary_row(each, now) for each in found))
+
+
+def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> list[str]:
+    """One execution with its values and these of its attempts."""
+    parts = [
+        _summary_lines(seen.summary),
+        _value_table(seen),
+        _attempt_table(seen.attempts, attempts),
+    ]
+    return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def _summary_row(each: ExecutionSummary, now: float) -> tuple[object, ...]:
+    counts = each.revision, each.values, each.running, each.waiting, each.failed
+    return (
+        each.id,
+        each.graph,
+        each.version,
+        each.state,
+        *counts,
+        _ago(now, each.created_at),
+        _ago(now, each.updated_at),
+    )
+
+
+def _summary_lines(summary: ExecutionSummary) -> list[str]:
+    now = time.time()
+    facts = {
+        "execution": summary.id,
+        "graph": f"{summary.graph} {summary.version}",
+        "state": summary.state,
+        "revision": summary.revision,
+        "started": f"{utc(summary.created_at)}, {_ago(now, summary.created_at)}",
+        "changed": f"{utc(summary.updated_at)}, {_ago(now, summary.updated_at)}",
+    }
+    return key_value_lines(facts)
+
+
+def _value_table(seen: ExecutionView) -> list[str]:
+    nodes = seen.state.nodes
+    rows = [
+        (name, nodes[name].revision, short_body((nodes[name].value or "null").encode()))
+        for name in _set_nodes(seen)
+    ]
+    return table(("node", "revision", "value"), rows) if rows else []
+
+
+def _attempt_table(every: Sequence[Computation], some: Sequence[Computation]) -> list[str]:
+    now = time.time()
+    lines = table(_ATTEMPT_HEADERS, (_attempt_row(each, now) for each in some)) if some else []
+    left = len(every) - len(some)
+    return (
+        [*lines, f"{pluralize(left, 'older attempt')} not shown; more with --limit"]
+        if left
+        else lines
+    )
+
+
+def _attempt_row(attempt: Computation, now: float) -> tuple[object, ...]:
+    since = attempt.ended_at or attempt.started_at or attempt.created_at
+    return (
+        attempt.node,
+        attempt.attempt,
+        _state(attempt),
+        attempt.end_cause,
+        _ago(now, since),
+        _duration(attempt, now),
+        _time_left(attempt.heartbeat_in) if attempt.state == "computing" else "",
+        _last_line(attempt.error),
+    )
+
+
+def _state(attempt: Computation) -> str:
+    if attempt.state == "not_set":
+        return (
+            "waiting"
+            if not attempt.ready_in or attempt.ready_in <= 0
+            else f"due in {age(attempt.ready_in)}"
+        )
+    return attempt.state
+
+
+def _duration(attempt: Computation, now: float) -> str:
+    return (
+        ""
+        if attempt.started_at is None
+        else age(max((attempt.ended_at or now) - attempt.started_at, 0.0))
+    )
+
+
+def _time_left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return age(seconds) if seconds >= 0 else f"late by {age(-seconds)}"
+
+
+def _last_line(error: str | None) -> str:
+    """Of an error that goes over several: the last one that says something, cut."""
+    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if len(lines[-1]) <= MAX_ERROR_CHARS else f"{lines[-1][:MAX_ERROR_CHARS]}…"
+
+
+def _set_nodes(seen: ExecutionView) -> list[str]:
+    """The nodes that have a value, in the order in which they got it."""
+    nodes = seen.state.nodes
+    return sorted(
+        (name for name in nodes if nodes[name].is_set),
+        key=lambda name: (nodes[name].revision, name),
+    )
+
+
+def _ago(now: float, moment: float) -> str:
+    return f"{age(max(now - moment, 0.0))} ago"

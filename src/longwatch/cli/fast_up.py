@@ -1,0 +1,56 @@
+"""`longwatch up` as it is called nearly always, read without the library that reads every other
+command.
+
+What that library loads would stay for as long as we do, a tenth of all our memory, and programs
+would start a tenth later. Whatever is not plain, be it help, a mistake or a rarer way to say it, is
+left to it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+SETTING_PATHS = {
+    "state_dir": "state_dir",
+    "log_level": "supervisor.log.level",
+    "log_format": "supervisor.log.format",
+}
+"""The options of `up` beside `--config`, and the settings that they set."""
+OPTION_NAMES = ("config", *SETTING_PATHS)
+
+
+def parse_up_options(words: Sequence[str]) -> dict[str, str] | None:
+    """What these words say to `up`, by the names of its options; None if they are for another
+    command, or not plain.
+    """
+    if words[:1] != ["up"]:
+        return None
+    options: dict[str, str] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        value = value if equals else next(rest, "")
+        if (
+            option != f"--{name.replace('_', '-')}"
+            or name not in OPTION_NAMES
+            or not value
+            or value.startswith("-")
+        ):
+            return None
+        options[name] = value
+    return options
+
+
+def run_up(*, config: Path | str | None = None, **given: str | None) -> int:
+    """`longwatch up` with these options; the exit code."""
+    from longwatch.app.up import up  # noqa: PLC0415 - help must not wait for what only running needs
+
+    environ = dict(os.environ)  # which makes a new text of everything each time it is asked
+    return up(
+        None if config is None else Path(config),
+        environ,
+        {SETTING_PATHS[name]: value for name, value in given.items()},
+    )

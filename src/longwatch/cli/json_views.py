@@ -1,0 +1,63 @@
+"""What `--json` tells about mailboxes, messages and dead letters. The keys are API."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from longwatch.errors import SerializationError
+
+if TYPE_CHECKING:
+    from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord
+
+JsonObject = dict[str, Any]
+
+
+def mailbox_json(name: str, stats: MailboxStats) -> JsonObject:
+    return {"mailbox": name, **stats._asdict()}
+
+
+def message_json(delivery: MessageRecord) -> JsonObject:
+    counters = {
+        "deliveries": delivery.deliveries,
+        "failures": delivery.failures,
+        "crashes": delivery.crashes,
+    }
+    facts = {
+        "id": delivery.id,
+        "enqueued_at": utc(delivery.enqueued_at),
+        **counters,
+        "reply_to": delivery.reply_to,
+    }
+    return facts | body_json(delivery.body)
+
+
+def dead_letter_json(dead_letter: DeadLetter) -> JsonObject:
+    """Everything but the body."""
+    facts = dead_letter._asdict()
+    del facts["body"]
+    return facts | {
+        "died_at": utc(dead_letter.died_at),
+        "enqueued_at": utc(dead_letter.enqueued_at),
+    }
+
+
+def body_json(data: bytes) -> JsonObject:
+    """`body` is what the JSON says; for one that is not JSON it is null, and `raw` has the bytes
+    in base64.
+    """
+    from longwatch.app.mailboxes import decode_body  # noqa: PLC0415 - help must not wait for what only commands need
+
+    try:
+        return {"body": decode_body(data), "raw": None}
+    except SerializationError:
+        return {"body": None, "raw": base64.b64encode(data).decode()}
+
+
+def utc(moment: float) -> str:
+    return (
+        datetime.fromtimestamp(moment, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )

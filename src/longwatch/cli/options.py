@@ -1,0 +1,59 @@
+"""What the commands about stores and mailboxes share: options, and ways in that import what they
+need only when used.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from longwatch.mailbox import Mailbox
+
+DEFAULT_STORE = "sqlite:///longwatch.db"
+
+
+def valid_text(value: Any) -> Any:
+    """Refuse words that are no text: a store could not keep them."""
+    for word in value if isinstance(value, list | tuple) else [value or ""]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            from longwatch.core.masking import mask_text  # noqa: PLC0415 - only who fails waits for it
+
+            raise typer.BadParameter(f"{mask_text(word)!r} is not UTF-8") from None
+    return value
+
+
+Store = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="LONGWATCH_STORE",
+        callback=valid_text,
+        help="Where the mailboxes are.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=valid_text, help="The mailbox.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="The message.")]
+MessageIds = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", callback=valid_text, help="The messages.")
+]
+
+
+def open_existing(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
+    """A mailbox that is there."""
+    from longwatch.app.mailboxes import existing_mailbox  # noqa: PLC0415 - help must not wait for what only commands need
+
+    return existing_mailbox(store, name)
+
+
+def open_or_create(store: str, name: str) -> AbstractContextManager[Mailbox[Any]]:
+    """A mailbox that may have to be made."""
+    from longwatch.app.mailboxes import opened_mailbox  # noqa: PLC0415
+
+    return opened_mailbox(store, name)

@@ -1,0 +1,124 @@
+"""How commands answer: JSON for machines, aligned text for people, one question before what cannot
+be undone.
+
+Other people's texts come out with every character escaped that would move a cursor or end a line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+import typer
+
+from longwatch.errors import UsageError
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+MAX_BODY_CHARS = 120
+
+
+def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> None:
+    """Answer with the facts as one line of JSON, or with the text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if as_json:
+        typer.echo(json.dumps(data))
+        return
+    for line in [text] if isinstance(text, str) else text:
+        typer.echo(_escape(line))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Rows below their heads, numbers to the right."""
+    kept = [list(row) for row in rows]
+    lines = [list(head), *([_cell(value) for value in row] for row in kept)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    right = [_are_numbers([row[column] for row in kept]) for column in range(len(head))]
+    return [
+        "  ".join(_align(*cell) for cell in zip(line, widths, right, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def key_value_lines(fields: Mapping[str, object]) -> list[str]:
+    """One fact a line."""
+    width = max(len(name) for name in fields)
+    return [f"{name:<{width}}  {_cell(value)}".rstrip() for name, value in fields.items()]
+
+
+def age(seconds: float | None) -> str:
+    """A duration as people say it."""
+    if seconds is None:
+        return ""
+    for length, unit in _UNITS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def short_body(data: bytes) -> str:
+    """The beginning of a body."""
+    text = full_body(data)
+    return (
+        text
+        if len(text) <= MAX_BODY_CHARS
+        else f"{text[:MAX_BODY_CHARS]}… ({len(text) - MAX_BODY_CHARS} more characters)"
+    )
+
+
+def full_body(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def pluralize(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only if somebody says so: `--yes`, or a yes at the terminal."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"{question} There is no terminal to ask at; say --yes to do it")
+    if _read_reply(f"{question} [y/N] ").strip().lower() not in {"y", "yes"}:
+        typer.echo("longwatch: nothing was done", err=True)
+        raise typer.Exit(1)
+
+
+def _read_reply(question: str) -> str:
+    """A line from the terminal; Ctrl-C, or an end instead of an answer, leaves the question's
+    line first.
+    """
+    reply = ""
+    try:
+        typer.echo(question, nl=False, err=True)
+        reply = sys.stdin.readline()
+        return reply
+    finally:
+        if not reply.endswith("\n"):
+            typer.echo(err=True)
+
+
+def _are_numbers(column: Sequence[object]) -> bool:
+    """Whether there are only whole numbers in it, and places where there is none."""
+    return any(value is not None for value in column) and all(
+        isinstance(value, int | None) for value in column
+    )
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else _escape(str(value))
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
+    from longwatch.observe.log_format import printable  # noqa: PLC0415 - hardly anybody needs it, and nobody should wait for it
+
+    return printable(text)
+
+
+def _align(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - one of three columns of the same length
+    return text.rjust(width) if right else text.ljust(width)

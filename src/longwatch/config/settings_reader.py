@@ -1,0 +1,370 @@
+"""The one reader of settings: a struct type and layers of raw values in, the settings or every
+fault at once out.
+
+The layers, weakest first: the defaults in the struct, a TOML file, environment variables, flags.
+The struct is walked field by field; at each field every layer that says something is checked, also
+the ones that a stronger layer overrides, and the strongest one counts (tables of plain values, such
+as `env`, are merged). A struct may have a method `faults()` that yields a Fault for what no single
+field shows, `where` being the field's path inside it; it is called once each of its fields is in
+order. For tables of structs there may be a class method `faults_among(table)`, which yields a key
+and a Fault for what shows only between entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import inspect as kinds
+
+from longwatch.config.tomlfile import read_toml
+from longwatch.config.value_checks import (
+    RejectedError,
+    TypeInfo,
+    choices,
+    convert,
+    describe,
+    format_value,
+    parse_text,
+    union_members,
+    without_metadata,
+)
+from longwatch.core.suggest import did_you_mean
+from longwatch.errors import ConfigError, Fault
+from longwatch.observe.log_format import printable
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+UNSET = object()
+"""What the `parse` of an EnvironmentVariable returns when the text leaves the setting as it is."""
+_MISSING = object()
+_INVALID = object()
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentVariable:
+    """An environment variable that sets a setting.
+
+    Its text is read as the setting's type has it, after `parse` if there is one; `parse` returns
+    UNSET for a text that leaves the setting as it is, and a text it does not know unchanged.
+    """
+
+    name: str
+    path: str
+    parse: Callable[[str], object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A value from the environment or a flag, with the words that tell a person where it stands."""
+
+    path: str
+    where: str
+    value: object
+    cure: str = ""
+
+
+def from_environment(
+    variables: Iterable[EnvironmentVariable], environ: Mapping[str, str]
+) -> list[Override]:
+    """What the environment says; a variable that is empty counts as not set."""
+    given = []
+    for variable in variables:
+        text = environ.get(variable.name, "")
+        value = variable.parse(text) if text and variable.parse else text
+        if text and value is not UNSET:
+            where = f"environment variable {variable.name}"
+            given.append(
+                Override(
+                    path=variable.path, where=where, value=value, cure="correct it or unset it"
+                )
+            )
+    return given
+
+
+def from_flags(flags: Mapping[str, object], *, flag_name: Callable[[str], str]) -> list[Override]:
+    """What the command line says: dotted paths to values, None meaning "not given"; `flag_name`
+    names the flag of a path.
+    """
+    return [
+        Override(path=path, where=flag_name(path), value=value)
+        for path, value in flags.items()
+        if value is not None
+    ]
+
+
+def read_settings(
+    struct: type[T], *, path: Path | None = None, overrides: Iterable[Override] = ()
+) -> T:
+    """The settings from the defaults, the file and the overrides (weakest first), or ConfigError
+    with every fault there is.
+    """
+    table, faults = read_toml(path) if path is not None else ({}, [])
+    reader = _SettingsReader(
+        overrides, source=printable(str(path)) if path is not None else "settings"
+    )
+    settings = reader.struct(
+        cast("kinds.StructType", kinds.type_info(struct)), _Location("", reader.source), table
+    )
+    if faults or reader.faults:
+        raise ConfigError(*dict.fromkeys([*faults, *reader.faults]))
+    reader.assert_all_used()
+    return cast("T", settings)
+
+
+def toml_key(key: str) -> str:
+    """A key as a TOML file has it: in quotes if it needs them."""
+    return key if _BARE_KEY.fullmatch(key) else f'"{printable(key)}"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """Where the walk is: the dotted path, and the words for it."""
+
+    path: str
+    where: str
+
+    def key(self, name: str) -> _Location:
+        key = toml_key(name)
+        if not self.path:
+            return _Location(key, f"{self.where}: {key}")
+        return _Location(f"{self.path}.{key}", f"{self.where}.{key}")
+
+    def at_index(self, index: int) -> _Location:
+        return _Location(f"{self.path}[{index}]", f"{self.where}[{index}]")
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+class _SettingsReader:
+    """One reading: walks the struct, collects faults, remembers which layer each value came
+    from.
+    """
+
+    def __init__(self, overrides: Iterable[Override], *, source: str) -> None:
+        self.source = source
+        self.faults: list[Fault] = []
+        self._overrides: dict[str, list[Override]] = {}
+        for override in overrides:
+            self._overrides.setdefault(override.path, []).append(override)
+        self._used: set[str] = set()
+        self._origins: dict[str, str] = {}
+
+    def assert_all_used(self) -> None:
+        """A variable or flag for a path that no struct has is a mistake of ours."""
+        unused = self._overrides.keys() - self._used
+        assert not unused, f"no such setting: {', '.join(sorted(unused))}"
+
+    def struct(self, kind: kinds.StructType, place: _Location, raw: object) -> object:
+        """A struct from a table; `_INVALID` if something in it is."""
+        if not isinstance(raw, dict):
+            return self._reject(kind, place, raw)
+        known = {field.encode_name: field for field in kind.fields}
+        unknown = [key for key in raw if key not in known]
+        for key in unknown:
+            self._unknown(key, place, list(known), meant=_parent_table(raw[key], known.values()))
+        values = {
+            field.name: self._field(field, place, raw.get(name, _MISSING))
+            for name, field in known.items()
+        }
+        if _INVALID in values.values():
+            return _INVALID
+        struct = kind.cls(
+            **{name: value for name, value in values.items() if value is not _MISSING}
+        )
+        return self._validate(struct, place)
+
+    def _field(self, field: kinds.Field, parent: _Location, raw: object) -> object:
+        place = parent.key(field.encode_name)
+        value = (
+            self._read_nested(field.type, place, raw)
+            if _holds_struct(field.type)
+            else self._read_layers(field.type, place, raw)
+        )
+        if value is _MISSING and field.required:
+            self.faults.append(
+                Fault(place.where, "is missing", f"set it to {describe(field.type)}")
+            )
+            return _INVALID
+        return value
+
+    def _read_nested(self, kind: TypeInfo, place: _Location, raw: object) -> object:
+        """A table below this one; read also when only the environment or a flag says something
+        in it.
+        """
+        wanted = raw is not _MISSING or any(
+            path.startswith(f"{place.path}.") for path in self._overrides
+        )
+        if not wanted and not isinstance(without_metadata(kind), kinds.StructType):
+            return _MISSING
+        if raw is _MISSING or isinstance(raw, dict):
+            return self._value(kind, place, {} if raw is _MISSING else raw)
+        self._value(kind, place, {})  # for the faults of the other layers
+        return self._value(kind, place, raw)
+
+    def _read_layers(self, kind: TypeInfo, place: _Location, raw: object) -> object:
+        """What the strongest layer says, after every layer was checked."""
+        layers = [] if raw is _MISSING else [self._read_layer(kind, place, place.where, raw)]
+        for override in self._overrides.get(place.path, ()):
+            self._used.add(place.path)
+            value = (
+                parse_text(kind, override.value)
+                if isinstance(override.value, str)
+                else override.value
+            )
+            layers.append(self._read_layer(kind, place, override.where, value, cure=override.cure))
+        if _INVALID in layers:
+            return _INVALID
+        if all(isinstance(value, dict) for value in layers) and layers:
+            return {
+                key: value
+                for layer in cast("list[dict[str, Any]]", layers)
+                for key, value in layer.items()
+            }
+        return layers[-1] if layers else _MISSING
+
+    def _read_layer(
+        self, kind: TypeInfo, place: _Location, where: str, raw: object, *, cure: str = ""
+    ) -> object:
+        self._origins[place.path] = where
+        return self._value(kind, _Location(place.path, where), raw, cure=cure)
+
+    def _value(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
+        """One value of one layer, whatever its kind."""
+        inner = _container_for(kind, raw)
+        match inner:
+            case kinds.StructType():
+                return self.struct(inner, place, raw)
+            case kinds.DictType():
+                return self._table(inner, place, cast("dict[str, object]", raw))
+            case kinds.ListType() | kinds.VarTupleType():
+                return self._list(inner, place, cast("Sequence[object]", raw))
+        try:
+            return convert(kind, raw)
+        except RejectedError:
+            return self._reject(kind, place, raw, cure=cure)
+
+    def _list(
+        self, kind: kinds.ListType | kinds.VarTupleType, place: _Location, raw: Sequence[object]
+    ) -> object:
+        items = [
+            self._value(kind.item_type, place.at_index(index), item)
+            for index, item in enumerate(raw)
+        ]
+        if _INVALID in items:
+            return _INVALID
+        return items if isinstance(kind, kinds.ListType) else tuple(items)
+
+    def _table(self, kind: kinds.DictType, place: _Location, raw: dict[str, object]) -> object:
+        """A table whose keys are free, as `env`."""
+        table = {
+            key: self._value(kind.value_type, place.key(key), item) for key, item in raw.items()
+        }
+        keys = [self._value(kind.key_type, place.key(key), key) for key in raw]
+        self._validate_entries(kind, place, table)
+        return _INVALID if _INVALID in keys or _INVALID in table.values() else table
+
+    def _validate_entries(
+        self, kind: kinds.DictType, place: _Location, table: dict[str, object]
+    ) -> None:
+        """Let the entries be judged side by side, the ones with faults of their own as None."""
+        judge = getattr(
+            getattr(without_metadata(kind.value_type), "cls", None), "faults_among", lambda _: ()
+        )
+        for key, fault in judge(
+            {key: None if value is _INVALID else value for key, value in table.items()}
+        ):
+            entry = place.key(key)
+            where = self._origin(entry, fault.where) if fault.where else entry.where
+            self.faults.append(Fault(where, fault.problem, fault.cure))
+
+    def _reject(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
+        problem = f"must be {describe(kind)}, not {format_value(raw, name=place.name)}"
+        self.faults.append(
+            Fault(place.where, problem, _suggestion(raw, kind) or cure or _quoting_hint(kind, raw))
+        )
+        return _INVALID
+
+    def _unknown(self, key: str, place: _Location, known: list[str], *, meant: str) -> None:
+        otherwise = (
+            f"did you mean [{meant}.{toml_key(key)}]?"
+            if meant
+            else f"valid here: {', '.join(sorted(known))}"
+        )
+        cure = did_you_mean(key, known, default=otherwise)
+        self.faults.append(Fault(place.key(key).where, "unknown key", cure))
+
+    def _validate(self, struct: msgspec.Struct, place: _Location) -> object:
+        """The struct, once it has judged itself as a whole."""
+        found = list(getattr(struct, "faults", tuple)())
+        self.faults += [
+            Fault(self._origin(place, fault.where), fault.problem, fault.cure) for fault in found
+        ]
+        return _INVALID if found else struct
+
+    def _origin(self, place: _Location, inside: str) -> str:
+        path = f"{place.path}.{inside}" if place.path else inside
+        return self._origins.get(path) or (
+            f"{place.where}.{inside}" if place.path else f"{place.where}: {inside}"
+        )
+
+
+def _parent_table(raw: object, fields: Iterable[kinds.Field]) -> str:
+    """The table of tables in which one with these keys could stand; empty if there is none."""
+    keys = raw.keys() if isinstance(raw, dict) else set()
+    homes = (field.encode_name for field in fields if keys and keys <= _entry_keys(field.type))
+    return next(homes, "")
+
+
+def _entry_keys(kind: TypeInfo) -> set[str]:
+    """What the entries of a table of structs may have; nothing for any other kind."""
+    table = without_metadata(kind)
+    entry = without_metadata(table.value_type) if isinstance(table, kinds.DictType) else None
+    return (
+        {field.encode_name for field in entry.fields}
+        if isinstance(entry, kinds.StructType)
+        else set()
+    )
+
+
+def _holds_struct(kind: TypeInfo) -> bool:
+    return any(
+        isinstance(without_metadata(member), kinds.StructType) for member in union_members(kind)
+    )
+
+
+def _container_for(kind: TypeInfo, raw: object) -> TypeInfo | None:
+    """The table or list kind among the allowed ones that such a raw value is meant for."""
+    tables, lists = (kinds.StructType, kinds.DictType), (kinds.ListType, kinds.VarTupleType)
+    wanted = tables if isinstance(raw, dict) else lists if isinstance(raw, list | tuple) else ()
+    return next(
+        (
+            inner
+            for inner in map(without_metadata, union_members(kind))
+            if isinstance(inner, wanted)
+        ),
+        None,
+    )
+
+
+def _suggestion(raw: object, kind: TypeInfo) -> str:
+    return did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
+
+
+def _quoting_hint(kind: TypeInfo, raw: object) -> str:
+    """The commonest slip: quotes too many, or too few."""
+    try:
+        if isinstance(raw, str):
+            convert(kind, parse_text(kind, raw))
+            return "write it without quotes"
+        convert(kind, str(raw))
+    except RejectedError:
+        return ""
+    return "" if isinstance(raw, dict | list) else "put it in quotes"

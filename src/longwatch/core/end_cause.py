@@ -1,0 +1,92 @@
+"""How something ended, as one small value with one spelling everywhere: logs, ledger, metrics,
+pages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Self
+
+
+class EndKind(StrEnum):
+    """The closed list of ways to end."""
+
+    EXIT = auto()
+    SIGNAL = auto()
+    TIMEOUT = auto()
+    CANCELLED = auto()
+    STALLED = auto()
+    MEMORY = auto()
+    LEASE_LOST = auto()
+    SPAWN_ERROR = auto()
+    INVALID_OUTPUT = auto()
+    SHUTDOWN = auto()
+
+
+NUMBERED_KINDS = frozenset({EndKind.EXIT, EndKind.SIGNAL})
+
+
+@dataclass(frozen=True, slots=True)
+class EndCause:
+    """An end: its kind, and for `exit` and `signal` the number. Written `exit 1`, `signal 9`,
+    `timeout`, …
+    """
+
+    kind: EndKind
+    number: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind in NUMBERED_KINDS) != (self.number is not None):
+            raise ValueError(
+                f"an end cause of kind {self.kind} "
+                f"{'needs' if self.kind in NUMBERED_KINDS else 'has no'} number"
+            )
+
+    def __str__(self) -> str:
+        return self.kind.value if self.number is None else f"{self.kind} {self.number}"
+
+    @classmethod
+    def exit(cls, code: int) -> Self:
+        return cls(EndKind.EXIT, code)
+
+    @classmethod
+    def signal(cls, number: int) -> Self:
+        return cls(EndKind.SIGNAL, number)
+
+    @classmethod
+    def from_wait_status(cls, status: int) -> Self:
+        """From what waitpid reports of a process that ended."""
+        code = os.waitstatus_to_exitcode(status)
+        return cls.exit(code) if code >= 0 else cls.signal(-code)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The reverse of `str`."""
+        kind, _, number = text.partition(" ")
+        return cls(EndKind(kind), int(number) if number else None)
+
+    @property
+    def exit_code(self) -> int:
+        """The code a shell would report: the exit code, 128 + n after a signal, 1 for every
+        other end.
+        """
+        match self.kind:
+            case EndKind.EXIT:
+                return self.number or 0
+            case EndKind.SIGNAL:
+                return 128 + (self.number or 0)
+            case _:
+                return 1
+
+    @property
+    def display_name(self) -> str:
+        """For people: a signal by its name."""
+        if self.kind is not EndKind.SIGNAL:
+            return str(self)
+        try:
+            return signal.Signals(self.number or 0).name
+        except ValueError:
+            return str(self)

@@ -1,0 +1,37 @@
+"""Events of the guardian, periodic tasks and shutdown callbacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from longwatch.core.events.base import Event, Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardianLost(Event):
+    default_level: ClassVar[Level] = Level.CRITICAL
+
+    guardian_pid: int
+    killed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicTaskFailed(Event):
+    """One round of a periodic task raised; the next one comes as usual."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    task: str
+    error: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownCallbackFailed(Event):
+    """A shutdown callback raised; the others ran all the same."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    callback: str
+    error: str

@@ -1,0 +1,124 @@
+"""Events of supervised programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from longwatch.core.end_cause import EndCause
+from longwatch.core.events.base import Event, Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStarted(Event):
+    program: str
+    pid: int
+    command: tuple[str, ...]
+    start_number: int
+    """1 for the first start, 2 for the first restart, …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnded(Event):
+    """A program's tree is gone. Its name in the logs is the verdict of the exit table:
+    `clean_exit`, `unexpected_exit`, …
+    """
+
+    program: str
+    pid: int | None
+    verdict: str
+    cause: EndCause
+    lasted: float
+    restart: bool
+    killed: int = 0
+    """How many processes of the tree had to be killed with SIGKILL."""
+    survivors: int = 0
+    """How many did not end even then; they are still being killed."""
+    detail: str = ""
+
+    @property
+    def level(self) -> Level:
+        if self.verdict in {"configuration_error", "fatal_error_no_restart"}:
+            return Level.ERROR
+        return (
+            Level.WARNING
+            if self.restart or self.survivors or self.verdict == "unexpected_exit"
+            else Level.INFO
+        )
+
+    @property
+    def name(self) -> str:
+        return self.verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartScheduled(Event):
+    program: str
+    delay: float
+    failures: int
+    restarts_in_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramReady(Event):
+    """It does what it is there for: others that wait for that may start."""
+
+    program: str
+    pid: int
+    startup_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStable(Event):
+    """It has been up long enough: backoff and counters start anew."""
+
+    program: str
+    pid: int
+    lasted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitBreakerTripped(Event):
+    default_level: ClassVar[Level] = Level.CRITICAL
+
+    program: str
+    restarts: int
+    window: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStopping(Event):
+    program: str
+    pid: int
+    signal: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckPassed(Event):
+    """The first check that passed after a start or after failures."""
+
+    program: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckFailed(Event):
+    default_level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    pid: int
+    reason: str
+    failures: int
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDropped(Event):
+    """Lines of a program that nobody took in time."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    lines: int

@@ -1,0 +1,216 @@
+"""One start of an engine: its owner, its page, its threads, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from longwatch.core.clock import Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.engine import DrainTimedOut
+from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainTransition
+from longwatch.engine.exclusive import ExclusiveLock
+from longwatch.engine.fetcher import Fetcher
+from longwatch.engine.lease_renewer import LeaseRenewer
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.policy import EngineContext
+from longwatch.engine.slot_pool import RowRunner, SlotPool
+from longwatch.engine.source_call import SourceCall
+from longwatch.errors import TryAgainError
+from longwatch.host.beatpage import BeatPage
+from longwatch.host.incarnation import Incarnation
+from longwatch.host.periodic import Cadence, Periodic
+from longwatch.host.runtime_dir import runtime_directory
+
+
+class EngineRun:
+    """Fetcher, slots, lease renewer and sweeper of one incarnation. Starts once; `stop` may be
+    called again after a timeout.
+    """
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        runner: RowRunner,
+        exclusive_lock: ExclusiveLock,
+        engine_context: EngineContext,
+    ) -> None:
+        self._source = source
+        self._engine_context = engine_context
+        self._drain = DrainMachine()
+        self._wakeup = Wakeup()
+        self._page, self._lease_trust = _register_owner(source, engine_context)
+        self._lock_handle = exclusive_lock.register(self._wakeup.set)
+        self.slot_pool = SlotPool(runner, self._lease_trust, self._page, engine_context)
+        self.fetcher = Fetcher(
+            source,
+            self._lease_trust,
+            self.slot_pool,
+            self._drain,
+            self._lock_handle,
+            self._wakeup,
+            self._page,
+            engine_context,
+        )
+        self._lease_renewer = LeaseRenewer(
+            source, self._lease_trust, self.slot_pool, self.fetcher, engine_context
+        )
+        self._sweep_call = SourceCall("sweep", engine_context)
+        cadence = Cadence(interval=engine_context.policy.sweep_interval, jitter=0.2)
+        self._sweeper = Periodic(
+            self._sweep, cadence, name=f"{engine_context.name}-sweeper", clock=engine_context.clock
+        )
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self._stop_calls: list[Callable[[Deadline], bool]] = []
+
+    @property
+    def state(self) -> DrainState:
+        return self._drain.state
+
+    @property
+    def in_own_thread(self) -> bool:
+        return (
+            self.slot_pool.in_own_thread
+            or self.fetcher.thread.in_own_thread
+            or self._lease_renewer.in_own_thread
+            or self._sweeper.in_own_thread
+        )
+
+    def start(self) -> None:
+        """Start the threads; if one cannot be, end those that were."""
+        try:
+            self._start_threads()
+        except BaseException:
+            self._drain.apply(DrainTransition.STOP)
+            self._stop_threads(Deadline.after(_ROLLBACK_SECONDS, self._engine_context.clock))
+            raise
+
+    def apply(self, trigger: DrainTransition) -> None:
+        """Pass a wish on, and do what the table says about it."""
+        action = self._drain.apply(trigger)
+        if action is DrainAction.RELEASE_WAITING:
+            self.slot_pool.is_accepting = False
+            self._page.start_draining()
+        elif action is DrainAction.FETCH:
+            self._page.end_draining()
+            self.slot_pool.is_accepting = True
+        elif action is DrainAction.CANCEL_RUNNING:
+            for context in self.slot_pool.running():
+                context.cancel.cancel("shutdown")
+        self._wakeup.set()
+        self.fetcher.urgent_wakeup.set()
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Hand back what was not begun, let what runs finish, cancel what will not, end the
+        threads: all before the deadline.
+        """
+        self.apply(DrainTransition.STOP)
+        if not self._wait_finished(deadline):
+            rows = tuple(context.claimed.claim.seq for context in self.slot_pool.running())
+            self._engine_context.events.emit(
+                DrainTimedOut(engine=self._engine_context.name, rows=rows)
+            )
+            return False
+        return self._stop_threads(deadline)
+
+    # --- beginning ---
+
+    def blame_only_stalled(self, threshold: float) -> None:
+        """Have only those to blame for the end of the process whose slot has given no beat for
+        so long.
+        """
+        self.slot_pool.blame_only_stalled(threshold)
+
+    def _start_threads(self) -> None:
+        self._unsubscribe = self._source.listen(self._wakeup)
+        self._notify_parent("leases", page=str(self._page.path), source=self._source.locator())
+        self._stop_calls.append(self.slot_pool.stop)
+        self.slot_pool.start()
+        self._lease_renewer.thread.start()
+        self._stop_calls.append(self._lease_renewer.stop)
+        self._sweeper.start()
+        self._stop_calls.append(lambda deadline: self._sweeper.stop(deadline=deadline))
+        self.fetcher.thread.start()
+        self._stop_calls.append(
+            lambda deadline: self.fetcher.thread.wait(self._engine_context.clock, deadline)
+        )
+
+    def _sweep(self) -> None:
+        """Not while our own leases may have ended: those that could not be renewed would be the
+        first to be taken, with what is done and could not be settled. The lease renewer
+        renews them as soon as the store answers; others sweep meanwhile.
+        """
+        if self._is_trusted() or not self.fetcher.held_count():
+            self._sweep_call.run(self._source.sweep)
+
+    def _is_trusted(self) -> bool:
+        return self._lease_trust.is_trusted(self._engine_context.clock.monotonic())
+
+    # --- ending ---
+
+    def _wait_finished(self, deadline: Deadline) -> bool:
+        """Wait until the last row is settled; shortly before the deadline cancel what still
+        runs.
+        """
+        clock, thread = self._engine_context.clock, self.fetcher.thread
+        remaining = deadline.remaining()
+        if remaining is None:
+            return thread.wait(clock, deadline)
+        grace = min(self._engine_context.policy.cancel_grace, remaining / 10)
+        if thread.wait(clock, Deadline(deadline.at - grace, clock)):
+            return True
+        self.apply(DrainTransition.CANCEL)
+        return thread.wait(clock, deadline)
+
+    def _stop_threads(self, deadline: Deadline) -> bool:
+        """End the threads, the last begun first; what is left is tried again by the next call."""
+        self._stop_calls = [stop for stop in reversed(self._stop_calls) if not stop(deadline)][::-1]
+        if self._stop_calls:
+            return False
+        if self._drain.state is not DrainState.STOPPED:
+            self._drain.apply(DrainTransition.EMPTY)
+        self._unsubscribe()
+        self._lock_handle.unregister()
+        with suppress(
+            TryAgainError
+        ):  # one that is gone, or does not listen, keeps nothing that is left
+            self._notify_parent("leases_ended")
+        self._page.close()
+        return True
+
+    def _notify_parent(self, about: str, **facts: object) -> None:
+        if self._lease_trust.is_renewed_by_parent and self._engine_context.parent is not None:
+            self._engine_context.parent.send(
+                about, engine=self._engine_context.name, owner=self._lease_trust.owner, **facts
+            )
+
+
+_ROLLBACK_SECONDS = 5.0
+"""Seconds that the threads of a start that failed are given to end."""
+
+
+def _register_owner(
+    source: ClaimSource, engine_context: EngineContext
+) -> tuple[BeatPage, LeaseTrust]:
+    """A new incarnation with its page, entered as an owner of leases."""
+    incarnation = Incarnation.current()
+    page = BeatPage(_page_path(incarnation), engine_context.policy.slots)
+    try:
+        owner = source.register_owner(incarnation, page=str(page.path))
+    except BaseException:
+        page.close()
+        raise
+    is_renewed_by_parent = engine_context.parent is not None and source.locator() is not None
+    return page, LeaseTrust(
+        owner,
+        engine_context.policy.lease,
+        clock=engine_context.clock,
+        page=page,
+        is_renewed_by_parent=is_renewed_by_parent,
+    )
+
+
+def _page_path(incarnation: Incarnation) -> Path:
+    return runtime_directory() / f"page-{incarnation.id}"

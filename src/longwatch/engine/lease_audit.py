@@ -1,0 +1,96 @@
+"""Whether the store knows of other leases than the engine does: asked after every call without
+an answer, and every renewal.
+"""
+
+from __future__ import annotations
+
+from longwatch.core.events.engine import LeaseLost
+from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.policy import EngineContext
+from longwatch.engine.reservations import Reservations
+from longwatch.engine.slot_pool import SlotPool
+from longwatch.engine.source_call import SourceCall
+from longwatch.store.claims import Claim
+
+
+class LeaseAudit:
+    """Compares the leases of one engine with the store. Requested from any thread, run by the
+    fetcher.
+    """
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        lease_trust: LeaseTrust,
+        slot_pool: SlotPool,
+        reservations: Reservations,
+        engine_context: EngineContext,
+    ) -> None:
+        self._source = source
+        self._lease_trust = lease_trust
+        self._slot_pool = slot_pool
+        self._reservations = reservations
+        self._name = engine_context.name
+        self._events = engine_context.events
+        self._held_call = SourceCall("held", engine_context)
+        self._requested = self._completed = 0
+        self._is_revoked = False
+        self._missing: set[Claim] = set()
+        self._unknown: set[Claim] = set()
+
+    @property
+    def is_due(self) -> bool:
+        return self._requested != self._completed
+
+    def request(self, *, revoked: bool = False) -> None:
+        """Have the leases compared with the store. `revoked`: another process has reclaimed
+        some.
+        """
+        self._is_revoked = self._is_revoked or revoked
+        self._requested += 1
+
+    def run(self, known: set[Claim], held: set[Claim]) -> list[Claim]:
+        """Compare with the store, and stop what is not ours any more; what is to be given back
+        because we know nothing of it.
+
+        A row counts as lost when it is missing twice in a row: between a settlement by the user's
+        code and its note of that, it is missing once. So it is with one that we know nothing about,
+        where somebody may just be giving it to us. A request that comes meanwhile is another audit.
+        """
+        requested, reserved = self._requested, self._reservations.total
+        found = self._held_call.run(lambda: self._source.held(owner=self._lease_trust.owner))
+        if found is None:
+            return []
+        unknown = set(found) - known
+        is_certain = (
+            not (self._reservations.open_count or self._reservations.delivered)
+            and reserved == self._reservations.total
+        )
+        certain = unknown if is_certain else unknown & self._unknown
+        self._unknown = unknown - certain
+        missing = held.difference(
+            found, (each.claimed.claim for each in self._slot_pool.running() if each.settled)
+        )
+        self._mark_lost(missing & self._missing)
+        self._missing = missing
+        if not (missing or self._unknown):
+            self._completed = requested
+        return [claim for claim in found if claim in certain]
+
+    def _mark_lost(self, gone: set[Claim]) -> None:
+        running = self._slot_pool.running()
+        lost = [each for each in running if each.claimed.claim in gone and not each.lease_lost]
+        for context in lost:
+            self._slot_pool.lose_lease(context, is_blameless=True)
+        if gone.difference(each.claimed.claim for each in running):
+            self._slot_pool.release_waiting()
+        if lost:
+            reason, self._is_revoked = "revoked" if self._is_revoked else "taken", False
+            self._events.emit(
+                LeaseLost(
+                    engine=self._name,
+                    rows=tuple(each.claimed.claim.seq for each in lost),
+                    reason=reason,
+                )
+            )

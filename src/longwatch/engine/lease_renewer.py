@@ -1,0 +1,239 @@
+"""The lease renewer: renews the leases of an engine, and says when they are no longer trusted.
+
+It only waits and decides; the call to the store is made in a thread of its own, because a store
+that does not answer must not keep it from noticing that trust has ended. One renewal is
+under way at a time. Its waits end at moments that it computes anew each time (`host.periodic` keeps
+one interval), so it turns a loop of its own.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from longwatch.core.clock import Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.engine import LeaseLost, LeasesRenewed
+from longwatch.core.jitter import random_fraction
+from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.context import RowContext
+from longwatch.engine.fetcher import Fetcher
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.policy import EngineContext
+from longwatch.engine.slot_pool import SlotPool
+from longwatch.engine.source_call import SourceCall
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.store.claims import Claim
+
+_PARENT_SHARE = 0.9
+"""Of the time that leases are trusted, what a parent that renews them is waited for."""
+
+
+class LeaseRenewer:
+    """Renews the leases of one engine while its fetcher holds any.
+
+    Each round it makes the fetcher compare with the store, also when nothing is held here: a store
+    that was set back to an older state knows leases that this side never had, or has had, and as
+    many of them as it takes to count the same.
+    """
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        lease_trust: LeaseTrust,
+        slot_pool: SlotPool,
+        fetcher: Fetcher,
+        engine_context: EngineContext,
+    ) -> None:
+        self._source = source
+        self._lease_trust = lease_trust
+        self._slot_pool = slot_pool
+        self._held_count = fetcher.held_count
+        self._request_audit = fetcher.request_audit
+        self._policy = engine_context.policy
+        self._name = engine_context.name
+        self._clock = engine_context.clock
+        self._events = engine_context.events
+        self._cycle_call = SourceCall("renew_leases", engine_context)
+        self._renew_call = SourceCall("renew", engine_context)
+        self._renewal: BackgroundThread | None = None
+        self._not_before = 0.0
+        self._unrenewed: dict[Claim, float] = {}
+        self._wakeup = Wakeup()
+        self._is_stopping = False
+        self.thread = BackgroundThread(
+            self._loop, name=f"{engine_context.name}-lease-renewer", report_errors=True
+        )
+
+    @property
+    def in_own_thread(self) -> bool:
+        return self.thread.in_own_thread
+
+    def stop(self, deadline: Deadline) -> bool:
+        """End it; False if it is not gone in time."""
+        self._is_stopping = True
+        self._wakeup.set()
+        return self.thread.wait(self._clock, deadline) and self._wait_renewal(deadline)
+
+    def _loop(self) -> None:
+        while not self._is_stopping:
+            self._cycle_call.run(self._run_once)
+            if self._cycle_call.retry_in:
+                self._clock.wait(self._wakeup, self._cycle_call.retry_in)
+
+    def _run_once(self) -> None:
+        self._clock.wait(self._wakeup, self._wait_timeout(self._clock.monotonic()))
+        self._wakeup.clear()
+        self._check(self._clock.monotonic())
+
+    def _wait_timeout(self, now: float) -> float:
+        """Until the next thing to decide. With nothing to keep, a look each round is in time for
+        whatever is claimed by then.
+        """
+        lease = self._lease_trust.lease
+        if not self._held_count() and not self._lease_trust.is_lapsed:
+            return self._jittered_interval()
+        renew_at = max(lease.granted_at + self._jittered_interval(), self._not_before)
+        moments = [*self._unrenewed.values()]
+        if not self._is_renewing():
+            moments.append(renew_at)
+        if self._lease_trust.is_lapsed:
+            moments += [self._trusted_until(context) for context in self._trusted_contexts()]
+        else:
+            moments.append(self._lease_trust.trusted_until)
+        return max(min(moments, default=now + self._jittered_interval()) - now, 0.0)
+
+    def _jittered_interval(self) -> float:
+        """When the renewal is due, a little less each time, so that many engines do not renew at
+        the same moment.
+        """
+        return self._renew_after() * (0.8 + 0.2 * random_fraction())
+
+    def _renew_after(self) -> float:
+        """A third of the lease; where a parent renews, not before that has missed two of its
+        turns.
+        """
+        lease = self._policy.lease
+        return lease.lease_seconds * (
+            lease.trust * _PARENT_SHARE
+            if self._lease_trust.is_renewed_by_parent
+            else lease.renew_at
+        )
+
+    def _check(self, now: float) -> None:
+        if self._is_stopping:
+            return
+        self._lease_trust.refresh()
+        if not (self._held_count() or self._lease_trust.is_lapsed):
+            self._request_audit()
+            return
+        if self._lease_trust.is_expired(now):
+            self._end_trust()
+        if self._lease_trust.is_lapsed:
+            self._lose_untrusted(now)
+        self._lose_stale(now)
+        due = (
+            self._lease_trust.is_lapsed
+            or now + self._slack() >= self._lease_trust.lease.granted_at + self._renew_after()
+        )
+        if due and now >= self._not_before and not self._is_renewing():
+            self._start_renewal(now)
+
+    def _slack(self) -> float:
+        """What the rounds may be early."""
+        return self._renew_after() * 0.2
+
+    # --- asking ---
+
+    def _is_renewing(self) -> bool:
+        return self._renewal is not None and not self._renewal.done.is_set()
+
+    def _start_renewal(self, now: float) -> None:
+        skip = self._stale_claims()
+        renewal = BackgroundThread(
+            lambda: self._renew(skip, now), name=f"{self._name}-renewal", report_errors=True
+        )
+        renewal.done.subscribe(self._wakeup.set)
+        self._renewal = renewal
+        renewal.start(inline_fallback=True)
+
+    def _renew(self, skip: list[Claim], requested_at: float) -> None:
+        lease_seconds = self._policy.lease.lease_seconds
+        count = self._renew_call.run(lambda: self._send_renewal(lease_seconds, skip))
+        self._not_before = (
+            self._clock.monotonic() + self._renew_call.retry_in if count is None else 0.0
+        )
+        if count is not None:
+            self._lease_trust.record_grant(requested_at)
+            self._request_audit()
+            self._events.emit(LeasesRenewed(engine=self._name, rows=count))
+
+    def _send_renewal(self, lease_seconds: float, skip: list[Claim]) -> int:
+        if not skip:
+            return self._source.renew(owner=self._lease_trust.owner, lease_seconds=lease_seconds)
+        return self._source.renew(
+            owner=self._lease_trust.owner, lease_seconds=lease_seconds, skip=skip
+        )
+
+    def _wait_renewal(self, deadline: Deadline) -> bool:
+        return self._renewal is None or self._renewal.wait(self._clock, deadline)
+
+    # --- losing ---
+
+    def _end_trust(self) -> None:
+        """Trust has ended: nothing is begun any more, and what waits is handed back when the
+        store can be told.
+        """
+        self._lease_trust.mark_lapsed()
+        self._slot_pool.release_waiting()
+
+    def _lose_untrusted(self, now: float) -> None:
+        """What runs is cancelled and will not count; what has a longer lease than others goes on
+        until that is not trusted.
+        """
+        lost = [
+            context for context in self._trusted_contexts() if now >= self._trusted_until(context)
+        ]
+        for context in lost:
+            self._slot_pool.lose_lease(context, is_blameless=True)
+        if lost:
+            self._emit_lost(tuple(context.claimed.claim.seq for context in lost), "untrusted")
+
+    def _trusted_contexts(self) -> list[RowContext]:
+        return [
+            context
+            for context in self._slot_pool.running()
+            if not (context.settled or context.lease_lost)
+        ]
+
+    def _trusted_until(self, context: RowContext) -> float:
+        lease = self._lease_trust.lease
+        return (
+            lease.granted_at
+            + max(context.claimed.lease_seconds or 0.0, lease.policy.lease_seconds)
+            * lease.policy.trust
+        )
+
+    def _stale_claims(self) -> list[Claim]:
+        """The rows that are not renewed, because their code gives no sign of life; from now on
+        their trust runs out by itself.
+        """
+        if self._policy.stale_after is None:
+            return []
+        stale = {
+            context.claimed.claim for context in self._slot_pool.stale(self._policy.stale_after)
+        }
+        until = self._lease_trust.trusted_until
+        self._unrenewed = {claim: self._unrenewed.get(claim, until) for claim in stale}
+        return list(stale)
+
+    def _lose_stale(self, now: float) -> None:
+        ended = {claim for claim, until in self._unrenewed.items() if now >= until}
+        for context in self._slot_pool.running():
+            if context.claimed.claim in ended and not context.lease_lost:
+                self._slot_pool.lose_lease(context, is_blameless=False)
+                self._emit_lost((context.claimed.claim.seq,), "stale")
+        for claim in ended:
+            self._unrenewed[claim] = inf
+
+    def _emit_lost(self, rows: tuple[int, ...], reason: str) -> None:
+        self._events.emit(LeaseLost(engine=self._name, rows=rows, reason=reason))

@@ -1,0 +1,14 @@
+from longwatch.evals.dataset import Dataset as Dataset
+from longwatch.evals.dataset import Sample as Sample
+from longwatch.evals.dataset import submit_dataset as submit_dataset
+from longwatch.evals.eval_loop import EvalLoop as EvalLoop
+from longwatch.evals.evaluators import Score as Score
+from longwatch.evals.evaluators import all_of as all_of
+from longwatch.evals.evaluators import any_of as any_of
+from longwatch.evals.evaluators import contains as contains
+from longwatch.evals.evaluators import exact_match as exact_match
+from longwatch.evals.report import Comparison as Comparison
+from longwatch.evals.report import EvalReport as EvalReport
+from longwatch.evals.results import CollectedResults as CollectedResults
+from longwatch.evals.results import EvalResult as EvalResult
+from longwatch.evals.results import collect_results as collect_results

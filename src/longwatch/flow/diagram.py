@@ -1,0 +1,240 @@
+"""Pictures of a graph, and of how an execution of it stands: as text for a terminal, as Mermaid for
+a page.
+
+Pure: a graph, and the state of an execution if there is one, in; text out. States are those of
+`explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.explanation import explain
+from longwatch.flow.gates import AllOf, AnyOf, Gate, IsSet, Not, When
+from longwatch.flow.graph import Graph
+from longwatch.flow.nodes import Node
+
+_COLOURS = {
+    "set": "#e8f5e9",
+    "fresh": "#c8e6c9",
+    "stale": "#fff9c4",
+    "waiting": "#e3f2fd",
+    "running": "#90caf9",
+    "failed": "#ffcdd2",
+    "blocked": "#eeeeee",
+    "unset": "#ffffff",
+    "cancelled": "#d7ccc8",
+}
+
+
+def text_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
+    """A line for every node, each below those that it depends on: its name, its kind, its state,
+    and its gate in words.
+    """
+    rows = [_row(node, state) for node, state in _node_states(graph, execution_state)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    lines = (_format_row(row, widths) for row in rows)
+    return "\n".join([_title(graph, execution_state), *(f"  {line}" for line in lines)])
+
+
+def mermaid_diagram(graph: Graph, execution_state: ExecutionState | None = None) -> str:
+    """The source of a flowchart. Arrows say what they ask of a value; one with dots is met by
+    what is not so.
+    """
+    nodes = _node_states(graph, execution_state)
+    chart = _Flowchart({node.name: f"n{number}" for number, (node, _) in enumerate(nodes, 1)})
+    for node, state in nodes:
+        chart.node(node, state)
+    for node, _ in nodes:
+        chart.gate(node)
+    chart.colours([state for _, state in nodes if state])
+    return "\n".join(
+        [
+            "---",
+            f"title: {_yaml(_title(graph, execution_state))}",
+            "---",
+            "flowchart LR",
+            *chart.lines,
+        ]
+    )
+
+
+def gate_text(gate: Gate) -> str:
+    """A gate in words: `pages and (draft or not final)`, `is_long(pages)`."""
+    match gate:
+        case IsSet(node):
+            return node
+        case When():
+            return f"{gate.text}({gate.node})"
+        case Not(part):
+            return f"not {_inner(part)}"
+        case AllOf(parts):
+            return " and ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
+        case AnyOf(parts):
+            return " or ".join(
+                _inner(part) if len(parts) > 1 else gate_text(part) for part in parts
+            )
+    return ", ".join(gate.nodes)
+
+
+def node_kind(node: Node) -> str:
+    """`input`, `compute`, or whatever it says that it is."""
+    return str(getattr(node, "kind", "input" if node.is_input else "compute"))
+
+
+# --- what both show ---
+
+
+def _node_states(graph: Graph, execution_state: ExecutionState | None) -> list[tuple[Node, str]]:
+    """The nodes, those that are set from outside first, each with its state, which is empty
+    without an execution.
+    """
+    nodes = [*(node for node in graph.nodes.values() if node.is_input), *graph.computed_nodes]
+    states = (
+        {}
+        if execution_state is None
+        else {facts.node: facts.state for facts in explain(graph, execution_state).nodes}
+    )
+    return [(node, states.get(node.name, "")) for node in nodes]
+
+
+def _title(graph: Graph, execution_state: ExecutionState | None) -> str:
+    of = (
+        ""
+        if execution_state is None
+        else f", execution {execution_state.id} at revision {execution_state.revision}"
+    )
+    return f"graph {graph.name} {graph.version}{of}"
+
+
+def _inner(gate: Gate) -> str:
+    """As part of another: in parentheses if it could be misread without."""
+    several = isinstance(gate, AllOf | AnyOf) and len(gate.parts) > 1
+    return f"({gate_text(gate)})" if several else gate_text(gate)
+
+
+# --- text ---
+
+
+def _row(node: Node, state: str) -> tuple[str, str, str, str]:
+    return node.name, node_kind(node), state, "" if node.is_input else f"← {gate_text(node.gate)}"
+
+
+def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False) if width]
+    return "  ".join([*cells, row[-1]]).rstrip()
+
+
+# --- Mermaid ---
+
+
+class _Arrow(NamedTuple):
+    """From a node or a junction, with what it asks."""
+
+    start: str
+    label: str = ""
+    is_negative: bool = False
+
+    def to(self, end: str) -> str:
+        line = "-.->" if self.is_negative else "-->"
+        return f"{self.start} {line}{f'|{_quoted(self.label)}|' if self.label else ''} {end}"
+
+
+@dataclass(slots=True)
+class _Junctions:
+    """Where the arrows of one node's gate meet before they come to it."""
+
+    prefix: str
+    count: int = 0
+
+    def next(self) -> str:
+        self.count += 1
+        return f"{self.prefix}_{self.count}"
+
+
+class _Flowchart:
+    """Lines of a flowchart. `ids`: what each node is called there, for a name may be one of
+    Mermaid's own words.
+    """
+
+    def __init__(self, ids: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self._ids = ids
+
+    def node(self, node: Node, state: str) -> None:
+        label = _quoted(
+            "<br/>".join((node.name, " · ".join(filter(None, (node_kind(node), state)))))
+        )
+        shape = f"[/{label}/]" if node.is_input else f"[{label}]"
+        self._add_line(f"{self._ids[node.name]}{shape}{f':::{state}' if state else ''}")
+
+    def gate(self, node: Node) -> None:
+        parts = node.gate.parts if isinstance(node.gate, AllOf) else (node.gate,)
+        junctions = _Junctions(self._ids[node.name])
+        for part in parts:
+            self._add_line(self._arrow(part, junctions).to(self._ids[node.name]))
+
+    def colours(self, states: Sequence[str]) -> None:
+        for state in dict.fromkeys(states):
+            self._add_line(
+                f"classDef {state} fill:{_COLOURS.get(state, '#ffffff')},stroke:#555,color:#111"
+            )
+
+    def _arrow(self, gate: Gate, junctions: _Junctions) -> _Arrow:
+        """What leads on from a gate; the junctions before it are drawn."""
+        match gate:
+            case IsSet(node):
+                return _Arrow(self._ids[node])
+            case When():
+                return _Arrow(self._ids[gate.node], gate.text)
+            case Not(part):
+                inside = self._arrow(part, junctions)
+                label = (
+                    inside.label.removeprefix("not")
+                    if inside.is_negative
+                    else f"not {inside.label}"
+                )
+                return _Arrow(inside.start, label.strip(), is_negative=not inside.is_negative)
+        return _Arrow(self._junction(gate, junctions))
+
+    def _junction(self, gate: Gate, junctions: _Junctions) -> str:
+        name = junctions.next()
+        self._add_line(f"{name}{{{_quoted('any of' if isinstance(gate, AnyOf) else 'all of')}}}")
+        for part in _gate_parts(gate):
+            self._add_line(self._arrow(part, junctions).to(name))
+        return name
+
+    def _add_line(self, line: str) -> None:
+        self.lines.append(f"    {line}")
+
+
+def _gate_parts(gate: Gate) -> Iterator[Gate]:
+    yield from gate.parts if isinstance(gate, AllOf | AnyOf) else map(IsSet, gate.nodes)
+
+
+def _quoted(label: str) -> str:
+    """As a label: nothing in it ends it, or is read as anything but text; `<br/>` stays."""
+    plain = "".join(each if each.isprintable() else " " for each in label)
+    return '"' + "<br/>".join(map(_escaped, plain.split("<br/>"))) + '"'
+
+
+def _escaped(plain: str) -> str:
+    for sign, written in (
+        ("#", "#35;"),
+        ("&", "#amp;"),
+        ('"', "#quot;"),
+        ("<", "#lt;"),
+        (">", "#gt;"),
+        ("|", "#124;"),
+    ):
+        plain = plain.replace(sign, written)
+    return plain
+
+
+def _yaml(title: str) -> str:
+    return "'" + title.replace("'", "''") + "'"

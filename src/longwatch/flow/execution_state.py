@@ -1,0 +1,369 @@
+"""How an execution stands, and what becomes of it: pure decisions over what one transaction has
+read, and what it will write.
+
+    set_value, unset_value
+                    an input changes: one revision for all that change together
+    succeed         an attempt has a result: the same as before stops the wave, another is a new
+                    revision
+    fail            an attempt came to nothing: it is spent, and there is another unless there were
+                    enough of them; the one way for what raised, and for what was abandoned by a
+                    sweep, at its deadline or by hand
+    `propagation.propagate` then opens, clears and calls off what follows from it.
+
+Attempts are compared by what they are computed with: the revisions of everything that their node
+depends on, as a text. So one that was begun with other inputs is known as such, and so are the
+attempts that were spent on other inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from longwatch.core.sanitize import sanitize
+
+MAX_ERROR_LENGTH = 4000
+ENDED = 3
+"""What `lease_state` says of an attempt that is over; below that as of every claimable row."""
+LEASED = 2
+_CANONICAL = msgspec.json.Encoder(order="deterministic")
+
+
+class AttemptState(StrEnum):
+    """Of one attempt. The first two are open."""
+
+    NOT_SET = "not_set"
+    COMPUTING = "computing"
+    SUCCESS = "success"
+    FAILED = "failed"
+    ABANDONED = "abandoned"
+    CANCELLED = "cancelled"
+
+
+class AttemptEndCause(StrEnum):
+    """Why an attempt is over, where its state does not say it all."""
+
+    DONE = "done"
+    RAISED = "raised"
+    PERMANENT = "permanent"
+    DEADLINE = "deadline"
+    HEARTBEAT = "heartbeat"
+    CRASH = "crash"
+    STALLED = "stalled"
+    MEMORY = "memory"
+    KILLED = "killed"
+    ASKED = "asked"
+    SUPERSEDED = "superseded"
+    GATE = "gate"
+    EXECUTION = "execution"
+
+
+ABANDONING_CAUSES = frozenset(
+    {
+        AttemptEndCause.DEADLINE,
+        AttemptEndCause.HEARTBEAT,
+        AttemptEndCause.CRASH,
+        AttemptEndCause.STALLED,
+        AttemptEndCause.MEMORY,
+        AttemptEndCause.KILLED,
+        AttemptEndCause.ASKED,
+    }
+)
+"""Causes that make an attempt abandoned rather than failed: nobody knows how far it came."""
+
+
+@dataclass(slots=True)
+class NodeRecord:
+    """What is kept of a node: its value, as JSON, and the attempts that were spent on its
+    present inputs.
+    """
+
+    is_set: bool = False
+    value: str | None = None
+    revision: int = 0
+    computed_with: str | None = None
+    attempted_with: str | None = None
+    failed_attempts: int = 0
+    crashes: int = 0
+    failed: bool = False
+    error: str | None = None
+    term: int = 0
+    """The highest of its attempts that are over."""
+
+    def reset_attempts(self, inputs: str | None) -> None:
+        """Attempts are counted anew."""
+        self.attempted_with, self.failed_attempts, self.crashes, self.failed, self.error = (
+            inputs,
+            0,
+            0,
+            False,
+            None,
+        )
+
+
+class AttemptSpec(NamedTuple):
+    """How an attempt is made: where it waits in line, and its limits."""
+
+    queue: int
+    heartbeat_timeout: float | None
+    abandon_after: float
+    max_attempts: int
+
+
+class Attempt(NamedTuple):
+    """An attempt that is open."""
+
+    seq: int
+    node: str
+    lease_state: int
+    computed_with: str
+    number: int
+    spec: AttemptSpec
+    term: int = 0
+    owner: int | None = None
+
+
+class NewAttempt(NamedTuple):
+    """An attempt to be made."""
+
+    node: str
+    computed_with: str
+    number: int
+    crashes: int
+    delay: float
+    spec: AttemptSpec
+
+
+class AttemptEnd(NamedTuple):
+    """How an open attempt is over."""
+
+    seq: int
+    state: AttemptState
+    cause: AttemptEndCause
+    error: str | None = None
+
+
+class ExecutionState:
+    """One execution, for the length of a transaction that has it to itself. It is a
+    `gates.NodeView`.
+
+    `changes`: how often it was written; None for one that is new. Two with the same number of
+    changes are the same, but for who is at the open attempts.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        execution_id: str,
+        *,
+        revision: int = 0,
+        cancelled: bool = False,
+        changes: int | None = None,
+    ) -> None:
+        self.number = number
+        self.id = execution_id
+        self.revision = revision
+        self.cancelled = cancelled
+        self.changes = changes
+        self.nodes: dict[str, NodeRecord] = {}
+        self.open_attempts: dict[str, Attempt] = {}
+        self.changed_nodes: set[str] = set()
+        self.new_attempts: dict[str, NewAttempt] = {}
+        self.attempt_ends: list[AttemptEnd] = []
+        self._ended_attempts: list[Attempt] = []
+        self._has_unchanged_result = False
+        self._loaded_revision = revision
+
+    # --- asked ---
+
+    def node(self, name: str) -> NodeRecord:
+        return self.nodes.setdefault(name, NodeRecord())
+
+    def is_set(self, node: str) -> bool:
+        found = self.nodes.get(node)
+        return found is not None and found.is_set
+
+    def value(self, node: str) -> Any:
+        return msgspec.json.decode(self.nodes[node].value or "null")
+
+    def revision_of(self, node: str) -> int:
+        """0 for one that is not set."""
+        found = self.nodes.get(node)
+        return found.revision if found is not None and found.is_set else 0
+
+    @property
+    def needs_write(self) -> bool:
+        return bool(
+            self.changed_nodes
+            or self.new_attempts
+            or self.attempt_ends
+            or self.revision != self._loaded_revision
+        )
+
+    @property
+    def affects_all_nodes(self) -> bool:
+        """Whether it changes something for nodes that have not changed: one was given up, or
+        turned out to be as it was.
+        """
+        return (
+            self.cancelled
+            or self._has_unchanged_result
+            or any(self.nodes[node].failed for node in self.changed_nodes)
+        )
+
+    @property
+    def cancels_running(self) -> bool:
+        """Whether a worker somewhere is at something that is over now."""
+        cancelled = {
+            attempt_end.seq
+            for attempt_end in self.attempt_ends
+            if attempt_end.state is AttemptState.CANCELLED
+            or attempt_end.cause is AttemptEndCause.ASKED
+        }
+        return any(
+            attempt.lease_state == LEASED and attempt.seq in cancelled
+            for attempt in self._ended_attempts
+        )
+
+    # --- told ---
+
+    def set_value(self, node: str, value: str) -> None:
+        """Set a node; nothing if that is its value already."""
+        record = self.node(node)
+        if record.is_set and _is_same_value(record.value, value):
+            return
+        record.is_set, record.value, record.revision = True, value, self._next_revision()
+        self.changed_nodes.add(node)
+
+    def unset_value(self, node: str) -> None:
+        """Take its value from a node; nothing if it has none."""
+        record = self.node(node)
+        if record.is_set:
+            record.is_set, record.value, record.computed_with, record.revision = (
+                False,
+                None,
+                None,
+                self._next_revision(),
+            )
+            self.changed_nodes.add(node)
+
+    def succeed(self, attempt: Attempt, value: str) -> None:
+        """It has a result."""
+        self._end_attempt(attempt, AttemptState.SUCCESS, AttemptEndCause.DONE)
+        record = self.node(attempt.node)
+        before = record.revision
+        self.set_value(attempt.node, value)
+        self._has_unchanged_result = self._has_unchanged_result or record.revision == before
+        record.computed_with = attempt.computed_with
+        record.reset_attempts(None)
+        self.changed_nodes.add(attempt.node)
+
+    def fail(
+        self,
+        attempt: Attempt,
+        cause: AttemptEndCause,
+        *,
+        error: str | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """It came to nothing: counted, and tried again after the delay, unless that was the last
+        time.
+        """
+        error = None if error is None else sanitize(error, max_length=MAX_ERROR_LENGTH)
+        self._end_attempt(
+            attempt,
+            AttemptState.ABANDONED if cause in ABANDONING_CAUSES else AttemptState.FAILED,
+            cause,
+            error,
+        )
+        record = self.node(attempt.node)
+        if record.attempted_with != attempt.computed_with:
+            record.reset_attempts(attempt.computed_with)
+        record.failed_attempts += 1
+        record.crashes += cause is AttemptEndCause.CRASH
+        record.error = error or str(cause)
+        record.failed = (
+            cause is AttemptEndCause.PERMANENT
+            or record.failed_attempts >= attempt.spec.max_attempts
+        )
+        self.changed_nodes.add(attempt.node)
+        if not (record.failed or self.cancelled):
+            self.open_attempt(attempt.node, attempt.computed_with, attempt.spec, delay=delay)
+
+    def cancel_attempt(self, attempt: Attempt, cause: AttemptEndCause) -> None:
+        """It is not wanted any more."""
+        self._end_attempt(attempt, AttemptState.CANCELLED, cause)
+
+    def open_attempt(
+        self, node: str, inputs: str, spec: AttemptSpec, *, delay: float = 0.0
+    ) -> None:
+        """Have a node computed from these inputs."""
+        record = self.nodes.get(node)
+        failed_attempts, crashes = (
+            (record.failed_attempts, record.crashes)
+            if record is not None and record.attempted_with == inputs
+            else (0, 0)
+        )
+        self.new_attempts[node] = NewAttempt(
+            node, inputs, failed_attempts + 1, crashes, delay, spec
+        )
+
+    def drop_outdated(self, node: str, inputs: str) -> None:
+        """What was to be tried, or was given up, with other inputs than these is not any more."""
+        new_attempt, record = self.new_attempts.get(node), self.nodes.get(node)
+        if new_attempt is not None and new_attempt.computed_with != inputs:
+            del self.new_attempts[node]
+        if record is not None and record.failed and record.attempted_with != inputs:
+            record.reset_attempts(None)
+            self.changed_nodes.add(node)
+
+    def mark_written(self, opened: Mapping[str, Attempt]) -> None:
+        """What was decided stands in the store: it is as if it had been read from there.
+        `opened`: the attempts that were inserted.
+        """
+        self.open_attempts.update(opened)
+        self.changes = 0 if self.changes is None else self.changes + 1
+        self._loaded_revision, self._has_unchanged_result = self.revision, False
+        for decided in (
+            self.changed_nodes,
+            self.new_attempts,
+            self.attempt_ends,
+            self._ended_attempts,
+        ):
+            decided.clear()
+
+    def _end_attempt(
+        self,
+        attempt: Attempt,
+        state: AttemptState,
+        cause: AttemptEndCause,
+        error: str | None = None,
+    ) -> None:
+        if self.open_attempts.get(attempt.node) == attempt:
+            del self.open_attempts[attempt.node]
+        record = self.node(attempt.node)
+        record.term = max(record.term, attempt.term)
+        self.changed_nodes.add(attempt.node)
+        self._ended_attempts.append(attempt)
+        self.attempt_ends.append(AttemptEnd(attempt.seq, state, cause, error))
+
+    def _next_revision(self) -> int:
+        """One for everything that changes in this transaction."""
+        self.revision = self._loaded_revision + 1
+        return self.revision
+
+
+def _is_same_value(old: str | None, new: str) -> bool:
+    """Whether two texts are the same value: equal, or the same keys in another order."""
+    if old == new or old is None or len(old) != len(new):
+        return old == new
+    try:
+        return _CANONICAL.encode(msgspec.json.decode(old)) == _CANONICAL.encode(
+            msgspec.json.decode(new)
+        )
+    except RecursionError:  # too deep to be compared; that it may be the same costs a computation
+        return False

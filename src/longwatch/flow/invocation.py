@@ -1,0 +1,100 @@
+"""Calling the function of a node: values in by name, typed as it says; its result out as JSON."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from longwatch.errors import PermanentError, SerializationError
+from longwatch.flow.nodes import CONTEXT_PARAMETER, Node
+from longwatch.store.json_codec import Codec, CodecWording
+
+MAX_VALUE_BYTES = 16 << 20
+"""Bytes of one value as JSON."""
+VALUE_CODEC: Codec[Any] = Codec(
+    max_bytes=MAX_VALUE_BYTES,
+    wording=CodecWording(
+        "a value", "this node is of", "store it elsewhere and let the value say where", "kept"
+    ),
+)
+
+
+class FunctionSignature(NamedTuple):
+    """What a function takes: parameters by name, with their types where they say one."""
+
+    types: dict[str, Any]
+    required: frozenset[str]
+    takes_any_keyword: bool
+    takes_context: bool
+
+
+@lru_cache(maxsize=1024)
+def signature_of(function: Callable[..., Any]) -> FunctionSignature:
+    parameters = inspect.signature(function).parameters
+    hints = _type_hints(function)
+    named = [
+        each
+        for each in parameters.values()
+        if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        and each.name != CONTEXT_PARAMETER
+    ]
+    return FunctionSignature(
+        {each.name: hints.get(each.name, Any) for each in named},
+        frozenset(each.name for each in named if each.default is each.empty),
+        any(each.kind is each.VAR_KEYWORD for each in parameters.values()),
+        CONTEXT_PARAMETER in parameters,
+    )
+
+
+def arguments(node: Node, inputs: str, context: object) -> dict[str, Any]:
+    """What the function of a node is called with: the nodes that it names, those that are not set
+    as None or its own default.
+
+    PermanentError for a value that is not of the type that the function says: it never will be.
+    """
+    assert node.function is not None
+    signature = signature_of(node.function)
+    values: dict[str, str] = msgspec.json.decode(inputs)
+    wanted = (
+        values
+        if signature.takes_any_keyword
+        else {name: text for name, text in values.items() if name in signature.types}
+    )
+    given = {name: _convert_value(node, name, text, signature) for name, text in wanted.items()}
+    given.update((name, None) for name in signature.required if name not in given)
+    if signature.takes_context:
+        given[CONTEXT_PARAMETER] = context
+    return given
+
+
+def encode_result(node: Node, result: Any) -> bytes:
+    """A result as JSON; PermanentError for one that cannot be kept."""
+    try:
+        return VALUE_CODEC.encode(result)
+    except (SerializationError, ValueError) as error:
+        raise PermanentError(f"what node {node.name!r} returned cannot be kept: {error}") from None
+
+
+def _convert_value(node: Node, name: str, text: str, signature: FunctionSignature) -> Any:
+    value = msgspec.json.decode(text)
+    expected_type = signature.types.get(name, Any)
+    if expected_type is Any:
+        return value
+    try:
+        return msgspec.convert(value, expected_type, str_keys=True)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise PermanentError(
+            f"the value of {name!r} is none that node {node.name!r} takes: {error}"
+        ) from None
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types that it says; those that cannot be found out are any."""
+    try:
+        return get_type_hints(function)
+    except Exception:  # noqa: BLE001 - a name that only a type checker knows; the values come as they are
+        return {}

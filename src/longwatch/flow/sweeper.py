@@ -1,0 +1,363 @@
+"""What brings an execution on when nobody else does: sweeps, made by every worker, each apart from
+the others' errors.
+
+    dead        at every look: owners that have certainly ended; what they had begun is abandoned
+                and tried again, at once
+    abandoned   every 10 s: attempts whose heartbeat has lapsed, or whose deadline has passed
+    stalled     every 60 s: executions of a graph of which nothing waits or runs, though something
+                could; a page at a time
+
+A sweep with an interval is made by whoever comes first when it is due; the others pass. What it
+came to is on record. Rows are found by a read, and changed only if they are still so once their
+execution is locked; what somebody else has locked is passed over: sweepers that meet do not fight,
+and one that froze in the middle holds up nobody. An attempt that its worker had not begun goes back
+unspent. Where nobody can tell (another machine's page), it counts as begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.events.base import Events
+from longwatch.core.events.flow import AttemptAbandoned
+from longwatch.core.jitter import random_fraction
+from longwatch.engine.error_policy import describe_error
+from longwatch.flow.execution_state import AttemptEndCause, ExecutionState
+from longwatch.flow.propagation import propagate
+from longwatch.flow.records import GraphId, LoadedExecutions, Records, ValidClaim, work_channel
+from longwatch.flow.registry import Registry
+from longwatch.host.incarnation import boot_id
+from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.database import Database, Parameters, Row, Transaction
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner, blame_for
+
+SWEEP_INTERVAL = 10.0
+STALLED_INTERVAL = 60.0
+PAGE_SIZE = 200
+"""Attempts or executions in one transaction: a sweep never holds the store for long."""
+_MAX_RUNS = 1000
+
+T = TypeVar("T")
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep, as it is on record."""
+
+    sweep: str
+    started_at: float
+    seconds: float
+    row_count: int
+    error: str | None
+
+
+class _LostLease(NamedTuple):
+    """A lease whose owner is gone, or late."""
+
+    claim: Claim
+    execution: int
+    blame: Blame
+
+
+class FlowSweeper:
+    """The sweeps over one store. Only those over executions need their graphs."""
+
+    def __init__(  # noqa: PLR0913 - a store, what knows it, and what is told
+        self,
+        database: Database,
+        records: Records,
+        claims: Claims,
+        registry: Registry,
+        *,
+        interval: float = SWEEP_INTERVAL,
+        clock: Clock | None = None,
+        events: Events | None = None,
+    ) -> None:
+        self.events = events or Events()
+        self.interval = interval
+        self._database = database
+        self._records = records
+        self._claims = claims
+        self._registry = registry
+        self._clock = clock or SystemClock()
+        self._sweep = ClaimSweeper(claims, is_shared=database.is_shared)
+        self._not_before: dict[str, float] = {}
+
+    def sweep_due(self) -> int:
+        """Make the sweeps that are due; how many rows they have moved. One that fails does not
+        keep the others.
+        """
+        return self._run_all(
+            [self.reclaim_from_dead_owners, *self._timed_sweeps(self.interval, STALLED_INTERVAL)]
+        )
+
+    def sweep_all(self) -> int:
+        """Make every sweep, due or not."""
+        return self._run_all([self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0)])
+
+    def runs(self, *, limit: int) -> list[SweepRun]:
+        """The newest first."""
+        rows = self._database.read(
+            lambda tx: tx.rows(self._records.sql["sweep_runs"], {"limit": limit})
+        )
+        return [SweepRun(*row) for row in rows]
+
+    # --- owners that have ended ---
+
+    def reclaim_from_dead_owners(self) -> int:
+        """Bring back what they held; one that holds nothing any more is forgotten."""
+        return sum(map(self._reclaim_from, self._database.read(self._sweep.dead_owners)))
+
+    def _reclaim_from(self, owner: LeaseOwner) -> int:
+        leased = self._database.read(
+            lambda tx: tx.rows(
+                self._records.sql["leases_of_owner"], {"owner": owner.id, "limit": PAGE_SIZE}
+            )
+        )
+        if not leased:
+            self._database.write(lambda tx: self._sweep.delete_owner(tx, owner))
+            return 0
+        if not self._sweep.has_ended(owner.incarnation):
+            return 0
+        blame = blame_for(owner, if_unreadable=Blame.CRASH)
+        return self._reclaim(
+            [_LostLease(Claim(*row[:3]), row[3], blame(row[0])) for row in leased], recheck=False
+        )
+
+    # --- leases that have ended ---
+
+    def _reclaim_lapsed(self) -> int:
+        """All of them, a page at a time; a row that cannot be brought back is passed over, and
+        told of in the end.
+        """
+        found, seen, errors = 0, list[int](), []
+        while True:
+            parameters = {
+                "boot": boot_id(),
+                "skip": self._records.array_parameter(seen),
+                "limit": PAGE_SIZE,
+            }
+            rows = self._database.read(
+                lambda tx, parameters=parameters: tx.rows(  # type: ignore[misc]
+                    self._records.sql["lapsed_leases"], parameters
+                )
+            )
+            try:
+                found += self._reclaim(_with_blame(rows), recheck=self._database.is_shared)
+            except Exception as error:  # noqa: BLE001 - the next page has nothing to do with it
+                errors.append(error)
+            if len(rows) < PAGE_SIZE:
+                break
+            seen += [row[0] for row in rows]
+        if errors:
+            raise errors[0]
+        return found
+
+    def _reclaim(self, lost: Sequence[_LostLease], *, recheck: bool) -> int:
+        """In one transaction; if that cannot be, one row at a time, so that a bad one keeps
+        nobody else.
+        """
+        return self._retry_one_by_one(
+            lost, lambda some: self._reclaim_together(some, recheck=recheck)
+        )
+
+    def _reclaim_together(self, lost: Sequence[_LostLease], *, recheck: bool) -> int:
+        def work(tx: Transaction) -> tuple[int, list[AttemptAbandoned]]:
+            loaded, gone = self._records.load_unlocked(tx, (each.execution for each in lost))
+            valid = self._records.unlocked_claims(
+                tx,
+                [each.claim for each in lost if each.execution in loaded or each.execution in gone],
+            )
+            due = [
+                (each, found)
+                for each in lost
+                if (found := valid.get(each.claim)) and (found.has_lapsed or not recheck)
+            ]
+            self._records.cancel_orphans(tx, [found for _, found in due if found.execution in gone])
+            due = [(each, found) for each, found in due if found.execution in loaded]
+            unbegun = [each.claim for each, _ in due if each.blame is Blame.RELEASE]
+            self._claims.release(tx, unbegun, blame=Blame.RELEASE)
+            for graph_id in {
+                loaded[found.execution][1] for each, found in due if each.claim in set(unbegun)
+            }:
+                tx.notify(work_channel(graph_id))
+            abandoned = [
+                abandonment
+                for each, found in due
+                if each.claim not in set(unbegun)
+                and (abandonment := _abandon(each, found, loaded[found.execution][0]))
+            ]
+            self._save(tx, loaded)
+            return len(unbegun) + len(abandoned), abandoned
+
+        count, abandoned = self._database.write(work)
+        for event in abandoned:
+            self.events.emit(event)
+        return count
+
+    # --- executions that nobody goes on with ---
+
+    def _propagate_stalled(self, graph_id: GraphId) -> int:
+        """Go through those of a graph, a page at a time, from where the last run has come to."""
+        name = {"sweep": _sweep_name(graph_id)}
+        [(position,)] = self._database.read(
+            lambda tx: tx.rows(self._records.sql["sweep_position"], name)
+        ) or [(0,)]
+        parameters = {**graph_id._asdict(), "after": position, "limit": PAGE_SIZE}
+        page = [
+            row[0]
+            for row in self._database.read(
+                lambda tx: tx.rows(self._records.sql["idle_executions"], parameters)
+            )
+        ]
+        found = self._retry_one_by_one(page, self._propagate)
+        next_position = page[-1] if len(page) == PAGE_SIZE else 0
+        if next_position != position:
+            self._database.write(
+                lambda tx: tx.execute(
+                    self._records.sql["set_sweep_position"], {**name, "position": next_position}
+                )
+            )
+        return found
+
+    def _propagate(self, executions: Sequence[int]) -> int:
+        graphs = self._registry.registered()
+
+        def work(tx: Transaction) -> int:
+            loaded, _ = self._records.load_unlocked(tx, executions)
+            for state, graph_id in loaded.values():
+                registered = graphs[graph_id]
+                propagate(registered.graph, state, registered.queue_by_node)
+            self._save(tx, loaded)
+            return sum(state.needs_write for state, _ in loaded.values())
+
+        return self._database.write(work) if executions else 0
+
+    def _save(self, tx: Transaction, loaded: LoadedExecutions) -> None:
+        graph_ids = {number: graph_id for number, (_, graph_id) in loaded.items()}
+        for graph_id in self._records.save(tx, (state for state, _ in loaded.values()), graph_ids):
+            tx.notify(work_channel(graph_id))
+
+    # --- how sweeps are made ---
+
+    def _run_all(self, sweeps: Iterable[Callable[[], int]]) -> int:
+        found, errors = 0, []
+        for sweep in sweeps:
+            try:
+                found += sweep()
+            except Exception as error:  # noqa: BLE001 - the others are made, then it is told
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return found
+
+    def _timed_sweeps(
+        self, abandoned_interval: float, stalled_interval: float
+    ) -> Iterator[Callable[[], int]]:
+        """Those over executions are made graph by graph: whoever makes one has to know the
+        graph.
+        """
+        yield lambda: self._run_timed(
+            "abandoned", "abandoned", abandoned_interval, self._reclaim_lapsed
+        )
+        for graph_id in self._registry.graphs:
+            yield lambda graph_id=graph_id: self._run_timed(  # type: ignore[misc]
+                "stalled",
+                _sweep_name(graph_id),
+                stalled_interval,
+                lambda: self._propagate_stalled(graph_id),
+            )
+
+    def _run_timed(
+        self, name: str, sweep_name: str, interval: float, sweep: Callable[[], int]
+    ) -> int:
+        """Make one if it is its turn and nobody else is at it, and put on record what came of
+        it.
+        """
+        now = self._clock.monotonic()
+        if interval and now < self._not_before.get(sweep_name, 0.0):
+            return 0
+        self._not_before[sweep_name] = now + interval * (0.8 + 0.2 * random_fraction())
+        parameters = {"sweep": sweep_name, "interval": interval * 0.75}
+        if not self._database.write(lambda tx: self._claim_sweep(tx, parameters)):
+            return 0
+        try:
+            row_count = sweep()
+        except Exception as error:
+            self._record_run(name, now, 0, describe_error(error))
+            raise
+        self._record_run(name, now, row_count, None)
+        return row_count
+
+    def _claim_sweep(self, tx: Transaction, parameters: Parameters) -> bool:
+        if (insert := self._records.sql.get("insert_sweep")) is not None:
+            tx.execute(insert, {"sweep": parameters["sweep"]})
+        return bool(tx.rows(self._records.sql["claim_sweep"], parameters))
+
+    def _record_run(self, name: str, started: float, row_count: int, error: str | None) -> None:
+        run = {
+            "sweep": name,
+            "seconds": self._clock.monotonic() - started,
+            "row_count": row_count,
+            "error": error,
+        }
+
+        def work(tx: Transaction) -> None:
+            tx.execute(self._records.sql["insert_sweep_run"], run)
+            tx.execute(self._records.sql["trim_sweep_runs"], {"keep": _MAX_RUNS})
+
+        self._database.write(work)
+
+    def _retry_one_by_one(self, rows: Sequence[T], work: Callable[[Sequence[T]], int]) -> int:
+        if not rows:
+            return 0
+        try:
+            return work(rows)
+        except Exception:
+            if len(rows) == 1:
+                raise
+            return self._run_all([lambda row=row: work([row]) for row in rows])  # type: ignore[misc]
+
+
+def _abandon(lost: _LostLease, valid: ValidClaim, state: ExecutionState) -> AttemptAbandoned | None:
+    """Abandon one, to be tried again if it may be: what is to be told of it."""
+    attempt = state.open_attempts.get(valid.node)
+    if attempt is None or attempt.seq != lost.claim.seq:
+        return None
+    cause = _end_cause(valid)
+    state.fail(attempt, cause, error=_ERROR_TEXTS[cause])
+    return AttemptAbandoned(
+        execution=state.id, node=attempt.node, attempt=attempt.number, cause=str(cause)
+    )
+
+
+def _end_cause(valid: ValidClaim) -> AttemptEndCause:
+    if valid.is_past_deadline:
+        return AttemptEndCause.DEADLINE
+    return AttemptEndCause.HEARTBEAT if valid.has_lapsed else AttemptEndCause.CRASH
+
+
+_ERROR_TEXTS = {
+    AttemptEndCause.DEADLINE: "it took longer than it may (abandon_after_seconds)",
+    AttemptEndCause.HEARTBEAT: "its worker gave no sign of life (heartbeat_timeout_seconds)",
+    AttemptEndCause.CRASH: "its worker ended while it ran",
+}
+
+
+def _with_blame(rows: Sequence[Row]) -> list[_LostLease]:
+    blame_by_owner = {
+        owner: blame_for(owner, if_unreadable=Blame.CRASH)
+        for owner in {_owner_of(row) for row in rows}
+    }
+    return [
+        _LostLease(Claim(*row[:3]), row[3], blame_by_owner[_owner_of(row)](row[0])) for row in rows
+    ]
+
+
+def _sweep_name(graph_id: GraphId) -> str:
+    return f"stalled/{graph_id.graph}/{graph_id.version}"
+
+
+def _owner_of(row: Row) -> LeaseOwner:
+    return LeaseOwner(row[1], row[4], row[5])

@@ -1,0 +1,98 @@
+"""Checks and other questions that may take their time, asked from a loop that may not.
+
+A question has a thread of its own, started when it is first asked. Whoever asks while it is being
+answered waits for that answer; once it has taken longer than it may, everybody is told so at once,
+until it comes back. A thread that never comes back is left behind: it is a daemon, and nobody waits
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from longwatch.host.background_thread import BackgroundThread
+
+T = TypeVar("T")
+
+
+class BlockingCall(Generic[T]):
+    """Runs a blocking call off the loop: `run` returns its result or raises its error, TimeoutError
+    when it takes longer than `timeout`. Used on one loop.
+    """
+
+    def __init__(self, call: Callable[[], T], *, name: str, timeout: float) -> None:
+        self._call = call
+        self._name = name
+        self._timeout = timeout
+        self._requests: queue.SimpleQueue[asyncio.Future[T] | None] = queue.SimpleQueue()
+        self._pending: asyncio.Future[T] | None = None
+        self._timed_out = False
+        self._thread: BackgroundThread | None = None
+
+    async def run(self) -> T:
+        if self._pending is None:
+            self._submit()
+        elif self._timed_out:
+            raise TimeoutError
+        assert self._pending is not None
+        done, _ = await asyncio.wait({self._pending}, timeout=self._timeout)
+        if not done:
+            self._timed_out = True
+            raise TimeoutError
+        return next(iter(done)).result()
+
+    def close(self) -> None:
+        """End the thread, when it has time."""
+        self._requests.put(None)
+        self._thread = None
+
+    def _submit(self) -> None:
+        if self._thread is None:
+            thread = BackgroundThread(self._serve, name=self._name, report_errors=True)
+            # where there is no thread left this raises, and whoever asks next tries again
+            thread.start()
+            self._thread = thread
+        pending = self._pending = asyncio.get_running_loop().create_future()
+        pending.add_done_callback(self._finished)
+        self._requests.put(pending)
+
+    def _finished(self, pending: asyncio.Future[T]) -> None:
+        if not pending.cancelled():
+            pending.exception()  # it has been looked at, whoever asked may be gone
+        self._pending, self._timed_out = None, False
+
+    def _serve(self) -> None:
+        while (pending := self._requests.get()) is not None:
+            try:
+                result = self._call()
+            except BaseException as error:  # noqa: BLE001 - whoever asked is told; an exit of anybody's code ends nothing here
+                _resolve(pending, error=error)
+            else:
+                _resolve(pending, result)
+
+
+def _fits_future(error: BaseException) -> bool:
+    """Whether a future takes it; neither an exit, which would end the loop, nor StopIteration."""
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
+def _resolve(
+    pending: asyncio.Future[T], result: T | None = None, error: BaseException | None = None
+) -> None:
+    def resolve() -> None:
+        if pending.done():
+            return
+        if error is None:
+            pending.set_result(result)  # type: ignore[arg-type] # without an error it is a T
+        else:
+            pending.set_exception(error if _fits_future(error) else RuntimeError(repr(error)))
+
+    loop = pending.get_loop()
+    if not loop.is_closed():
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            return  # closed in this very moment: nobody waits any more

@@ -1,0 +1,275 @@
+"""The messages of one mailbox in memory: rows in one of four states, and the indexes that find
+them.
+
+    new        rows in the order they were sent, none of which was ever leased   a deque
+    returned   rows that were released, by number                                a heap
+    delayed    rows that are not due yet                                         a heap by time
+    expiring   rows that have an expiry                                          a heap by time
+
+A row that is removed while an index holds it stays there, marked REMOVED and without its body, and
+is skipped when it comes up; when most rows of the indexes are removed, the indexes are compacted.
+Nothing here takes a lock or reads a clock: `memory.py` does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import chain, count
+
+from longwatch.core.clock import Wakeup
+from longwatch.mailbox.records import DeadLetter, MessageRecord
+
+MAX_REMOVED = 1000
+"""Removed rows that the indexes may hold, however few others there are."""
+
+
+class LeaseState(IntEnum):
+    """Where a row stands; the first three as in the SQL tables."""
+
+    READY = 0
+    DELAYED = 1
+    LEASED = 2
+    REMOVED = 3
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StoredMessage:
+    """One message and everything that happened to it."""
+
+    seq: int
+    queue: MemoryQueue
+    id: str
+    body: bytes
+    enqueued_at: float
+    expires_at: float | None = None
+    keep_expired: bool = False
+    dedupe_key: str | None = None
+    reply_to: str | None = None
+    lease_state: LeaseState = LeaseState.REMOVED
+    owner: int = 0
+    term: int = 0
+    lease_until: float = 0.0
+    deliveries: int = 0
+    failures: int = 0
+    crashes: int = 0
+    releases: int = 0
+    error: str | None = None
+    is_tracked_for_expiry: bool = False
+    """Whether it stands among the expiring."""
+
+    def record(self) -> MessageRecord:
+        return MessageRecord(
+            self.id,
+            self.body,
+            self.deliveries,
+            self.failures,
+            self.crashes,
+            self.enqueued_at,
+            self.reply_to,
+        )
+
+    def dead_letter(
+        self, reason: str, error: str | None, died_at: float, position: int
+    ) -> DeadLetter:
+        return DeadLetter(
+            id=self.id,
+            mailbox=self.queue.name,
+            reason=reason,
+            error=error,
+            died_at=died_at,
+            enqueued_at=self.enqueued_at,
+            deliveries=self.deliveries,
+            failures=self.failures,
+            crashes=self.crashes,
+            releases=self.releases,
+            reply_to=self.reply_to,
+            body=self.body,
+            position=position,
+        )
+
+    def is_expired(self, wall: float) -> bool:
+        """Whether its time has passed while nobody holds it."""
+        return (
+            self.lease_state is not LeaseState.LEASED
+            and self.expires_at is not None
+            and self.expires_at <= wall
+        )
+
+
+class MemoryQueue:
+    """The rows of one mailbox, its dead letters, and its listeners."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages: dict[str, StoredMessage] = {}
+        self.by_dedupe_key: dict[str, StoredMessage] = {}
+        self.dead_letters: dict[str, DeadLetter] = {}
+        self._dead_positions = count(1)
+        self.counts = dict.fromkeys(LeaseState, 0)
+        self.expired = 0
+        self.paused = False
+        self.wakeups: set[Wakeup] = set()
+        self._new: deque[StoredMessage] = deque()
+        self._returned: list[tuple[int, StoredMessage]] = []
+        self._delayed: list[tuple[float, int, StoredMessage]] = []
+        self._expiring: list[tuple[float, int, StoredMessage]] = []
+        self._removed = 0
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def add(self, row: StoredMessage, *, ready_at: float = 0.0) -> None:
+        """Put a new row at the end of the line, or among the delayed."""
+        self.messages[row.id] = row
+        if row.dedupe_key is not None:
+            self.by_dedupe_key[row.dedupe_key] = row
+        if ready_at:
+            self._delay(row, ready_at)
+        else:
+            self._set_lease_state(row, LeaseState.READY)
+            self._new.append(row)
+        self._track_expiry(row)
+
+    def release(self, row: StoredMessage, *, ready_at: float = 0.0) -> None:
+        """Free a row that was taken, at its old place, or delay it."""
+        if ready_at:
+            self._delay(row, ready_at)
+        else:
+            self._make_ready(row)
+        self._track_expiry(row)
+
+    def next_ready(self) -> StoredMessage | None:
+        """The oldest free row; it stays where it is."""
+        while self._new and self._new[0].lease_state is LeaseState.REMOVED:
+            self._new.popleft()
+        while self._returned and self._returned[0][1].lease_state is LeaseState.REMOVED:
+            heappop(self._returned)
+        if self._returned and (not self._new or self._returned[0][0] < self._new[0].seq):
+            return self._returned[0][1]
+        return self._new[0] if self._new else None
+
+    def lease(self, row: StoredMessage) -> None:
+        """Lease the row that `next_ready` has just returned."""
+        if self._new and self._new[0] is row:
+            self._new.popleft()
+        else:
+            heappop(self._returned)
+        self._set_lease_state(row, LeaseState.LEASED)
+
+    def remove(self, row: StoredMessage) -> None:
+        """It is done, cancelled or given up."""
+        self._removed += row.is_tracked_for_expiry or row.lease_state is not LeaseState.LEASED
+        self._set_lease_state(row, LeaseState.REMOVED)
+        row.body = b""
+        del self.messages[row.id]
+        if row.dedupe_key is not None:
+            del self.by_dedupe_key[row.dedupe_key]
+        if self._removed > max(MAX_REMOVED, len(self.messages)):
+            self._compact()
+
+    def give_up(
+        self, row: StoredMessage, reason: str, *, wall: float, error: str | None = None
+    ) -> None:
+        """Remove it; to the dead with its history, one that has expired only if that was asked
+        for.
+        """
+        self.expired += reason == "expired"
+        if reason != "expired" or row.keep_expired:
+            self.dead_letters[row.id] = row.dead_letter(
+                reason, row.error if error is None else error, wall, next(self._dead_positions)
+            )
+        self.remove(row)
+
+    def expire(self, wall: float) -> int:
+        """Give up what nobody took in its time; how many rows. A leased one is looked at again
+        when it comes back.
+        """
+        expired = 0
+        while self._expiring and self._expiring[0][0] <= wall:
+            row = heappop(self._expiring)[2]
+            row.is_tracked_for_expiry = False
+            if (
+                row.lease_state is not LeaseState.REMOVED
+                and row.lease_state is not LeaseState.LEASED
+            ):
+                self.give_up(row, "expired", wall=wall)
+                expired += 1
+        return expired
+
+    def delete_old_dead_letters(self, before: float) -> None:
+        """Remove the dead that died before this moment."""
+        while (
+            self.dead_letters
+            and (oldest := next(iter(self.dead_letters.values()))).died_at < before
+        ):
+            del self.dead_letters[oldest.id]
+
+    def promote_due(self, wall: float) -> int:
+        """Free the delayed rows whose time has come; how many."""
+        freed = 0
+        while (due := self.next_due()) is not None and due <= wall:
+            self._make_ready(heappop(self._delayed)[2])
+            freed += 1
+        return freed
+
+    def next_due(self) -> float | None:
+        """When the next delayed row is due; None if none is delayed."""
+        while self._delayed and self._delayed[0][2].lease_state is LeaseState.REMOVED:
+            heappop(self._delayed)
+        return self._delayed[0][0] if self._delayed else None
+
+    def claimable(self, wall: float, *, limit: int) -> list[StoredMessage]:
+        """What would be taken next, oldest first; it all stays."""
+        due = (row for ready_at, _, row in self._delayed if ready_at <= wall)
+        there = (
+            row
+            for row in chain(self._new, (row for _, row in self._returned), due)
+            if row.lease_state is not LeaseState.REMOVED
+        )
+        return nsmallest(
+            limit, (row for row in there if not row.is_expired(wall)), key=lambda row: row.seq
+        )
+
+    def notify(self) -> None:
+        for wakeup in tuple(self.wakeups):
+            wakeup.set()
+
+    def _set_lease_state(self, row: StoredMessage, lease_state: LeaseState) -> None:
+        self.counts[row.lease_state] -= 1
+        self.counts[lease_state] += 1
+        row.lease_state = lease_state
+
+    def _compact(self) -> None:
+        """Drop the removed rows. The next run comes after as many removals as this one looks at
+        rows.
+        """
+        self._removed = 0
+        self._new = deque(row for row in self._new if row.lease_state is not LeaseState.REMOVED)
+        self._returned = [
+            entry for entry in self._returned if entry[1].lease_state is not LeaseState.REMOVED
+        ]
+        self._delayed = [
+            entry for entry in self._delayed if entry[2].lease_state is not LeaseState.REMOVED
+        ]
+        self._expiring = [
+            entry for entry in self._expiring if entry[2].lease_state is not LeaseState.REMOVED
+        ]
+        heapify(self._returned)
+        heapify(self._delayed)
+        heapify(self._expiring)
+
+    def _make_ready(self, row: StoredMessage) -> None:
+        self._set_lease_state(row, LeaseState.READY)
+        heappush(self._returned, (row.seq, row))
+
+    def _delay(self, row: StoredMessage, ready_at: float) -> None:
+        self._set_lease_state(row, LeaseState.DELAYED)
+        heappush(self._delayed, (ready_at, row.seq, row))
+
+    def _track_expiry(self, row: StoredMessage) -> None:
+        if row.expires_at is not None and not row.is_tracked_for_expiry:
+            row.is_tracked_for_expiry = True
+            heappush(self._expiring, (row.expires_at, row.seq, row))

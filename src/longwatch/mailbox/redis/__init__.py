@@ -1,0 +1,1 @@
+"""Mailboxes on Redis: the store, the backend, Lua scripts, and the transport."""

@@ -1,0 +1,355 @@
+"""One mailbox in Redis. Everything that is decided about messages is decided by the scripts in
+`lua/`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ExchangeResult, Settlement
+from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.backend import mailbox_locator
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
+from longwatch.mailbox.redis import codec
+from longwatch.mailbox.redis.client import RetryMode, pack_arguments
+from longwatch.mailbox.redis.sweep import sweep
+from longwatch.store.claims import Claim
+
+if TYPE_CHECKING:
+    from longwatch.mailbox.redis.store import RedisStore
+
+NO_TRANSACTION = (
+    "messages in Redis take part in no transaction; leave tx= out, or open a sqlite:/// or "
+    "postgresql:// store"
+)
+PUT_RESPONSE_SECONDS = 600
+"""Seconds for which the answer to a put is remembered, should it be asked again. The next put
+has it forgotten.
+"""
+MAX_RESPONSE_BYTES = 16 << 20
+"""Of rows in one answer; one message is given however large it is."""
+_MAX_BATCH_BYTES = 256 << 20
+"""Redis takes no more than twice as much in one piece."""
+_PURGE_BATCH = 2000
+_MAX_CONFIRMED = 1000
+
+
+@dataclass(slots=True)
+class RedisOwner:
+    """An owner of leases, and the mailboxes in which it has claimed."""
+
+    incarnation: str
+    page: str | None
+    mailboxes: set[str] = field(default_factory=set)
+
+
+class RedisBackend:
+    """One mailbox of a Redis store."""
+
+    def __init__(
+        self, store: RedisStore, name: str, *, limits: MailboxLimits | None = None
+    ) -> None:
+        self.store = store
+        self.name = name
+        self.limits = limits or MailboxLimits()
+        self.key = f"longwatch:{{{name}}}"
+        self._confirmed_puts: deque[str] = deque()
+
+    @property
+    def store_identity(self) -> object:
+        return self.store.identity
+
+    # --- ClaimSource ---
+
+    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+        owner = secrets.randbits(62)
+        self.store.mailbox_number(self.name)
+        self.store.owners[owner] = RedisOwner(str(incarnation), page, {self.name})
+        self.run_script("register_owner", owner=str(owner), incarnation=str(incarnation), page=page)
+        return owner
+
+    def default_owner(self) -> int:
+        return self.store.owner_registry.default_owner(
+            self.name, lambda: self.register_owner(Incarnation.current())
+        )
+
+    def exchange(
+        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
+        queue = self.store.mailbox_number(self.name)
+        if any(each.claim.seq >> codec.NUMBER_BITS != queue for each in settlements):
+            return ExchangeResult(
+                self.settle(settlements), self.exchange_own((), owner, limit, lease_seconds).claimed
+            )
+        return self.exchange_own(settlements, owner, limit, lease_seconds)
+
+    def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
+        """One call for each mailbox in which the owner has claimed: they may be on different
+        nodes.
+        """
+        return sum(
+            backend.renew_own(owner, lease_seconds, skip) for backend in self._backends_of(owner)
+        )
+
+    def held(self, *, owner: int) -> list[Claim]:
+        return [claim for backend in self._backends_of(owner) for claim in backend.held_own(owner)]
+
+    def sweep(self) -> int:
+        return sweep(
+            self, queue=self.store.mailbox_number(self.name), retention=self.limits.dead_retention
+        )
+
+    def next_due(self) -> float | None:
+        due = self.run_script("next_due")
+        return None if due is None else float(due)
+
+    def locator(self) -> dict[str, str] | None:
+        return mailbox_locator(self.store.url, self.name)
+
+    def listen(self, wakeup: Wakeup) -> Callable[[], None]:
+        return self.store.resources().listener.listen(self.key, wakeup)
+
+    # --- the rest of a backend ---
+
+    def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
+        """A put whose answer was lost is asked again by its number, and stores nothing twice,
+        even if all was consumed by then.
+        """
+        _require_no_transaction(tx)
+        self.store.mailbox_number(self.name)
+        request = secrets.token_hex(8)
+        arguments = {
+            "request": request,
+            "answered": self._take_confirmed(),
+            "remember": PUT_RESPONSE_SECONDS,
+            "max_size": self.limits.max_size,
+        }
+        response = self._run_packed(
+            "put",
+            pack_arguments(arguments),
+            _validate_batch_size(codec.pack_messages(messages)),
+            retry=RetryMode.UNTIL_KNOWN,
+        )
+        if response[:1] == b"!":
+            raise MailboxFullError(
+                f"mailbox {self.name!r} holds {int(response[1:])} of {self.limits.max_size} "
+                f"messages; "
+                "let its workers catch up, or raise max_size"
+            )
+        self._confirmed_puts.append(request)
+        return (
+            [message.id for message in messages]
+            if response == b"="
+            else msgspec.msgpack.decode(response[1:], type=list[str])
+        )
+
+    def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
+        """In one step for each mailbox that they are about."""
+        _require_no_transaction(tx)
+        self.store.mailbox_number(self.name)
+        settled = [False] * len(settlements)
+        for name, positions in _positions_by_name(
+            self.store.mailbox_of(each.claim) for each in settlements
+        ).items():
+            if name is not None:
+                batch = [settlements[position] for position in positions]
+                results = (
+                    self._backend(name).exchange_own(batch, batch[0].claim.owner, 0, 0.0).settled
+                )
+                for position, result in zip(positions, results, strict=True):
+                    settled[position] = result
+        return settled
+
+    def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
+        self.store.mailbox_number(self.name)
+        name = self.store.mailbox_of(claim)
+        if name is None:
+            return False
+        number = codec.number_of(claim.seq)
+        return bool(
+            self._backend(name).run_script(
+                "renew_one",
+                owner=str(claim.owner),
+                number=number,
+                term=claim.term,
+                lease_seconds=lease_seconds,
+            )
+        )
+
+    def stats(self) -> MailboxStats:
+        ready, delayed, leased, dead, age, paused, expired = self.run_script("stats")
+        return MailboxStats(
+            ready, delayed, leased, dead, float(age) if age else None, bool(paused), expired
+        )
+
+    def peek(self, *, limit: int) -> list[MessageRecord]:
+        return codec.unpack_records(self.run_script("peek", limit=limit))[:limit]
+
+    def cancel(self, message_id: str) -> bool:
+        return bool(self.run_script("cancel", retry=RetryMode.NEVER, id=message_id))
+
+    def pause(self, *, paused: bool) -> None:
+        self.store.mailbox_number(self.name)
+        self.run_script("pause", paused=paused)
+
+    def purge(self) -> int:
+        """A page at a time, as many as there were when it began: what comes meanwhile may stay."""
+        ready, delayed, *_ = self.run_script("stats")
+        purged, left = 0, ready + delayed
+        while left > purged:
+            some = self.run_script(
+                "purge", retry=RetryMode.NEVER, limit=min(_PURGE_BATCH, left - purged)
+            )
+            if not some:
+                break
+            purged += some
+        return purged
+
+    def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        letters, positions = self.run_script("dead_letters", after=after, limit=limit)
+        pairs = zip(letters, positions, strict=True)
+        return [
+            codec.unpack_dead_letter(self.name, letter)._replace(position=int(position))
+            for letter, position in pairs
+        ]
+
+    def find_dead_letter(self, message_id: str) -> DeadLetter | None:
+        letter = self.store.resources().client.read("HGET", self.key, ":dead", message_id)
+        return None if letter is None else codec.unpack_dead_letter(self.name, letter)
+
+    def replay(self, ids: Sequence[str]) -> list[bool]:
+        return [
+            bool(was_there)
+            for was_there in self.run_script("replay", retry=RetryMode.NEVER, ids=ids)
+        ]
+
+    def drop(self, ids: Sequence[str]) -> list[bool]:
+        return [
+            bool(was_there) for was_there in self.run_script("drop", retry=RetryMode.NEVER, ids=ids)
+        ]
+
+    # --- calls ---
+
+    def run_script(
+        self, script: str, *, retry: RetryMode = RetryMode.ONCE, **arguments: Any
+    ) -> Any:
+        """Run a script on this mailbox."""
+        return self._run_packed(script, pack_arguments(arguments), retry=retry)
+
+    def _run_packed(self, script: str, *arguments: bytes, retry: RetryMode) -> Any:
+        jump = self.store.jump
+        return self.store.resources().client.run_script(
+            script, self.key, (jump.lease, jump.wall, *arguments), retry=retry
+        )
+
+    def leased_numbers(self, owner: int) -> list[int]:
+        """The numbers of the rows that an owner holds here."""
+        return [
+            int(number)
+            for number in self.store.resources().client.read("HKEYS", self.key, f":leases:{owner}")
+        ]
+
+    def exchange_own(
+        self, settlements: Sequence[Settlement], owner: int, limit: int, lease_seconds: float
+    ) -> ExchangeResult:
+        """Ask until something was leased, or nothing is there: a script passes over so many
+        spent rows at the most.
+        """
+        registered = self.store.owners.get(owner)
+        arguments = {
+            "owner": str(owner),
+            "incarnation": "" if registered is None else registered.incarnation,
+            "page": None if registered is None else registered.page,
+            "limit": limit,
+            "lease_seconds": lease_seconds,
+            "max_failures": self.limits.max_failures,
+            "max_crashes": self.limits.max_crashes,
+            "max_bytes": MAX_RESPONSE_BYTES,
+            "settlements": [codec.pack_settlement(each, owner) for each in settlements],
+        }
+        if registered is not None and limit:
+            registered.mailboxes.add(self.name)
+        results, claim_again, response = self._run_packed(
+            "exchange", pack_arguments(arguments), retry=RetryMode.NEVER
+        )
+        while claim_again:
+            _, claim_again, response = self._run_packed(
+                "exchange", pack_arguments({**arguments, "settlements": ()}), retry=RetryMode.NEVER
+            )
+        settled = [result == ord("1") for result in results]
+        return ExchangeResult(
+            settled,
+            codec.unpack_claimed(response, owner=owner, queue=self.store.mailbox_number(self.name)),
+        )
+
+    def renew_own(self, owner: int, lease_seconds: float, skip: Collection[Claim]) -> int:
+        numbers = [
+            codec.number_of(claim.seq)
+            for claim in skip
+            if self.store.mailbox_of(claim) == self.name
+        ]
+        return int(
+            self.run_script("renew", owner=str(owner), lease_seconds=lease_seconds, skip=numbers)
+        )
+
+    def held_own(self, owner: int) -> Iterable[Claim]:
+        response = self.store.resources().client.read("HGETALL", self.key, f":leases:{owner}")
+        return codec.unpack_claims(
+            response, owner=owner, queue=self.store.mailbox_number(self.name)
+        )
+
+    # --- helpers ---
+
+    def _backend(self, name: str) -> RedisBackend:
+        return self if name == self.name else self.store.backend(name)
+
+    def _backends_of(self, owner: int) -> list[RedisBackend]:
+        """The mailboxes in which an owner may hold something; this one if nothing is known about
+        it.
+        """
+        registered = self.store.owners.get(owner)
+        return [
+            self._backend(name)
+            for name in (sorted(registered.mailboxes) if registered is not None else [self.name])
+        ]
+
+    def _take_confirmed(self) -> list[str]:
+        """The puts that nobody will ask about again."""
+        taken: list[str] = []
+        try:
+            while self._confirmed_puts and len(taken) < _MAX_CONFIRMED:
+                taken.append(self._confirmed_puts.popleft())
+        except IndexError:
+            pass  # another thread has taken the last one
+        return taken
+
+
+def _validate_batch_size(packed_messages: bytes) -> bytes:
+    if len(packed_messages) > _MAX_BATCH_BYTES:
+        raise InvalidParameterError(
+            f"a batch has at the most {_MAX_BATCH_BYTES} bytes, not "
+            f"{len(packed_messages)}; send it in parts"
+        )
+    return packed_messages
+
+
+def _positions_by_name(names: Iterable[str | None]) -> dict[str | None, list[int]]:
+    """The places at which each name stands."""
+    positions: dict[str | None, list[int]] = {}
+    for position, name in enumerate(names):
+        positions.setdefault(name, []).append(position)
+    return positions
+
+
+def _require_no_transaction(tx: Any) -> None:
+    if tx is not None:
+        raise UnsupportedError(NO_TRANSACTION)

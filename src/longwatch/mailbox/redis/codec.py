@@ -1,0 +1,177 @@
+"""The bytes that the backend and its scripts exchange. `lua/messages.lua` describes the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from struct import Struct
+from typing import Any
+
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.mailbox.records import DeadLetter, MessageRecord, NewMessage
+from longwatch.store.claims import Blame, Claim
+
+_HEAD = Struct(">dddBHIH")
+_TAIL = Struct(">BHIH")
+_NEW_MESSAGE = Struct(">ddIBHIH")
+_HISTORY = Struct(">IIIIdB")
+_LEASE = Struct(">d")
+_CLAIMED_HEAD = Struct(">IId")
+_DEAD_LETTER = Struct(">dIIIIBI")
+_KEEP_EXPIRED, _HAS_KEY = 1, 2
+
+NUMBER_BITS = 44
+"""A row's number within its mailbox; the bits above are the mailbox's own number, up to 63 bits
+in all.
+"""
+_NUMBER_MASK = (1 << NUMBER_BITS) - 1
+COUNTER_BY_BLAME = {Blame.CRASH: "crashes", Blame.RELEASE: "releases", Blame.FAILURE: "failures"}
+_COUNTER_BY_OUTCOME = {
+    RowOutcome.DONE: None,
+    RowOutcome.DEAD: "dead",
+    RowOutcome.FAILED: "failures",
+    RowOutcome.RELEASED: "releases",
+}
+
+
+def number_of(seq: int) -> int:
+    """The number of a row within its mailbox."""
+    return seq & _NUMBER_MASK
+
+
+def seq_of(queue: int, number: int) -> int:
+    """The number of a row in the store."""
+    return queue << NUMBER_BITS | number
+
+
+# --- on the way in ---
+
+
+def pack_messages(messages: Iterable[NewMessage]) -> bytes:
+    """Messages as `put.lua` takes them: rows but for their numbers and times, which the server
+    gives.
+    """
+    return b"".join(part for message in messages for part in _pack_message(message))
+
+
+def _pack_message(message: NewMessage) -> tuple[bytes, ...]:
+    name, reply_to = (
+        message.id.encode(),
+        b"" if message.reply_to is None else message.reply_to.encode(),
+    )
+    key = b"" if message.dedupe_key is None else message.dedupe_key.encode("utf-8", "surrogatepass")
+    flags = (_KEEP_EXPIRED if message.keep_expired else 0) | (
+        _HAS_KEY if message.dedupe_key is not None else 0
+    )
+    size = _TAIL.size + len(name) + len(key) + len(reply_to) + len(message.body)
+    head = _NEW_MESSAGE.pack(
+        message.delay, message.expires_in or 0.0, size, flags, len(name), len(key), len(reply_to)
+    )
+    return head, name, key, reply_to, message.body
+
+
+def pack_settlement(settlement: Settlement, owner: int) -> tuple[Any, ...]:
+    """One settlement as `exchange.lua` takes it."""
+    claim, outcome = settlement.claim, settlement.outcome
+    if outcome is RowOutcome.DONE and claim.owner == owner:
+        return claim.seq & _NUMBER_MASK, claim.term
+    error = (
+        None
+        if settlement.error is None
+        else settlement.error.encode("utf-8", "backslashreplace").decode()
+    )
+    return (
+        claim.seq & _NUMBER_MASK,
+        claim.term,
+        _COUNTER_BY_OUTCOME[outcome],
+        str(claim.owner),
+        settlement.delay,
+        settlement.reason,
+        error,
+    )
+
+
+# --- on the way out ---
+
+
+def unpack_claimed(response: bytes, *, owner: int, queue: int) -> list[ClaimedRow]:
+    """The rows that an exchange leased."""
+    return list(_iterate_claimed(response, owner, queue << NUMBER_BITS))
+
+
+def _iterate_claimed(response: bytes, owner: int, queue: int) -> Iterator[ClaimedRow]:
+    position, end = 0, len(response)
+    while position < end:
+        size, history_size, term = _CLAIMED_HEAD.unpack_from(response, position)
+        start = position + _CLAIMED_HEAD.size
+        position = start + size + history_size
+        number, enqueued_at, _, _, name, key, reply = _HEAD.unpack_from(response, start)
+        text = start + _HEAD.size
+        rest = text + name + key
+        deliveries, failures, crashes = (
+            _HISTORY.unpack_from(response, start + size)[:3] if history_size else (0, 0, 0)
+        )
+        record = MessageRecord(
+            response[text : text + name].decode(),
+            response[rest + reply : start + size],
+            deliveries + 1,
+            failures,
+            crashes,
+            enqueued_at,
+            response[rest : rest + reply].decode() if reply else None,
+        )
+        yield ClaimedRow(Claim(queue | int(number), owner, int(term)), record, crashes > 0)
+
+
+def unpack_records(response: Sequence[bytes]) -> list[MessageRecord]:
+    """Rows and histories, in turn, as records, oldest first."""
+    pairs = sorted(
+        zip(response[::2], response[1::2], strict=True),
+        key=lambda pair: _HEAD.unpack_from(pair[0])[0],
+    )
+    return [_unpack_record(row, history) for row, history in pairs]
+
+
+def unpack_dead_letter(mailbox: str, packed: bytes) -> DeadLetter:
+    died_at, deliveries, failures, crashes, releases, reason, error = _DEAD_LETTER.unpack_from(
+        packed
+    )
+    text = _DEAD_LETTER.size + reason
+    row = text + max(error - 1, 0)
+    record = _unpack_record(packed[row:], b"")
+    return DeadLetter(
+        id=record.id,
+        mailbox=mailbox,
+        reason=packed[_DEAD_LETTER.size : text].decode(),
+        error=packed[text:row].decode(errors="replace") if error else None,
+        died_at=died_at,
+        enqueued_at=record.enqueued_at,
+        deliveries=deliveries,
+        failures=failures,
+        crashes=crashes,
+        releases=releases,
+        reply_to=record.reply_to,
+        body=record.body,
+    )
+
+
+def unpack_claims(response: Sequence[bytes], *, owner: int, queue: int) -> Iterable[Claim]:
+    """Numbers and leases, in turn, as claims."""
+    for number, lease in zip(response[::2], response[1::2], strict=True):
+        yield Claim(seq_of(queue, int(number)), owner, int(_LEASE.unpack_from(lease)[0]))
+
+
+def _unpack_record(row: bytes, history: bytes) -> MessageRecord:
+    _, enqueued_at, _, _, name, key, reply = _HEAD.unpack_from(row)
+    text = _HEAD.size
+    rest = text + name + key
+    deliveries, failures, crashes = _HISTORY.unpack_from(history)[:3] if history else (0, 0, 0)
+    reply_to = row[rest : rest + reply].decode() if reply else None
+    return MessageRecord(
+        row[text : text + name].decode(),
+        row[rest + reply :],
+        deliveries,
+        failures,
+        crashes,
+        enqueued_at,
+        reply_to,
+    )

@@ -1,0 +1,8 @@
+-- Delete dead letters; for each 1 if it was there, else 0. args: ids.
+
+local response = {}
+for i, id in ipairs(args.ids) do
+  response[i] = redis.call('HDEL', DEAD, id)
+  redis.call('ZREM', DEAD_ORDER, id)
+end
+return response

@@ -1,0 +1,29 @@
+-- What a sweep would change; a read. args: limit, retention (of dead letters, in seconds; none:
+-- for ever). The response, in msgpack: owners {owner, incarnation, page, seconds since
+-- registration, whether it holds a lease}, lapsed leases {OWNER:number}, and whether any message is
+-- due or has expired, or any dead letter is older than the retention.
+
+local function owners()
+  local found, flat = {}, redis.call('HGETALL', OWNERS)
+  for i = 1, #flat, 2 do
+    local record = cmsgpack.unpack(flat[i + 1])
+    local has_leases = redis.call('EXISTS', LEASES .. flat[i]) == 1
+    found[#found + 1] = {flat[i], record[1], record[2], WALL_NOW - record[3], has_leases}
+  end
+  return found
+end
+
+local function has_due(zset)
+  return #redis.call('ZRANGEBYSCORE', zset, '-inf', WALL_NOW, 'LIMIT', 0, 1) > 0
+end
+
+local function has_old_dead_letter()
+  local oldest = args.retention and redis.call('ZRANGE', DEAD_ORDER, 0, 0)[1]
+  return oldest
+    and struct.unpack('>d', redis.call('HGET', DEAD, oldest)) < WALL_NOW - args.retention
+end
+
+local now = '(' .. string.format('%.17g', LEASE_NOW)
+local lapsed = redis.call('ZRANGEBYSCORE', LEASE_ENDS, '-inf', now, 'LIMIT', 0, args.limit)
+local stale = has_due(DELAYED) or has_due(EXPIRING) or has_old_dead_letter() or false
+return cmsgpack.pack({owners(), lapsed, stale})

@@ -1,0 +1,51 @@
+-- The keys of one mailbox and the clocks of the server; prefixed to every script about a mailbox.
+--
+-- KEYS[1] is the mailbox's own key and holds the hash tag. Every other key is derived from it, so
+-- all of them are in one slot.
+--
+--   (itself)       hash    paused, seq (the last number given), expired (a count), dead_seq (the
+--                          last position given to a dead letter)
+--   :messages      hash    id -> row: every message that is ready, delayed or leased
+--   :ready         zset    id by number: messages that may be leased, in order
+--   :delayed       zset    id by the time it becomes ready
+--   :expiring      zset    id by the time it expires: ready and delayed messages with an expiry
+--   :history       hash    id -> history, of messages that were released at least once
+--   :dedupe        hash    dedupe key -> id
+--   :leases:OWNER  hash    number -> lease, for every lease of an owner
+--   :lease_ends    zset    OWNER:number by the time its lease ends
+--   :owners        hash    owner -> incarnation, beat page, time of registration
+--   :dead          hash    id -> dead letter
+--   :dead_order    zset    id by position, in the order they died
+--   :put:REQUEST   string  the response to a put; the only key that expires in Redis
+--
+-- ARGV: the seconds that a test adds to the lease clock and to the wall clock, then the arguments
+-- in msgpack. Redis has one clock, so a jump of the server's time moves leases too. Redis does not
+-- undo a script that fails half-way, as for a user without permission for some command. So every
+-- script writes a message to its new place before it removes it from the old one: a message may
+-- then be in two places, never in none. Owners are strings: their 62 bits do not fit in a Lua
+-- number.
+
+local BASE = KEYS[1]
+local READY, DELAYED = BASE .. ':ready', BASE .. ':delayed'
+local EXPIRING, LEASE_ENDS = BASE .. ':expiring', BASE .. ':lease_ends'
+local MESSAGES, HISTORY = BASE .. ':messages', BASE .. ':history'
+local DEDUPE, OWNERS = BASE .. ':dedupe', BASE .. ':owners'
+local DEAD, DEAD_ORDER, LEASES = BASE .. ':dead', BASE .. ':dead_order', BASE .. ':leases:'
+
+local args = cmsgpack.unpack(ARGV[3])
+local time = redis.call('TIME')
+local CLOCK = time[1] + time[2] / 1e6
+local LEASE_NOW, WALL_NOW = CLOCK + ARGV[1], CLOCK + ARGV[2]
+
+-- A server that is out of memory refuses a script only if its first write is a command that needs
+-- memory. So scripts that must work on a full server (settle, lease, renew) start with a ZREM of
+-- nothing: otherwise no worker could empty it.
+local function allow_when_full()
+  redis.call('ZREM', LEASE_ENDS, '')
+end
+
+-- Notify listeners. A failure, as for a user who may not publish, must not stop the script
+-- half-way.
+local function notify()
+  redis.pcall('PUBLISH', BASE, '')
+end

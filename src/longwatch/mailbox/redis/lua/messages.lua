@@ -1,0 +1,138 @@
+-- The layouts of a row, a history, a lease and a dead letter, and functions over messages; prefixed
+-- to the scripts that need them.
+--
+--   row          number, enqueued at, expires at (0: never), flags, length of id, key and reply_to,
+--                then these three, then the body
+--   history      deliveries, failures, crashes, releases, term, 1 if there is an error, the error
+--   lease        term, flags, then the id
+--   dead letter  died at, deliveries, failures, crashes, releases, length of reason and of error
+--                (+1; 0: none), then these two, then the row
+
+local ROW_FORMAT, HEAD_FORMAT, HISTORY_FORMAT = '>ddd', '>dddBI2I4I2', '>I4I4I4I4dB'
+local LEASE_FORMAT, DEAD_LETTER_FORMAT = '>dB', '>dI4I4I4I4BI4'
+local KEEP_EXPIRED, HAS_KEY = 1, 2  -- flags of a row
+local LEASE_HAS_KEY, LEASE_HAS_EXPIRY, LEASE_HAS_HISTORY = 1, 2, 4  -- flags of a lease
+local BATCH = 4000  -- values in one call; Lua cannot pass many more
+
+local function has(flags, flag)
+  return flags % (2 * flag) >= flag
+end
+
+-- Run one command over any number of members, or of pairs.
+local function in_parts(command, key, list)
+  for first = 1, #list, BATCH do
+    redis.call(command, key, unpack(list, first, math.min(first + BATCH - 1, #list)))
+  end
+end
+
+local function values_of(key, fields)
+  if #fields <= BATCH then
+    return #fields > 0 and redis.call('HMGET', key, unpack(fields)) or {}
+  end
+  local values = {}
+  for first = 1, #fields, BATCH do
+    local last = math.min(first + BATCH - 1, #fields)
+    local part = redis.call('HMGET', key, unpack(fields, first, last))
+    for i = 1, #part do values[#values + 1] = part[i] end
+  end
+  return values
+end
+
+local function key_of(row)
+  local _, _, _, flags, id, key = struct.unpack(HEAD_FORMAT, row)
+  return has(flags, HAS_KEY) and row:sub(34 + id, 33 + id + key) or nil
+end
+
+local function history_of(packed)
+  local history = {deliveries = 0, failures = 0, crashes = 0, releases = 0, term = 0}
+  if packed then
+    local error
+    history.deliveries, history.failures, history.crashes, history.releases, history.term, error =
+      struct.unpack(HISTORY_FORMAT, packed)
+    history.error = error == 1 and packed:sub(26) or nil
+  end
+  return history
+end
+
+local function pack_history(history)
+  local error = history.error and 1 or 0
+  return struct.pack(HISTORY_FORMAT, history.deliveries, history.failures, history.crashes,
+    history.releases, history.term, error) .. (history.error or '')
+end
+
+-- Add a dead letter. The message itself stays.
+local function add_dead_letter(id, row, history, reason, error)
+  error = error or history.error
+  local head = struct.pack(DEAD_LETTER_FORMAT, WALL_NOW, history.deliveries, history.failures,
+    history.crashes, history.releases, #reason, error and #error + 1 or 0)
+  redis.call('HSET', DEAD, id, head .. reason .. (error or '') .. row)
+  redis.call('ZADD', DEAD_ORDER, redis.call('HINCRBY', BASE, 'dead_seq', 1), id)
+end
+
+-- Delete messages that are neither ready nor delayed any more, with their history and dedupe keys.
+local function erase(ids)
+  local keys = {}
+  for i, row in ipairs(values_of(MESSAGES, ids)) do
+    local key = row and key_of(row)
+    if key then keys[#keys + 1] = key end
+  end
+  in_parts('HDEL', MESSAGES, ids)
+  in_parts('HDEL', HISTORY, ids)
+  in_parts('ZREM', EXPIRING, ids)
+  in_parts('HDEL', DEDUPE, keys)
+end
+
+-- Give up messages that expired before a claim: count them, and keep those with KEEP_EXPIRED as
+-- dead letters.
+local function expire(ids)
+  if #ids == 0 then return 0 end
+  for i, row in ipairs(values_of(MESSAGES, ids)) do
+    if row and has(select(4, struct.unpack(HEAD_FORMAT, row)), KEEP_EXPIRED) then
+      add_dead_letter(ids[i], row, history_of(redis.call('HGET', HISTORY, ids[i])), 'expired')
+    end
+  end
+  in_parts('ZREM', READY, ids)
+  in_parts('ZREM', DELAYED, ids)
+  erase(ids)
+  redis.call('HINCRBY', BASE, 'expired', #ids)
+  return #ids
+end
+
+local function find_expired(limit)
+  return redis.call('ZRANGEBYSCORE', EXPIRING, '-inf', WALL_NOW, 'LIMIT', 0, limit)
+end
+
+-- Make the delayed messages ready that are due; how many.
+local function promote_due()
+  local ids = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', WALL_NOW, 'LIMIT', 0, BATCH / 2)
+  if #ids == 0 then return 0 end
+  local due = {}
+  for i, row in ipairs(values_of(MESSAGES, ids)) do
+    if row then
+      due[#due + 1] = struct.unpack(ROW_FORMAT, row)
+      due[#due + 1] = ids[i]
+    end
+  end
+  in_parts('ZADD', READY, due)
+  in_parts('ZREM', DELAYED, ids)
+  return #ids
+end
+
+-- Release a leased message to its old place, or delay it, and raise a counter: failures, crashes or
+-- releases.
+local function release(number, lease, counter, delay, error)
+  local term, flags = struct.unpack(LEASE_FORMAT, lease)
+  local id = lease:sub(10)
+  local history = history_of(has(flags, LEASE_HAS_HISTORY) and redis.call('HGET', HISTORY, id))
+  history.deliveries, history.term = history.deliveries + 1, term
+  history.error = error or history.error
+  history[counter] = history[counter] + 1
+  redis.call('HSET', HISTORY, id, pack_history(history))
+  if delay > 0 then
+    redis.call('ZADD', DELAYED, WALL_NOW + delay, id)
+  else
+    redis.call('ZADD', READY, number, id)
+  end
+  local row = has(flags, LEASE_HAS_EXPIRY) and redis.call('HGET', MESSAGES, id)
+  if row then redis.call('ZADD', EXPIRING, select(3, struct.unpack(ROW_FORMAT, row)), id) end
+end

@@ -1,0 +1,52 @@
+-- Release the messages of dead owners and of ended leases, make due messages ready, give up expired
+-- messages, and delete dead owners and old dead letters.
+--
+-- args: leases {owner, number, counter to raise, whether only if the lease has ended}, forget
+-- {owner}, limit, retention. The state may have changed since `find_stale`: a lease that was
+-- renewed stays, and so does an owner that holds a lease. The response: how many messages changed,
+-- and the owners that were deleted.
+
+local changed = 0
+
+local function release_one(owner, number, counter, if_ended)
+  number = string.format('%.0f', number)
+  local member = owner .. ':' .. number
+  local lease_end = redis.call('ZSCORE', LEASE_ENDS, member)
+  local lease = redis.call('HGET', LEASES .. owner, number)
+  if not lease then redis.call('ZREM', LEASE_ENDS, member) end
+  if not lease or (if_ended and lease_end and tonumber(lease_end) >= LEASE_NOW) then return end
+  release(number, lease, counter, 0)
+  redis.call('HDEL', LEASES .. owner, number)
+  redis.call('ZREM', LEASE_ENDS, member)
+  changed = changed + 1
+end
+
+local function delete_owners(owners)
+  local deleted = {}
+  for _, owner in ipairs(owners) do
+    if redis.call('EXISTS', LEASES .. owner) == 0 then
+      redis.call('HDEL', OWNERS, owner)
+      deleted[#deleted + 1] = owner
+    end
+  end
+  return deleted
+end
+
+local function delete_old_dead_letters(limit)
+  for _ = 1, limit do
+    local oldest = redis.call('ZRANGE', DEAD_ORDER, 0, 0)[1]
+    if not oldest then return end
+    local died_at = struct.unpack('>d', redis.call('HGET', DEAD, oldest))
+    if died_at >= WALL_NOW - args.retention then return end
+    redis.call('ZREM', DEAD_ORDER, oldest)
+    redis.call('HDEL', DEAD, oldest)
+  end
+end
+
+allow_when_full()
+for _, lease in ipairs(args.leases) do release_one(unpack(lease)) end
+changed = changed + promote_due() + expire(find_expired(args.limit))
+if args.retention then delete_old_dead_letters(args.limit) end
+local deleted = delete_owners(args.forget)
+if changed > 0 then notify() end
+return {changed, deleted}

@@ -1,0 +1,187 @@
+"""Mailboxes on a Redis server: the same rules as in a SQL store, kept by Lua scripts that each run
+atomically.
+
+The server's clock judges leases, delays and expiry. All keys of a mailbox share one hash tag, so
+that a script finds them on one node of a Cluster; only the list of mailboxes stands alone. A server
+without `appendonly yes` and `maxmemory-policy noeviction` may lose messages, and is warned of.
+Redis 6.2 or later.
+
+    store.py      what one process has open, the numbers of mailboxes, the registered owners
+    backend.py    one mailbox: the backend
+    sweep.py      releases the messages of dead owners and of ended leases
+    listener.py   receives notifications and wakes listeners
+    client.py     chooses the node, keeps the deadline, retries where that is safe
+    transport.py  connections to one server: commands and responses
+    url.py        reads and checks a URL
+    errors.py     translates errors of the server into ours, with the cure
+    codec.py      the bytes that backend and scripts exchange
+    scripts.py    loads the scripts in lua/, which hold the rules
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn, Self
+from weakref import finalize
+
+from longwatch.core.masking import mask_text
+from longwatch.errors import StoreClosedError, UnsupportedError
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.redis.backend import NO_TRANSACTION, RedisBackend, RedisOwner
+from longwatch.mailbox.redis.client import RedisClient, RetryMode
+from longwatch.mailbox.redis.codec import NUMBER_BITS
+from longwatch.mailbox.redis.listener import RedisListener
+from longwatch.mailbox.redis.transport import RedisNode
+from longwatch.mailbox.redis.url import invalid_url
+from longwatch.store.claims import Claim
+from longwatch.store.database import ClockJump, OwnerRegistry
+from longwatch.store.forks import register_fork_hooks
+
+MAILBOXES_KEY = "longwatch:mailboxes"
+"""The hash number -> name of every mailbox; the one key outside the tags of the mailboxes."""
+MAX_MAILBOXES = 1 << (63 - NUMBER_BITS)
+
+
+class RedisResources:
+    """What one process has open. Making it opens nothing."""
+
+    def __init__(self, url: str) -> None:
+        self.client = RedisClient(url)
+        self.listener = RedisListener(self.client.connect)
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """In a forked child nothing happens: what is open is the parent's."""
+        if self._pid == os.getpid():
+            self.listener.close()
+            self.client.close()
+
+    def close_after_fork(self) -> None:
+        """In a forked child: close its copies of what the parent has open."""
+        self.listener.close_after_fork()
+        self.client.close_after_fork()
+
+
+class RedisStore:
+    """Mailboxes by name, on one server. Lazy: making it opens nothing, and a forked child opens
+    connections of its own.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.jump = ClockJump()
+        self.owners: dict[int, RedisOwner] = {}
+        self.owner_registry = OwnerRegistry()
+        self._names: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._resources: dict[int, RedisResources] = {}
+        self._closed = False
+        self.identity = _identity(url)
+        register_fork_hooks(self)
+
+    def backend(self, name: str, *, limits: MailboxLimits | None = None) -> RedisBackend:
+        return RedisBackend(self, name, limits=limits)
+
+    def resources(self) -> RedisResources:
+        """What this process has open."""
+        if self._closed:
+            raise StoreClosedError(f"{mask_text(self.url)} was closed; open it again")
+        return self._resources.get(os.getpid()) or self._open()
+
+    def mailbox_number(self, name: str) -> int:
+        """The number of a mailbox in this store: a row's number begins with it."""
+        number = self._numbers.get(name)
+        if number is None:
+            arguments = (name, preferred_number(name), MAX_MAILBOXES)
+            number = int(
+                self.resources().client.run_script(
+                    "register_mailbox", MAILBOXES_KEY, arguments, retry=RetryMode.ONCE
+                )
+            )
+            self._names[number] = name
+            self._numbers[name] = number
+        return number
+
+    def mailbox_of(self, claim: Claim) -> str | None:
+        """The mailbox whose row a claim is about; None if it is none that this store has given
+        rows of.
+        """
+        return self._names.get(claim.seq >> NUMBER_BITS)
+
+    def mailbox_names(self) -> list[str]:
+        """Every mailbox, by name."""
+        return sorted(
+            name.decode() for name in self.resources().client.read("HVALS", MAILBOXES_KEY)
+        )
+
+    def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the name a SQL store has for it
+        raise UnsupportedError(NO_TRANSACTION)
+
+    def close(self) -> None:
+        """Let go of connections and threads; idempotent. The messages stay."""
+        self._closed = True
+        resources = self._resources.get(os.getpid())
+        if resources is not None:
+            resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {mask_text(self.url)}>"
+
+    # --- forks ---
+
+    def before_fork(self) -> None:
+        """Nothing waits for a fork: the child uses nothing of the parent's."""
+
+    def after_fork_in_parent(self) -> None:
+        """And nothing was held."""
+
+    def after_fork_in_child(self) -> None:
+        """In the child: let go of what the parent has open, which goes on there."""
+        resources, self._resources = self._resources, {}
+        for each in resources.values():
+            with suppress(OSError):
+                each.close_after_fork()
+
+    def _open(self) -> RedisResources:
+        """No lock, which a fork could find taken: of two that open at once one wins, and none
+        has connected yet.
+        """
+        made = RedisResources(self.url)
+        resources = self._resources.setdefault(os.getpid(), made)
+        if resources is made:
+            finalize(self, resources.close)
+        return resources
+
+
+def preferred_number(name: str) -> int:
+    """Where a name leads; it gets this number, or the next that is not taken. So a mailbox has
+    the same one after a restore.
+    """
+    return (
+        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+        % MAX_MAILBOXES
+    )
+
+
+def _identity(url: str) -> object:
+    """Equal for two URLs of one server and database; UsageError for one that cannot be."""
+    try:
+        options = RedisNode(url).validate().options
+    except (ValueError, TypeError):
+        raise invalid_url(url) from None
+    return (
+        "redis",
+        options.get("path"),
+        options.get("host", "localhost"),
+        options.get("port", 6379),
+        options.get("db", 0),
+    )

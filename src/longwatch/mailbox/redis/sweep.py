@@ -1,0 +1,127 @@
+"""The sweep of one mailbox in Redis: what the server sees is judged here, where processes and beat
+pages can be looked at.
+
+Look first, a read; act only if there is something to do. In between things change, so the script
+that acts looks again. Other hosts share the server: an owner of another boot is alive until its
+lease has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from longwatch.host.beatpage import remove_page
+from longwatch.mailbox.redis.codec import COUNTER_BY_BLAME, seq_of
+from longwatch.store.claims import Blame
+from longwatch.store.sweep import (
+    OWNER_RETENTION,
+    SWEEP_BATCH,
+    LeaseOwner,
+    blame_for,
+    parse_incarnation,
+)
+
+ReleaseRequest = tuple[str, int, str, bool]
+"""As `sweep.lua` takes it: owner, number, the counter that rises, whether only if it has ended."""
+
+
+class Sweepable(Protocol):
+    """What a sweep asks of a mailbox."""
+
+    def run_script(self, script: str, **arguments: Any) -> Any: ...
+
+    def leased_numbers(self, owner: int) -> list[int]: ...
+
+
+class OwnerStatus(NamedTuple):
+    """An owner as the server knows it."""
+
+    holder: LeaseOwner
+    age: float
+    has_leases: bool
+
+    @property
+    def is_dead(self) -> bool:
+        found = parse_incarnation(self.holder.incarnation)
+        return found is not None and found.is_dead()
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Holds nothing, entered long ago, and nobody here can tell whether it lives: it may
+        enter again.
+        """
+        found = parse_incarnation(self.holder.incarnation)
+        return (
+            not self.has_leases
+            and self.age > OWNER_RETENTION
+            and not (found is not None and found.is_visible)
+        )
+
+
+def sweep(mailbox: Sweepable, *, queue: int, retention: float | None) -> int:
+    """Give back what dead owners and ended leases hold, and do what time asks for; how many
+    rows.
+    """
+    owners, members, stale = msgspec.msgpack.decode(
+        mailbox.run_script("find_stale", limit=SWEEP_BATCH, retention=retention)
+    )
+    statuses = [
+        OwnerStatus(LeaseOwner(int(owner), incarnation, page or None), age, holds)
+        for owner, incarnation, page, age, holds in owners
+    ]
+    dead = [status for status in statuses if status.is_dead]
+    leases = [*_leases_of_dead(mailbox, dead, queue), *_lapsed_leases(members, statuses, queue)]
+    forget = [
+        status.holder
+        for status in statuses
+        if not status.has_leases and (status in dead or status.is_forgettable)
+    ]
+    if not (leases or forget or stale):
+        return 0
+    names = [str(holder.id) for holder in forget]
+    found, forgotten = mailbox.run_script(
+        "sweep", leases=leases, forget=names, limit=SWEEP_BATCH, retention=retention
+    )
+    _remove_pages(holder for holder in forget if str(holder.id).encode() in forgotten)
+    return int(found)
+
+
+def _leases_of_dead(
+    mailbox: Sweepable, dead: Iterable[OwnerStatus], queue: int
+) -> Iterator[ReleaseRequest]:
+    """What they hold, a page of it at a time."""
+    for status in dead:
+        if status.has_leases:
+            blame = blame_for(status.holder)
+            for number in mailbox.leased_numbers(status.holder.id)[:SWEEP_BATCH]:
+                yield (
+                    str(status.holder.id),
+                    number,
+                    COUNTER_BY_BLAME[blame(seq_of(queue, number))],
+                    False,
+                )
+
+
+def _lapsed_leases(
+    members: Iterable[str], statuses: Iterable[OwnerStatus], queue: int
+) -> Iterator[ReleaseRequest]:
+    holders = {str(status.holder.id): status.holder for status in statuses}
+    blames: dict[str, Any] = {}
+    for member in members:
+        owner, _, number = member.partition(":")
+        if owner not in blames:
+            blames[owner] = (
+                blame_for(holders[owner]) if owner in holders else lambda _: Blame.RELEASE
+            )
+        yield owner, int(number), COUNTER_BY_BLAME[blames[owner](seq_of(queue, int(number)))], True
+
+
+def _remove_pages(holders: Iterable[LeaseOwner]) -> None:
+    """Only once their rows are back for good: until then somebody may need them."""
+    for holder in holders:
+        found = parse_incarnation(holder.incarnation)
+        if holder.page is not None and found is not None and found.is_dead():
+            remove_page(holder.page)

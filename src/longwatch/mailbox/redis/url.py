@@ -1,0 +1,78 @@
+"""What the URL of a Redis server says, and what is wrong with one that cannot be.
+
+Nothing that a parser says about a URL is repeated: it quotes what it stumbled over, and that may be
+part of a password.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.connection import parse_url
+
+from longwatch.core.masking import mask_text
+from longwatch.errors import UsageError
+
+MIN_CLIENT_VERSION = 6
+_URL_FORM = "write redis://USER:PASSWORD@HOST:PORT/DATABASE"
+_ENCODING_HINT = "with / # ? @ % in the password as %2F %23 %3F %40 %25"
+
+
+def connection_options(url: str) -> dict[str, Any]:
+    """What connections are made with; UsageError with the cure."""
+    require_client_version()
+    try:
+        path = urlsplit(url).path
+        options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError):
+        raise invalid_url(url) from None
+    if _has_unencoded_password(url):
+        raise invalid_url(url)
+    if not url.startswith("unix:") and not re.fullmatch(r"/?|/[0-9]+/?", path):
+        raise _invalid_database(url)
+    if options.get("db", 0) < 0:
+        raise _invalid_database(url)
+    return options
+
+
+def invalid_url(url: str) -> UsageError:
+    shown = (
+        "a URL whose password is not percent-encoded"
+        if _has_unencoded_password(url)
+        else mask_text(url)
+    )
+    return UsageError(
+        f"{shown} names no Redis server, or an option that there is not; {_URL_FORM}, "
+        f"{_ENCODING_HINT}"
+    )
+
+
+def require_client_version() -> None:
+    """UsageError if redis-py is too old to be used at all."""
+    found = redis.__version__
+    major = found.partition(".")[0]
+    if major.isdecimal() and int(major) < MIN_CLIENT_VERSION:
+        cure = "run: pip install -U 'longwatch[redis]'"
+        raise UsageError(
+            f"redis-py {found} is too old, Longwatch needs {MIN_CLIENT_VERSION} or later; {cure}"
+        )
+
+
+def _invalid_database(url: str) -> UsageError:
+    return UsageError(
+        f"{mask_text(url)} names a database that is no number; {_URL_FORM}, where DATABASE is 0, "
+        f"1, 2 and so on"
+    )
+
+
+def _has_unencoded_password(url: str) -> bool:
+    """Whether a / # or ? of the password has ended the part of the URL that the password is in.
+
+    Then masking cannot know either where the password ends, so nothing of such a URL is shown.
+    """
+    rest = url.partition("://")[2]
+    host_ends = re.search(r"[/?#]", rest)
+    return "#" in rest or (host_ends is not None and "@" in rest[host_ends.start() :])

@@ -1,0 +1,193 @@
+"""Counts events, in plain numbers that can be sent to another process and added to its own.
+
+The numbers of several processes as one: those of the living, and what the dead have counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from longwatch.core.events.base import Event
+from longwatch.core.events.engine import (
+    ClaimSourceFailed,
+    LeaseLost,
+    LeasesRenewed,
+    RowsClaimed,
+    RowsSettled,
+)
+from longwatch.core.events.programs import ProgramEnded, ProgramStarted
+from longwatch.core.events.runtime import LoopCrashed, LoopStalled, ReplyFailed
+from longwatch.core.events.workers import WorkerStalled
+from longwatch.observe.metric_families import FAMILIES, HANDLE_BUCKETS, GaugeMerge, MetricKind
+
+SeriesKey = tuple[str, tuple[str, ...]]
+"""A metric's name, and the values of its labels."""
+
+
+class MetricSample(NamedTuple):
+    """One series: a number, or of a histogram the count of each bucket and then the sum."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float | list[float]
+
+
+def counter_increments(event: Event) -> Iterable[tuple[SeriesKey, float]]:
+    """What an event adds to which counters."""
+    rule = _RULES.get(type(event))
+    return () if rule is None else rule(event)
+
+
+def _settlement_increments(event: RowsSettled) -> Iterable[tuple[SeriesKey, float]]:
+    loop = (event.engine,)
+    counts = {
+        "acked": event.done,
+        "nacked": event.failed,
+        "released": event.released,
+        "dead_lettered": event.dead_lettered,
+        "stale_settlements": event.refused,
+    }
+    return [
+        ((f"longwatch_mailbox_{name}_total", loop), number)
+        for name, number in counts.items()
+        if number
+    ]
+
+
+def _increment_by_one(
+    name: str, *labels: str
+) -> Callable[[Any], Iterable[tuple[SeriesKey, float]]]:
+    """One more of this, labelled by these facts of the event."""
+    return lambda event: [
+        ((f"longwatch_{name}_total", tuple(str(getattr(event, label)) for label in labels)), 1)
+    ]
+
+
+_RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = {
+    RowsSettled: _settlement_increments,
+    RowsClaimed: lambda event: [
+        (("longwatch_mailbox_received_total", (event.engine,)), event.rows)
+    ],
+    LeasesRenewed: lambda event: [
+        (("longwatch_leases_renewed_total", (event.engine,)), event.rows)
+    ],
+    LeaseLost: lambda event: [
+        (("longwatch_leases_lost_total", (event.engine, event.reason)), len(event.rows))
+    ],
+    ClaimSourceFailed: _increment_by_one("claim_source_failures", "engine"),
+    ReplyFailed: _increment_by_one("replies_failed", "loop"),
+    LoopCrashed: _increment_by_one("loop_crashes", "loop"),
+    LoopStalled: _increment_by_one("watchdog_stalls", "loop"),
+    WorkerStalled: _increment_by_one("worker_stalls", "program"),
+    ProgramStarted: _increment_by_one("program_starts", "program"),
+    ProgramEnded: _increment_by_one("program_ends", "program", "verdict"),
+}
+
+_DURATION = "longwatch_handle_duration_seconds"
+
+
+class EventCounters:
+    """An observer that counts. Thread-safe. What it counts is never forgotten."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[SeriesKey, float] = {}
+        self._durations: dict[SeriesKey, list[float]] = {}
+
+    def __call__(self, event: Event) -> None:
+        added = counter_increments(event)
+        with self._lock:
+            for key, number in added:
+                self._counts[key] = self._counts.get(key, 0) + number
+            if isinstance(event, RowsSettled) and event.lasted:
+                self._add_durations(event)
+
+    def samples(self) -> list[MetricSample]:
+        """Everything, as it is now."""
+        with self._lock:
+            counts = [
+                MetricSample(name, labels, value) for (name, labels), value in self._counts.items()
+            ]
+            return counts + [
+                MetricSample(name, labels, list(value))
+                for (name, labels), value in self._durations.items()
+            ]
+
+    def _add_durations(self, event: RowsSettled) -> None:
+        buckets = self._durations.setdefault(
+            (_DURATION, (event.engine,)), [0.0] * (len(HANDLE_BUCKETS) + 2)
+        )
+        for seconds in event.lasted:
+            buckets[bisect_left(HANDLE_BUCKETS, seconds)] += 1
+        buckets[-1] += sum(event.lasted)
+
+
+SampleValue = float | list[float]
+
+
+MAX_ENDED = 64
+"""Of so many that are gone the last word may still be on its way."""
+
+
+class MergedSamples:
+    """Keeps the last samples of each process, by a number that no other has had. Not thread-safe.
+
+    One that is gone leaves its counters, not its gauges. The news of its end may come before its
+    last word.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[int, list[MetricSample]] = {}
+        self._ended: dict[int, list[MetricSample]] = {}
+        self._ended_totals: dict[SeriesKey, SampleValue] = {}
+
+    def update(self, process: int, samples: Iterable[MetricSample]) -> None:
+        """What a process says now; unknown metrics are passed over."""
+        known = [sample for sample in samples if sample.name in FAMILIES]
+        if process in self._ended:
+            self._ended[process] = _without_gauges(known)
+        else:
+            self._live[process] = known
+
+    def mark_ended(self, process: int) -> None:
+        if process not in self._ended:
+            self._ended[process] = _without_gauges(self._live.pop(process, ()))
+        if len(self._ended) > MAX_ENDED:
+            for sample in self._ended.pop(next(iter(self._ended))):
+                _add(self._ended_totals, sample)
+
+    def samples(self) -> list[MetricSample]:
+        """All of them together."""
+        merged = {key: _copy(value) for key, value in self._ended_totals.items()}
+        for samples in (*self._ended.values(), *self._live.values()):
+            for sample in samples:
+                _add(merged, sample)
+        return [MetricSample(name, labels, value) for (name, labels), value in merged.items()]
+
+
+def _without_gauges(samples: Iterable[MetricSample]) -> list[MetricSample]:
+    return [sample for sample in samples if FAMILIES[sample.name].kind is not MetricKind.GAUGE]
+
+
+def _add(merged: dict[SeriesKey, SampleValue], sample: MetricSample) -> None:
+    key = (sample.name, sample.labels)
+    known = merged.get(key)
+    merged[key] = _copy(sample.value) if known is None else _merge_values(known, sample)
+
+
+def _merge_values(known: SampleValue, sample: MetricSample) -> SampleValue:
+    if isinstance(known, list) and isinstance(sample.value, list):
+        return [left + right for left, right in zip(known, sample.value, strict=True)]
+    assert not isinstance(known, list)
+    assert not isinstance(sample.value, list)
+    family = FAMILIES[sample.name]
+    if family.kind is MetricKind.COUNTER or family.merge is GaugeMerge.SUM:
+        return known + sample.value
+    return max(known, sample.value) if family.merge is GaugeMerge.MAX else sample.value
+
+
+def _copy(value: SampleValue) -> SampleValue:
+    return list(value) if isinstance(value, list) else value

@@ -1,0 +1,136 @@
+"""The two forms of a record: a line of JSON for machines and files, a line of text for a person at
+a terminal.
+
+Both are one line whatever the record holds. JSON is pure ASCII, so that neither a newline, an
+escape sequence, a line separator nor half a surrogate pair can be in it; the pretty form shows
+every character that is not printable as an escape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime
+
+MAX_RECORD_CHARS = 64 * 1024
+_TRUNCATION_STEPS = ((16 * 1024, 512), (1024, 64), (128, 16))
+"""Longest text and most items, tried in turn until the record is short enough."""
+
+_HEAD_FIELDS = ("ts", "level", "event", "pid", "managerPid")
+_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
+
+
+def to_json(record: Mapping[str, object]) -> str:
+    """The record as one line of JSON, at most 64 KiB of it: long texts and lists are cut and say
+    so.
+    """
+    for max_chars, max_items in _TRUNCATION_STEPS:
+        line = _dump({key: _truncate(value, max_chars, max_items) for key, value in record.items()})
+        if len(line) <= MAX_RECORD_CHARS:
+            return line
+    return _dump(
+        {
+            **{key: _truncate(record[key], 128, 16) for key in _HEAD_FIELDS if key in record},
+            "truncated": True,
+        }
+    )
+
+
+def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
+    """The record as one line of text: local time, level, event, then `name=value`."""
+    cut = {str(key): _truncate(value, *_TRUNCATION_STEPS[1]) for key, value in record.items()}
+    level = f"{cut.pop('level', ''):<8}"
+    when, event, own = (
+        _local_time(str(cut.pop("ts", ""))),
+        printable(str(cut.pop("event", ""))),
+        cut.pop("managerPid", None),
+    )
+    if cut.get("pid") == own:
+        cut.pop("pid", None)
+    fields = "".join(
+        f" {printable(name)}={_format_value(value)}"
+        for name, value in cut.items()
+        if value not in (None, "")
+    )
+    if colour:
+        level = f"\x1b[{_COLOURS.get(level.strip(), '0')}m{level}\x1b[0m"
+    return f"{when} {level} {event}{fields}"
+
+
+def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
+    """Colours only for a terminal that can show them, and only if nobody asked for none."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return False
+    try:
+        return os.isatty(fd)
+    except OSError:
+        return False
+
+
+def printable(text: str) -> str:
+    """The text with every character that would move a cursor, end a line or hide escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _dump(record: Mapping[str, object]) -> str:
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _truncate(value: object, max_chars: int, max_items: int) -> object:
+    match value:
+        case str() if len(value) > max_chars:
+            return f"{_valid_text(value[:max_chars])}… ({len(value) - max_chars} more characters)"
+        case str():
+            return _valid_text(value)
+        case Mapping():
+            kept = {
+                _truncate_key(key, max_chars): _truncate(item, max_chars, max_items)
+                for key, item in list(value.items())[:max_items]
+            }
+            return (
+                kept if len(value) <= max_items else {**kept, "…": f"{len(value) - max_items} more"}
+            )
+        case list():
+            kept_items = [_truncate(item, max_chars, max_items) for item in value[:max_items]]
+            return (
+                kept_items
+                if len(value) <= max_items
+                else [*kept_items, f"… ({len(value) - max_items} more)"]
+            )
+        case _:
+            return value
+
+
+def _truncate_key(key: object, max_chars: int) -> str:
+    return _valid_text(str(key)[:max_chars])
+
+
+def _valid_text(text: str) -> str:
+    """Half a surrogate pair, as a wrong byte in an argument leaves it, is no text: it is written
+    out.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
+
+
+def _format_value(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    needs_quotes = isinstance(value, str) and (
+        not text or any(char in text for char in ' "=') or not text.isprintable()
+    )
+    return printable(json.dumps(text, ensure_ascii=False) if needs_quotes else text)
+
+
+def _local_time(ts: str) -> str:
+    try:
+        return datetime.fromisoformat(ts).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    except ValueError:
+        return printable(ts)

@@ -1,0 +1,105 @@
+"""Every metric of the product: its name, what it counts, its labels, and how those of several
+processes become one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+
+class MetricKind(StrEnum):
+    COUNTER = auto()
+    GAUGE = auto()
+    HISTOGRAM = auto()
+
+
+class GaugeMerge(StrEnum):
+    """What several processes' values of one gauge are together. Counters and histograms add up."""
+
+    SUM = auto()
+    MAX = auto()
+    LAST = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFamily:
+    """One metric. `buckets` are the upper bounds of a histogram's, but for the last, which has
+    none.
+    """
+
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = ()
+    merge: GaugeMerge = GaugeMerge.SUM
+    buckets: tuple[float, ...] = ()
+
+
+HANDLE_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0)
+
+
+def _counter(name: str, text: str, *labels: str) -> MetricFamily:
+    return MetricFamily(
+        name=f"longwatch_{name}_total", kind=MetricKind.COUNTER, help=text, labels=labels
+    )
+
+
+def _gauge(name: str, text: str, *labels: str, merge: GaugeMerge = GaugeMerge.SUM) -> MetricFamily:
+    return MetricFamily(
+        name=f"longwatch_{name}", kind=MetricKind.GAUGE, help=text, labels=labels, merge=merge
+    )
+
+
+_ALL = (
+    _gauge("health_ready", "Whether everything is ready: 1 or 0.", merge=GaugeMerge.LAST),
+    _gauge(
+        "heartbeat_age_seconds",
+        "Seconds since the stalest sign of life of a loop.",
+        "loop",
+        merge=GaugeMerge.MAX,
+    ),
+    _gauge("loop_running", "How many processes run this loop.", "loop"),
+    _counter("watchdog_stalls", "Loops that gave no beat for the threshold.", "loop"),
+    _counter("loop_crashes", "Runs of a loop that raised.", "loop"),
+    _counter("mailbox_received", "Messages leased by a loop.", "loop"),
+    _counter("mailbox_acked", "Messages that are done.", "loop"),
+    _counter("mailbox_nacked", "Messages given back after a failure.", "loop"),
+    _counter("mailbox_released", "Messages given back without blame, as in a shutdown.", "loop"),
+    _counter("mailbox_dead_lettered", "Messages given up by a loop.", "loop"),
+    _counter(
+        "mailbox_stale_settlements", "Settlements that came too late: the lease was lost.", "loop"
+    ),
+    _counter("replies_failed", "Answers that could not be sent.", "loop"),
+    MetricFamily(
+        name="longwatch_handle_duration_seconds",
+        kind=MetricKind.HISTOGRAM,
+        help="How long the work on a message took.",
+        labels=("loop",),
+        buckets=HANDLE_BUCKETS,
+    ),
+    _gauge("leases_held", "Messages that a loop has at present.", "loop"),
+    _counter("leases_renewed", "Leases prolonged, each time each one.", "loop"),
+    _counter("leases_lost", "Leases lost while their work ran.", "loop", "reason"),
+    _counter("claim_source_failures", "Outages of a store, as a loop saw them.", "loop"),
+    _gauge("mailbox_ready", "Messages that could be taken now.", "mailbox", merge=GaugeMerge.LAST),
+    _gauge("mailbox_delayed", "Messages that are due later.", "mailbox", merge=GaugeMerge.LAST),
+    _gauge("mailbox_leased", "Messages that somebody works on.", "mailbox", merge=GaugeMerge.LAST),
+    _gauge("mailbox_dead", "Dead letters.", "mailbox", merge=GaugeMerge.LAST),
+    _gauge(
+        "mailbox_oldest_age_seconds",
+        "Age of the oldest message that could be taken now.",
+        "mailbox",
+        merge=GaugeMerge.LAST,
+    ),
+    _gauge(
+        "worker_up", "Whether a worker process is up: 1 or 0.", "program", merge=GaugeMerge.LAST
+    ),
+    _counter(
+        "worker_stalls", "Worker processes that were killed because they gave no beat.", "program"
+    ),
+    _counter("program_starts", "Starts of a program.", "program"),
+    _counter("program_ends", "Ends of a program, by the verdict on them.", "program", "verdict"),
+)
+
+FAMILIES = {family.name: family for family in _ALL}

@@ -1,0 +1,11 @@
+from longwatch.core.heartbeat import Heartbeat as Heartbeat
+from longwatch.errors import ShutdownTimeoutError as ShutdownTimeoutError
+from longwatch.host.health_server import HealthServer as HealthServer
+from longwatch.host.runnable import Runnable as Runnable
+from longwatch.host.shutdown import ShutdownCoordinator as ShutdownCoordinator
+from longwatch.host.watchdog import Watchdog as Watchdog
+from longwatch.runtime.context import MainLoopContext as MainLoopContext
+from longwatch.runtime.group import LoopGroup as LoopGroup
+from longwatch.runtime.main_loop import MainLoop as MainLoop
+from longwatch.runtime.request import MainLoopRequest as MainLoopRequest
+from longwatch.runtime.request import MainLoopResult as MainLoopResult

@@ -1,0 +1,180 @@
+"""What a group knows about its own health: is it live, is it ready, has it started, and which
+loop does not beat?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from longwatch.core.clock import Clock
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import LoopDegraded, LoopRecovered
+from longwatch.core.health import Aspect, Health, HealthCheck, HealthReason, HealthReport
+from longwatch.engine.engine_loop import EngineLoop
+from longwatch.errors import MailboxError, StoreError
+from longwatch.host.watchdog import BeatAge
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.mailbox.records import MailboxStats
+from longwatch.runtime.loop_runner import LoopRunner
+
+Gauge = tuple[str, tuple[str, ...], float]
+"""The name of a metric, the values of its labels, and its number."""
+_READINESS = frozenset({Aspect.READY})
+
+
+class GroupHealth:
+    """The checks of a group. `stale_after` is when a loop is not ready any more,
+    `not_live_after` when it is not even live: then the watchdog has failed, too. None: never.
+    """
+
+    def __init__(  # noqa: PLR0913 - the members and what is asked of them, each by name
+        self,
+        runners: Sequence[LoopRunner],
+        *,
+        is_draining: Callable[[], bool],
+        stale_after: float | None,
+        not_live_after: float | None,
+        clock: Clock,
+        events: Events,
+    ) -> None:
+        self.runners = runners
+        self._is_draining = is_draining
+        self._stale_after = stale_after
+        self._not_live_after = not_live_after
+        self._events = events
+        self._degraded: set[str] = set()
+        self._quick_health = Health((check for check in self.checks() if check.quick), clock)
+
+    def checks(self) -> Iterator[HealthCheck]:
+        yield HealthCheck("draining", self._check_draining, _READINESS, quick=True)
+        for runner in self.runners:
+            yield HealthCheck(
+                f"loop {runner.name}", partial(self._check_loop, runner), _READINESS, quick=True
+            )
+        yield HealthCheck("watchdog", self._check_watchdog, frozenset({Aspect.LIVE}), quick=True)
+        yield HealthCheck("started", self._check_started, frozenset({Aspect.STARTED}), quick=True)
+        for number, loop in enumerate(self._loop_per_store(), 1):
+            yield HealthCheck(f"store {number}", partial(_check_store, loop), _READINESS)
+
+    def readiness(self) -> HealthReport:
+        """What can be said without asking a store."""
+        return self._quick_health.report(Aspect.READY)
+
+    def beat_ages(self) -> list[BeatAge]:
+        """How long each loop that runs has given no beat."""
+        return [
+            BeatAge(runner.name, age)
+            for runner in self.runners
+            if (age := runner.elapsed()) is not None
+        ]
+
+    def all_beating(self) -> bool:
+        """Whether every loop that runs beats."""
+        return self._stale_after is None or all(
+            age <= self._stale_after for _, age in self.beat_ages()
+        )
+
+    def emit_changes(self) -> None:
+        """Tell of the loops that have become stale, and of those that are not any more."""
+        if self._stale_after is None:
+            return
+        stale = {name: age for name, age in self.beat_ages() if age > self._stale_after}
+        for name in stale.keys() - self._degraded:
+            self._events.emit(
+                LoopDegraded(loop=name, elapsed=stale[name], threshold=self._stale_after)
+            )
+        for name in self._degraded - stale.keys():
+            self._events.emit(LoopRecovered(loop=name))
+        self._degraded = set(stale)
+
+    def gauges(self) -> list[Gauge]:
+        """What can be said without asking a store."""
+        found: list[Gauge] = []
+        for runner in self.runners:
+            age = runner.elapsed()
+            found.append(("longwatch_loop_running", (runner.name,), float(runner.is_running)))
+            found.append(("longwatch_leases_held", (runner.name,), float(runner.held_count)))
+            if age is not None:
+                found.append(("longwatch_heartbeat_age_seconds", (runner.name,), age))
+        return found
+
+    def all_gauges(self) -> list[Gauge]:
+        """And whether all are ready, and how the mailboxes stand."""
+        found: list[Gauge] = [
+            ("longwatch_health_ready", (), float(self.readiness().ok)),
+            *self.gauges(),
+        ]
+        for mailbox in self._mailboxes():
+            with suppress(
+                MailboxError, StoreError
+            ):  # one that cannot be asked has no gauges, the others have theirs
+                found += mailbox_gauges(mailbox.name, mailbox.stats())
+        return found
+
+    # --- the checks ---
+
+    def _check_draining(self) -> HealthReason:
+        return HealthReason.DRAINING if self._is_draining() else HealthReason.OK
+
+    def _check_loop(self, runner: LoopRunner) -> HealthReason:
+        if not runner.is_running:
+            return HealthReason.NOT_RUNNING if runner.has_started else HealthReason.NOT_STARTED
+        if not getattr(runner.loop, "has_reached_store", True):
+            return HealthReason.UNREACHABLE
+        age = runner.elapsed()
+        is_stale = self._stale_after is not None and age is not None and age > self._stale_after
+        return HealthReason.STALE if is_stale else HealthReason.OK
+
+    def _check_watchdog(self) -> HealthReason:
+        not_live_after = self._not_live_after
+        return (
+            HealthReason.STALE
+            if not_live_after is not None
+            and any(age > not_live_after for _, age in self.beat_ages())
+            else HealthReason.OK
+        )
+
+    def _check_started(self) -> HealthReason:
+        return (
+            HealthReason.OK
+            if all(runner.has_started for runner in self.runners)
+            else HealthReason.NOT_STARTED
+        )
+
+    def _mailboxes(self) -> list[Mailbox[Any]]:
+        """Those that the loops take from."""
+        found = (getattr(runner.loop, "requests", None) for runner in self.runners)
+        return [requests for requests in found if isinstance(requests, Mailbox)]
+
+    def _loop_per_store(self) -> list[EngineLoop]:
+        """One loop for each store."""
+        found = (runner.loop for runner in self.runners)
+        return list(
+            {loop.store_identity: loop for loop in found if isinstance(loop, EngineLoop)}.values()
+        )
+
+
+def mailbox_gauges(name: str, stats: MailboxStats) -> list[Gauge]:
+    """How a mailbox stands."""
+    shown = {
+        "ready": stats.ready,
+        "delayed": stats.delayed,
+        "leased": stats.leased,
+        "dead": stats.dead,
+    }
+    oldest = {"oldest_age_seconds": stats.oldest_age or 0.0}
+    return [
+        (f"longwatch_mailbox_{what}", (name,), float(number))
+        for what, number in (shown | oldest).items()
+    ]
+
+
+def _check_store(loop: EngineLoop) -> HealthReason:
+    try:
+        loop.check_store()
+    except (MailboxError, StoreError):
+        return HealthReason.UNREACHABLE
+    return HealthReason.OK

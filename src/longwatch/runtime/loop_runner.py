@@ -1,0 +1,137 @@
+"""One loop in a group: from the start of its thread to the end of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.base import Events
+from longwatch.core.events.runtime import LoopCrashed, LoopEnded, LoopStarted
+from longwatch.core.heartbeat import Heartbeat
+from longwatch.engine.error_policy import describe_error
+from longwatch.errors import ShutdownTimeoutError
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.runnable import Runnable
+
+_STOP_POLL_SECONDS = 0.05
+"""Seconds in which a loop that has stopped is over."""
+
+
+class LoopRunner:
+    """Runs a loop in a thread of its own, once. `on_change` is called when its run has begun and
+    when it is over.
+
+    `is_running`: its run is under way, so its beats count. It beats once before that, so that no
+    earlier time counts.
+    """
+
+    def __init__(
+        self,
+        loop: Runnable,
+        name: str,
+        *,
+        clock: Clock,
+        events: Events,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.is_running = False
+        self.has_started = False
+        self.error: BaseException | None = None
+        self._clock = clock
+        self._events = events
+        self._on_change = on_change
+        self._thread: BackgroundThread | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing of it runs: it has ended, or was never started."""
+        return self._thread is None or self._thread.done.is_set()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it is still there, or had to leave work behind."""
+        return not self.is_finished or isinstance(self.error, ShutdownTimeoutError)
+
+    @property
+    def has_crashed(self) -> bool:
+        return self.error is not None and not isinstance(self.error, ShutdownTimeoutError)
+
+    @property
+    def in_own_thread(self) -> bool:
+        return bool(getattr(self.loop, "in_own_thread", False)) or (
+            self._thread is not None and self._thread.in_own_thread
+        )
+
+    @property
+    def held_count(self) -> int:
+        return int(getattr(self.loop, "held_count", 0))
+
+    def elapsed(self) -> float | None:
+        """Seconds since its last beat; None while nothing is known about it."""
+        heartbeat = self._heartbeat
+        return heartbeat.elapsed() if self.is_running and heartbeat is not None else None
+
+    def start(self, **settings: Any) -> None:
+        self._thread = BackgroundThread(lambda: self._run(settings), name=f"loop-{self.name}")
+        self._thread.start()
+
+    def request_stop(self, timeout: float) -> BackgroundThread:
+        """Have it stop within so long; in a thread of its own, because it blocks."""
+        deadline = Deadline.after(timeout, self._clock)
+        stopping = BackgroundThread(lambda: self._stop(deadline), name=f"stop-{self.name}")
+        stopping.start(inline_fallback=True)
+        return stopping
+
+    def wait(self, deadline: Deadline) -> bool:
+        return self._thread is None or self._thread.wait(self._clock, deadline)
+
+    def forward(self, action: str) -> None:
+        """`drain` or `resume`, if the loop knows that."""
+        method = getattr(self.loop, action, None)
+        if method is not None:
+            method()
+
+    def blame_only_stalled(self, threshold: float) -> None:
+        blame = getattr(self.loop, "blame_only_stalled", None)
+        if blame is not None:
+            blame(threshold)
+
+    def _stop(self, deadline: Deadline) -> None:
+        """Once more if it was about to begin: to one that does not run yet, and has run before,
+        a shutdown means nothing.
+        """
+        assert self._thread is not None
+        while self.loop.shutdown(timeout=deadline.remaining() or 0.0):
+            if self._clock.wait(self._thread.done, _STOP_POLL_SECONDS) or deadline.expired:
+                return
+
+    def _run(self, settings: dict[str, Any]) -> None:
+        began = self._clock.monotonic()
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
+        self.is_running = self.has_started = True
+        self._events.emit(LoopStarted(loop=self.name))
+        self._on_change()
+        try:
+            self.loop.run(**settings)
+        except BaseException as error:  # noqa: BLE001 - the group raises it, once the others have stopped
+            self.error = error
+        finally:
+            self.is_running = False
+            self._emit_end(self._clock.monotonic() - began)
+
+    def _emit_end(self, lasted: float) -> None:
+        crashed = self.error if self.has_crashed else None
+        ended = LoopEnded(loop=self.name, lasted=lasted)
+        self._events.emit(
+            ended if crashed is None else LoopCrashed(loop=self.name, error=describe_error(crashed))
+        )
+        self._on_change()
+
+    @property
+    def _heartbeat(self) -> Heartbeat | None:
+        return getattr(self.loop, "heartbeat", None)

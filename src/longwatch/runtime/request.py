@@ -1,0 +1,109 @@
+"""What goes into a loop and what comes out of it, and how a body becomes the one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from longwatch.errors import SerializationError, UsageError
+from longwatch.mailbox.records import MessageRecord, new_id
+
+RequestT = TypeVar("RequestT")
+OutputT = TypeVar("OutputT")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class MainLoopRequest(msgspec.Struct, Generic[RequestT], frozen=True):
+    """A request with what is known about it. `deadline` and `created_at` have a time zone."""
+
+    request: RequestT
+    request_id: str = msgspec.field(default_factory=new_id)
+    deadline: datetime | None = None
+    """When its answer is of no use any more: past that it is answered without being worked on."""
+    created_at: datetime = msgspec.field(default_factory=_now)
+    trace: dict[str, str] = msgspec.field(default_factory=dict)
+    """Trace context, as it travels (`traceparent` and the like)."""
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "created_at"):
+            moment = getattr(self, name)
+            if moment is not None and moment.tzinfo is None:
+                raise ValueError(
+                    f"{name} needs a time zone; write datetime.now(UTC), not datetime.now()"
+                )
+
+
+class MainLoopResult(msgspec.Struct, Generic[OutputT], frozen=True):
+    """The answer to a request: its output, or what went wrong in the end."""
+
+    request_id: str
+    output: OutputT | None = None
+    error: str | None = None
+    attempt: int = 1
+    """Which try it was."""
+    completed_at: datetime = msgspec.field(default_factory=_now)
+    trace: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+_ENVELOPE_FIELDS = frozenset(MainLoopRequest.__struct_fields__)
+
+
+class RequestDecoder(Generic[RequestT]):
+    """Makes a request of a body: an envelope (a mapping with `request`, and nothing that is not
+    its own), or the request itself.
+    """
+
+    def __init__(self, request_type: type[RequestT] | Any) -> None:
+        self._type = request_type
+        self._envelope: Any = MainLoopRequest[request_type]  # type: ignore[valid-type] # known only now
+        try:
+            msgspec.json.Decoder(self._envelope)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"requests of type {request_type!r} cannot be read from a mailbox: {error}; "
+                f"give request_type="
+            ) from None
+
+    def decode(self, body: Any, record: MessageRecord) -> MainLoopRequest[RequestT]:
+        """SerializationError for a body that is none of both."""
+        try:
+            if isinstance(body, MainLoopRequest):
+                return (
+                    self._convert_envelope(msgspec.to_builtins(body))
+                    if self._type is not Any
+                    else body
+                )
+            if (
+                isinstance(body, Mapping)
+                and "request" in body
+                and _ENVELOPE_FIELDS.issuperset(body)
+            ):
+                return self._convert_envelope(body)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise SerializationError(f"a request cannot be read: {error}") from None
+        return MainLoopRequest(
+            self.convert(body),
+            record.id,
+            created_at=datetime.fromtimestamp(record.enqueued_at, UTC),
+        )
+
+    def convert(self, body: Any) -> Any:
+        """A bare body as a request; SerializationError for one that is none."""
+        try:
+            return body if self._type is Any else msgspec.convert(body, self._type)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise SerializationError(f"a request cannot be read: {error}") from None
+
+    def _convert_envelope(self, body: Any) -> MainLoopRequest[RequestT]:
+        request: MainLoopRequest[RequestT] = msgspec.convert(body, self._envelope)
+        return request

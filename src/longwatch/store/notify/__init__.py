@@ -1,0 +1,1 @@
+"""Notifications inside one machine: local subscriptions and datagrams between processes."""

@@ -1,0 +1,1 @@
+"""PostgreSQL behind the store: connections, transactions, notifications."""

@@ -1,0 +1,342 @@
+"""Where a server is, and getting a connection to it.
+
+How every connection begins: limits of its own, and a look at what the server promises.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+import warnings
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq.abc import PGconn
+
+from longwatch.core.masking import mask_text
+from longwatch.errors import (
+    StoreAuthenticationError,
+    StoreBusyError,
+    StoreLocationError,
+    StoreUnreachableError,
+    UnsafeSettingsWarning,
+    UsageError,
+)
+from longwatch.store.database import CALL_TIMEOUT
+from longwatch.store.postgres.connection import PostgresConnection
+from longwatch.store.postgres.errors import CallTimeoutError
+
+MIN_SERVER_VERSION = 13
+_DEFAULTS = {
+    "application_name": "longwatch",
+    "client_encoding": "utf8",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+"""A machine that is gone is noticed in the middle of a call, so that the rest of its time is
+left for another try.
+"""
+_INVALID_URL = re.compile(
+    r"invalid|certificate|does not support SSL|no password supplied|not "
+    r"supported|authentication method|service file|of service"
+    r"|could not parse network address|expected authentication request"
+)
+_HOST_NOT_FOUND = "could not translate host name"
+
+
+class ServerAddress:
+    """What a URL says. Whatever libpq takes may stand in it: several hosts, TLS,
+    `options=-csearch_path=…`.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._parts: dict[str, Any] = conninfo_to_dict(url)
+        except psycopg.Error:  # its text may hold the password
+            raise UsageError(
+                f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and check the names behind the ?"
+            ) from None
+        self.masked_url = mask_text(url)
+        if _has_split_password(url, self._parts):
+            raise UsageError(
+                f"{_HIDDEN_URL} cannot be read; {_ENCODE_CURE}, and the port is a number from "
+                f"1 to 65535"
+            )
+        counts = {len(values) for values in self._host_lists().values()} - {1}
+        if len(counts) > 1:
+            raise UsageError(
+                f"{self.masked_url} names more hosts than ports, or fewer; name one port for all, "
+                f"or one for each host"
+            )
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The same for two that lead to the same tables, whoever asks."""
+        return "postgresql", *(
+            self._parts.get(name)
+            for name in ("hostaddr", "host", "port", "dbname", "service", "options")
+        )
+
+    def conninfos(self) -> list[str]:
+        """One for each host that is named, to be tried in that order."""
+        lists = self._host_lists()
+        count = max((len(values) for values in lists.values()), default=1)
+        return [
+            make_conninfo("", **{**_DEFAULTS, **self._parts, **_host_parts(lists, number)})
+            for number in range(count)
+        ]
+
+    def _host_lists(self) -> dict[str, list[str]]:
+        names = [name for name in ("host", "hostaddr", "port") if self._parts.get(name)]
+        return {name: str(self._parts[name]).split(",") for name in names}
+
+    def connect(self, deadline: float) -> PostgresConnection:
+        """A new connection; the time is shared out among the hosts, so that one that swallows
+        leaves some for the next.
+        """
+        attempts = self.conninfos()
+        for left in range(len(attempts), 0, -1):
+            now = time.monotonic()
+            try:
+                return self._connect_one(attempts[-left], now + (deadline - now) / left)
+            except (StoreUnreachableError, CallTimeoutError):
+                if left == 1:
+                    raise
+        raise AssertionError("there is always a last attempt")
+
+    def _connect_one(self, conninfo: str, deadline: float) -> PostgresConnection:
+        pgconn = pq.PGconn.connect_start(conninfo.encode())
+        try:
+            _handshake(pgconn, deadline)
+        except psycopg.Error as error:
+            pgconn.finish()
+            raise self._refusal_error(str(error)) from error
+        except CallTimeoutError:
+            pgconn.finish()
+            raise CallTimeoutError(
+                f"{self.masked_url} did not answer in time; check host and port, and the network"
+            ) from None
+        if pgconn.server_version < MIN_SERVER_VERSION * 10_000:
+            raise UsageError(
+                f"{self.masked_url} runs PostgreSQL {pgconn.server_version // 10_000}; "
+                f"{MIN_SERVER_VERSION} is "
+                f"the oldest that will do"
+            )
+        return PostgresConnection(pgconn)
+
+    def _refusal_error(self, message: str) -> StoreUnreachableError | StoreBusyError:
+        """What a failed attempt means. libpq keeps the code of the error to itself, so the text
+        has to tell.
+        """
+        text = mask_text(" ".join(message.split()))
+        reason = _server_reason(message)
+        if reason is None:
+            return self._no_server_error(_without_names(message), text)
+        for pattern, error_type, what, cure in _REFUSALS:
+            if pattern.search(reason):
+                return error_type(f"{self.masked_url} {what} ({text}); {cure}")
+        return self._no_server_error("", text)
+
+    def _no_server_error(self, reason: str, text: str) -> StoreUnreachableError:
+        """What it means that no server answered, or none that was understood."""
+        if _HOST_NOT_FOUND in reason:
+            return ServerUnreachableError(
+                f"{self.masked_url} is on a host that was not found ({text}); check its name, and "
+                f"the name service"
+            )
+        if _INVALID_URL.search(reason):
+            return StoreLocationError(
+                f"{self.masked_url} cannot be used as it is written ({text}); check it, and what "
+                f"is behind the ?"
+            )
+        return ServerUnreachableError(
+            f"{self.masked_url} cannot be reached ({text}); check host and port, and that the "
+            f"server runs"
+        )
+
+
+class ServerNotReadyError(StoreUnreachableError):
+    """The server is there, but takes no connections yet, or not any more."""
+
+
+class TooManyConnectionsError(StoreBusyError):
+    """The server has no connection left for us."""
+
+
+class ServerUnreachableError(StoreUnreachableError):
+    """There is nobody; a server that was there before may come back."""
+
+
+_RefusalType = type[StoreUnreachableError] | type[StoreBusyError]
+_REFUSALS: tuple[tuple[re.Pattern[str], _RefusalType, str, str], ...] = (
+    (
+        re.compile(r"database .*does not exist|no such database|not currently accepting"),
+        StoreLocationError,
+        "leads to no database",
+        "check its name, make it with createdb, or let it take connections",
+    ),
+    (
+        re.compile(
+            r"authentication failed|pg_hba\.conf|does not exist|not permitted|permission "
+            r"denied|no such user|user name specified"
+        ),
+        StoreAuthenticationError,
+        "lets nobody in",
+        "check user, password and pg_hba.conf",
+    ),
+    (
+        re.compile(r"configuration parameter|invalid|parameter .*cannot be|unsupported"),
+        StoreLocationError,
+        "asks for what the server does not know",
+        "check what is behind the ?",
+    ),
+    (
+        re.compile(
+            r"too many clients|remaining connection slots|too many connections|no more connections"
+        ),
+        TooManyConnectionsError,
+        "has no connection left",
+        "end some, or raise max_connections",
+    ),
+    (
+        re.compile(r"starting up|shutting down|recovery|not yet accepting"),
+        ServerNotReadyError,
+        "is starting up or shutting down",
+        "try again",
+    ),
+)
+"""What the server may say, what that means, and the cure; the first that fits."""
+
+_HIDDEN_URL = "postgresql://***"
+"""A URL in which nobody knows where the password ends."""
+_ENCODE_CURE = (
+    "write it as postgresql://user@host:5432/database, with / # ? @ % in a password percent-encoded"
+)
+_LAST_PORT = 65535
+_PATH = re.compile(r"[^/]*//[^/?]*/([^?]*)")
+
+
+def _has_split_password(url: str, parts: dict[str, Any]) -> bool:
+    """Whether a sign in the password has cut it in two, so that a piece of it stands for the
+    host, the port or the database.
+    """
+    path = _PATH.match(url)
+    ports = str(parts.get("port") or "").split(",")
+    hosts = str(parts.get("host") or "").split(",")
+    is_in_path = path is not None and "@" in path[1]
+    return is_in_path or any("@" in host[1:] for host in hosts) or not all(map(_is_port, ports))
+
+
+def _is_port(text: str) -> bool:
+    bare = text.strip()
+    return not bare or (bare.isascii() and bare.isdigit() and 1 <= int(bare) <= _LAST_PORT)
+
+
+def _server_reason(message: str) -> str | None:
+    """What the server gave as its reason, without the names in it, which users choose; None if
+    it was not the server who spoke.
+    """
+    reasons = [line.partition("FATAL:")[2] for line in message.splitlines() if "FATAL:" in line]
+    return re.sub(r'".*"', '""', reasons[-1]) if reasons else None
+
+
+def _without_names(message: str) -> str:
+    return re.sub(r'"[^"]*"', '""', message)
+
+
+def _host_parts(lists: dict[str, list[str]], number: int) -> dict[str, str]:
+    """The parts of one host; a port that is named once is that of all."""
+    return {name: values[number if len(values) > 1 else 0] for name, values in lists.items()}
+
+
+def _handshake(pgconn: PGconn, deadline: float) -> None:
+    events = select.POLLOUT
+    while True:
+        if pgconn.status == pq.ConnStatus.BAD:
+            raise psycopg.OperationalError(pgconn.get_error_message())
+        _wait_for_socket(pgconn.socket, events, deadline)
+        match pgconn.connect_poll():
+            case pq.PollingStatus.OK:
+                return
+            case pq.PollingStatus.READING:
+                events = select.POLLIN
+            case pq.PollingStatus.WRITING:
+                events = select.POLLOUT
+            case _:
+                raise psycopg.OperationalError(pgconn.get_error_message())
+
+
+def _wait_for_socket(fileno: int, events: int, deadline: float) -> None:
+    poll = (
+        select.poll()
+    )  # the socket is another one when libpq goes on to the next address of a host
+    poll.register(fileno, events)
+    if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+        raise CallTimeoutError
+
+
+_DANGERS = {
+    "fsync": "a crash of its machine may damage the database",
+    "full_page_writes": "a power cut may damage the database",
+    "synchronous_commit": "a crash of the server may lose what was just sent or settled",
+}
+_SAFE_ENCODINGS = frozenset({"UTF8", "SQL_ASCII"})
+"""Those of a database that keep every text: others have no place for some, so that a name or an
+error could not be written.
+"""
+_SESSION_SETTINGS = {
+    "statement_timeout": f"{CALL_TIMEOUT:.0f}s",
+    "idle_in_transaction_session_timeout": f"{2 * CALL_TIMEOUT:.0f}s",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
+"""A statement outlives its call by little, and a client that froze in a transaction holds its locks
+for little. Statements are planned once, to go by an index from row to row: a plan made while a
+queue was empty must do when it holds a million messages. `DEFAULT_PLANS` is for the statements of
+others.
+"""
+_UTF8_CURE = "make another one with `createdb --encoding=UTF8 --template=template0 NAME`"
+_DEFAULT_PLANNER = {"plan_cache_mode": "auto", "enable_seqscan": "on", "enable_bitmapscan": "on"}
+DEFAULT_PLANS = (
+    "SELECT "
+    + ", ".join(
+        f"set_config('{name}', '{value}', true)" for name, value in _DEFAULT_PLANNER.items()
+    )
+).encode()
+_BEGIN_SESSION = (
+    "SELECT current_setting('server_encoding'), "
+    + ", ".join(f"current_setting('{name}')" for name in _DANGERS)
+    + ", "
+    + ", ".join(
+        f"set_config('{name}', '{value}', false)" for name, value in _SESSION_SETTINGS.items()
+    )
+).encode()
+
+
+def begin_session(connection: PostgresConnection, masked_url: str, deadline: float) -> list[str]:
+    """Set the limits; what is unsafe about the server's settings. A database that cannot keep
+    every text is refused.
+    """
+    [(encoding, *settings)] = connection.query(_BEGIN_SESSION, (), deadline)
+    if encoding not in _SAFE_ENCODINGS:
+        raise StoreLocationError(
+            f"{masked_url} is encoded in {encoding}, which has no place for some texts; "
+            f"{_UTF8_CURE}"
+        )
+    return [
+        f"{name} is off, so {danger}; set it to on"
+        for (name, danger), value in zip(_DANGERS.items(), settings, strict=False)
+        if value == "off"
+    ]
+
+
+def warn_unsafe(masked_url: str, faults: list[str]) -> None:
+    for fault in faults:
+        warnings.warn(f"{masked_url}: {fault}", UnsafeSettingsWarning, stacklevel=2)

@@ -1,0 +1,277 @@
+"""The PostgreSQL database: a few connections a process, every call within its timeout, and the
+outcome of every commit known.
+
+Isolation is READ COMMITTED. The server's clock judges leases and delays. Tables are named without a
+schema, so the `search_path` of the user decides where they are: in a database that is shared, give
+them a schema of their own and name it in the URL with `options=-csearch_path=NAME`. A connection
+that is given as `tx=` has to find them, too.
+
+A call survives what passes: a connection that broke, a server that restarts, a deadlock. Its work
+is run again, until its time is over. Only a commit whose response was lost is not just made
+again: first the server is asked what became of it (`commit_marker`).
+
+Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be
+lost or settled twice: a claim that is forgotten leaves its row free, whoever had it is fenced off,
+and a settle that is on the disk has its claim before it there. But a server that crashes would
+forget the claims of its last moments: that work would run twice, and a message that takes the
+server down would never be blamed for it.
+
+Behind PgBouncer use pool_mode=session. With pool_mode=transaction announcements do not arrive and
+the settings of a session are shared with others; messages are then found by looking for them, up to
+a second late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import finalize
+
+import psycopg
+
+from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.clock import Wakeup
+from longwatch.errors import (
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from longwatch.store.database import (
+    CALL_TIMEOUT,
+    Channels,
+    Database,
+    StoreResetError,
+    Transaction,
+    require_plain_result,
+)
+from longwatch.store.forks import register_fork_hooks
+from longwatch.store.postgres.client import CommitUnknownError, PostgresClient, schema_version
+from longwatch.store.postgres.connector import (
+    DEFAULT_PLANS,
+    ServerAddress,
+    ServerNotReadyError,
+    ServerUnreachableError,
+    TooManyConnectionsError,
+)
+from longwatch.store.postgres.errors import CallTimeoutError, is_transient, translate_error
+from longwatch.store.postgres.pool import POOL_SIZE
+from longwatch.store.postgres.transaction import (
+    BEGIN_READ_WRITE,
+    PostgresTransaction,
+    wrap_user_connection,
+)
+from longwatch.store.postgres.user_transaction import UserConnectionCheck, locate_tables
+
+T = TypeVar("T")
+
+RETRY_BACKOFF = BackoffPolicy(initial=0.02, factor=2.0, cap=1.0, jitter=0.25)
+
+
+class PostgresDatabase(Database):
+    """A database on a server, reached by the first call that needs it; an error of that comes
+    there, the next call tries again.
+
+    `size` bounds the connections of this process, one more is used for listening. `auto_migrate`:
+    bring the schema up to date when it is first used; without it that is left to `longwatch db
+    migrate`. Closed by `close`, when nobody knows it any more, and when the interpreter exits; a
+    forked child makes connections of its own.
+    """
+
+    dialect = "postgresql"
+    has_single_writer = False
+    is_shared = True
+
+    def __init__(self, url: str, *, size: int = POOL_SIZE, auto_migrate: bool = True) -> None:
+        self.url = url
+        super().__init__()
+        self._address = ServerAddress(url)
+        self._size = size
+        self._auto_migrate = auto_migrate
+        self._open_lock = threading.Lock()
+        self._client: PostgresClient | None = None
+        self._finalizer: finalize[..., PostgresDatabase] | None = None
+        self._connection_check = UserConnectionCheck(self._address.masked_url)
+        self._closed = Wakeup()
+        self._thread_state = threading.local()
+        register_fork_hooks(self)
+
+    @property
+    def identity(self) -> object:
+        return self._address.identity
+
+    def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        return self._run(work, BEGIN_READ_WRITE, timeout)
+
+    def transact(self, work: Callable[[Any], T]) -> T:
+        """`write`, with the plans that other statements than ours need."""
+        return self._run(
+            lambda transaction: require_plain_result(work(transaction)),
+            (*BEGIN_READ_WRITE, DEFAULT_PLANS),
+            CALL_TIMEOUT,
+        )
+
+    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        client, deadline = self._open(), time.monotonic() + timeout
+        return self._retry(lambda: self._read(client, work, deadline), client, deadline)
+
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        return self._open().listen(channels, wakeup)
+
+    def join(self, tx: Any) -> Transaction:
+        """Ours as it is; the user's own psycopg connection as the transaction it is in."""
+        if not isinstance(tx, PostgresTransaction):
+            transaction = wrap_user_connection(tx, self.jump)
+            self._connection_check.require(tx, transaction, lambda: self.read(locate_tables))
+            return transaction
+        if tx.store_identity != self.identity:
+            masked_url = self._address.masked_url
+            raise UnsupportedError(
+                f"tx= is a transaction of another store than {masked_url}; open the mailbox in "
+                f"that store"
+            )
+        return tx
+
+    def schema_version(self, *, timeout: float = CALL_TIMEOUT) -> int:
+        """At which version the schema is, 0 if there is none; makes nothing and changes nothing."""
+        client, deadline = self._open(), time.monotonic() + timeout
+        return self._retry(lambda: client.read(schema_version, deadline), client, deadline)
+
+    def close(self) -> None:
+        with self._open_lock:
+            self._closed.set()
+            finalizer, self._client = self._finalizer, None
+        if finalizer is not None:
+            finalizer()
+
+    # --- trying, and trying again ---
+
+    def _run(self, work: Callable[[Any], T], begin: Sequence[bytes], timeout: float) -> T:
+        client, deadline = self._open(), time.monotonic() + timeout
+        with self._refuse_nesting():
+            return self._retry(lambda: self._write(client, work, begin, deadline), client, deadline)
+
+    def _write(
+        self,
+        client: PostgresClient,
+        work: Callable[[Any], T],
+        begin: Sequence[bytes],
+        deadline: float,
+    ) -> T:
+        client.prepare(deadline)
+        while True:
+            try:
+                return client.write(work, deadline, begin=begin)
+            except CommitUnknownError as unknown:
+                if self._was_committed(client, unknown, deadline):
+                    result: T = unknown.result
+                    return result
+
+    def _read(self, client: PostgresClient, work: Callable[[Any], T], deadline: float) -> T:
+        client.prepare(deadline)
+        return client.read(work, deadline)
+
+    def _retry(self, attempt: Callable[[], T], client: PostgresClient, deadline: float) -> T:
+        """Try until it works, fails for good, or the time is over; what the last try had no time
+        to hear, an earlier one heard.
+        """
+        backoff = Backoff(RETRY_BACKOFF)
+        last_error: BaseException | None = None
+        while True:
+            try:
+                return attempt()
+            except (StoreError, psycopg.Error) as error:
+                final = translate_error(self.url, error)
+                if isinstance(error, CallTimeoutError) and last_error is not None:
+                    raise last_error from error
+                last_error = final
+                if isinstance(final, StoreUnreachableError | StoreResetError):
+                    self.generation += (
+                        1  # when it is back it may be another one, restored or failed over to
+                    )
+                if not _may_retry(error, client) or not self._pause(backoff, deadline):
+                    raise final from (error if final is not error else error.__cause__)
+
+    def _was_committed(
+        self, client: PostgresClient, unknown: CommitUnknownError, deadline: float
+    ) -> bool:
+        """Ask until the server can say; StoreError when it cannot."""
+        backoff = Backoff(RETRY_BACKOFF)
+        reason: BaseException = unknown
+        while self._pause(backoff, deadline):
+            try:
+                return client.was_committed(unknown, deadline)
+            except (StoreError, psycopg.Error) as error:
+                reason = translate_error(self.url, error)
+                if not _may_retry(error, client):
+                    break
+        raise StoreError(
+            f"the connection was lost at the commit; whether it was written is unknown ({reason})"
+        ) from reason
+
+    def _pause(self, backoff: Backoff, deadline: float) -> bool:
+        """Wait a little, or not at all when the time is over."""
+        delay = backoff.failed(lasted=0.0)
+        if time.monotonic() + delay >= deadline:
+            return False
+        if self._closed.block(delay):
+            raise StoreClosedError(f"{self._address.masked_url} was closed; open it again")
+        return True
+
+    @contextmanager
+    def _refuse_nesting(self) -> Iterator[None]:
+        if getattr(self._thread_state, "write", False):
+            raise UsageError(
+                "a write inside a write would be a transaction of its own; pass the "
+                "transaction on with tx="
+            )
+        self._thread_state.write = True
+        try:
+            yield
+        finally:
+            self._thread_state.write = False
+
+    def _open(self) -> PostgresClient:
+        return self._client or self._open_client()
+
+    def _open_client(self) -> PostgresClient:
+        with self._open_lock:
+            if self._closed.is_set():
+                raise StoreClosedError(f"{self._address.masked_url} was closed; open it again")
+            if self._client is None:
+                self._client = PostgresClient(
+                    self._address, jump=self.jump, size=self._size, auto_migrate=self._auto_migrate
+                )
+                self._finalizer = finalize(self, self._client.close)
+            return self._client
+
+    # --- forks ---
+
+    def before_fork(self) -> None:
+        """Nothing waits for a fork: the child uses nothing of the parent's."""
+
+    def after_fork_in_parent(self) -> None:
+        """And nothing was held."""
+
+    def after_fork_in_child(self) -> None:
+        client, self._client = self._client, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        if client is not None:
+            client.abandon()
+        self._open_lock = threading.Lock()
+        self._thread_state = threading.local()
+
+
+def _may_retry(error: BaseException, client: PostgresClient) -> bool:
+    """Whether it is worth another try. A server that nobody has reached yet is told to be away
+    at once.
+    """
+    if isinstance(error, ServerUnreachableError):
+        return client.was_reached
+    return isinstance(error, ServerNotReadyError | TooManyConnectionsError) or is_transient(error)

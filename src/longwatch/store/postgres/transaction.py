@@ -1,0 +1,292 @@
+"""A transaction on one of our connections, and one on a connection of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGresult
+from psycopg.rows import tuple_row
+
+from longwatch.errors import StoreError, UnsupportedError, UsageError
+from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
+from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
+from longwatch.store.postgres.errors import (
+    CallTimeoutError,
+    ConnectionLostError,
+    is_missing_mailbox,
+    missing_mailbox_error,
+)
+from longwatch.store.postgres.statement import bind, column_arrays
+
+NOTIFY_CHANNEL = "longwatch"
+NOTIFY_SQL = b"SELECT pg_notify('longwatch', $1)"
+"""One channel of the server for everybody; what it is about, and who says it, is in the payload."""
+
+BEGIN_READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
+BEGIN_READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+_HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
+_NO_PARAMETERS: Parameters = {}
+_REQUIRE_SQL = "SELECT ln(({})::int)"
+"""Zero has no logarithm: the statement fails, with an error that no other has, and what comes
+behind it is not done.
+"""
+
+RowsCallback = Callable[[list[Row]], None]
+
+
+class PostgresTransaction:
+    """A transaction on one connection. It begins with the first statement, in the same round trip.
+
+    Along with every statement the server is asked whether it has written, until it has. One that
+    has not need not be waited for. A statement that was posted leaves with the next one, or with
+    the commit.
+    """
+
+    def __init__(
+        self,
+        connection: PostgresConnection,
+        *,
+        store_identity: object,
+        jump: ClockJump,
+        deadline: float,
+        begin: Sequence[bytes] = BEGIN_READ_WRITE,
+    ) -> None:
+        self.store_identity = store_identity
+        self._connection: PostgresConnection | None = connection
+        self._jump = jump
+        self._deadline = deadline
+        self._begin_statements = begin
+        self._has_begun = False
+        self._deferred: list[RowsCallback | None] = []
+        self._has_unsent = self._has_preconditions = False
+        self.has_written = False
+        self.channels: set[str] = set()
+        self.callbacks: list[Callable[[], None]] = []
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        return self._live_connection().rows(self._run(sql, parameters or _NO_PARAMETERS))
+
+    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self._live_connection().rows(result) for result in self._run_all(statements)]
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        return self._run(sql, parameters or _NO_PARAMETERS).command_tuples or 0
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return sum(self.execute(sql, arrays) for arrays in column_arrays(parameters))
+
+    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        chunks = list(column_arrays(parameters))
+        for arrays in chunks[:-1]:
+            self.execute(sql, arrays)
+        for arrays in chunks[-1:]:
+            self._defer(sql, arrays)
+
+    def defer_rows(self, sql: str, parameters: Parameters, callback: RowsCallback) -> None:
+        self._defer(sql, parameters, callback)
+
+    def defer(self, sql: str, parameters: Parameters) -> None:
+        self._defer(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        self._has_preconditions = True
+        self._defer(_REQUIRE_SQL.format(sql), parameters)
+
+    def notify(self, channel: str) -> None:
+        self.channels.add(channel)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def commit(
+        self, marker_statement: BoundStatement, *, trailing: Sequence[BoundStatement] = ()
+    ) -> None:
+        """Commit, leaving the testimony; the rest goes out behind it. After ConnectionLostError,
+        CallTimeoutError nobody knows.
+        """
+        connection = self._live_connection()
+        if not self._has_begun:
+            return
+        if not self.has_written:
+            connection.send(b"COMMIT")
+            connection.sync_nowait(self._deadline)
+            return
+        self._has_unsent = False
+        connection.send(*marker_statement)
+        connection.send(b"COMMIT")
+        try:
+            self._deliver_results(connection.sync(self._deadline, trailing=trailing))
+        except psycopg.errors.InvalidArgumentForLogarithm:
+            self._raise_precondition_failed()
+            raise
+        except psycopg.errors.InFailedSqlTransaction:
+            raise StoreError(
+                "nothing was written: a statement had failed, and its error was passed over"
+            ) from None
+
+    def roll_back(self) -> None:
+        """Undo it, without waiting for that. A connection in the middle of something is given
+        up: the server undoes it then.
+        """
+        connection = self._live_connection()
+        if not self._has_begun or connection.closed_reason:
+            return
+        try:
+            if self._has_unsent:
+                connection.sync_nowait(self._deadline)
+            if connection.is_idle:
+                connection.send(b"ROLLBACK")
+                connection.sync_nowait(self._deadline)
+        except (ConnectionLostError, CallTimeoutError):
+            pass
+        if not connection.is_idle:
+            connection.close("it was given up in the middle of a statement")
+
+    def end(self) -> None:
+        """From here on it refuses: the connection is somebody else's now."""
+        self._connection = None
+
+    def _run(self, sql: str, parameters: Parameters) -> PGresult:
+        return self._run_all([(sql, parameters)])[0]
+
+    def _run_all(self, statements: Sequence[tuple[str, Parameters]]) -> list[PGresult]:
+        connection = self._live_connection()
+        for sql, parameters in statements:
+            self._send(sql, parameters)
+        asks_has_written = not self.has_written and self._begin_statements is not BEGIN_READ_ONLY
+        if asks_has_written:
+            connection.send(_HAS_WRITTEN)
+        self._has_unsent = False
+        try:
+            results = self._deliver_results(connection.sync(self._deadline))
+        except psycopg.errors.InvalidArgumentForLogarithm:
+            self._raise_precondition_failed()
+            raise
+        if asks_has_written:
+            [(self.has_written,)] = connection.rows(results[-1])
+        return results[: len(statements)]
+
+    def _raise_precondition_failed(self) -> None:
+        """A logarithm of zero in the user's SQL is the user's."""
+        if self._has_preconditions:
+            raise PreconditionFailedError from None
+
+    def _defer(
+        self, sql: str, parameters: Parameters, callback: RowsCallback | None = None
+    ) -> None:
+        self._send(sql, parameters)
+        self._deferred.append(callback)
+        self.has_written = self._has_unsent = True
+
+    def _deliver_results(self, results: list[PGresult]) -> list[PGresult]:
+        """Give those who posted a question its answer; what was answered behind them."""
+        deferred, self._deferred = self._deferred, []
+        for result, callback in zip(results, deferred, strict=False):
+            if callback is not None:
+                callback(self._live_connection().rows(result))
+        return results[len(deferred) :]
+
+    def _send(self, sql: str, parameters: Parameters) -> None:
+        connection = self._live_connection()
+        text, values = bind(sql, parameters, self._jump)
+        self._has_unsent = False
+        if not self._has_begun:
+            self._has_begun = True
+            for statement in self._begin_statements:
+                connection.send(statement)
+            connection.probe()
+            self._deferred += [None] * len(self._begin_statements)
+        connection.send(text, values)
+
+    def _live_connection(self) -> PostgresConnection:
+        if self._connection is None:
+            raise UsageError(
+                "this transaction has ended; use it only inside the function it was given to"
+            )
+        return self._connection
+
+
+class UserTransaction:
+    """The transaction that is open on a psycopg connection of the user's: what is done in it
+    commits with theirs, or not at all.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], jump: ClockJump) -> None:
+        self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        self._jump = jump
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        self._run(sql, parameters or _NO_PARAMETERS)
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self.rows(sql, parameters) for sql, parameters in statements]
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        self._run(sql, parameters or _NO_PARAMETERS)
+        return max(self._cursor.rowcount, 0)
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return sum(self.execute(sql, arrays) for arrays in column_arrays(parameters))
+
+    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        self.execute_many(sql, parameters)
+
+    def defer_rows(self, sql: str, parameters: Parameters, callback: RowsCallback) -> None:
+        callback(self.rows(sql, parameters))
+
+    def defer(self, sql: str, parameters: Parameters) -> None:
+        self._run(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        if not self.rows(sql, parameters)[0][0]:
+            raise PreconditionFailedError
+
+    def notify(self, channel: str) -> None:
+        """At once, in their transaction: the server tells nobody before it commits, and tells
+        once.
+        """
+        self._cursor.execute(NOTIFY_SQL, (f"/{channel}",))
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Nobody here learns of it."""
+
+    def _run(self, sql: str, parameters: Parameters) -> None:
+        text, values = bind(sql, parameters, self._jump)
+        try:
+            self._cursor.execute(text, values, binary=True)
+        except psycopg.errors.NotNullViolation as error:
+            raise (
+                missing_mailbox_error("the database of tx=") if is_missing_mailbox(error) else error
+            ) from error.__cause__
+
+
+def wrap_user_connection(connection: object, jump: ClockJump) -> UserTransaction:
+    """The transaction of a psycopg connection; UnsupportedError for what is none, or has none."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        raise UnsupportedError(
+            "tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its "
+            "own if need be"
+        )
+    if not isinstance(connection, psycopg.Connection):
+        raise UnsupportedError(
+            f"tx= must be a psycopg.Connection, or what transact() gives its function, not "
+            f"{type(connection).__name__}"
+        )
+    if connection.closed:
+        raise UnsupportedError(
+            "tx= is a connection that was closed; open it again and begin a transaction"
+        )
+    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise UnsupportedError(
+            "tx= is in autocommit and in no transaction; use it inside `with "
+            "connection.transaction():`"
+        )
+    if connection.info.pipeline_status != pq.PipelineStatus.OFF:
+        raise UnsupportedError(
+            "tx= is a connection in pipeline mode, which answers too late; leave the pipeline first"
+        )
+    return UserTransaction(connection, jump)

@@ -1,0 +1,1 @@
+"""SQLite behind the store: one file, one writer thread, group commit."""

@@ -1,0 +1,193 @@
+"""One connection to a SQLite file, and a transaction on it."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from longwatch.errors import UsageError
+from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
+from longwatch.store.forks import fork_guarded
+from longwatch.store.sqlite.errors import translate_errors
+
+_BUSY_TIMEOUT = 5.0
+_TRANSACTION_CONTROL = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class SqliteTransaction:
+    """A transaction on one connection. Its clocks stand still: they tell when they were first
+    asked.
+
+    Leases are counted on CLOCK_BOOTTIME, which neither jumps nor stops in sleep.
+    """
+
+    __slots__ = ("_clocks", "_connection", "_jump", "callbacks", "channels", "store_identity")
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        jump: ClockJump | None = None,
+        *,
+        store_identity: object = None,
+    ) -> None:
+        self.store_identity = store_identity
+        self._connection = connection
+        self._jump = jump or ClockJump()
+        self._clocks: dict[str, object] = {}
+        self.channels: set[str] = set()
+        self.callbacks: list[Callable[[], None]] = []
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        return self._connection.execute(
+            _refuse_control(sql), self._with_clocks(parameters or {})
+        ).fetchall()
+
+    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self.rows(sql, parameters) for sql, parameters in statements]
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        return self._connection.execute(
+            _refuse_control(sql), self._with_clocks(parameters or {})
+        ).rowcount
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return self._connection.executemany(
+            _refuse_control(sql), map(self._with_clocks, parameters)
+        ).rowcount
+
+    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        self.execute_many(sql, parameters)
+
+    def defer_rows(
+        self, sql: str, parameters: Parameters, callback: Callable[[list[Row]], None]
+    ) -> None:
+        callback(self.rows(sql, parameters))
+
+    def defer(self, sql: str, parameters: Parameters) -> None:
+        self.execute(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        if not self.rows(sql, parameters)[0][0]:
+            raise PreconditionFailedError
+
+    def notify(self, channel: str) -> None:
+        self.channels.add(channel)
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def _with_clocks(self, parameters: Parameters) -> dict[str, object]:
+        clocks = self._clocks
+        if not clocks:
+            clocks["lease_now"] = time.clock_gettime(_LEASE_CLOCK) + self._jump.lease
+            clocks["wall_now"] = time.time() + self._jump.wall
+        return {**parameters, **clocks}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store still has it open; SQL can end it."""
+        return self._connection.in_transaction
+
+    def end(self) -> None:
+        """From here on it refuses: the connection is somebody else's now."""
+        self._connection = _ENDED_CONNECTION
+
+
+@lru_cache(maxsize=512)
+def _refuse_control(sql: str) -> str:
+    """Others share the transaction: who ended it would end theirs."""
+    if _TRANSACTION_CONTROL.match(sql):
+        raise UsageError(
+            f"{sql.split(maxsplit=1)[0].upper()} is the store's to say; return to commit, "
+            f"raise to roll back"
+        )
+    return sql
+
+
+class _EndedConnection:
+    """Stands where the connection was."""
+
+    def execute(self, *_: object) -> NoReturn:
+        raise UsageError(
+            "this transaction has ended; use it only inside the function it was given to"
+        )
+
+    executemany = execute
+
+
+_ENDED_CONNECTION: Any = _EndedConnection()
+
+
+class SqliteConnection:
+    """A connection that one thread uses at a time; `use_lock` is held meanwhile, so that a fork
+    can wait until it is not.
+    """
+
+    def __init__(
+        self, path: Path, *, busy_timeout: float = _BUSY_TIMEOUT, read_only: bool = False
+    ) -> None:
+        self.use_lock = threading.RLock()
+        with translate_errors(path):
+            self.raw = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=busy_timeout
+            )
+            try:
+                self._configure(busy_timeout, read_only=read_only)
+            except BaseException:
+                self.close()
+                raise
+
+    @contextmanager
+    def transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        """Commits at the end; after an error nothing of it has happened."""
+        with fork_guarded(self.use_lock):
+            self.raw.execute(begin)
+            try:
+                yield self.raw
+                self.raw.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self.raw.close()
+
+    def _configure(self, busy_timeout: float, *, read_only: bool) -> None:
+        self._enable_wal(deadline=time.monotonic() + busy_timeout)
+        self.raw.execute("PRAGMA synchronous = FULL")
+        self.raw.execute("PRAGMA foreign_keys = ON")
+        if read_only:
+            self.raw.execute("PRAGMA query_only = ON")
+
+    def _enable_wal(self, *, deadline: float) -> None:
+        """Changing the journal does not wait for who else opens a new file; so wait with what
+        does, and try again.
+        """
+        while True:
+            try:
+                self.raw.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+            else:
+                return
+            with self.transaction("BEGIN IMMEDIATE"):
+                pass
+
+    def _roll_back(self) -> None:
+        """The error that led here is the one to tell, not one that comes of it."""
+        if self.raw.in_transaction:
+            with suppress(sqlite3.Error):
+                self.raw.execute("ROLLBACK")

@@ -1,0 +1,192 @@
+"""The SQLite engine: one file, WAL, one writer thread with group commit, readers beside it.
+
+The file is made for its owner alone before SQLite opens it. A network file system is refused:
+SQLite's locks do not hold there. Leases are counted on a clock that starts anew at every boot, so
+they carry the boot they belong to.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+from weakref import finalize
+
+from longwatch.core.clock import Wakeup
+from longwatch.errors import (
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreachableError,
+    UnsupportedError,
+)
+from longwatch.store.database import CALL_TIMEOUT, Channels, Database
+from longwatch.store.forks import LockLike, acquire_locks, register_fork_hooks
+from longwatch.store.sqlite.connection import SqliteTransaction
+from longwatch.store.sqlite.errors import translate_errors
+from longwatch.store.sqlite.file import MOUNTINFO
+from longwatch.store.sqlite.handle import SqliteHandle, file_identity, schema_version
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 5.0
+"""How long SQLite waits for a lock that another program holds, in seconds."""
+
+
+class SqliteDatabase(Database):
+    """A database in one file, opened by the first call that needs it; an error of opening comes
+    there, the next call tries again.
+
+    `synchronous` is FULL: what `write` has returned survives a power cut. Closed by `close`, when
+    nobody knows it any more, and when the interpreter exits; a forked child opens it anew.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(
+        self, path: Path, *, busy_timeout: float = BUSY_TIMEOUT, mountinfo: Path = MOUNTINFO
+    ) -> None:
+        self.path = path.absolute()
+        self.url = f"sqlite:///{quote(str(path))}"
+        super().__init__()
+        self._busy_timeout = busy_timeout
+        self._mountinfo = mountinfo
+        self._open_lock = threading.Lock()
+        self._handle: SqliteHandle | None = None
+        self._finalizer: finalize[..., SqliteDatabase] | None = None
+        self._closed = False
+        self._fork_locks: list[LockLike] = []
+        register_fork_hooks(self)
+
+    @property
+    def identity(self) -> object:
+        return file_identity(self.path)
+
+    @property
+    def absolute_url(self) -> str:
+        return f"sqlite:///{quote(str(self.path))}"
+
+    def write(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
+        return _wait_for_result(self._open().writer.submit(work), timeout)
+
+    def write_inline(self, work: Callable[[Any], T]) -> T:
+        return _wait_for_result(self._open().writer.submit(work, inline=True), CALL_TIMEOUT)
+
+    def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:  # noqa: ARG002 - readers wait for nobody
+        """But for one that recovers the file after a crash: SQLite gives that up after some
+        seconds, and we once more.
+        """
+        try:
+            return self._open().read(work)
+        except StoreBusyError:
+            return self._open().read(work)
+
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        """Whether the file is still there is seen by who looks into it."""
+        return (self._handle or self._open_handle()).notifier.listen(channels, wakeup)
+
+    def join(self, tx: Any) -> SqliteTransaction:
+        if not isinstance(tx, SqliteTransaction):
+            raise UnsupportedError(
+                f"tx= takes the transaction that {self.url} gave to transact(), not "
+                f"{type(tx).__name__}"
+            )
+        if tx.store_identity != self.identity:
+            raise UnsupportedError(
+                f"tx= is a transaction of another store than {self.url}; open the mailbox in "
+                f"that store"
+            )
+        return tx
+
+    def schema_version(self) -> int | None:
+        """Looked up without opening it for work, which would make or migrate it."""
+        if not self.path.exists():
+            return None
+        with (
+            translate_errors(self.path),
+            closing(
+                sqlite3.connect(f"file:{quote(str(self.path))}?mode=rw", uri=True)
+            ) as connection,
+        ):
+            return schema_version(connection)
+
+    def close(self) -> None:
+        with self._open_lock:
+            self._closed = True
+            finalizer, self._handle = self._finalizer, None
+        if finalizer is not None:
+            finalizer()
+
+    def _open(self) -> SqliteHandle:
+        handle = self._handle or self._open_handle()
+        if handle.is_stale:
+            self._discard(handle)
+            raise StoreUnreachableError(
+                f"{self.path} was removed or replaced; nothing was done, the next call opens "
+                f"what is there"
+            )
+        return handle
+
+    def _discard(self, stale: SqliteHandle) -> None:
+        with self._open_lock:
+            if self._handle is stale:
+                self._handle = None
+                self.generation += 1
+        stale.close()
+
+    def _open_handle(self) -> SqliteHandle:
+        with self._open_lock:
+            if self._closed:
+                raise StoreClosedError(f"{self.path} was closed; open it again")
+            if self._handle is None:
+                self._handle = SqliteHandle(
+                    self.path,
+                    busy_timeout=self._busy_timeout,
+                    mountinfo=self._mountinfo,
+                    jump=self.jump,
+                )
+                self._finalizer = finalize(self, self._handle.close)
+            return self._handle
+
+    # --- forks ---
+
+    def before_fork(self) -> None:
+        self._fork_locks = acquire_locks([self._open_lock])
+        if self._handle is not None:
+            self._fork_locks += acquire_locks(self._handle.locks())
+
+    def after_fork_in_parent(self) -> None:
+        for lock in self._fork_locks:
+            lock.release()
+
+    def after_fork_in_child(self) -> None:
+        fork_locks, self._fork_locks = self._fork_locks, []
+        handle, self._handle = self._handle, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+        if handle is not None:
+            handle.abandon(fork_locks)
+        self._open_lock = threading.Lock()
+
+
+def _wait_for_result(future: Future[T], timeout: float) -> T:
+    """What became of a job: its result, its error, or that it was not begun, or is not known."""
+    try:
+        return future.result(timeout)
+    except FutureTimeoutError:  # ours, or the job's own
+        if future.cancel():
+            raise StoreBusyError(
+                f"the store was busy for {timeout:g} s; nothing was written, try again"
+            ) from None
+        if not future.done():
+            raise StoreError(
+                f"no answer from the store within {timeout:g} s; whether it was written is unknown"
+            ) from None
+    return future.result()

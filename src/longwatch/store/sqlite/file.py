@@ -1,0 +1,133 @@
+"""The file a SQLite database lives in, looked at before SQLite opens it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from longwatch.errors import StoreError, StoreFullError, StoreLocationError, StoreReadOnlyError
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+_NETWORK_FILE_SYSTEMS = (
+    "nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "ncpfs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.glusterfs", "fuse.ceph",
+)  # fmt: skip
+READ_ONLY_TEXT = "is read-only; give this user write permission to the file and its directory"
+MAX_PATH_BYTES = 504
+"""Bytes of a path that SQLite opens; it appends to it, and its own limit is 512."""
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def prepare_file(path: Path, *, mountinfo: Path = MOUNTINFO) -> None:
+    """Make the file for its owner alone if it is not there; refuse a place where SQLite cannot
+    keep its promises.
+    """
+    require_usable_path(path)
+    if kind := network_file_system(path, mountinfo=mountinfo):
+        raise StoreLocationError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks do not hold; "
+            f"use a local disk, or PostgreSQL"
+        )
+    try:
+        with suppress(FileExistsError):
+            _create(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreLocationError(
+            f"{path} cannot be opened, its directory does not exist; make {path.parent}"
+        ) from None
+    except OSError as error:
+        raise _create_error(path, error) from None
+    if not is_writable(path):
+        raise StoreReadOnlyError(f"{path} {READ_ONLY_TEXT}")
+
+
+def require_usable_path(path: Path) -> None:
+    """Refuse what can be no database, whatever is done about it; that nothing is there yet is
+    all right. Opens nothing.
+    """
+    try:
+        mode = _file_mode(path)
+    except (OSError, ValueError) as error:
+        raise _unusable_error(path, error) from None
+    if mode is not None and not stat.S_ISREG(mode):
+        cure = (
+            "is a directory; name a file in it"
+            if stat.S_ISDIR(mode)
+            else "is no regular file; name another"
+        )
+        raise StoreLocationError(f"{path} cannot be opened, it {cure}")
+    if (length := len(os.fsencode(os.path.realpath(path)))) > MAX_PATH_BYTES:
+        raise StoreLocationError(
+            f"{path} cannot be opened, its path has {length} bytes; use one of {MAX_PATH_BYTES} "
+            f"at the most"
+        )
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this user may write the file that is there, and the file system it is on lets
+    anybody.
+    """
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+def network_file_system(path: Path, *, mountinfo: Path = MOUNTINFO) -> str | None:
+    """The kind of network file system the path is on; None for a local one, or where the system
+    does not tell.
+    """
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    mount_point, kind = "", ""
+    resolved = os.path.realpath(path)
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        candidate = _OCTAL.sub(lambda match: chr(int(match[1], 8)), before.split(" ")[4])
+        if len(candidate) >= len(mount_point) and (
+            resolved == candidate or resolved.startswith(candidate.rstrip("/") + "/")
+        ):
+            mount_point, kind = candidate, after.split(" ", 1)[0]
+    return kind if kind.startswith(_NETWORK_FILE_SYSTEMS) else None
+
+
+def _create(path: Path) -> None:
+    """Never opens a file that may be in use: closing it again would drop every lock that this
+    process holds on it.
+    """
+    if sys.platform == "linux":
+        os.mknod(path, 0o600)
+    else:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _file_mode(path: Path) -> int | None:
+    """The mode of what is there, which tells what it is; None if nothing is."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "it links to what does not exist") from None
+        return None
+
+
+def _unusable_error(path: Path, error: OSError | ValueError) -> StoreError:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, PermissionError):
+        return StoreReadOnlyError(
+            f"{path} cannot be reached ({reason}); give this user permission to enter its directory"
+        )
+    return StoreLocationError(f"{path} cannot be opened ({reason}); name another file")
+
+
+def _create_error(path: Path, error: OSError) -> StoreError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StoreFullError(f"{path} cannot be made: the disk is full; free some space")
+    return StoreReadOnlyError(
+        f"{path} cannot be made ({error.strerror}); give this user write permission to its "
+        f"directory"
+    )

@@ -1,0 +1,211 @@
+"""Something has changed: everybody who waits for a condition looks again.
+
+A program's place in the supervisor: what is wanted of it, what it waits for, and what is told
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Protocol
+
+from longwatch.core.clock import Clock
+from longwatch.supervisor.dependencies import Condition
+from longwatch.supervisor.lifecycle import ProgramState
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.program import Program
+
+
+class ChangeSignal:
+    """Wakes the waiters for a condition, on the loop. Frequent notifying costs little: each
+    waiter checks its condition once a turn of the loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Wake all waiters: their conditions may hold now."""
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when the condition holds; it is checked now and after every `notify`."""
+        while not condition():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+
+ProgramStatus = dict[str, Any]
+
+
+class ProgramLookup(Protocol):
+    """What a managed program knows of the others."""
+
+    def __getitem__(self, name: str) -> ManagedProgram: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+
+class ManagedProgram:
+    """Keeps a program alive for as long as somebody wants it: every wish to start is one life. Used
+    on the loop.
+
+    `desired` is durable, `start_requested` is a start that has not been made yet: a program that
+    has ended by itself is still desired, and not started again for that.
+    """
+
+    def __init__(
+        self, program: Program, *, programs: ProgramLookup, changes: ChangeSignal, clock: Clock
+    ) -> None:
+        self.program = program
+        self.start_requested = False
+        self.active = False
+        self.activations = 0
+        self.retired = False
+        """Whether it has no place any more, and ends with its present life."""
+        self.exit_code: int | None = None
+        """Of its last life."""
+        self._programs = programs
+        self._changes = changes
+        self._clock = clock
+
+    @property
+    def plan(self) -> ProgramPlan:
+        return self.program.plan
+
+    @property
+    def state(self) -> ProgramState:
+        return self.program.state
+
+    @property
+    def desired(self) -> bool:
+        recorded = self.program.record.desired
+        return self.plan.autostart if recorded is None else recorded
+
+    @property
+    def up(self) -> bool:
+        return self.program.run is not None
+
+    @property
+    def ready(self) -> bool:
+        return self.program.run is not None and self.program.run.ready
+
+    @property
+    def idle(self) -> bool:
+        return not (self.active or self.start_requested)
+
+    async def supervise(self, on_finished: Callable[[ManagedProgram, int], None]) -> None:
+        """Every life it is wished, one after the other, until it is retired."""
+        while True:
+            await self._changes.wait_until(lambda: self.start_requested or self.retired)
+            if self.retired:
+                return
+            self.start_requested, self.active = False, True
+            self.activations += 1
+            try:
+                self.exit_code = await self.program.keep_up(self._wait_for_dependencies)
+            finally:
+                self.active = False
+                self.notify_changed()
+            on_finished(self, self.exit_code)
+
+    def request_start(self) -> None:
+        """Have it up, whatever kept it from that; one that is being stopped lives once more."""
+        if self.active and not self.program.stop_requested:
+            self.program.reset()
+        else:
+            self.start_requested = True
+            self.notify_changed()
+
+    def start_if_desired(self) -> None:
+        """Wish it up if somebody wants it up."""
+        if self.desired:
+            self.request_start()
+
+    def stop(self) -> None:
+        """End its present life, if it has one, and wish no other."""
+        self.start_requested = False
+        if self.active:
+            self.program.stop(shutting_down=False)
+
+    def restart(self) -> None:
+        """Whatever it does, another life after that, with nothing remembered against it."""
+        self.program.reset()
+        if self.active:
+            self.program.stop(shutting_down=False)
+        self.start_requested = True
+        self.notify_changed()
+
+    def notify_changed(self) -> None:
+        """Something about it has changed."""
+        self._changes.notify()
+
+    # --- what it waits for ---
+
+    def satisfies(self, condition: Condition) -> bool:
+        """Whether who waits for this in it need not wait any longer."""
+        match condition:
+            case Condition.STARTED:
+                return self.up
+            case Condition.READY:
+                return self.ready
+            case Condition.COMPLETED:
+                return self.program.completed
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """What is not there yet of what it depends on."""
+        return [
+            f"{name}: {condition}"
+            for name, condition in self.plan.depends_on.items()
+            if name not in self._programs or not self._programs[name].satisfies(condition)
+        ]
+
+    async def _wait_for_dependencies(self) -> None:
+        await self._changes.wait_until(lambda: not self.waiting_for)
+
+    # --- what is told of it ---
+
+    def status(self) -> ProgramStatus:
+        """For `status`, the page and whoever asks; plain JSON types."""
+        program, run, record = self.program, self.program.run, self.program.record
+        return {
+            "name": self.plan.name,
+            "state": self.state.value,
+            "desired": "up" if self.desired else "stopped",
+            "up": self.up,
+            "ready": self.ready,
+            "pid": run.child.pid if run else None,
+            "last_start": record.last_start,
+            "uptime": run.age if run else None,
+            "consecutive_failures": program.backoff.failures,
+            "restart_history": list(record.history),
+            "total_restarts": record.restarts,
+            "current_backoff": program.plan.backoff.delay(program.backoff.failures),
+            "next_start": program.next_start,
+            "health_failures": run.health_failures if run else 0,
+            "breaker": self._breaker_status(),
+            "last_end": record.last_end._asdict() if record.last_end else None,
+            "waiting_for": self.waiting_for if self.state is ProgramState.PENDING else [],
+            "status_text": run.status_text if run else "",
+            "critical": self.plan.critical,
+        }
+
+    def _breaker_status(self) -> ProgramStatus:
+        breaker, now = self.program.breaker, self._clock.wall()
+        remaining = breaker.cooldown_remaining(now)
+        cooldown_left = remaining if remaining is None or isfinite(remaining) else None
+        return {
+            "phase": breaker.state(now).value,
+            "reason": breaker.reason,
+            "cooldown_left": cooldown_left,
+        }

@@ -1,0 +1,235 @@
+"""The programs of a supervisor by name: adds, retires and removes them, and keeps their records.
+
+`apply_plans` follows new plans while the supervisor runs: it touches only what changed. Everything
+here is used on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from longwatch.core.clock import Clock
+from longwatch.core.events.base import Events
+from longwatch.core.events.supervisor import ConfigReloaded
+from longwatch.host.guardian_client import GuardianClient
+from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
+from longwatch.supervisor.notify_socket import Notice, NotifySocket
+from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.program import Program, Streams
+from longwatch.supervisor.program_record import ProgramRecord
+
+SocketPath = Callable[[str, int | None], Path]
+"""Where a socket of that name may be, for a process of that user."""
+
+
+class PreparedPlan(NamedTuple):
+    """A plan, and what it takes to follow it."""
+
+    plan: ProgramPlan
+    streams: Streams
+    socket_path: Path | None
+    """Where it may speak to us; None: where it does already."""
+
+
+class ProgramRegistry:
+    """Managed programs by name. `save_record` is called whenever the record of a program may have
+    changed, `on_finished` when the life of one has ended, `on_error` when one raised, which ends
+    the supervisor.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a program lives among, each by name
+        self,
+        *,
+        guardian: GuardianClient,
+        clock: Clock,
+        events: Events,
+        streams: Callable[[ProgramPlan], Streams],
+        save_record: Callable[[str, ProgramRecord], None],
+        on_finished: Callable[[ManagedProgram, int], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.programs: dict[str, ManagedProgram] = {}
+        self.records: dict[str, ProgramRecord] = {}
+        """What is remembered of programs that are not here now, and may come."""
+        self.changes = ChangeSignal()
+        self.socket_path: SocketPath = lambda name, _: Path(name)
+        self._guardian = guardian
+        self._clock = clock
+        self._events = events
+        self._streams = streams
+        self._save_record = save_record
+        self._on_finished = on_finished
+        self._on_error = on_error
+        self._sockets: dict[str, NotifySocket] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._socket_count = 0
+
+    def add(self, prepared: PreparedPlan, *, strict: bool = False) -> ManagedProgram:
+        """Give a program its place."""
+        plan = prepared.plan
+        assert prepared.socket_path is not None
+        program = Program(
+            plan,
+            guardian=self._guardian,
+            clock=self._clock,
+            events=self._events,
+            streams=prepared.streams,
+            record=self.records.pop(plan.name, None),
+            notify_socket=self._open_notify_socket(plan, prepared.socket_path),
+            on_changed=partial(self.program_changed, plan.name),
+            strict=strict,
+        )
+        managed = ManagedProgram(
+            program, programs=self.programs, changes=self.changes, clock=self._clock
+        )
+        self.programs[plan.name] = managed
+        self._tasks[plan.name] = task = asyncio.ensure_future(managed.supervise(self._on_finished))
+        task.add_done_callback(partial(self._on_task_done, plan.name))
+        return managed
+
+    def prepare(self, plan: ProgramPlan) -> PreparedPlan:
+        """Make what a plan needs of the machine, and change nothing yet: what cannot be had is
+        told before anybody is touched.
+        """
+        return PreparedPlan(plan, self._streams(plan), self._new_socket_path(plan))
+
+    def _new_socket_path(self, plan: ProgramPlan) -> Path | None:
+        """A new one; None for a program that can keep the one it has."""
+        present = self.programs.get(plan.name)
+        if (
+            present is not None
+            and not present.retired
+            and present.plan.process.identity == plan.process.identity
+        ):
+            return None
+        self._socket_count += 1
+        return self.socket_path(
+            f"n{self._socket_count}", plan.process.identity.uid if plan.process.identity else None
+        )
+
+    def apply_plan(self, managed: ManagedProgram, prepared: PreparedPlan) -> None:
+        """Have a program follow another plan."""
+        plan = prepared.plan
+        if prepared.socket_path is not None:
+            self._sockets.pop(plan.name).close()
+            managed.program.notify_socket = self._open_notify_socket(plan, prepared.socket_path)
+        managed.program.apply_plan(plan)
+        managed.program.streams = prepared.streams
+        self.changes.notify()
+
+    async def retire(self, names: Iterable[str]) -> None:
+        """Have these leave: each when its present life is over."""
+        leaving = [self.programs[name] for name in names]
+        for managed in leaving:
+            managed.retired = True
+            managed.stop()
+        self.changes.notify()
+        await self.changes.wait_until(
+            lambda: not any(managed in self.programs.values() for managed in leaving)
+        )
+
+    def program_changed(self, name: str) -> None:
+        """Something about a program is another than before."""
+        self.changes.notify()
+        if name in self.programs:
+            self._save_record(name, self.programs[name].program.record)
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to every program's process group."""
+        for managed in self.programs.values():
+            managed.program.signal(signum)
+
+    def kill_unhealthy(self, pid: int, reason: str) -> None:
+        """Kill the program whose process that is."""
+        for managed in self.programs.values():
+            run = managed.program.run
+            if run is not None and run.child.pid == pid:
+                run.kill_unhealthy(reason)
+
+    def close(self) -> None:
+        """Nobody keeps anything any more; for when all is at rest, or lost."""
+        for task in self._tasks.values():
+            task.cancel()
+        for socket in self._sockets.values():
+            socket.close()
+        self._tasks.clear()
+        self._sockets.clear()
+
+    def _open_notify_socket(self, plan: ProgramPlan, path: Path) -> NotifySocket:
+        uid = plan.process.identity.uid if plan.process.identity else None
+        socket = NotifySocket(path, partial(self._handle_notice, plan.name), uid=uid)
+        socket.open()
+        self._sockets[plan.name] = socket
+        return socket
+
+    def _handle_notice(self, name: str, notice: Notice) -> None:
+        if name in self.programs:
+            self.programs[name].program.handle_notice(notice)
+
+    def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
+        """The task of a program has ended: because everything ends, because the program was
+        retired, or by an error that ends everything.
+        """
+        if task.cancelled():
+            return
+        if error := task.exception():
+            self._on_error(error)
+        else:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self.records[name] = self.programs.pop(name).program.record
+        self._tasks.pop(name)
+        self._sockets.pop(name).close()
+        self.changes.notify()
+
+
+async def apply_plans(
+    registry: ProgramRegistry,
+    plans: Mapping[str, ProgramPlan],
+    *,
+    check_running: Callable[[], None],
+) -> ConfigReloaded:
+    """Stop what is in no plan any more, start anew what has to be, change the rest as it runs, then
+    start what is new.
+
+    What the new plans need of the machine is made first: if it cannot be had, nothing is changed.
+    `check_running` is called once the removed programs have stopped, which may take a while. It
+    raises when nothing is to be started any more.
+    """
+    changes = plan_changes(
+        {name: managed.plan for name, managed in registry.programs.items() if not managed.retired},
+        plans,
+    )
+    prepared = {
+        name: registry.prepare(plans[name])
+        for name in (*changes.changed, *changes.updated, *changes.added)
+    }
+    await registry.retire(changes.removed)
+    check_running()
+    for name in (*changes.changed, *changes.updated):
+        managed = registry.programs[name]
+        registry.apply_plan(managed, prepared[name])
+        if name in changes.changed and managed.desired:
+            managed.restart()
+    for name in changes.added:
+        registry.add(prepared[name]).start_if_desired()
+    return changes
+
+
+def plan_changes(
+    current: Mapping[str, ProgramPlan], plans: Mapping[str, ProgramPlan]
+) -> ConfigReloaded:
+    """What is to be done to come from the plans that are known to others."""
+    differing = [name for name in plans if name in current and plans[name] != current[name]]
+    restarted = [name for name in differing if current[name].needs_restart(plans[name])]
+    return ConfigReloaded(
+        added=tuple(name for name in plans if name not in current),
+        changed=tuple(restarted),
+        updated=tuple(name for name in differing if name not in restarted),
+        removed=tuple(name for name in current if name not in plans),
+    )

@@ -1,0 +1,68 @@
+"""The end of a supervisor's programs: dependents before what they depend on, each with its
+grace, all under one deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.host.loop import wait_until_done
+from longwatch.host.process import StopPolicy
+from longwatch.supervisor.dependencies import dependency_problems, start_waves
+from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
+
+
+async def stop_in_waves(
+    programs: Mapping[str, ManagedProgram],
+    changes: ChangeSignal,
+    *,
+    policy: StopPolicy | None,
+    timeout: float | None,
+    clock: Clock,
+) -> None:
+    """Stop everything, wave by wave; with a policy by that one, else each by its own. What is
+    left after `timeout` is killed.
+    """
+    deadline = Deadline.after(timeout, clock)
+    for wave in reversed(_stop_waves(programs)):
+        stopping = [programs[name] for name in wave if name in programs]
+        for managed in stopping:
+            managed.start_requested = False
+            if managed.active:
+                managed.program.stop(_cap_grace(policy or managed.plan.stop, deadline))
+        await _wait_until_idle(stopping, changes, deadline)
+
+
+def _stop_waves(programs: Mapping[str, ManagedProgram]) -> list[list[str]]:
+    """All at once where a reload that did not come to its end has left them waiting for each
+    other.
+    """
+    dependency_map = {name: managed.plan.depends_on for name, managed in programs.items()}
+    return [list(programs)] if dependency_problems(dependency_map) else start_waves(dependency_map)
+
+
+async def _wait_until_idle(
+    programs: list[ManagedProgram], changes: ChangeSignal, deadline: Deadline
+) -> None:
+    """Wait for them; a program that was given more time than there is has to go all the same."""
+    waiting = asyncio.ensure_future(
+        changes.wait_until(lambda: all(managed.idle for managed in programs))
+    )
+    left = deadline.remaining()
+    try:
+        if left is not None and not await wait_until_done(waiting, left, deadline.clock):
+            for managed in programs:
+                if managed.active:
+                    managed.program.kill()
+        await waiting
+    finally:
+        waiting.cancel()
+
+
+def _cap_grace(policy: StopPolicy, deadline: Deadline) -> StopPolicy:
+    left = deadline.remaining()
+    return policy if left is None or left >= policy.grace else replace(policy, grace=left)

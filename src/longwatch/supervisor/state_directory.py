@@ -1,0 +1,75 @@
+"""What a supervisor has in its state directory: the claim to it, the ledger, and the way to
+reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.base import Events
+from longwatch.supervisor.control import ControlServer
+from longwatch.supervisor.ledger import ProgramLedger
+from longwatch.supervisor.program_record import ProgramRecord
+from longwatch.supervisor.supervisor_lock import SupervisorLock
+
+LEDGER_FILE = "supervisor.db"
+
+RequestHandler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class StateDirectory:
+    """Opened when the supervisor starts, closed when it stops. `open` and `close` block; the
+    rest is for the loop.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
+        self.path = path
+        self._clock = clock
+        self._events = events
+        self._lock: SupervisorLock | None = None
+        self._ledger: ProgramLedger | None = None
+        self._control: ControlServer | None = None
+
+    def open(self, known: Collection[str], *, forget_after: float) -> dict[str, ProgramRecord]:
+        """Claim the directory, made if it is new, and read what is remembered."""
+        with suppress(OSError):  # the claim tells
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = SupervisorLock.acquire(self.path)
+        ledger = ProgramLedger(self.path / LEDGER_FILE, clock=self._clock, events=self._events)
+        records = ledger.load(forget_after=forget_after, known=known)
+        ledger.start()
+        self._ledger = ledger
+        return records
+
+    async def open_control(self, socket: Path, handle: RequestHandler) -> None:
+        """Open the control socket and say where it is."""
+        assert self._lock is not None
+        self._control = ControlServer(socket, handle, clock=self._clock, events=self._events)
+        await self._control.open()
+        self._lock.publish_socket(socket)
+
+    def save_record(self, name: str, record: ProgramRecord) -> None:
+        if self._ledger is not None:
+            self._ledger.save(name, record)
+
+    async def flush_records(self) -> None:
+        if self._ledger is not None:
+            await self._ledger.flush()
+
+    async def close_control(self) -> None:
+        if self._control is not None:
+            await self._control.close()
+            self._control = None
+
+    def close(self, deadline: Deadline) -> None:
+        if self._ledger is not None:
+            self._ledger.stop(deadline=deadline)
+            self._ledger = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -1,0 +1,331 @@
+"""A graph computed in the test's own thread, under a fake clock, with workers that can be killed at
+every step.
+
+    with run_graph(graph) as run:
+        execution = run.start(url="https://example.org")
+        run.crash_at("computed", node="pages")
+        run.settle()
+        assert 2 == run.runs["pages"]
+        assert 12 == execution.get("pages", wait=False)
+
+Nothing sleeps and nothing runs beside the test: `settle` computes what is ready, `advance` lets
+time pass. The store is a real one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from longwatch.core.clock import Wakeup
+from longwatch.core.events.base import Events
+from longwatch.core.fake_clock import FakeClock
+from longwatch.core.suggest import did_you_mean
+from longwatch.engine.claim_source import ClaimedRow
+from longwatch.errors import UsageError
+from longwatch.flow.claim_source import FlowClaimSource
+from longwatch.flow.execution import Execution
+from longwatch.flow.flow import Flow
+from longwatch.flow.graph import Graph
+from longwatch.store.database import Database
+from longwatch.testing.observer import RecordingObserver
+from longwatch.testing.stepped_worker import Crash, KilledError, Step, SteppedWorker
+
+_SMALLEST_STEP = 1e-6
+_MAX_STEPS = 10_000
+_REMAINING_LIMITS = (
+    "SELECT moment - :lease_now FROM (SELECT heartbeat_deadline AS moment FROM "
+    "longwatch_computations WHERE lease_state = 2"
+    " UNION ALL SELECT deadline FROM longwatch_computations WHERE lease_state = 2) AS limits WHERE "
+    "moment IS NOT NULL"
+)
+"""Seconds that are left of every limit of attempts that are leased."""
+
+
+@contextmanager
+def run_graph(graph: Graph, store: str | Database | None = None) -> Iterator[GraphRun]:
+    """Compute a graph here, in this thread. `store` is a URL or an open store; without one it is a
+    new SQLite file that is removed at the end. The clocks of a store that is given are back where
+    they were at the end.
+    """
+    with ExitStack() as undo:
+        folder = Path(undo.enter_context(TemporaryDirectory(prefix="longwatch-graph-")))
+        flow = Flow(
+            store or f"sqlite:///{folder}/flow.db",
+            [graph],
+            auto_migrate=True,
+            clock=_NonBlockingClock(wall=time.time()),
+        )
+        undo.callback(flow.close)
+        run = GraphRun(flow, graph, folder)
+        undo.callback(run.close)
+        yield run
+
+
+class GraphRun:
+    """What `run_graph` gives: starts executions, computes them, lets time pass, kills workers.
+
+    `runs`      how often the code of each node was called, by its name
+    `crashes`   every worker that was killed, in order
+    `observer`  hears what a worker would tell: attempts that failed or were abandoned
+    `on_step`   may be set to a function that is called with (step, node) after every step, to look
+                at how things stand
+    `flow`      for whatever else is to be asked: `flow.execution(id)`, `flow.executions()`
+    `clock`     its time; `clock.jump_wall` sets the wall clock of the store, too
+    """
+
+    def __init__(self, flow: Flow, graph: Graph, folder: Path) -> None:
+        assert isinstance(flow.clock, FakeClock)
+        self.flow = flow
+        self.graph = graph
+        self.clock: FakeClock = flow.clock
+        self.runs: Counter[str] = Counter()
+        self.steps: Counter[tuple[Step, str]] = Counter()
+        """How often each step of each node was passed."""
+        self.crashes: list[Crash] = []
+        self.observer = RecordingObserver()
+        self.on_step: Callable[[Step, str], object] = lambda _step, _node: None
+        self.workers: list[SteppedWorker] = []
+        self._folder = folder
+        self._planned_crashes: list[_PlannedCrash] = []
+        self._is_running = False
+        self._source = FlowClaimSource(
+            flow.database, flow.registry, clock=self.clock, events=Events(self.observer)
+        )
+        self._store_clock = _StoreClock(flow.database, self.clock)
+
+    # --- what a test does ---
+
+    def start(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Execution:
+        """A new execution with these inputs; nothing of it is computed yet."""
+        with self._store_clock.running():
+            return self.flow.start(self.graph.name, inputs, version=self.graph.version, **named)
+
+    def run_ready(self) -> int:
+        """Compute what is ready, and what that makes ready, until nothing is; how often code was
+        called for that.
+
+        A worker that is killed meanwhile is followed by another, which finds what the first had if
+        it can see that it is gone. What waits for its time, or for a heartbeat to be missed, needs
+        `advance`.
+        """
+        if self._is_running:
+            raise UsageError(
+                "run_ready() is for the test; the code of a node may advance(), to take as long"
+            )
+        before = self.runs.total()
+        with self._store_clock.running():
+            self._is_running = True
+            try:
+                while self._run_one():
+                    pass
+            finally:
+                self._is_running = False
+        return self.runs.total() - before
+
+    def advance(self, seconds: float) -> None:
+        """Settle, then let time pass, on the clocks of the store too, from one moment at which
+        something is due to the next.
+
+        At each, sweeps are made and what is ready is computed, as workers would. In the code of a
+        node it is the time that this takes: its heartbeat is renewed, its limits hold, and nothing
+        else is computed meanwhile.
+
+        The time that calls to the store take passes as well: what is due in 10 s is so after
+        `advance(10)`, and maybe after 9.99.
+        """
+        with self._store_clock.running():
+            self._run_due()
+            target = self.clock.monotonic() + seconds
+            while (wait := self._next_due()) is not None and self.clock.monotonic() + wait < target:
+                self._advance_by(wait)
+            self._advance_by(target - self.clock.monotonic())
+
+    def finish(self) -> None:
+        """Run what is ready, and let time pass for as long as something waits for it."""
+        with self._store_clock.running():
+            self.run_ready()
+            for _ in range(_MAX_STEPS):
+                wait = self._next_due()
+                if wait is None:
+                    return
+                self._advance_by(wait)
+        raise AssertionError(
+            f"something is still due after {_MAX_STEPS} moves of the clock; use advance"
+        )
+
+    def crash_at(
+        self, step: str, *, node: str | None = None, times: int = 1, on_other_host: bool = False
+    ) -> None:
+        """Kill the worker that next comes to this step, of this node or of any: nothing after it
+        happens.
+
+        The next settlement finds out that it is gone, and what its beat page says. `on_other_host`:
+        it was on another machine, so only its missing heartbeat shows. `times`: so many workers,
+        one after the other.
+        """
+        if node is not None:
+            self.graph.node(node)
+        self._planned_crashes += [_PlannedCrash(_parse_step(step), node, on_other_host)] * times
+
+    def settle_late(self) -> list[bool]:
+        """What the killed workers would have settled, had they only been held up; for each
+        whether it has counted.
+        """
+        late = [
+            result for worker in self.workers if worker.is_dead and (result := worker.late_result)
+        ]
+        return self._source.settle(late)
+
+    def close(self) -> None:
+        """The last worker leaves; the store's clocks are as they were."""
+        for worker in self.workers:
+            if not worker.is_dead:
+                worker.leave()
+        self._store_clock.restore()
+
+    # --- computing ---
+
+    def _run_one(self) -> bool:
+        """One attempt, or the end of a worker and what that leaves behind."""
+        try:
+            return self._worker().run_one()
+        except KilledError:
+            self._source.sweeper.reclaim_from_dead_owners()
+            return True
+
+    def _worker(self) -> SteppedWorker:
+        if not self.workers or self.workers[-1].is_dead:
+            self.workers.append(
+                SteppedWorker(self.flow, self._folder, self._step_done, self.observer)
+            )
+        return self.workers[-1]
+
+    def _step_done(self, step: Step, leased: ClaimedRow) -> None:
+        self.steps[step, leased.item.node] += 1
+        for planned in self._planned_crashes:
+            if planned.step is step and planned.node in {None, leased.item.node}:
+                self._planned_crashes.remove(planned)
+                self._kill(planned, leased)
+        self.runs[leased.item.node] += step is Step.BEGUN
+        self.on_step(step, leased.item.node)
+
+    def _kill(self, planned: _PlannedCrash, leased: ClaimedRow) -> None:
+        item = leased.item
+        self.crashes.append(
+            Crash(
+                planned.step, item.id, item.node, item.number, leased.claim, planned.on_other_host
+            )
+        )
+        self.workers[-1].die(on_other_host=planned.on_other_host)
+
+    # --- time ---
+
+    def _next_due(self) -> float | None:
+        """Seconds until something is due: an attempt that waits, a limit of one that is leased,
+        the pulse of one that runs.
+        """
+        waits = [
+            self._source.next_due() or 0.0,
+            *self._limits(),
+            self._running().next_tick() if self._is_running else 0.0,
+        ]
+        due = [wait for wait in waits if wait > 0]
+        return max(min(due), _SMALLEST_STEP) if due else None
+
+    def _advance_by(self, seconds: float) -> None:
+        self._store_clock.advance(max(seconds, 0.0))
+        self._run_due()
+
+    def _run_due(self) -> None:
+        """What workers do by now."""
+        if self._is_running:
+            self._running().tick()
+        if not self._is_running or any(left < 0 for left in self._limits()):
+            self._source.sweeper.sweep_all()
+        if not self._is_running:
+            self.run_ready()
+
+    def _limits(self) -> list[float]:
+        return [left for (left,) in self.flow.database.read(lambda tx: tx.rows(_REMAINING_LIMITS))]
+
+    def _running(self) -> SteppedWorker:
+        """The worker that runs the code of a node; code that has survived its worker gets no
+        further.
+        """
+        if self.workers[-1].is_dead:
+            raise KilledError
+        return self.workers[-1]
+
+
+class _PlannedCrash(NamedTuple):
+    """A crash that is to come."""
+
+    step: Step
+    node: str | None
+    on_other_host: bool
+
+
+class _NonBlockingClock(FakeClock):
+    """Nobody else is there who could wake a waiter."""
+
+    def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
+        if wakeup.is_set() or timeout == 0:
+            return wakeup.is_set()
+        raise AssertionError(
+            "this waits for what nobody will do; call run.settle() or run.advance() first, or "
+            "get with wait=False"
+        )
+
+
+class _StoreClock:
+    """Moves the clocks of a store with a fake one, and stops them while nothing of it is run: so
+    nothing is due by itself.
+    """
+
+    def __init__(self, database: Database, clock: FakeClock) -> None:
+        self._jump = database.jump
+        self._before = replace(database.jump)
+        self._clock = clock
+        self._wall = clock.wall()
+        self._stopped = time.monotonic()
+        self._depth = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within this it goes on, from where it stopped."""
+        if self._depth == 0:
+            self._move(self._stopped - time.monotonic())
+        self._jump.wall += self._clock.wall() - self._wall
+        self._wall = self._clock.wall()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self._stopped = time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+        self._wall = self._clock.wall()
+        self._move(seconds)
+
+    def restore(self) -> None:
+        self._jump.lease, self._jump.wall = self._before.lease, self._before.wall
+
+    def _move(self, seconds: float) -> None:
+        self._jump.lease += seconds
+        self._jump.wall += seconds
+
+
+def _parse_step(name: str) -> Step:
+    if name in set(Step):
+        return Step(name)
+    hint = did_you_mean(str(name), list(Step), default=f"there are {', '.join(Step)}")
+    raise UsageError(f"there is no step {name!r} in the life of an attempt; {hint}")

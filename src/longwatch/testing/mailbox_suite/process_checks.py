@@ -1,0 +1,218 @@
+"""Several processes on one mailbox, and one that is killed while it holds a message.
+
+A child is a new interpreter that opens the mailbox with `reopen`, which has to be picklable, does
+one of the tasks below and prints its result, one JSON value a line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.testing.mailbox_suite.harness import (
+    FOREVER,
+    TIMEOUT,
+    MailboxFactory,
+    MailboxHarness,
+    bodies,
+    expect,
+    expect_equal,
+    receive_one,
+)
+
+SENT = 100
+_CHILD = (
+    "import sys; sys.path[:] = {path!r}; from longwatch.testing.mailbox_suite.process_checks "
+    "import "
+    "run_child; run_child()"
+)
+
+
+def processes_that_send_and_receive_settle_every_message_once(harness: MailboxHarness) -> None:
+    if harness.reopen is None:
+        return
+    mailbox = harness.open()
+    with (
+        _child(harness, mailbox, settle_all) as first,
+        _child(harness, mailbox, settle_all) as second,
+        _child(harness, mailbox, partial(send_numbers, start=0)) as low,
+        _child(harness, mailbox, partial(send_numbers, start=SENT)) as high,
+    ):
+        _done(low)
+        _done(high)
+        settled = [number for child in (first, second) for number in _done(child)]
+    expect_equal(
+        list(range(2 * SENT)),
+        sorted(settled),
+        "over processes every message is settled once, none is lost",
+    )
+    expect_equal(
+        (0, 0),
+        (mailbox.approximate_count(), len(mailbox.dead_letters)),
+        "nothing is left, nobody is dead",
+    )
+
+
+def a_message_wakes_a_receiver_in_another_process(harness: MailboxHarness) -> None:
+    if harness.reopen is None:
+        return
+    mailbox = harness.open()
+    with _child(harness, mailbox, wait_for_one) as child:
+        _line(child)
+        mailbox.send("across")
+        expect_equal("across", _line(child), "a receiver in another process is given the message")
+
+
+def a_pause_holds_in_every_process(harness: MailboxHarness) -> None:
+    if harness.reopen is None:
+        return
+    mailbox = harness.open()
+    mailbox.send("kept")
+    with _child(harness, mailbox, pause_it) as child:
+        _done(child)
+    expect_equal([], mailbox.receive(), "a pause by another process holds here")
+    mailbox.resume()
+    expect_equal("kept", receive_one(mailbox).body, "and can be ended here")
+
+
+def the_message_of_a_killed_process_is_found_at_once_and_its_crash_counted(
+    harness: MailboxHarness,
+) -> None:
+    if harness.reopen is None:
+        return
+    mailbox = harness.open()
+    mailbox.send("held")
+    with _child(harness, mailbox, hold_one) as child:
+        expect_equal("held", _line(child), "the other process holds the message")
+        expect_equal(
+            [], mailbox.receive(wait_time_seconds=0.6), "the lease of a live process is not taken"
+        )
+        child.kill()
+        child.wait(TIMEOUT)
+        again = receive_one(
+            mailbox,
+            "a dead owner is found within a second, long before its lease ends",
+            wait_time_seconds=1.0,
+        )
+    expect_equal(2, again.delivery_count, "it is delivered again")
+    again.nack()
+    [delivery] = mailbox.backend.peek(limit=1)
+    expect_equal(
+        (1, 0),
+        (delivery.crashes, delivery.failures),
+        "the end of the process counts as a crash of the message it held",
+    )
+
+
+def killed_three_times_a_message_is_poison(harness: MailboxHarness) -> None:
+    if harness.reopen is None:
+        return
+    mailbox = harness.open()
+    mailbox.send("poison")
+    for _ in range(3):
+        with _child(harness, mailbox, hold_one) as child:
+            expect_equal("poison", _line(child), "the other process holds the message")
+            child.kill()
+            child.wait(TIMEOUT)
+        mailbox.backend.sweep()
+    expect_equal([], mailbox.receive(), "a message that killed three processes is not handed out")
+    expect_equal(
+        ["poison"], [dead_letter.reason for dead_letter in mailbox.dead_letters], "it is dead"
+    )
+
+
+# --- what children do ---
+
+
+def send_numbers(mailbox: Mailbox[Any], *, start: int) -> None:
+    for number in range(start, start + SENT // 2):
+        mailbox.send(number)
+    mailbox.send_many(range(start + SENT // 2, start + SENT))
+
+
+def settle_all(mailbox: Mailbox[Any]) -> None:
+    """Settle and print; when the parent has closed our input, until nothing is left."""
+    last = False
+    while not last:
+        closed = bool(select.select([sys.stdin], [], [], 0)[0])
+        messages = mailbox.receive(max_messages=7, wait_time_seconds=0.2)
+        mailbox.acknowledge_many(messages)
+        for body in bodies(messages):
+            _print(body)
+        last = closed and not messages
+
+
+def wait_for_one(mailbox: Mailbox[Any]) -> None:
+    _print("ready")
+    _print(receive_one(mailbox, wait_time_seconds=TIMEOUT).body)
+
+
+def pause_it(mailbox: Mailbox[Any]) -> None:
+    mailbox.pause()
+
+
+def hold_one(mailbox: Mailbox[Any]) -> None:
+    """Take a message for long, and wait to be killed."""
+    _print(receive_one(mailbox, visibility_timeout=FOREVER, wait_time_seconds=TIMEOUT).body)
+    sys.stdin.read()
+
+
+def run_child() -> None:
+    """The main function of a child: the first line of its input says what to do."""
+    reopen, name, task = pickle.loads(base64.b64decode(sys.stdin.readline()))  # noqa: S301 - written by the parent
+    task(reopen(name))
+
+
+@contextmanager
+def _child(
+    harness: MailboxHarness, mailbox: Mailbox[Any], task: Callable[[Mailbox[Any]], None]
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that does the errand; it is killed at the end if it has not ended."""
+    order: tuple[MailboxFactory | None, str, Any] = (harness.reopen, mailbox.name, task)
+    command = [sys.executable, "-c", _CHILD.format(path=sys.path)]
+    with subprocess.Popen(  # noqa: S603 - our own
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdin is not None
+            child.stdin.write(base64.b64encode(pickle.dumps(order)).decode() + "\n")
+            child.stdin.flush()
+            yield child
+        finally:
+            child.kill()
+
+
+def _done(child: subprocess.Popen[str]) -> list[Any]:
+    """What a child printed until its end, which must be a good one."""
+    out, _ = child.communicate(timeout=TIMEOUT)
+    expect_equal(0, child.returncode, "a process that works with the mailbox ends well")
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def _line(child: subprocess.Popen[str]) -> Any:
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    expect(line, "a process that works with the mailbox says what it did")
+    return json.loads(line)
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value), flush=True)  # noqa: T201 - how a child answers
+
+
+CHECKS = (
+    processes_that_send_and_receive_settle_every_message_once,
+    a_message_wakes_a_receiver_in_another_process,
+    a_pause_holds_in_every_process,
+    the_message_of_a_killed_process_is_found_at_once_and_its_crash_counted,
+    killed_three_times_a_message_is_poison,
+)

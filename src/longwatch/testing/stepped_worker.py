@@ -1,0 +1,265 @@
+"""A worker of graphs without threads, that can be ended at every step of the life of an attempt, as
+kill -9 would.
+
+Source, slot, beat page and pulse are those of a real worker; only the threads that would turn them
+are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from longwatch.core.events.base import Event, Events, Observer
+from longwatch.engine.claim_source import ClaimedRow, Settlement
+from longwatch.engine.context import RowContext
+from longwatch.engine.coroutines import RowResult
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.policy import EngineContext, EngineEnvironment, EnginePolicy
+from longwatch.engine.slot_pool import FinishedRow, Slot, SlotPool
+from longwatch.flow.attempt_runner import AttemptRunner
+from longwatch.flow.context import FlowContext
+from longwatch.flow.flow import Flow
+from longwatch.flow.invocation import arguments, encode_result
+from longwatch.flow.nodes import Node
+from longwatch.flow.worker import FlowWorker
+from longwatch.host.beatpage import BeatPage
+from longwatch.host.incarnation import Incarnation
+from longwatch.store.claims import Claim
+
+T = TypeVar("T")
+_REPLACE_OWNER = (
+    "UPDATE longwatch_owners SET incarnation = :incarnation, page = :page WHERE owner = :owner"
+)
+
+
+class Step(StrEnum):
+    """The life of an attempt in its worker, step by step; a worker can be ended right after
+    each.
+    """
+
+    CLAIMED = "claimed"
+    """It has a lease; its code has not begun."""
+    BEGUN = "begun"
+    """The beat page says that it runs: from here on it is spent if the worker dies."""
+    RENEWED = "renewed"
+    """Its heartbeat was renewed. Only code that takes long comes here: `GraphRun.advance` within
+    it.
+    """
+    COMPUTED = "computed"
+    """Its code has returned or raised."""
+    FINISHED = "finished"
+    """The beat page says nothing of it any more, and the store nothing yet: it is computed
+    again, unspent.
+    """
+    SETTLED = "settled"
+    """What it came to is committed, and its worker has not learnt of it."""
+
+
+class Crash(NamedTuple):
+    """The end of a worker: after which step, of which attempt. `on_other_host`: on a machine
+    that nobody here can see.
+    """
+
+    step: Step
+    execution: str
+    node: str
+    attempt: int
+    claim: Claim
+    on_other_host: bool
+
+
+class KilledError(BaseException):
+    """The worker has ended here. Not an Exception, so that code which handles those does not
+    handle this.
+    """
+
+
+class SteppedWorker(FlowWorker):
+    """Computes one attempt at a time, in the thread of its caller. `on_step` is called at every
+    step, and may have it `die` there.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        folder: Path,
+        on_step: Callable[[Step, ClaimedRow], None],
+        observer: Observer,
+    ) -> None:
+        super().__init__(flow, concurrency=1, name="lone-worker")
+        self.is_dead = False
+        self.leased: ClaimedRow | None = None
+        self.settled_claims: set[Claim] = set()
+        """Claims whose results the store has taken."""
+        self._on_step = on_step
+        self._observer = observer
+        self._incarnation = Incarnation.current()
+        self._page = BeatPage(folder / f"page-{self._incarnation.id}", 1)
+        self.owner = self._source.register_owner(self._incarnation, page=str(self._page.path))
+        self._lease_trust = LeaseTrust(self.owner, self._lease(), clock=self.clock, page=self._page)
+        self._slot = _SteppedSlot(self, self._make_slot_pool())
+
+    def run_one(self) -> bool:
+        """Claim one attempt, compute it, settle it; False if there was none."""
+        asked = self.clock.monotonic()
+        found = self._source.exchange(
+            [],
+            owner=self.owner,
+            limit=1,
+            lease_seconds=self._lease_trust.lease.policy.lease_seconds,
+        ).claimed
+        if not found:
+            return False
+        self._lease_trust.record_grant(asked)
+        self.leased = found[0]
+        self.step_done(Step.CLAIMED)
+        finished = self._slot.live(self.leased)
+        if isinstance(finished, Settlement):
+            self.settled_claims |= {finished.claim} if self._source.settle([finished])[0] else set()
+            self.step_done(Step.SETTLED)
+        self.leased = None
+        return True
+
+    @property
+    def late_result(self) -> Settlement | None:
+        """What a worker that has died would have settled next."""
+        return self._slot.answer if isinstance(self._slot.answer, Settlement) else None
+
+    def step_done(self, step: Step) -> None:
+        assert self.leased is not None
+        self._on_step(step, self.leased)
+
+    # --- while the code of a node runs ---
+
+    def next_tick(self) -> float:
+        """Seconds until it renews, or has to look at the limits of what runs."""
+        lease = self._lease_trust.lease
+        due = [lease.granted_at + lease.policy.lease_seconds * lease.policy.renew_at]
+        assert self._watchdog is not None
+        due += [
+            running.expiry()[0]
+            for running in self._watchdog._running.values()  # noqa: SLF001
+            if running.work.forced_settlement is None
+        ]
+        return min(due) - self.clock.monotonic()
+
+    def tick(self) -> None:
+        """What its other threads would do by now: renew, notice what is called off, rule on what
+        has had its time.
+        """
+        assert self._watchdog is not None
+        now, policy = self.clock.monotonic(), self._lease_trust.lease.policy
+        if now >= self._lease_trust.lease.granted_at + policy.lease_seconds * policy.renew_at:
+            self._source.renew(owner=self.owner, lease_seconds=policy.lease_seconds)
+            self._lease_trust.record_grant(now)
+            self.step_done(Step.RENEWED)
+        self._watchdog._check()  # noqa: SLF001 - one turn of its thread, which is not started here
+        context = self._slot.context
+        if (
+            context is not None
+            and not context.settled
+            and context.claimed.claim not in self._source.held(owner=self.owner)
+        ):
+            context.lose_lease()
+
+    # --- its end ---
+
+    def die(self, *, on_other_host: bool) -> None:
+        """From here on it is a process that is gone: its page is as it was. Elsewhere nobody can
+        see that, nor its page.
+        """
+        self.is_dead = True
+        mine = self._incarnation
+        gone = (
+            replace(mine, namespace=mine.namespace + 1)
+            if on_other_host
+            else replace(mine, start=mine.start + 1)
+        )
+        facts = {
+            "owner": self.owner,
+            "incarnation": str(gone),
+            "page": "" if on_other_host else str(self._page.path),
+        }
+        self.flow.database.write(lambda tx: tx.execute(_REPLACE_OWNER, facts))
+        raise KilledError
+
+    def leave(self) -> None:
+        """It has ended well."""
+        self._page.close()
+
+    # --- what it is made of ---
+
+    def _make_slot_pool(self) -> SlotPool:
+        place = EngineEnvironment(name=self._display_name, events=Events(self._forward_event))
+        policy = EnginePolicy(lease=self._lease_trust.lease.policy)
+        around = EngineContext(place.name, policy, self.clock, place.events, self.heartbeat)
+        pool = SlotPool(self._make_runner(place), self._lease_trust, self._page, around)
+        pool.coroutine_runner = _InlineCoroutines()  # type: ignore[assignment] # all that is asked of it
+        return pool
+
+    def _forward_event(self, event: Event) -> None:
+        if not self.is_dead:
+            self._observer(event)
+
+    def _make_runner(self, environment: EngineEnvironment) -> AttemptRunner:
+        super()._make_runner(environment)
+        assert self._watchdog is not None
+        return AttemptRunner(self._graph_of, self._watchdog, _compute_inline, clock=self.clock)
+
+
+def _compute_inline(node: Node, inputs: str, context: FlowContext) -> bytes:
+    """What is to run in a process of its own runs in this one: a test sees what its functions
+    do.
+    """
+    assert node.function is not None
+    return encode_result(node, node.function(**arguments(node, inputs, context)))
+
+
+class _SteppedSlot(Slot):
+    """A slot without its thread."""
+
+    def __init__(self, worker: SteppedWorker, pool: SlotPool) -> None:
+        super().__init__(0, pool)
+        self.answer: RowResult = None
+        self._worker = worker
+
+    def live(self, claimed: ClaimedRow) -> RowResult:
+        """The life of an attempt; how it is to be settled."""
+        self._live(claimed)
+        return self._pool.finished.pop().result
+
+    def _begin(self, claimed: ClaimedRow) -> RowContext | None:
+        context = super()._begin(claimed)
+        if context is not None:
+            self._worker.step_done(Step.BEGUN)
+        return context
+
+    def _run(self, context: RowContext) -> RowResult:
+        self.answer = None
+        answer = super()._run(context)
+        if self._worker.is_dead:  # ended within the code, which may have caught that
+            raise KilledError
+        self.answer = answer
+        self._worker.step_done(Step.COMPUTED)
+        return answer
+
+    def _end(self, context: RowContext, result: RowResult) -> FinishedRow:
+        finished = super()._end(context, result)
+        self._worker.step_done(Step.FINISHED)
+        return finished
+
+
+class _InlineCoroutines:
+    """Awaits what async functions return, in this thread."""
+
+    def run(self, work: Awaitable[T], _context: RowContext) -> T:
+        import asyncio  # noqa: PLC0415 - only for async functions
+
+        async def whole() -> T:
+            return await work
+
+        return asyncio.run(whole())

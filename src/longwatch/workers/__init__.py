@@ -1,0 +1,3 @@
+"""The parent of worker processes: renews their leases, restarts stalled ones, reclaims their
+rows.
+"""

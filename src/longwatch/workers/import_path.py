@@ -1,0 +1,156 @@
+"""`module:name`, as it is written on the command line and in longwatch.toml: the group that
+worker processes run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from longwatch.core.masking import mask_text
+from longwatch.core.suggest import did_you_mean
+from longwatch.engine.error_policy import describe_error
+from longwatch.errors import LongwatchError, UsageError
+from longwatch.host.runnable import Runnable
+from longwatch.runtime.group import LoopGroup
+from longwatch.workers.preflight import split_import_path
+
+FLOW_WORK_VARIABLE = "LONGWATCH_FLOW_WORK"
+"""The variable that says that the target is a Flow, and what its worker is told: of `longwatch
+flow work`.
+"""
+
+
+def load_group(import_path: str) -> LoopGroup:
+    """Import it: a LoopGroup, a loop, a Flow, a list of these two, or a function without arguments
+    that returns one of these.
+
+    The present directory is where modules are looked for first, as for `python app.py`.
+    """
+    settings = os.environ.pop(
+        FLOW_WORK_VARIABLE, None
+    )  # it is this process's alone, not its children's
+    found = load_object(import_path)
+    if callable(found) and not (isinstance(found, LoopGroup) or _is_loop(found)):
+        found = found()
+    if settings is not None:
+        return _flow_group(
+            require_flow(found, import_path, otherwise="; `longwatch worker` runs loops"),
+            **json.loads(settings),
+        )
+    return _flow_group(found) if is_flow(found) else _as_group(found, import_path)
+
+
+def load_object(import_path: str) -> Any:
+    """Whatever `module:name` names; UsageError, with the nearest name, if it names nothing."""
+    module_name, name = split_import_path(import_path)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as it stands in sys.path
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    return _resolve(_import_module(module_name, import_path), name, import_path)
+
+
+def is_flow(found: Any) -> bool:
+    """Whoever has one has loaded its module."""
+    module = sys.modules.get("longwatch.flow.flow")
+    return module is not None and isinstance(found, module.Flow)
+
+
+def require_flow(found: Any, import_path: str, *, otherwise: str = "") -> Any:
+    if not is_flow(found):
+        kind = type(found).__name__
+        raise UsageError(
+            f"{import_path!r} is of type {kind}; it has to be a Flow, or a function that returns "
+            f"one{otherwise}"
+        )
+    if found.closed:
+        raise UsageError(
+            f"{import_path!r} was closed while its module was imported; put that `with` under if "
+            f'__name__ == "__main__":'
+        )
+    return found
+
+
+@contextmanager
+def user_code_errors(import_path: str) -> Iterator[None]:
+    """What somebody's code raises is told by the name that was asked for, and where it was;
+    UsageError.
+    """
+    try:
+        yield
+    except LongwatchError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        location = (
+            ""
+            if frame.filename.startswith(("<", __file__))
+            else f" ({frame.filename}, line {frame.lineno})"
+        )
+        raise UsageError(
+            f"{import_path!r} cannot be used: "
+            f"{mask_text(' '.join(describe_error(error).split()))}{location}"
+        ) from error
+
+
+def _import_module(module_name: str, import_path: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise
+        here = os.getcwd()  # noqa: PTH109
+        raise UsageError(
+            f"there is no module {missing!r}, which {import_path!r} names; looked in {here} first, "
+            f"then where Python does"
+        ) from None
+
+
+def _resolve(module: Any, name: str, import_path: str) -> Any:
+    found = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            known = (
+                [each for each in vars(found) if not each.startswith("_")]
+                if hasattr(found, "__dict__")
+                else []
+            )
+            hint = did_you_mean(
+                part, known, default="define it there, as in: group = LoopGroup([...])"
+            )
+            raise UsageError(
+                f"{import_path!r}: {module.__name__} has no {part!r}; {hint}"
+            ) from None
+    return found
+
+
+def _flow_group(flow: Any, **settings: Any) -> LoopGroup:
+    return LoopGroup([flow.worker(name="flow", **settings)])
+
+
+def _as_group(found: Any, import_path: str) -> LoopGroup:
+    if isinstance(found, LoopGroup):
+        return found
+    listed = list(found) if isinstance(found, list | tuple) else [found]
+    loops = [each.worker() if is_flow(each) else each for each in listed]
+    if loops and all(map(_is_loop, loops)):
+        return LoopGroup(loops)
+    kind = type(found).__name__
+    raise UsageError(
+        f"{import_path!r} is of type {kind};"
+        " it has to be a LoopGroup, a loop, a list of loops, or a function that returns one, "
+        "or a Flow"
+    )
+
+
+def _is_loop(found: Any) -> bool:
+    """A class has everything that its loops have, and is none."""
+    return isinstance(found, Runnable) and not isinstance(found, type)

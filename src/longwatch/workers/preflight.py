@@ -1,0 +1,102 @@
+"""A look at a group before anything is started: in a process of its own, because importing it is
+running somebody's code.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longwatch.errors import UsageError
+from longwatch.host.identity import Identity
+
+WORKER_MODULE = "longwatch.workers.worker_process"
+"""What a worker process runs."""
+LOG_FORMAT, LOG_LEVEL = "LONGWATCH_LOG_FORMAT", "LONGWATCH_LOG_LEVEL"
+"""The variables that tell it how to log."""
+GROUP_INFO_PREFIX = "longwatch-group "
+"""What the line begins with that says what the group is, whatever else the code says that is
+imported.
+"""
+_IMPORT_TIMEOUT = 60.0
+"""Seconds that importing may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """What a parent has to know of a group."""
+
+    loops: tuple[str, ...]
+    health_host: str
+    health_port: int | None
+    shutdown_timeout: float
+    watchdog_threshold: float | None
+
+
+def split_import_path(import_path: str) -> tuple[str, str]:
+    """The module and the name in it; UsageError for what is none of both."""
+    module, colon, name = import_path.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise UsageError(
+            f"{import_path!r} names no group; write it as module:name, such as shop.workers:group"
+        )
+    return module, name
+
+
+def inspect_group(
+    import_path: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None
+) -> GroupInfo:
+    """The facts of the group, imported as the user that will run it; UsageError if it cannot be
+    imported, or is none.
+    """
+    split_import_path(import_path)
+    command = [sys.executable, "-m", WORKER_MODULE, "check", import_path]
+    credentials = (
+        {}
+        if identity is None
+        else {"user": identity.uid, "group": identity.gid, "extra_groups": identity.groups}
+    )
+    options: dict[str, Any] = {
+        "cwd": cwd,
+        "env": dict(env),
+        "stdin": subprocess.DEVNULL,
+        **credentials,
+    }
+    try:
+        completed = subprocess.run(  # noqa: S603 - no shell
+            command, capture_output=True, timeout=_IMPORT_TIMEOUT, check=False, **options
+        )
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"{import_path!r}: importing it takes longer than {_IMPORT_TIMEOUT:g} s; start "
+            f"nothing at import"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{import_path!r} cannot be looked at: {(error.strerror or str(error)).lower()}: "
+            f"{error.filename}"
+        ) from None
+    info = _parse_group_info(completed.stdout)
+    if info is None:
+        raise UsageError(f"{import_path!r} cannot be imported: {_last_line(completed.stderr)}")
+    if problem := info.get("problem"):
+        raise UsageError(str(problem))
+    return GroupInfo(**{**info, "loops": tuple(info["loops"])})
+
+
+def _parse_group_info(output: bytes) -> dict[str, Any] | None:
+    """What it says of the group; None if it did not come so far."""
+    lines = output.decode(errors="replace").splitlines()
+    found = next((line for line in reversed(lines) if line.startswith(GROUP_INFO_PREFIX)), None)
+    return None if found is None else dict(json.loads(found.removeprefix(GROUP_INFO_PREFIX)))
+
+
+def _last_line(output: bytes) -> str:
+    lines = (line.strip() for line in reversed(output.decode(errors="replace").splitlines()))
+    return next(filter(None, lines), "the process that did ended without a word")

@@ -1,0 +1,109 @@
+"""What a worker process is doing, saved before it is killed: its stacks if it can write them,
+else what the kernel knows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from longwatch.core.clock import Clock, Wakeup
+
+_POLL_INTERVAL = 0.02
+_MAX_POLLS = 50
+
+
+def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) -> None:
+    """Add to its crash file why it goes, and what it does.
+
+    It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it
+    without a word. One that is stopped cannot answer: of that the kernel's view is kept.
+    """
+    if crash_file is None:
+        return
+    _append(crash_file, reason)
+    status = _read(pid, "status")
+    if (
+        not is_stopped(status)
+        and _catches_signal(status, signal.SIGUSR2)
+        and _request_stacks(pid, crash_file, clock)
+    ):
+        return
+    _append(crash_file, f"{status}\nwchan: {_read(pid, 'wchan')}")
+
+
+def freeze(pid: int, clock: Clock) -> None:
+    """Have it change nothing any more; waits until it is stopped, for a while."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)
+    _wait_until(lambda: is_stopped(_read(pid, "status")), clock)
+
+
+def is_stopped(status: str) -> bool:
+    """Whether a process is, by its /proc/PID/status."""
+    return _field(status, "State")[:1] in {"T", "t", "Z", ""}
+
+
+def _request_stacks(pid: int, crash_file: Path, clock: Clock) -> bool:
+    """Ask for the stacks; whether they came."""
+    before = _size(crash_file)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGUSR2)
+    came = _wait_until(lambda: _size(crash_file) > before, clock)
+    seen = -1
+    while came and seen != (size := _size(crash_file)):  # until no more comes
+        seen = size
+        clock.wait(Wakeup(), _POLL_INTERVAL)
+    return came
+
+
+def _size(path: Path) -> int:
+    """0 if somebody has removed it."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _wait_until(condition: Callable[[], bool], clock: Clock) -> bool:
+    for _ in range(_MAX_POLLS):
+        if condition():
+            return True
+        clock.wait(Wakeup(), _POLL_INTERVAL)
+    return False
+
+
+def _catches_signal(status: str, signum: int) -> bool:
+    caught = _field(status, "SigCgt")
+    return bool(caught) and bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def _field(status: str, name: str) -> str:
+    return next(
+        (
+            line.partition(":")[2].strip()
+            for line in status.splitlines()
+            if line.startswith(f"{name}:")
+        ),
+        "",
+    )
+
+
+def _read(pid: int, name: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    return ""
+
+
+def _append(crash_file: Path, text: str) -> None:
+    with suppress(OSError):
+        descriptor = os.open(
+            crash_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            os.write(descriptor, text.encode(errors="replace") + b"\n")
+        finally:
+            os.close(descriptor)

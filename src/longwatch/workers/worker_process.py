@@ -1,0 +1,129 @@
+"""A worker process: runs one group under a parent that keeps its leases. Started by `longwatch
+worker` and `longwatch up`.
+
+`python -m longwatch.workers.worker_process check module:name` only looks at the group, and says
+what a parent has to know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import longwatch
+from longwatch.core.clock import SystemClock
+from longwatch.core.events.base import Events, Level
+from longwatch.core.masking import mask_text
+from longwatch.engine.error_policy import describe_error
+from longwatch.errors import LongwatchError
+from longwatch.host.parent_channel import ParentChannel
+from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
+from longwatch.observe.log_format import to_json, to_pretty
+from longwatch.observe.metrics import Metrics
+from longwatch.observe.nonblocking_writer import NonblockingWriter
+from longwatch.runtime.group import LoopGroup
+from longwatch.workers.import_path import load_group
+from longwatch.workers.preflight import GROUP_INFO_PREFIX, LOG_FORMAT, LOG_LEVEL
+
+MAX_POLL_WAIT = 30.0
+_CLOSE_TIMEOUT = 1.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 for a clean end, 2 for a group that cannot be run, 1 for one that
+    crashed.
+    """
+    task, import_path = arguments
+    if task == "check":
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, signal.valid_signals()
+        )  # Ctrl-C ends an import, whoever holds it back
+        line = f"\n{GROUP_INFO_PREFIX}{json.dumps(_inspect(import_path))}\n"
+        os.write(1, line.encode())
+        return 0
+    parent = ParentChannel.from_environment()
+    try:
+        return _run(load_group(import_path), parent)
+    except LongwatchError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - one line, as the command line has it
+        return error.exit_code
+    except Exception:  # noqa: BLE001 - user code of any kind, told in full: it is theirs to mend
+        traceback.print_exc()
+        return 1
+
+
+def _inspect(import_path: str) -> dict[str, object]:
+    """The facts of the group, or why it cannot be run, in one line."""
+    try:
+        return group_info(load_group(import_path))
+    except LongwatchError as error:
+        return {"problem": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code of any kind
+        return {
+            "problem": f"{import_path!r} cannot be imported: "
+            f"{mask_text(' '.join(describe_error(error).split()))}{_location(error)}"
+        }
+
+
+def _location(error: BaseException) -> str:
+    """Where in somebody's code that was."""
+    if isinstance(error, SyntaxError):
+        return ""  # which its text says
+    package = str(Path(longwatch.__file__).parent)
+    frames = (frame for frame in reversed(traceback.extract_tb(error.__traceback__)))
+    frame = next((frame for frame in frames if not frame.filename.startswith(("<", package))), None)
+    return "" if frame is None else f" ({frame.filename}, line {frame.lineno})"
+
+
+def group_info(group: LoopGroup) -> dict[str, object]:
+    """What a parent has to know of a group before it runs."""
+    limits = [getattr(loop, "shutdown_timeout", None) for loop in group.loops]
+    return {
+        "loops": group.names,
+        "health_host": group.health_host,
+        "health_port": group.health_port,
+        "shutdown_timeout": max(
+            group.shutdown_timeout if limit is None else limit for limit in limits
+        ),
+        "watchdog_threshold": group.watchdog_threshold,
+    }
+
+
+def _run(group: LoopGroup, parent: ParentChannel | None) -> int:
+    outlet = NonblockingWriter(2, name="longwatch-stderr")
+    form = to_pretty if os.environ.get(LOG_FORMAT) == "pretty" else to_json
+    level = Level(os.environ.get(LOG_LEVEL, Level.INFO.value))
+    log = EventLog([LogSink(writer=outlet, format_record=form, level=level)], clock=SystemClock())
+    restore = redirect_logging(log, level=level)
+    try:
+        if group.uses_default_events:
+            group.events = Events(log)
+        else:
+            group.events.subscribe(log)
+        if parent is not None:
+            group.set_parent(parent)
+            group.metrics = group.metrics if isinstance(group.metrics, Metrics) else Metrics()
+        group.before_exit = lambda: outlet.close(_CLOSE_TIMEOUT)
+        group.run(wait_time_seconds=_poll_wait(group))
+    finally:
+        restore()
+        outlet.close(_CLOSE_TIMEOUT)
+    return 0
+
+
+def _poll_wait(group: LoopGroup) -> float:
+    """The longest poll: less than what the watchdog takes for a stall."""
+    return (
+        MAX_POLL_WAIT
+        if group.watchdog_threshold is None
+        else min(MAX_POLL_WAIT, group.watchdog_threshold / 4)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""Where little is to be done nobody is woken for it: a slot settles what it has done itself, and
+who gives rows hands them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+
+from engine_rig import IDLE_THREADS, QUIET_POLICY, EngineRig, GatedRunner, fake_rows, running_engine
+from longwatch.core.events.engine import ClaimSourceFailed
+from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.context import RowContext
+from longwatch.errors import StoreUnreachableError
+from longwatch.store.claims import Claim
+from polling import eventually
+
+DONE = RowOutcome.DONE
+
+
+class ExchangeThreads:
+    """Which threads have made the exchanges."""
+
+    def __init__(self, rig: EngineRig) -> None:
+        self.names: list[str] = []
+        rig.source.faults["exchange"] = lambda: self.names.append(threading.current_thread().name)
+
+
+def test_a_slot_that_finishes_the_only_row_settles_it_and_goes_on_with_the_next() -> None:
+    threads: list[str] = []
+
+    class Noting(GatedRunner):
+        def __call__(self, leased: ClaimedRow, context: RowContext) -> Settlement | None:
+            threads.append(threading.current_thread().name)
+            return super().__call__(leased, context)
+
+    gate = Noting()
+    with running_engine(gate, *fake_rows(1)) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        traders = ExchangeThreads(rig)
+        with rig.source.changed:
+            rig.source.rows += fake_rows(2)  # nobody is told
+        gate.open(1)
+        assert 2 == gate.next_started()
+        assert threads[0] == threads[1]
+        assert threads[0] == traders.names[0]
+        gate.open(2)
+        rig.source.wait_for_settlements((1, DONE), (2, DONE))
+
+
+def test_while_others_run_the_feeder_does() -> None:
+    gate = GatedRunner()
+    with running_engine(gate, *fake_rows(1, 2)) as rig:
+        gate.next_started(), gate.next_started()
+        rig.wait_idle()
+        traders = ExchangeThreads(rig)
+        gate.open(1)
+        rig.source.wait_for_settlements((1, DONE))
+        assert ["engine-fetcher"] == traders.names
+        gate.open(2)
+
+
+def test_an_engine_of_many_slots_leaves_it_to_the_feeder() -> None:
+    gate = GatedRunner()
+    with running_engine(
+        gate, *fake_rows(1), policy=dataclasses.replace(QUIET_POLICY, slots=65)
+    ) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        traders = ExchangeThreads(rig)
+        gate.open(1)
+        rig.source.wait_for_settlements((1, DONE))
+        assert ["engine-fetcher"] == traders.names
+
+
+def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_feeder() -> None:
+    gate = GatedRunner()
+    with running_engine(gate, *fake_rows(1)) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        traders = ExchangeThreads(rig)
+        note = rig.source.faults["exchange"]
+
+        def away() -> None:
+            note()
+            raise StoreUnreachableError("away")
+
+        rig.source.faults["exchange"] = away
+        gate.open(1)
+        rig.source.wait_until(lambda: len(traders.names) >= 1)
+        rig.clock.await_parked(IDLE_THREADS)
+        rig.source.faults.clear()
+        rig.pass_time(1.0)
+        rig.source.wait_for_settlements((1, DONE))
+        assert traders.names[0].startswith("engine-slot")
+
+
+def test_a_delayed_retry_that_the_slot_has_settled_is_waited_for() -> None:
+    """The fetcher rests until something is due; what is due sooner now has to wake it."""
+    gate = GatedRunner()
+    with running_engine(gate, *fake_rows(1)) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        asked = rig.source.calls.count("next_due")
+        gate.fail(1, ValueError("broken"))
+        rig.source.wait_until(lambda: rig.source.calls.count("next_due") > asked)
+
+
+def _signalled(event: threading.Event) -> bool:
+    event.set()
+    return True
+
+
+def test_a_stop_waits_for_the_slot_that_settles() -> None:
+    gate, busy, go = GatedRunner(), threading.Event(), threading.Event()
+    with running_engine(gate, *fake_rows(1)) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        rig.source.faults["exchange"] = lambda: _signalled(busy) and go.wait(10.0)
+        gate.open(1)
+        assert busy.wait(10.0)
+        rig.engine.drain()
+        go.set()
+        rig.source.wait_for_settlements((1, DONE))
+    assert 0 == rig.engine.held_count
+
+
+def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
+    gate = GatedRunner()
+    with running_engine(gate) as rig:
+        rig.wait_idle()
+        offer = rig.engine.reserve(1)
+        assert offer is not None
+        [row] = fake_rows(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        exchanges = rig.source.calls.count("exchange")
+        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        assert 7 == gate.next_started()
+        assert exchanges == rig.source.calls.count("exchange")
+        gate.open(7)
+        rig.source.wait_for_settlements((7, DONE))
+
+
+def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is given, something is done, and something else is told of, all while the fetcher
+    waits for the store's answer.
+    """
+    gate, busy, go = GatedRunner(), threading.Event(), threading.Event()
+    with running_engine(
+        gate, *fake_rows(1), policy=dataclasses.replace(QUIET_POLICY, slots=4)
+    ) as rig:
+        gate.next_started()
+        rig.wait_idle()
+        offer = rig.engine.reserve(1)
+        assert offer is not None
+        exchange = rig.source.exchange
+
+        def answered_late(*args: Any, **named: Any) -> ExchangeResult:
+            answer = exchange(*args, **named)
+            busy.set()
+            go.wait(10.0)
+            return answer
+
+        monkeypatch.setattr(rig.source, "exchange", answered_late)
+        rig.source.put(*fake_rows(2))
+        assert busy.wait(10.0)
+        monkeypatch.undo()
+        gate.open(1)
+        [row] = fake_rows(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        assert eventually(lambda: bool(rig.fetcher._slot_pool.finished))
+        rig.source.put(*fake_rows(8))
+        go.set()
+        assert {2, 7, 8} == {gate.next_started(), gate.next_started(), gate.next_started()}
+
+
+def test_rows_that_are_given_while_it_ends_go_back() -> None:
+    with running_engine(GatedRunner()) as rig:
+        rig.wait_idle()
+        offer = rig.engine.reserve(1)
+        assert offer is not None
+        rig.engine.drain()
+        [row] = fake_rows(7)
+        row.claim = Claim(7, offer.owner, 1)
+        rig.source.rows.append(row)
+        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        offer.close()
+        rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_many_rows_one_after_the_other_are_all_settled_once(slots: int) -> None:
+    def runner(leased: ClaimedRow, context: RowContext) -> Settlement:
+        return Settlement(leased.claim, DONE)
+
+    with running_engine(runner, policy=dataclasses.replace(QUIET_POLICY, slots=slots)) as rig:
+        for number in range(300):
+            rig.source.put(*fake_rows(number))
+            rig.source.wait_until(lambda number=number: len(rig.source.settlements) == number + 1)  # type: ignore[misc]
+    assert [(number, DONE) for number in range(300)] == rig.source.outcomes()
+    assert not rig.observer.of(ClaimSourceFailed)

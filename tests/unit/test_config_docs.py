@@ -1,0 +1,143 @@
+"""What people are shown is what there is: every key, with its default, in the reference and in
+the file of `longwatch init`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from msgspec import inspect as kinds
+
+from longwatch.app.scaffold import example_config
+from longwatch.config.settings import VARIABLES, Settings, load_settings
+from longwatch.config.value_checks import TypeInfo, union_members, without_metadata
+from markdown_files import ROOT, Page
+
+REFERENCE = ROOT / "docs" / "reference" / "settings.md"
+_SETTING = re.compile(r"^# ?(?=[\w.]+ = |\[)", re.MULTILINE)
+_WITHOUT_DEFAULT = re.compile(r"# (example|.*default:)")
+_EXAMPLE_NAMES = {"program": "program.web", "worker": "worker.jobs"}
+
+
+def documented() -> str:
+    """Every block of TOML in the reference, one after the other."""
+    return "\n".join(block.text for block in Page.read(REFERENCE).blocks if block.info == ("toml",))
+
+
+def values(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, object]]:
+    """Every value by its dotted path."""
+    for key, value in table.items():
+        path = f"{place}.{key}".removeprefix(".")
+        if isinstance(value, dict) and key != "env":
+            yield from values(value, path)
+        else:
+            yield path, value
+
+
+def defaults(kind: TypeInfo, place: str = "") -> Iterator[tuple[str, object]]:
+    """Every setting by its dotted path, with its default; the one program is called `web`, the
+    one worker `jobs`.
+    """
+    struct = next(
+        inner
+        for inner in map(without_metadata, union_members(kind))
+        if isinstance(inner, kinds.StructType)
+    )
+    for field in struct.fields:
+        path = f"{place}.{field.name}".removeprefix(".")
+        below = [
+            inner
+            for inner in map(without_metadata, union_members(field.type))
+            if isinstance(inner, kinds.StructType | kinds.DictType)
+        ]
+        if below and isinstance(below[0], kinds.StructType):
+            yield from defaults(field.type, path)
+        elif path in _EXAMPLE_NAMES:
+            yield from defaults(cast("kinds.DictType", below[0]).value_type, _EXAMPLE_NAMES[path])
+        else:
+            yield (
+                path,
+                field.default_factory() if callable(field.default_factory) else field.default,
+            )
+
+
+DEFAULTS = dict(defaults(kinds.type_info(Settings)))
+IN_EFFECT = {"program.web.health.enabled": True, "program.web.stop_signal": "TERM"}
+"""What is meant where the struct leaves it open, because `[run]` means something else."""
+SHARED = {path.removeprefix("program.web") for path in DEFAULTS if path.startswith("program.web.")}
+DOCUMENTED_BY_PROGRAMS = {place + path for path in SHARED for place in ("run", "worker.jobs")}
+"""What `[run]` and workers need not tell again, because programs do."""
+
+
+def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
+    told = dict(values(tomllib.loads(_SETTING.sub("", documented()))))
+    untold = DEFAULTS.keys() - told.keys()
+
+    assert set() == told.keys() - DEFAULTS.keys()
+    assert set() == untold - DOCUMENTED_BY_PROGRAMS
+
+
+def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
+    told = dict(values(tomllib.loads(documented())))
+    del told["program.web.command"], told["worker.jobs.target"]
+
+    assert {path: DEFAULTS[path] for path in told} == told
+
+
+def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None:
+    commented = "\n".join(
+        line for line in documented().splitlines() if line.startswith(("[", "# "))
+    )
+    told = dict(values(tomllib.loads(_SETTING.sub("", commented))))
+
+    assert {None} == {DEFAULTS[path] for path in told if not path.endswith(".env")}
+
+
+def test_the_reference_names_every_variable() -> None:
+    text = REFERENCE.read_text(encoding="utf-8")
+
+    assert [] == [
+        variable
+        for variable in VARIABLES
+        if f"`{variable.name}`" not in text or f"`{variable.path}`" not in text
+    ]
+
+
+def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_have() -> None:
+    told = dict(values(tomllib.loads(_SETTING.sub("", example_config()))))
+
+    wanted = {path for path in DEFAULTS if not path.startswith("run.")}
+    assert set() == told.keys() - wanted
+    assert set() == wanted - told.keys() - {
+        path for path in DOCUMENTED_BY_PROGRAMS if path.startswith("worker.")
+    }
+
+
+def test_what_the_file_of_init_has_as_comments_is_the_default_unless_it_says_otherwise() -> None:
+    lines = [line for line in example_config().splitlines() if re.match(r"#?\[|#\w", line)]
+    text = "\n".join(line.removeprefix("#") for line in lines if not _WITHOUT_DEFAULT.search(line))
+    told = dict(values(tomllib.loads(text)))
+
+    assert len(told) > 30
+    assert {path: (DEFAULTS | IN_EFFECT)[path] for path in told} == told
+
+
+@pytest.mark.parametrize("uncomment", [False, True])
+def test_the_file_of_init_is_valid_with_and_without_its_comments(
+    tmp_path: Path,
+    uncomment: bool,  # noqa: FBT001
+) -> None:
+    path = tmp_path / "longwatch.toml"
+    text = (
+        _SETTING.sub("", example_config()).replace('health.command = ["./check.sh"]', "")
+        if uncomment
+        else example_config()
+    )
+    path.write_text(text, encoding="utf-8")
+
+    assert ["web"] == list(load_settings(path=path, environ={}, flags={}).program)

@@ -1,0 +1,98 @@
+"""The Debian packages that some tests need: what is missing is installed where that is allowed,
+and named where it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SystemTool:
+    """One package, the command that proves it works here, and what stays untested without it."""
+
+    name: str
+    package: str
+    check_command: tuple[str, ...]
+    needed_by: str
+
+    def is_usable(self) -> bool:
+        if shutil.which(self.check_command[0]) is None:
+            return False
+        return (
+            subprocess.run(
+                self.check_command, check=False, stdin=subprocess.DEVNULL, capture_output=True
+            ).returncode
+            == 0
+        )
+
+
+TOOLS = (
+    SystemTool(
+        "unshare",
+        "util-linux",
+        ("unshare", "--pid", "--fork", "true"),
+        "`longwatch run` as PID 1 of a namespace",
+    ),
+)
+
+
+def tool_named(name: str) -> SystemTool:
+    """The part of this name; a test may only require what is listed here."""
+    return next(each for each in TOOLS if each.name == name)
+
+
+def missing() -> list[SystemTool]:
+    return [each for each in TOOLS if not each.is_usable()]
+
+
+def can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def install(tools: list[SystemTool]) -> None:
+    """One update, one install; whether it helped is for the proofs to say."""
+    packages = [each.package for each in tools]
+    print(f"installing {', '.join(packages)}", flush=True)
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (
+        ["apt-get", "update"],
+        ["apt-get", "install", "--yes", "--no-install-recommends", *packages],
+    ):
+        done = subprocess.run(
+            command,
+            check=False,
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            print(done.stdout, done.stderr, sep="\n")
+
+
+def install_missing() -> list[str]:
+    """Install what is missing where that is allowed; returns one line for each part that is
+    still not there.
+    """
+    lacking = missing()
+    if lacking and can_install():
+        install(lacking)
+        lacking = missing()
+    return [f"{each.name} (Debian package {each.package}): {each.needed_by}" for each in lacking]
+
+
+def main() -> None:
+    lines = install_missing()
+    for line in lines:
+        print(f"missing: {line}")
+    if lines and os.environ.get("CI"):
+        sys.exit("with CI set, every part must be there")
+
+
+if __name__ == "__main__":
+    main()
