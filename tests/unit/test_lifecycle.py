@@ -2,13 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from longwatch.supervisor.lifecycle import (
-    LIFECYCLE,
-    LIVE,
-    ProgramAction,
-    ProgramState,
-    ProgramTransition,
-)
+from longwatch.supervisor.lifecycle import LIFECYCLE, ProgramState, ProgramTransition
 
 
 def walk(*moves: ProgramTransition) -> list[ProgramState]:
@@ -99,19 +93,22 @@ def test_a_tripped_breaker_breaks_the_program_until_it_is_due_or_unwanted() -> N
     )[-2:]
 
 
-@pytest.mark.parametrize(
-    "state",
-    [state for state in ProgramState if LIFECYCLE.allows(state, ProgramTransition.STOP_REQUESTED)],
-)
-def test_only_what_has_a_tree_is_stopped_by_stopping_the_tree(state: ProgramState) -> None:
-    assert (state in LIVE) == (
-        LIFECYCLE.step(state, ProgramTransition.STOP_REQUESTED)[1] is ProgramAction.STOP_TREE
-    )
+def test_only_a_program_that_has_a_process_goes_through_stopping() -> None:
+    assert {ProgramState.STARTING, ProgramState.UP} == {
+        source
+        for (source, _), (target, _) in LIFECYCLE.table.items()
+        if target is ProgramState.STOPPING
+    }
 
 
-def test_every_way_into_starting_spawns_and_no_other_does() -> None:
-    for target, action in LIFECYCLE.table.values():
-        assert (target is ProgramState.STARTING) == (action is ProgramAction.SPAWN)
+def test_every_start_is_due_first_and_only_a_start_spawns() -> None:
+    ways = {(source, move): to for (source, move), (to, _) in LIFECYCLE.table.items()}
+    assert {ProgramTransition.START_DUE} == {
+        move for (_, move), to in ways.items() if to is ProgramState.STARTING
+    }
+    assert {(ProgramState.STARTING, ProgramTransition.SPAWNED)} == {
+        way for way, to in ways.items() if to is ProgramState.UP
+    }
 
 
 @pytest.mark.parametrize(

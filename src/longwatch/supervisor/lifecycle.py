@@ -1,18 +1,19 @@
-"""The life of a program, as a table.
+"""The states of a program and the transitions between them, as a table.
 
-Read a row as: in this state, when this happens, go there. What is not in the table cannot happen.
-`Program` performs the story; this file knows no process, no clock and no log.
+Read a row as: in this state, on this transition, go to that state. A pair that is not in the table
+cannot happen. `Program.keep_up` does the work; this file knows no process, no clock and no log.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum, auto
+from typing import Never
 
 from longwatch.core.state_machine import StateMachine
 
 
 class ProgramState(StrEnum):
-    """Where a program is."""
+    """The states."""
 
     STOPPED = auto()  # nobody wants it up
     PENDING = auto()  # wanted, and waiting for what it depends on
@@ -25,7 +26,7 @@ class ProgramState(StrEnum):
 
 
 class ProgramTransition(StrEnum):
-    """What can happen to it."""
+    """What leads from one state to another."""
 
     START_REQUESTED = auto()
     STOP_REQUESTED = auto()
@@ -37,68 +38,31 @@ class ProgramTransition(StrEnum):
     BREAKER_TRIPPED = auto()
 
 
-class ProgramAction(StrEnum):
-    """What is done about it."""
+_TABLE = {
+    (ProgramState.STOPPED, ProgramTransition.START_REQUESTED): ProgramState.PENDING,
+    (ProgramState.ENDED, ProgramTransition.START_REQUESTED): ProgramState.PENDING,
+    (ProgramState.PENDING, ProgramTransition.START_DUE): ProgramState.STARTING,
+    (ProgramState.PENDING, ProgramTransition.BREAKER_TRIPPED): ProgramState.BROKEN,
+    (ProgramState.PENDING, ProgramTransition.STOP_REQUESTED): ProgramState.STOPPED,
+    (ProgramState.STARTING, ProgramTransition.SPAWNED): ProgramState.UP,
+    (ProgramState.STARTING, ProgramTransition.FAILED): ProgramState.WAITING,
+    (ProgramState.STARTING, ProgramTransition.STOP_REQUESTED): ProgramState.STOPPING,
+    (ProgramState.STARTING, ProgramTransition.STOPPED): ProgramState.STOPPED,
+    (ProgramState.STARTING, ProgramTransition.ENDED): ProgramState.ENDED,
+    (ProgramState.UP, ProgramTransition.STOPPED): ProgramState.STOPPED,
+    (ProgramState.UP, ProgramTransition.ENDED): ProgramState.ENDED,
+    (ProgramState.UP, ProgramTransition.FAILED): ProgramState.WAITING,
+    (ProgramState.UP, ProgramTransition.STOP_REQUESTED): ProgramState.STOPPING,
+    (ProgramState.STOPPING, ProgramTransition.STOPPED): ProgramState.STOPPED,
+    (ProgramState.STOPPING, ProgramTransition.ENDED): ProgramState.ENDED,
+    (ProgramState.STOPPING, ProgramTransition.FAILED): ProgramState.WAITING,
+    (ProgramState.WAITING, ProgramTransition.START_DUE): ProgramState.STARTING,
+    (ProgramState.WAITING, ProgramTransition.BREAKER_TRIPPED): ProgramState.BROKEN,
+    (ProgramState.WAITING, ProgramTransition.STOP_REQUESTED): ProgramState.STOPPED,
+    (ProgramState.BROKEN, ProgramTransition.START_DUE): ProgramState.STARTING,
+    (ProgramState.BROKEN, ProgramTransition.STOP_REQUESTED): ProgramState.STOPPED,
+}
 
-    SPAWN = auto()
-    STOP_TREE = auto()
-    WAIT = auto()
-    EMIT = auto()
-
-
-LIVE = frozenset({ProgramState.STARTING, ProgramState.UP, ProgramState.STOPPING})
-
-LIFECYCLE: StateMachine[ProgramState, ProgramTransition, ProgramAction] = StateMachine(
-    "program",
-    {
-        (ProgramState.STOPPED, ProgramTransition.START_REQUESTED): (ProgramState.PENDING, None),
-        (ProgramState.ENDED, ProgramTransition.START_REQUESTED): (ProgramState.PENDING, None),
-        (ProgramState.PENDING, ProgramTransition.START_DUE): (
-            ProgramState.STARTING,
-            ProgramAction.SPAWN,
-        ),
-        (ProgramState.PENDING, ProgramTransition.BREAKER_TRIPPED): (
-            ProgramState.BROKEN,
-            ProgramAction.EMIT,
-        ),
-        (ProgramState.PENDING, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
-        (ProgramState.STARTING, ProgramTransition.SPAWNED): (ProgramState.UP, None),
-        (ProgramState.STARTING, ProgramTransition.FAILED): (
-            ProgramState.WAITING,
-            ProgramAction.WAIT,
-        ),
-        (ProgramState.STARTING, ProgramTransition.STOP_REQUESTED): (
-            ProgramState.STOPPING,
-            ProgramAction.STOP_TREE,
-        ),
-        (ProgramState.STARTING, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
-        (ProgramState.STARTING, ProgramTransition.ENDED): (ProgramState.ENDED, None),
-        (ProgramState.UP, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
-        (ProgramState.UP, ProgramTransition.ENDED): (ProgramState.ENDED, None),
-        (ProgramState.UP, ProgramTransition.FAILED): (ProgramState.WAITING, ProgramAction.WAIT),
-        (ProgramState.UP, ProgramTransition.STOP_REQUESTED): (
-            ProgramState.STOPPING,
-            ProgramAction.STOP_TREE,
-        ),
-        (ProgramState.STOPPING, ProgramTransition.STOPPED): (ProgramState.STOPPED, None),
-        (ProgramState.STOPPING, ProgramTransition.ENDED): (ProgramState.ENDED, None),
-        (ProgramState.STOPPING, ProgramTransition.FAILED): (
-            ProgramState.WAITING,
-            ProgramAction.WAIT,
-        ),
-        (ProgramState.WAITING, ProgramTransition.START_DUE): (
-            ProgramState.STARTING,
-            ProgramAction.SPAWN,
-        ),
-        (ProgramState.WAITING, ProgramTransition.BREAKER_TRIPPED): (
-            ProgramState.BROKEN,
-            ProgramAction.EMIT,
-        ),
-        (ProgramState.WAITING, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
-        (ProgramState.BROKEN, ProgramTransition.START_DUE): (
-            ProgramState.STARTING,
-            ProgramAction.SPAWN,
-        ),
-        (ProgramState.BROKEN, ProgramTransition.STOP_REQUESTED): (ProgramState.STOPPED, None),
-    },
+LIFECYCLE: StateMachine[ProgramState, ProgramTransition, Never] = StateMachine(
+    "program", {pair: (target, None) for pair, target in _TABLE.items()}
 )
