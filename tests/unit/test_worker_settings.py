@@ -13,7 +13,7 @@ from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import Settings, load_settings, masked_settings
 from longwatch.errors import ConfigError, UsageError
 from longwatch.supervisor.dependencies import Condition, Readiness
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.workers.preflight import WORKER_MODULE, GroupInfo
 
 FACTS = GroupInfo(
@@ -198,6 +198,13 @@ def test_every_process_is_planned_alike_but_for_its_name(tmp_path: Path) -> None
     first, second = made.values()
     assert ("jobs", True, Readiness.NOTIFY) == (first.group, first.critical, first.readiness)
     assert first.process == second.process
+
+
+def test_a_plan_says_whether_it_is_a_worker(tmp_path: Path) -> None:
+    made = planned(f'{TARGET}[program.web]\ncommand = ["sleep", "1"]\n', tmp_path)
+    assert {"jobs": ProgramKind.WORKER, "web": ProgramKind.COMMAND} == {
+        name: plan.kind for name, plan in made.items()
+    }
 
 
 def test_it_runs_our_own_interpreter_with_the_target_and_no_other_words(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from longwatch.app.plans import WorkerEnvironment, make_plan, process_spec
 from longwatch.config.programs import WorkerSettings
 from longwatch.supervisor.dependencies import Readiness
-from longwatch.supervisor.plan import OutputPolicy, ProgramPlan
+from longwatch.supervisor.plan import OutputPolicy, ProgramKind, ProgramPlan
 from longwatch.workers.preflight import WORKER_MODULE, GroupInfo, inspect_group
 
 EXTRA_GRACE = 5.0
@@ -40,6 +40,7 @@ def make_worker_plans(
     common = make_plan(name, worker, replace(spec, env=env), None)
     shared = replace(
         common,
+        kind=ProgramKind.WORKER,
         stop=replace(common.stop, grace=worker.stop_grace or info.shutdown_timeout + EXTRA_GRACE),
         readiness=Readiness.NOTIFY,
         depends_on=worker.dependencies,

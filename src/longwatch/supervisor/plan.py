@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import Any, Self
 
 from longwatch.core.backoff import BackoffPolicy
@@ -49,6 +50,13 @@ def child_environment(
     return {**passed, **(extra or {}), "MANAGED_BY": "longwatch"}
 
 
+class ProgramKind(StrEnum):
+    """What a program is to the code around the supervisor, which treats all kinds alike."""
+
+    COMMAND = auto()
+    WORKER = auto()  # a process of ours that runs loops and reports to its parent
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPolicy:
     """What becomes of a program's lines beside its log file, and how large that gets; for
@@ -72,6 +80,7 @@ class ProgramPlan:
 
     name: str
     process: ProcessSpec
+    kind: ProgramKind = ProgramKind.COMMAND
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)

@@ -17,7 +17,7 @@ from longwatch.core.backoff import Backoff
 from longwatch.core.breaker import Breaker, BreakerState
 from longwatch.core.clock import Clock
 from longwatch.core.end_cause import EndCause, EndKind
-from longwatch.core.events.base import Event, Events
+from longwatch.core.events.base import Events
 from longwatch.core.events.programs import (
     CircuitBreakerTripped,
     ProgramEnded,
@@ -33,6 +33,12 @@ from longwatch.supervisor.lifecycle import LIFECYCLE, ProgramState, ProgramTrans
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.probes import HeartbeatProbe
+from longwatch.supervisor.program_listener import (
+    BreakerTrip,
+    ProgramEnd,
+    ProgramListener,
+    ProgramStart,
+)
 from longwatch.supervisor.program_record import LastEnd, ProgramRecord
 from longwatch.supervisor.program_run import ProgramRun
 from longwatch.supervisor.restart_policy import STOP_VERDICTS, EndVerdict, RestartDecision
@@ -65,12 +71,13 @@ async def _no_dependencies() -> None:
 class Program:
     """Keeps one program up: starts it, judges its ends, waits, gives up when the breaker trips.
 
-    `keep_up` is one life, on the loop; it may be called again after it has returned. `stop`, `kill`
-    and `reset` may be called on the loop at any time; `signal` passes a signal on. It emits events,
-    and calls `on_changed` after every transition. A run is *stable* once it was up for
-    `backoff.stable_after` seconds and, if it is health-checked, was found healthy after that;
-    backoff, breaker and hang counter then start anew. With `strict`, the very first start must
-    work: SpawnError if it does not.
+    `keep_up` runs on the loop and may be called again after it returned. `stop`, `kill` and `reset`
+    may be called on the loop at any time; `signal` passes a signal on. Starts and ends are emitted
+    as events and passed to the `listener`. `on_changed` is called after every transition.
+
+    A run is *stable* once it was up for `backoff.stable_after` seconds and, if it is
+    health-checked, was found healthy after that: backoff, breaker and hang counter start anew. With
+    `strict`, the very first start must work: SpawnError if it does not.
     """
 
     def __init__(  # noqa: PLR0913 - a program and its surroundings, most of them optional
@@ -80,6 +87,7 @@ class Program:
         guardian: GuardianClient,
         clock: Clock,
         events: Events,
+        listener: ProgramListener | None = None,
         streams: Streams = INHERITED_STREAMS,
         record: ProgramRecord | None = None,
         notify_socket: NotifySocket | None = None,
@@ -99,7 +107,8 @@ class Program:
         self.notify_socket = notify_socket
         self._guardian = guardian
         self._clock = clock
-        self._events = events
+        self._emit = events.emit
+        self._listener = listener or ProgramListener()
         self._on_changed = on_changed
         self._strict = strict
         self._interruption: asyncio.Future[None] | None = None
@@ -229,14 +238,14 @@ class Program:
         except SpawnError as error:
             return self._spawn_failed(error)
         self.run = ProgramRun(
-            self.plan, child, clock=self._clock, emit=self._emit, on_changed=self._on_run_changed
+            self.plan,
+            child,
+            clock=self._clock,
+            emit=self._emit,
+            listener=self._listener,
+            on_changed=self._on_run_changed,
         )
-        command, start = tuple(self.plan.process.argv), self.record.starts
-        self._emit(
-            ProgramStarted(
-                program=self.plan.name, pid=child.pid, command=command, start_number=start
-            )
-        )
+        self._report_start(child.pid)
         self._transition(ProgramTransition.SPAWNED)
         if self._stop_policy is not None:
             self.run.stop(self._stop_policy)
@@ -246,6 +255,15 @@ class Program:
         finally:
             self._was_stable, self._was_unhealthy = self.run.stable, bool(self.run.unhealthy_reason)
             self.run = None
+
+    def _report_start(self, pid: int) -> None:
+        name, argv = self.plan.name, self.plan.process.argv
+        self._emit(
+            ProgramStarted(
+                program=name, pid=pid, command=tuple(argv), start_number=self.record.starts
+            )
+        )
+        self._listener.program_started(ProgramStart(program=name, kind=self.plan.kind, pid=pid))
 
     def _process_spec(self) -> ProcessSpec:
         """What to start, with its streams and the address where it may tell us how it is."""
@@ -319,18 +337,28 @@ class Program:
         return too_many
 
     def _record_end(self, ending: ProcessEnd, decision: RestartDecision, *, restart: bool) -> None:
-        """Tell and remember how a run ended, and move on."""
+        """Report and record how a run ended, and make the transition."""
         if not decision.restart:
             self.breaker.trial_aborted()
         now = self._clock.wall()
         self.record.last_end = LastEnd(
             str(ending.cause), decision.verdict.value, now, ending.lasted
         )
+        self._report_end(ending, decision.verdict, restart=restart)
+        self._update_record()
+        final_transition = (
+            ProgramTransition.STOPPED
+            if decision.verdict in STOP_VERDICTS
+            else ProgramTransition.ENDED
+        )
+        self._transition(ProgramTransition.FAILED if decision.restart else final_transition)
+
+    def _report_end(self, ending: ProcessEnd, verdict: EndVerdict, *, restart: bool) -> None:
         self._emit(
             ProgramEnded(
                 program=self.plan.name,
                 pid=ending.pid,
-                verdict=decision.verdict,
+                verdict=verdict,
                 cause=ending.cause,
                 lasted=ending.lasted,
                 restart=restart,
@@ -339,13 +367,17 @@ class Program:
                 detail=ending.detail,
             )
         )
-        self._update_record()
-        final_transition = (
-            ProgramTransition.STOPPED
-            if decision.verdict in STOP_VERDICTS
-            else ProgramTransition.ENDED
+        self._listener.program_ended(
+            ProgramEnd(
+                program=self.plan.name,
+                kind=self.plan.kind,
+                pid=ending.pid,
+                verdict=verdict,
+                cause=ending.cause,
+                restart=restart,
+                killed=ending.killed,
+            )
         )
-        self._transition(ProgramTransition.FAILED if decision.restart else final_transition)
 
     def _on_breaker_tripped(self) -> bool:
         """The breaker has tripped; True if that is the end."""
@@ -357,6 +389,7 @@ class Program:
                 program=self.plan.name, restarts=restarts, window=window, reason=reason
             )
         )
+        self._listener.breaker_tripped(BreakerTrip(program=self.plan.name, kind=self.plan.kind))
         self._update_record()
         return self.plan.critical
 
@@ -430,6 +463,3 @@ class Program:
     def _transition(self, transition: ProgramTransition) -> None:
         self.state, _ = LIFECYCLE.step(self.state, transition)
         self._on_changed()
-
-    def _emit(self, event: Event) -> None:
-        self._events.emit(event)

@@ -20,6 +20,7 @@ from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.program import Program, Streams
+from longwatch.supervisor.program_listener import ProgramListener
 from longwatch.supervisor.program_record import ProgramRecord
 
 SocketPath = Callable[[str, int | None], Path]
@@ -47,6 +48,7 @@ class ProgramRegistry:
         guardian: GuardianClient,
         clock: Clock,
         events: Events,
+        listener: ProgramListener,
         streams: Callable[[ProgramPlan], Streams],
         save_record: Callable[[str, ProgramRecord], None],
         on_finished: Callable[[ManagedProgram, int], None],
@@ -60,6 +62,7 @@ class ProgramRegistry:
         self._guardian = guardian
         self._clock = clock
         self._events = events
+        self._listener = listener
         self._streams = streams
         self._save_record = save_record
         self._on_finished = on_finished
@@ -77,6 +80,7 @@ class ProgramRegistry:
             guardian=self._guardian,
             clock=self._clock,
             events=self._events,
+            listener=self._listener,
             streams=prepared.streams,
             record=self.records.pop(plan.name, None),
             notify_socket=self._open_notify_socket(plan, prepared.socket_path),

@@ -27,21 +27,23 @@ from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.healthcheck import HealthChecker, watch_health
 from longwatch.supervisor.notify_socket import Notice
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.program_listener import ProgramListener, ProgramStop
 
 
 class ProgramRun:
     """A run of the plan's program by this child. Used on the loop.
 
-    `on_changed` is called whenever `ready`, `stable` or `unhealthy_reason` has changed.
+    `on_changed` is called when `ready`, `stable`, `stopping` or `unhealthy_reason` has changed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a run and its surroundings, each by name
         self,
         plan: ProgramPlan,
         child: Child,
         *,
         clock: Clock,
         emit: Callable[[Event], None],
+        listener: ProgramListener,
         on_changed: Callable[[], None],
     ) -> None:
         self.plan = plan
@@ -60,6 +62,7 @@ class ProgramRun:
         self._ready_deadline = 0.0
         self._clock = clock
         self._emit = emit
+        self._listener = listener
         self._on_changed = on_changed
         self._checker: HealthChecker | None = None
 
@@ -89,11 +92,9 @@ class ProgramRun:
     def stop(self, policy: StopPolicy) -> None:
         """Signal, grace, kill; without waiting for it. A second call hastens the first."""
         self.stopping = True
-        self._emit(
-            ProgramStopping(
-                program=self.plan.name, pid=self.child.pid, signal=policy.signal, grace=policy.grace
-            )
-        )
+        name, pid = self.plan.name, self.child.pid
+        self._emit(ProgramStopping(program=name, pid=pid, signal=policy.signal, grace=policy.grace))
+        self._listener.program_stopping(ProgramStop(program=name, kind=self.plan.kind, pid=pid))
         self.child.begin_stop(policy)
         self._on_changed()
 

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.end_cause import EndCause
-from longwatch.core.events.base import Event, Events
-from longwatch.core.events.programs import ProgramEnded
+from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import (
     ConfigReloaded,
     ConfigReloadRejected,
+    ProgramListenerFailed,
     ProgramsLeftStopped,
 )
 from longwatch.errors import LongwatchError, ServiceStateError, TryAgainError, UsageError
@@ -37,6 +37,7 @@ from longwatch.supervisor.dependencies import dependency_problems
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.program import EXIT_NEEDS_PERSON, Streams
+from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener, ProgramListeners
 from longwatch.supervisor.program_record import ProgramRecord
 from longwatch.supervisor.program_registry import ProgramRegistry, apply_plans
 from longwatch.supervisor.shutdown import stop_in_waves
@@ -64,7 +65,8 @@ class Supervisor(Service):
 
     `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by
     itself: because a critical program is broken or has failed for good (100), the `main_program`
-    has ended (its code), or the guardian was lost (GuardianLostError). In between `status`,
+    has ended (its code), the guardian was lost (GuardianLostError), or a listener raised (its
+    error). In between `status`,
     `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload` may be
     called from any thread.
 
@@ -96,11 +98,18 @@ class Supervisor(Service):
         self.clock = clock or SystemClock()
         super().__init__(name="supervisor", clock=self.clock)
         self.events = events or Events()
-        self.events.subscribe(self._count_kills)
         self.state_dir = state_dir
         self.loop = EventLoopThread(clock=self.clock)
+        self._kill_counter = _ShutdownKillCounter(lambda: self._shutdown_task is not None)
+        self._listeners = ProgramListeners(on_error=self._on_listener_error)
+        self._listeners.add(self._kill_counter)
         self.guardian = GuardianClient(
-            self.loop, clock=self.clock, events=self.events, subreaper=adopt, cgroups=cgroups
+            self.loop,
+            clock=self.clock,
+            events=self.events,
+            subreaper=adopt,
+            cgroups=cgroups,
+            on_lost=self._listeners.guardian_lost,
         )
         self._plans = validate_plans(plans)
         self._main_program = main_program
@@ -115,6 +124,7 @@ class Supervisor(Service):
             guardian=self.guardian,
             clock=self.clock,
             events=self.events,
+            listener=self._listeners,
             streams=streams,
             save_record=self._save_record,
             on_finished=self._on_program_finished,
@@ -136,7 +146,7 @@ class Supervisor(Service):
         self._finished = Wakeup()
         self._reload_lock = asyncio.Lock()
         self._shutdown_task: asyncio.Task[None] | None = None
-        self._killed = 0
+        self._kill_counter.killed = 0
         self._exit_code: int | None = None
         self._error: BaseException | None = None
 
@@ -150,7 +160,7 @@ class Supervisor(Service):
             return None
         if self._error is not None:
             raise self._error
-        return int(self._killed > 0) if self._exit_code is None else self._exit_code
+        return int(self._kill_counter.killed > 0) if self._exit_code is None else self._exit_code
 
     def status(self, *names: str) -> list[ProgramStatus]:
         """The facts of these programs, or of all."""
@@ -199,6 +209,12 @@ class Supervisor(Service):
         starts again by its policy.
         """
         self._call_soon(lambda: self._registry.kill_unhealthy(pid, reason))
+
+    def add_listener(self, listener: ProgramListener) -> None:
+        """Call this listener, after those added before it, for everything that happens from now
+        on. Add it before `start` to miss nothing.
+        """
+        self._listeners.add(listener)
 
     def set_shutdown_timeout(self, seconds: float | None) -> None:
         """How long a shutdown may take from now on; None: every program has its own grace."""
@@ -304,6 +320,16 @@ class Supervisor(Service):
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._finished.set()
+
+    def _on_listener_error(self, listener: ProgramListener, error: BaseException) -> None:
+        """Stop all programs with their grace; then `wait` raises the first error."""
+        self.events.emit(
+            ProgramListenerFailed(
+                listener=type(listener).__name__, error=f"{type(error).__name__}: {error}"
+            )
+        )
+        self._error = self._error or error
+        self._begin_shutdown()
 
     def _begin_shutdown(
         self,
@@ -421,11 +447,7 @@ class Supervisor(Service):
         if self._shutdown_task is not None:
             raise ServiceStateError("the supervisor is shutting down")
 
-    # --- small words ---
-
-    def _count_kills(self, event: Event) -> None:
-        if isinstance(event, ProgramEnded) and self._shutdown_task is not None:
-            self._killed += event.killed
+    # --- calls from other threads ---
 
     def _call_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         if not self.started:
@@ -436,6 +458,18 @@ class Supervisor(Service):
     def _call_soon(self, act: Callable[[], object]) -> None:
         if self.loop.started:
             self.loop.loop().call_soon_threadsafe(act)
+
+
+class _ShutdownKillCounter(ProgramListener):
+    """Counts the processes that had to be killed while the supervisor shuts down."""
+
+    def __init__(self, is_shutting_down: Callable[[], bool]) -> None:
+        self.killed = 0
+        self._is_shutting_down = is_shutting_down
+
+    def program_ended(self, end: ProgramEnd) -> None:
+        if self._is_shutting_down():
+            self.killed += end.killed
 
 
 def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:

@@ -48,6 +48,16 @@ class ControlCommandReceived(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramListenerFailed(Event):
+    """A listener of the supervisor raised: all programs are stopped, and the supervisor fails."""
+
+    default_level: ClassVar[Level] = Level.CRITICAL
+
+    listener: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReloaded(Event):
     """The settings were read again; what is in no list was left alone."""
 
