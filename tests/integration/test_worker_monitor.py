@@ -28,8 +28,7 @@ from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Events
 from longwatch.core.events.engine import ClaimSourceFailed, ClaimSourceRecovered
-from longwatch.core.events.host import GuardianLost
-from longwatch.core.events.programs import ProgramEnded, ProgramStarted, ProgramStopping
+from longwatch.core.events.programs import ProgramEnded, ProgramStarted
 from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
 from longwatch.core.health import Aspect, Health, HealthReason
 from longwatch.errors import StoreUnreachableError
@@ -37,12 +36,14 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.mailbox import open_mailbox
 from longwatch.store.claims import Claim
+from longwatch.supervisor.plan import ProgramKind
+from longwatch.supervisor.program_listener import ProgramEnd, ProgramStart, ProgramStop
+from longwatch.supervisor.restart_policy import EndVerdict
 from longwatch.testing import FakeClock, RecordingObserver, check_service
 from longwatch.workers import monitor as module
 from longwatch.workers.health import WorkersHealth
 from longwatch.workers.monitor import WorkerMonitor
 from longwatch.workers.parent import WorkerParent
-from longwatch.workers.preflight import WORKER_MODULE
 from longwatch.workers.worker_record import (
     RENEW_INTERVAL,
     TRUST_FRACTION,
@@ -56,7 +57,6 @@ THRESHOLD = 30.0
 SHORT = 3.0
 """Seconds of the leases that processes take for themselves."""
 A_MOMENT = 0.1
-COMMAND = ("python", "-m", WORKER_MODULE, "run", "app:group")
 
 
 class HalfFakeClock(FakeClock):
@@ -150,28 +150,31 @@ class MonitorRig:
     def report_state(self, pid: int, *, samples: object = (), **facts: object) -> None:
         self.report(pid, "state", ready=True, failing=[], samples=samples, **facts)
 
-    # --- what the supervisor tells ---
+    # --- what the supervisor does: it emits an event for the counters, and calls the monitor ---
 
     def emit_started(self, pid: int, program: str = "jobs-1") -> None:
-        self.events.emit(ProgramStarted(program=program, pid=pid, command=COMMAND, start_number=1))
+        self.events.emit(
+            ProgramStarted(program=program, pid=pid, command=("python",), start_number=1)
+        )
+        self.monitor.program_started(
+            ProgramStart(program=program, kind=ProgramKind.WORKER, pid=pid)
+        )
+
+    def report_stopping(self, pid: int, program: str = "jobs-1") -> None:
+        self.monitor.program_stopping(
+            ProgramStop(program=program, kind=ProgramKind.WORKER, pid=pid)
+        )
 
     def emit_ended(self, pid: int, program: str = "jobs-1") -> None:
         facts: dict[str, Any] = {
-            "lasted": 1.0,
+            "program": program,
+            "pid": pid,
+            "verdict": EndVerdict.UNEXPECTED_EXIT,
+            "cause": EndCause.signal(9),
             "restart": True,
-            "killed": 0,
-            "survivors": 0,
-            "detail": "",
         }
-        self.events.emit(
-            ProgramEnded(
-                program=program,
-                pid=pid,
-                verdict="unexpected_exit",
-                cause=EndCause.signal(9),
-                **facts,
-            )
-        )
+        self.events.emit(ProgramEnded(lasted=1.0, **facts))
+        self.monitor.program_ended(ProgramEnd(kind=ProgramKind.WORKER, killed=0, **facts))
 
     # --- time ---
 
@@ -649,7 +652,16 @@ def test_words_that_say_nothing_keep_nobody_from_being_heard(rig: MonitorRig) ->
 
 
 def test_programs_that_are_no_workers_are_none_of_its_business(rig: MonitorRig) -> None:
-    rig.events.emit(ProgramStarted(program="web", pid=5, command=("sleep", "1"), start_number=1))
+    """Even if its command looks like that of a worker: the plan says what a program is."""
+    rig.events.emit(
+        ProgramStarted(
+            program="web",
+            pid=5,
+            command=("python", "-m", "longwatch.workers.worker_process"),
+            start_number=1,
+        )
+    )
+    rig.monitor.program_started(ProgramStart(program="web", kind=ProgramKind.COMMAND, pid=5))
     assert [] == rig.monitor.workers()
 
 
@@ -680,7 +692,7 @@ def test_a_threshold_that_is_no_number_is_none(rig: MonitorRig) -> None:
 
 def test_the_loss_of_the_guardian_is_no_message_s_fault(real_rig: MonitorRig) -> None:
     with worker_with_leases(real_rig, 1) as (url, worker, _):
-        real_rig.events.emit(GuardianLost(guardian_pid=1, killed=1))
+        real_rig.monitor.guardian_lost()
         worker.kill()
         real_rig.emit_ended(worker.pid)
         real_rig.observer.wait_for(WorkerRowsReclaimed)
@@ -689,9 +701,7 @@ def test_the_loss_of_the_guardian_is_no_message_s_fault(real_rig: MonitorRig) ->
 
 def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: MonitorRig) -> None:
     with worker_with_leases(real_rig, 1, 2) as (url, worker, rows):
-        real_rig.events.emit(
-            ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=30.0)
-        )
+        real_rig.report_stopping(worker.pid)
         real_rig.advance(THRESHOLD - 1.0)
         worker.page.beat(0, real_rig.clock.monotonic())
         real_rig.advance(3.0)
@@ -755,7 +765,7 @@ def test_one_that_is_told_to_stop_is_draining_at_once_whatever_it_has_said_last(
         rig.report_group(worker)
         rig.report_state(worker.pid)
         assert wait_for_reason(rig.worker_record(worker.pid), HealthReason.OK)
-        rig.events.emit(ProgramStopping(program="jobs-1", pid=worker.pid, signal=15, grace=5.0))
+        rig.report_stopping(worker.pid)
         assert HealthReason.DRAINING is rig.worker_record(worker.pid).reason
 
 

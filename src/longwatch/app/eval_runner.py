@@ -1,11 +1,9 @@
-"""How far something is: a bar on a terminal, a line now and then elsewhere.
+"""`longwatch eval run` and `resume`: runs an evaluation in worker processes and shows its progress,
+as a bar on a terminal and as lines elsewhere.
 
-`longwatch eval run` and `resume`: an evaluation in worker processes, with a bar that shows how
-far it is.
-
-Samples that hang or kill their process cost that process, not the evaluation: another takes its
-place, and after its attempts the sample is reported as what it is. Whatever is killed here,
-`resume` goes on with what is left.
+A sample that hangs or kills its process costs that process, not the evaluation: another process
+takes its place, and after its attempts the sample is reported as failed. `resume` continues after
+any interruption. Processes that end again and again before they run a sample end the evaluation.
 """
 
 from __future__ import annotations
@@ -32,15 +30,14 @@ from longwatch.config.settings import LogSettings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
 from longwatch.core.clock import SystemClock, Wakeup
-from longwatch.core.events.base import Event, Events
-from longwatch.core.events.programs import ProgramEnded
-from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed
+from longwatch.core.events.base import Events
 from longwatch.errors import LongwatchError, NeedsOperatorError, TryAgainError
 from longwatch.evals.dataset import Dataset
 from longwatch.evals.report import EvalReport
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.program import Streams
+from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener
 from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 from longwatch.supervisor.supervisor import Supervisor
 from longwatch.workers.parent import WorkerParent
@@ -164,6 +161,20 @@ def _finish(evaluation: Evaluation, workers: _EvalWorkers, state: Path) -> EvalR
     return report
 
 
+class _FailedStarts(ProgramListener):
+    """Counts the processes in a row that ended before any of them ran its loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def program_ended(self, end: ProgramEnd) -> None:  # noqa: ARG002 - every end counts
+        self.count += 1
+
+    def reset(self) -> None:
+        """A process has come to its work. Thread-safe."""
+        self.count = 0
+
+
 class _EvalWorkers:
     """The worker processes of one evaluation."""
 
@@ -174,15 +185,19 @@ class _EvalWorkers:
         self._spec = spec
         self._clock = SystemClock()
         self._stop_requested = Wakeup()
-        self._failed_starts = 0
+        self._failed_starts = _FailedStarts()
         self._is_waiting = False
         self._plans: list[ProgramPlan] = []
         self._log_path = state / "evals" / f"{spec.run}.log"
         self._environ = environ
-        self._events = Events(self._count_failed_starts)
+        self._events = Events()
         self._supervisor: Supervisor | None = None
         self._worker_parent = WorkerParent(
-            state=state, log=LogSettings(), clock=self._clock, events=self._events
+            state=state,
+            log=LogSettings(),
+            clock=self._clock,
+            events=self._events,
+            on_worker_active=self._failed_starts.reset,
         )
 
     def check(self) -> None:
@@ -240,7 +255,7 @@ class _EvalWorkers:
 
     def _make_supervisor(self, log: int) -> Supervisor:
         streams = Streams(None, log, log)
-        self._supervisor = self._worker_parent.supervisor = Supervisor(
+        self._supervisor = Supervisor(
             self._plans,
             streams=lambda _: streams,
             events=self._events,
@@ -248,6 +263,8 @@ class _EvalWorkers:
             on_guardian_started=raise_open_file_limit,
             adopt=True,
         )
+        self._supervisor.add_listener(self._failed_starts)  # counts an end before a reclaim resets
+        self._worker_parent.attach(self._supervisor)
         return self._supervisor
 
     def _make_plans(self) -> list[ProgramPlan]:
@@ -268,20 +285,13 @@ class _EvalWorkers:
             replace(plan, restart=_RESTART, backoff=_BACKOFF, breaker=_BREAKER) for plan in plans
         ]
 
-    def _count_failed_starts(self, event: Event) -> None:
-        """Ends of processes that never came to a sample."""
-        if isinstance(event, WorkerJoined | WorkerRowsReclaimed):
-            self._failed_starts = 0
-        elif isinstance(event, ProgramEnded):
-            self._failed_starts += 1
-
     def _require_workers(self, left: int) -> None:
         assert self._supervisor is not None
         try:
             self._supervisor.wait(0.0)
         except TryAgainError as error:
             raise TryAgainError(f"{error}; go on: {self.resume_command}") from error
-        if self._failed_starts >= _MAX_FAILED_STARTS:
+        if self._failed_starts.count >= _MAX_FAILED_STARTS:
             raise NeedsOperatorError(
                 f"worker processes end before they come to a sample, and {left} are left; see "
                 f"{self._log_path}, then: {self.resume_command}"

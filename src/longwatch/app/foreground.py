@@ -15,8 +15,7 @@ from contextlib import contextmanager
 
 from longwatch import __version__
 from longwatch.app.console import Console
-from longwatch.core.events.base import Event
-from longwatch.core.events.programs import OutputDropped, ProgramEnded
+from longwatch.core.events.programs import OutputDropped
 from longwatch.core.events.supervisor import (
     SettingsLoaded,
     SignalReceived,
@@ -29,6 +28,7 @@ from longwatch.host.process import KILL_NOW, StopPolicy
 from longwatch.host.reaper import reap_orphans
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import SignalStream, catch_signals
+from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener
 from longwatch.supervisor.supervisor import Supervisor
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -54,12 +54,12 @@ def unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 
-class Foreground:
+class Foreground(ProgramListener):
     """Runs a supervisor to its end.
 
     `stop_policy_for` says how programs are stopped after a signal, None: each by its own policy.
-    `forwards_signals` passes other signals on to the programs, else they are ignored. `on_hangup`
-    is what SIGHUP does, None: it stops.
+    With `forwards_signals`, other signals are passed on to the programs, else they are ignored.
+    `on_hangup` is called on SIGHUP, None: SIGHUP stops.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Foreground:
         self.supervisor = supervisor
         self.console = console
         self.events = supervisor.events
-        self.events.subscribe(self._on_event)
+        supervisor.add_listener(self)
         self._stop_policy_for = stop_policy_for
         self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
@@ -156,13 +156,13 @@ class Foreground:
             else:
                 self.events.emit(SignalReceived(signal=signum, action="ignore"))
 
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, ProgramEnded):
-            self._report_dropped(event.program)
+    def program_ended(self, end: ProgramEnd) -> None:
+        """Report dropped output once the program is gone, while its name is still of use."""
+        self._report_dropped(end.program)
 
     def _report_dropped(self, program: str) -> None:
-        """Say how many lines nobody took since this was last said; of several programs it cannot
-        be said whose they were.
+        """Emit how many lines were dropped since the last report. With several programs the lines
+        may be of another one.
         """
         lines = self.console.dropped_lines - self._reported_dropped
         if lines:

@@ -156,15 +156,16 @@ class _ConfigFile:
             self._worker_parent = WorkerParent(
                 state=state, log=log, clock=SystemClock(), events=self.events
             )
-            self._worker_parent.supervisor = self.supervisor
+            if self.supervisor is not None:
+                self._worker_parent.attach(self.supervisor)
             self._worker_parent.start()
         return self._worker_parent.environment_for(uid)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Be its source, and have it kill the workers that stall."""
+        """Connect the parent of workers with the supervisor, now or when there is one."""
         self.supervisor = supervisor
         if self._worker_parent is not None:
-            self._worker_parent.supervisor = supervisor
+            self._worker_parent.attach(supervisor)
 
     def close(self) -> None:
         if self._worker_parent is not None:

@@ -1,16 +1,21 @@
-"""The parent of worker processes: keeps their leases, sees whether they beat, ends those that do
-not, and frees what they held.
+"""The monitor of worker processes: renews their leases, finds stalled workers, has them killed,
+and reclaims the rows of ended ones.
 
-Every worker process reports its leases (`host.parent_channel`) and its beats (`host.beatpage`).
-    every 5 s      the leases of each are renewed, by owner, in one statement, and its page says
-                   until when that is trusted
-    every second   the pages are read: work that gave no beat for the threshold, or a loop that does
-                   not turn, is a stall
-    on a stall     its stacks are saved → it is stopped, so that it changes nothing any more → its
-                   page names the rows to blame, and no others → it is killed, and started again as
-                   one that failed its health checks
-    when one ends  whatever the reason, what it held is swept at once
-A child that holds the GIL for a minute keeps its work; if this process hangs, children renew for
+A worker process reports its leases (`host.parent_channel`) and writes a beat page
+(`host.beatpage`).
+    it starts      the supervisor calls `program_started`; its plan says that it is a worker
+    every 5 s      the monitor renews its leases, by owner, in one statement, and writes on its page
+                   until when they are trusted
+    every second   the monitor reads the pages: a row without a beat for the threshold, or a loop
+                   that does not turn, is a stall
+    on a stall     save its stacks → freeze it, so that it changes nothing any more → blame the
+                   silent rows on its page, and no others → have the supervisor kill it as an
+                   unhealthy program, which starts it again
+    it stops       the supervisor calls `program_stopping`: it counts as draining, and a stall does
+                   not freeze it
+    it ends        the supervisor calls `program_ended`: sweep its rows at once, whatever the cause
+    guardian lost  every worker was killed with it: blame no row
+A worker that holds the GIL for a minute keeps its work. If this process hangs, workers renew for
 themselves before trust ends.
 """
 
@@ -28,8 +33,6 @@ from typing import Any
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event, Events
-from longwatch.core.events.host import GuardianLost
-from longwatch.core.events.programs import ProgramEnded, ProgramStarted, ProgramStopping
 from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import LongwatchError
@@ -38,27 +41,35 @@ from longwatch.host.beatpage import ChildBeatPage
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.observe.counters import MAX_ENDED, EventCounters, MergedSamples, MetricSample
+from longwatch.supervisor.plan import ProgramKind
+from longwatch.supervisor.program_listener import (
+    ProgramEnd,
+    ProgramListener,
+    ProgramStart,
+    ProgramStop,
+)
 from longwatch.workers.channel import WorkerChannel
 from longwatch.workers.lease_renewer import WorkerLeaseRenewer, open_claim_source
-from longwatch.workers.preflight import WORKER_MODULE
 from longwatch.workers.stack_dump import freeze, save_stacks
 from longwatch.workers.worker_record import EngineLeases, SilentRows, WorkerRecord
 
 CHECK_INTERVAL = 1.0
 _MAX_EARLY_MESSAGES = 64
 _PARENT_SERIAL = 0
-"""Stands for this process among those that count."""
+"""Stands for this process among those whose counts are merged."""
 _LATE_SECONDS = 5.0
-"""A round that comes so many seconds late was held up with everything else: children get one
-more round to beat.
+"""A check that is so many seconds late was held up with the whole machine: workers get one more
+round to beat.
 """
 
 
-class WorkerMonitor(Service):
-    """Keeps the worker processes among the programs of a supervisor. `kill_worker` has the
-    supervisor kill one, by pid, for a reason.
+class WorkerMonitor(Service, ProgramListener):
+    """Monitors the workers among the programs of a supervisor.
 
-    It hears of starts and ends of programs through `observe`.
+    `kill_worker` has the supervisor kill a process, by pid, for a reason. `on_worker_active` is
+    called, from any thread, when a worker runs its loops and when an ended worker has left rows: in
+    both cases its process has come to its work. Starts and ends arrive as calls of a
+    `ProgramListener`; `observe` only counts events for the metrics.
     """
 
     def __init__(
@@ -67,20 +78,22 @@ class WorkerMonitor(Service):
         kill_worker: Callable[[int, str], None],
         clock: Clock,
         events: Events,
+        on_worker_active: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="worker-monitor", clock=clock)
         self.heartbeat = Heartbeat(clock)
         self._kill_worker = kill_worker
+        self._on_worker_active = on_worker_active
         self._events = events
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerRecord] = {}
         self._stores: dict[str, Any] = {}
         self._renewers: dict[str, WorkerLeaseRenewer] = {}
-        self._tally = EventCounters()
+        self._counters = EventCounters()
         self._merged = MergedSamples()
         self._early_messages: list[Mapping[str, Any]] = []
         self._recently_ended: deque[WorkerRecord] = deque(maxlen=MAX_ENDED)
-        """Those that have ended: their last words may come after the news of that."""
+        """Ended workers: a last report may arrive after the end."""
         self._serials = count(_PARENT_SERIAL + 1)
         self._channels: list[WorkerChannel] = []
         self._checked_at = 0.0
@@ -93,23 +106,27 @@ class WorkerMonitor(Service):
         )
 
     def open_channel(self, path: Path) -> None:
-        """Hear what workers say at this path, until it is stopped."""
+        """Receive reports of workers at this path, until the monitor is stopped."""
         self._channels.append(WorkerChannel(path, self._receive))
 
-    # --- what is known ---
+    # --- for metrics and health ---
+
+    def observe(self, event: Event) -> None:
+        """Count an event. An observer: nothing is done about it."""
+        self._counters(event)
 
     def workers(self) -> list[WorkerRecord]:
         with self._lock:
             return list(self._workers.values())
 
     def samples(self) -> list[MetricSample]:
-        """What all of them have counted, the dead included, and what their starts and ends were."""
+        """The counts of all workers, ended ones included, and of the events that were observed."""
         with self._lock:
-            self._merged.update(_PARENT_SERIAL, self._tally.samples())
+            self._merged.update(_PARENT_SERIAL, self._counters.samples())
             return self._merged.samples()
 
     def mailbox_sources(self) -> Iterable[tuple[str, Any]]:
-        """The mailboxes that are worked on, by name."""
+        """The mailboxes that workers have leases in, by name."""
         leases = (
             each for worker in self.workers() for each in tuple(worker.engine_leases.values())
         )
@@ -142,28 +159,31 @@ class WorkerMonitor(Service):
         self._workers.clear()
         return all(ended)
 
-    # --- what the supervisor tells ---
+    # --- calls of the supervisor, on its loop: what may block gets a thread ---
 
-    def observe(self, event: Event) -> None:
-        """Starts and ends of workers. Called on the supervisor's loop: what may take its time
-        gets a thread.
-        """
-        self._tally(event)
-        if isinstance(event, ProgramStarted) and WORKER_MODULE in event.command:
-            self._add_worker(WorkerRecord(event.pid, event.program, serial=next(self._serials)))
-        elif isinstance(event, GuardianLost):
-            self._clear_all_blame()
-        elif isinstance(event, ProgramStopping):
-            self._mark_stopping(event.pid)
-        elif isinstance(event, ProgramEnded) and event.pid is not None:
-            worker = self._remove_worker(event.pid)
-            if worker is not None:
-                BackgroundThread(
-                    lambda: self._reclaim(worker), name="worker-reclaim", report_errors=True
-                ).start(inline_fallback=True)
+    def program_started(self, start: ProgramStart) -> None:
+        if start.kind is ProgramKind.WORKER:
+            self._add_worker(WorkerRecord(start.pid, start.program, serial=next(self._serials)))
+
+    def program_stopping(self, stop: ProgramStop) -> None:
+        with self._lock:
+            if stop.pid in self._workers:
+                self._workers[stop.pid].is_stopping = True
+
+    def program_ended(self, end: ProgramEnd) -> None:
+        worker = None if end.pid is None else self._remove_worker(end.pid)
+        if worker is not None:
+            BackgroundThread(
+                partial(self._reclaim, worker), name="worker-reclaim", report_errors=True
+            ).start(inline_fallback=True)
+
+    def guardian_lost(self) -> None:
+        for worker in self.workers():
+            for leases in tuple(worker.engine_leases.values()):
+                leases.page.blame_only(())
 
     def _add_worker(self, worker: WorkerRecord) -> None:
-        """A quick one has spoken before we have heard that it runs."""
+        """Handle what a quick worker reported before the supervisor reported its start."""
         with self._lock:
             self._workers[worker.pid] = worker
             messages = [message for message in self._early_messages if message["pid"] == worker.pid]
@@ -172,22 +192,10 @@ class WorkerMonitor(Service):
             ]
         if messages:
             BackgroundThread(
-                lambda: self._handle_all(worker, messages),
+                partial(self._handle_all, worker, messages),
                 name="worker-early-messages",
                 report_errors=True,
-            ).start()
-
-    def _clear_all_blame(self) -> None:
-        """The guardian is lost, and everything dies with it: that is the fault of no message."""
-        for worker in self.workers():
-            for leases in tuple(worker.engine_leases.values()):
-                leases.page.blame_only(())
-
-    def _mark_stopping(self, pid: int) -> None:
-        """It is told to stop: from here on nothing more should be sent its way."""
-        with self._lock:
-            if pid in self._workers:
-                self._workers[pid].is_stopping = True
+            ).start(inline_fallback=True)
 
     def _handle_all(self, worker: WorkerRecord, messages: Iterable[Mapping[str, Any]]) -> None:
         for message in messages:
@@ -202,19 +210,20 @@ class WorkerMonitor(Service):
             return worker
 
     def _reclaim(self, worker: WorkerRecord) -> None:
-        """It has ended: whatever it held is free for others, now."""
+        """Sweep the rows of an ended worker, so that others can claim them now."""
         released = 0
         for leases in tuple(worker.engine_leases.values()):
             self._renewers[leases.store_url].remove(leases)
-            with suppress(LongwatchError):  # whoever else sweeps does it soon
+            with suppress(LongwatchError):  # another sweeper does it soon
                 released += leases.source.sweep()
         if released:
+            self._on_worker_active()
             self._events.emit(
                 WorkerRowsReclaimed(program=worker.program, pid=worker.pid, rows=released)
             )
         worker.close()
 
-    # --- what workers tell ---
+    # --- reports of workers ---
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         pid = int(message["pid"])
@@ -241,6 +250,7 @@ class WorkerMonitor(Service):
                 self._remove_leases(worker, int(message["owner"]))
             case "group":
                 worker.record_group(message)
+                self._on_worker_active()
                 self._events.emit(
                     WorkerJoined(program=worker.program, pid=worker.pid, loops=worker.loops)
                 )
@@ -269,7 +279,7 @@ class WorkerMonitor(Service):
             )
             self._renewers[leases.store_url].start()
         self._renewers[leases.store_url].add(leases)
-        if not self._is_current(worker):  # it ended while its store was looked for
+        if not self._is_current(worker):  # it ended while its store was opened
             self._reclaim(worker)
 
     def _is_current(self, worker: WorkerRecord) -> bool:
@@ -282,7 +292,7 @@ class WorkerMonitor(Service):
             self._renewers[leases.store_url].remove(leases)
             leases.page.close()
 
-    # --- looking ---
+    # --- stalls ---
 
     def _check(self) -> None:
         now = self._clock.monotonic()
@@ -300,8 +310,10 @@ class WorkerMonitor(Service):
                 ).start()
 
     def _end_stalled(self, worker: WorkerRecord, silent_rows: SilentRows) -> None:
-        """The end of a worker that stalls. One that is stopping anyway is not frozen: its other
-        work may finish in the time it has, and then it is killed.
+        """Save the stacks of a stalled worker, blame its silent rows, and have it killed.
+
+        A worker that is stopping anyway is neither frozen nor killed here: its other rows may
+        finish within its grace, and then the supervisor kills it.
         """
         elapsed = max(age for ages in silent_rows.values() for age in ages.values())
         rows = tuple(sorted(row for ages in silent_rows.values() for row in ages if row))

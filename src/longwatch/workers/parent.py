@@ -1,10 +1,11 @@
-"""The parent of worker processes, beside a supervisor: where they speak to it, and what they are
-told.
+"""The parent of worker processes: connects their monitor with a supervisor, and gives workers the
+address they report to.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from longwatch.config.settings import LogSettings, is_pretty
@@ -21,25 +22,44 @@ from longwatch.workers.preflight import LOG_FORMAT, LOG_LEVEL
 
 
 class WorkerParent(Service):
-    """Oversees the worker processes of a supervisor. `state`: where their crash files go."""
+    """Monitors the workers of one supervisor. Their crash files go below `state`.
+
+    `attach` connects it with the supervisor: after the plans were made, which need
+    `environment_for`, and before the supervisor starts them.
+    """
 
     def __init__(
-        self, *, state: Path | None, log: LogSettings, clock: Clock, events: Events
+        self,
+        *,
+        state: Path | None,
+        log: LogSettings,
+        clock: Clock,
+        events: Events,
+        on_worker_active: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="workers", clock=clock)
-        self.supervisor: Supervisor | None = None
-        """Who starts them; its plans need what is told here, so it comes later."""
-        self.monitor = WorkerMonitor(kill_worker=self._kill_worker, clock=clock, events=events)
+        self.monitor = WorkerMonitor(
+            kill_worker=self._kill_worker,
+            clock=clock,
+            events=events,
+            on_worker_active=on_worker_active,
+        )
+        self._supervisor: Supervisor | None = None
         self._state = state
         self._log_variables = _log_environment(log)
         self._socket_directory: SocketDirectory | None = None
         events.subscribe(self.monitor.observe)
 
-    def environment_for(self, uid: int | None) -> dict[str, str]:
-        """What worker processes of that user find in their environment.
+    def attach(self, supervisor: Supervisor) -> None:
+        """Monitor the workers of this supervisor, and have it kill those that stall."""
+        self._supervisor = supervisor
+        supervisor.add_listener(self.monitor)
 
-        Those of another user keep their leases by themselves: we would have to believe what they
-        say of files and stores.
+    def environment_for(self, uid: int | None) -> dict[str, str]:
+        """The variables for worker processes of that user.
+
+        Workers of another user renew their leases themselves: this process does not trust the files
+        and stores that they report.
         """
         if uid is not None and uid != os.getuid():
             return self._log_variables
@@ -51,11 +71,11 @@ class WorkerParent(Service):
         return {PARENT_SOCKET_VARIABLE: str(self._socket_path()), **self._log_variables, **crashes}
 
     def _kill_worker(self, pid: int, reason: str) -> None:
-        if self.supervisor is not None:
-            self.supervisor.kill_unhealthy(pid, reason)
+        if self._supervisor is not None:
+            self._supervisor.kill_unhealthy(pid, reason)
 
     def _socket_path(self) -> Path:
-        """Where they speak to us."""
+        """The socket that workers report to; opened when the first of them needs it."""
         if self._socket_directory is None:
             self._socket_directory = SocketDirectory.create()
             self.monitor.open_channel(self._socket_directory.path / "line")
@@ -79,5 +99,5 @@ class WorkerParent(Service):
 
 
 def _log_environment(log: LogSettings) -> dict[str, str]:
-    """As we log."""
+    """Workers log as this process does."""
     return {LOG_LEVEL: log.level.value, LOG_FORMAT: "pretty" if is_pretty(log) else "json"}
