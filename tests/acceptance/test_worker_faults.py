@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from longwatch.workers.worker_record import WORKER_LEASE_SECONDS
+from longwatch.workers.worker_record import WORKER_LEASE
 from polling import eventually
 from run_process import TIMEOUT, wait_for_exit
 from worker_process import (
@@ -29,7 +29,7 @@ from worker_process import (
 )
 
 THRESHOLD = 2.0
-LONGER_THAN_THE_LEASE = int(WORKER_LEASE_SECONDS) + 2
+LONGER_THAN_THE_LEASE = int(WORKER_LEASE.lease_seconds) + 2
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_a_parent_that_is_stopped_for_longer_than_the_lease_costs_nothing(
         send(tmp_path, {"id": "a", "do": "wait", "until": "go"})
         run.notes.wait_for("begin", "a")
         run.signal(signal.SIGSTOP)
-        over = time.monotonic() + WORKER_LEASE_SECONDS
+        over = time.monotonic() + WORKER_LEASE.lease_seconds
         try:
             assert eventually(lambda: time.monotonic() > over, 2 * TIMEOUT)
             assert trusted_until(runtime)[-1] > over

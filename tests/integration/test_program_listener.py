@@ -111,8 +111,8 @@ def test_a_listener_gets_the_start_the_stop_and_the_end_with_the_kind_of_the_pla
     assert 0 == supervisor.wait(TIMEOUT)
     start, stop, end = listener.calls
     assert isinstance(start, ProgramStart)
-    facts = {"program": "a", "kind": ProgramKind.WORKER, "pid": start.pid}
-    assert (ProgramStart(**facts), ProgramStop(**facts)) == (start, stop)
+    assert ("a", ProgramKind.WORKER) == (start.program, start.kind)
+    assert ProgramStop(program="a", kind=ProgramKind.WORKER, pid=start.pid) == stop
     assert isinstance(end, ProgramEnd)
     assert (start.pid, EndVerdict.SHUTDOWN_COMPLETE, signal.SIGTERM, False, 0) == (
         end.pid,

@@ -44,12 +44,7 @@ from longwatch.workers import monitor as module
 from longwatch.workers.health import WorkersHealth
 from longwatch.workers.monitor import WorkerMonitor
 from longwatch.workers.parent import WorkerParent
-from longwatch.workers.worker_record import (
-    RENEW_INTERVAL,
-    TRUST_FRACTION,
-    WORKER_LEASE_SECONDS,
-    WorkerRecord,
-)
+from longwatch.workers.worker_record import WORKER_LEASE, WorkerRecord
 from polling import eventually
 from snippet import Snippet, run_snippet
 
@@ -298,14 +293,14 @@ def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page
         began = rig.clock.monotonic()
         rig.emit_started(worker.pid)
         rig.report_lease(worker)
-        assert eventually(
-            lambda: worker.page.trusted_until == began + WORKER_LEASE_SECONDS * TRUST_FRACTION
-        )
+        assert eventually(lambda: worker.page.trusted_until == began + WORKER_LEASE.trust_seconds)
         rig.advance(60.0)
         assert began == asked[0]
-        assert max(later - earlier for earlier, later in pairwise(asked)) <= RENEW_INTERVAL
-        assert rig.clock.monotonic() - asked[-1] <= RENEW_INTERVAL
-        assert asked[-1] + WORKER_LEASE_SECONDS * TRUST_FRACTION == worker.page.trusted_until
+        assert (
+            max(later - earlier for earlier, later in pairwise(asked)) <= WORKER_LEASE.renew_seconds
+        )
+        assert rig.clock.monotonic() - asked[-1] <= WORKER_LEASE.renew_seconds
+        assert asked[-1] + WORKER_LEASE.trust_seconds == worker.page.trusted_until
 
 
 def renewals(source: FakeSource) -> int:
@@ -595,7 +590,7 @@ def test_one_that_lives_keeps_its_leases_in_the_store(real_rig: MonitorRig) -> N
         real_rig.emit_started(worker.pid)
         real_rig.report_lease(worker, url)
         assert eventually(lambda: worker.page.trusted_until > 0)
-        assert lease_until(real_rig) >= before + WORKER_LEASE_SECONDS - SHORT
+        assert lease_until(real_rig) >= before + WORKER_LEASE.lease_seconds - SHORT
 
 
 # --- words ---
@@ -847,7 +842,7 @@ def test_one_whose_store_has_not_answered_for_as_long_as_leases_last_is_not_read
             lambda: reasons() == {"jobs-1": HealthReason.OK, "jobs-2": HealthReason.NOT_RUNNING}
         )
         source.faults["renew"] = lambda: 1 / 0
-        rig.advance(WORKER_LEASE_SECONDS + 5.0)
+        rig.advance(WORKER_LEASE.lease_seconds + 5.0)
         assert HealthReason.UNREACHABLE is reasons()["jobs-1"]
         del source.faults["renew"]
         rig.advance(5.0)

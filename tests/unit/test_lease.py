@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.lease import Lease, LeaseAction, LeasePolicy
+from longwatch.core.lease import Lease, LeasePolicy, RenewalSchedule
 
 UNDER_A_PARENT = LeasePolicy(15)
 
 
 def lease(granted_at: float = 100.0, policy: LeasePolicy = UNDER_A_PARENT) -> Lease:
-    return Lease("incarnation-1", 7, granted_at, policy)
+    return Lease(granted_at, policy)
 
 
 @st.composite
@@ -23,34 +23,32 @@ def policies(draw: st.DrawFn) -> LeasePolicy:
 
 
 def test_a_lease_of_15_s_is_renewed_after_5_and_trusted_for_12() -> None:
-    held = lease(100)
+    held, schedule = lease(100), RenewalSchedule(UNDER_A_PARENT)
 
     assert [105, 112, 115] == pytest.approx(
-        [held.next_renewal(), held.trusted_until, held.expires_at]
+        [schedule.next_renewal(held), held.trusted_until, held.expires_at]
     )
 
 
 @pytest.mark.parametrize(
-    ("age", "verdict"),
+    ("age", "stage"),
     [
-        (0, LeaseAction.HOLD),
-        (4.99, LeaseAction.HOLD),
-        (5, LeaseAction.RENEW),
-        (10, LeaseAction.RENEW),
-        (11.99, LeaseAction.RENEW),
-        (12, LeaseAction.STEP_DOWN),
-        (15, LeaseAction.STEP_DOWN),
-        (1000, LeaseAction.STEP_DOWN),
+        (0, "held"),
+        (4.99, "held"),
+        (5, "due"),
+        (11.99, "due"),
+        (12, "not trusted"),
+        (1000, "not trusted"),
     ],
 )
-def test_the_verdict_goes_from_hold_over_renew_to_step_down(
-    age: float, verdict: LeaseAction
-) -> None:
-    assert verdict == lease(0).action(age)
+def test_a_lease_is_first_held_then_due_then_not_trusted(age: float, stage: str) -> None:
+    schedule, held = RenewalSchedule(UNDER_A_PARENT), lease(0)
+    stages = {(False, True): "held", (True, True): "due", (True, False): "not trusted"}
+    assert stage == stages[schedule.is_due(held, age), held.is_trusted(age)]
 
 
-def test_a_renewal_keeps_owner_and_term_and_counts_from_before_it_was_sent() -> None:
-    assert Lease("incarnation-1", 7, 105, UNDER_A_PARENT) == lease(100).renewed(105)
+def test_a_renewal_counts_from_before_it_was_sent() -> None:
+    assert lease(105) == lease(100).renewed(105)
 
 
 def test_a_late_answer_to_an_older_renewal_shortens_nothing() -> None:
@@ -66,18 +64,6 @@ def test_two_renewals_come_due_before_trust_ends_and_trust_ends_before_the_lease
 
     assert granted_at + 2 * step <= held.trusted_until <= held.expires_at
     assert 3 * step <= policy.lease_seconds * (1 + 1e-12)
-
-
-@given(policy=policies(), now=st.floats(-10, 1e6))
-def test_the_verdict_agrees_with_what_it_is_made_of(policy: LeasePolicy, now: float) -> None:
-    held = lease(0, policy)
-    expected = {
-        (True, False): LeaseAction.HOLD,
-        (True, True): LeaseAction.RENEW,
-        (False, True): LeaseAction.STEP_DOWN,
-    }
-
-    assert expected[held.is_trusted(now), held.is_renewal_due(now)] == held.action(now)
 
 
 @given(policy=policies(), sent=st.floats(0, 100), on_the_way=st.floats(0, 100))
@@ -117,3 +103,46 @@ def test_trust_that_leaves_no_room_for_two_renewals_or_outlasts_the_lease_is_ref
 ) -> None:
     with pytest.raises(ValueError, match=r"^trust must be"):
         LeasePolicy(15, trust=trust)
+
+
+# --- the schedule ---
+
+
+@given(
+    policy=policies(), early=st.floats(0, 0.9), jitter=st.floats(0, 1), granted_at=st.floats(0, 1e6)
+)
+def test_a_loop_that_wakes_up_as_planned_finds_the_renewal_due_and_trust_not_ended(
+    policy: LeasePolicy, early: float, jitter: float, granted_at: float
+) -> None:
+    schedule, held = RenewalSchedule(policy, early=early), lease(granted_at, policy)
+    moment = schedule.next_renewal(held, jitter)
+
+    assert schedule.is_due(held, moment)
+    assert held.is_trusted(moment)
+    assert not schedule.is_due(held, granted_at + schedule.interval(0.0) * 0.99 - 1e-6)
+
+
+def test_renewals_are_spread_over_the_early_part_of_the_interval() -> None:
+    schedule = RenewalSchedule(UNDER_A_PARENT, early=0.2)
+
+    assert [4.0, 4.5, 5.0] == pytest.approx([schedule.interval(each) for each in (0.0, 0.5, 1.0)])
+
+
+def test_a_holder_whose_parent_renews_waits_longer_than_its_policy_says() -> None:
+    schedule = RenewalSchedule(UNDER_A_PARENT, renew_seconds=10.8, early=0.2)
+
+    assert not schedule.is_due(lease(0), 8.6)
+    assert schedule.is_due(lease(0), 8.64)
+    assert 10.8 == schedule.next_renewal(lease(0))
+
+
+def test_a_failed_renewal_stays_due_and_is_retried_after_the_backoff() -> None:
+    schedule, held = RenewalSchedule(UNDER_A_PARENT), lease(0)
+    schedule.failed(5.0, retry_in=0.5)
+
+    assert schedule.is_due(held, 5.2)
+    assert [True, False] == [schedule.is_backing_off(now) for now in (5.49, 5.5)]
+    assert 5.5 == schedule.next_renewal(held)
+    schedule.succeeded()
+    assert not schedule.is_backing_off(5.2)
+    assert 15.0 == pytest.approx(schedule.next_renewal(held.renewed(10.0)))

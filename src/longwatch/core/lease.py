@@ -1,37 +1,31 @@
-"""The right to work on a row until a time: when to renew it, and when to stop believing in it.
+"""Leases: when a holder renews one, when it retries, and until when it trusts one.
 
 Two clocks run on one lease. The store starts counting when it *handles* the claim, and may give the
-row to someone else `duration` seconds later. The holder cannot read that clock, so it starts its
-own when it is *about to send* the claim, which is never later, and stops believing after `trust` ×
-`duration`, which is always earlier. What lies between is the time to stop the work before anyone
-else can begin it; it also covers clocks that run at slightly different speeds.
+row to another owner `lease_seconds` later. The holder cannot read that clock, so it starts its own
+when it is *about to send* the claim, which is never later, and stops trusting the lease after
+`trust` × `lease_seconds`, which is always earlier. The time between is for stopping the work before
+another owner can begin it. It also covers clocks that run at slightly different speeds.
 
     granted_at      renew        renew   trusted_until  expires_at
         |-------------|-------------|---------|-------------|
         0            1/3           2/3       0.8            1
 
-With renewals a third of the lease apart, two come due while the lease is trusted; both may fail or
-come late, and what is left until 0.8 is for quick retries. A failed renewal proves nothing (its
-answer may have been lost), so it changes nothing here: the lease stays due. Only a renewal that the
-store confirmed moves it, only the end of trust ends it. The *term* is the fencing number of the
-claim: a renewal keeps it, a new claim by anyone raises it, and the store refuses writes with an
-older one.
+With renewals a third of the lease apart, two come due while the lease is trusted. Both may fail or
+come late, and the rest until 0.8 is for quick retries. A failed renewal proves nothing, because its
+answer may have been lost. So it does not change the lease: the renewal stays due, and is retried
+after a backoff. Only a renewal that the store confirmed extends the lease, and only the end of
+trust ends it.
+
+Two loops renew, and both decide here: an engine renews its own leases (`engine.lease_renewer`), and
+a parent renews those of its workers (`workers.lease_renewer`). A worker's engine steps in shortly
+before trust ends, if its parent has not renewed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum, auto
-from math import isfinite
+from math import inf, isfinite
 from typing import Self
-
-
-class LeaseAction(StrEnum):
-    """What the holder of a lease has to do now."""
-
-    HOLD = auto()
-    RENEW = auto()
-    STEP_DOWN = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +57,14 @@ class LeasePolicy:
                 f"{self.trust}"
             )
 
+    @property
+    def renew_seconds(self) -> float:
+        return self.lease_seconds * self.renew_at
+
+    @property
+    def trust_seconds(self) -> float:
+        return self.lease_seconds * self.trust
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -71,38 +73,62 @@ class Lease:
     `granted_at` is the moment just before the claim, or the last confirmed renewal, was sent.
     """
 
-    owner: str
-    term: int
     granted_at: float
     policy: LeasePolicy
 
     @property
     def trusted_until(self) -> float:
-        return self.granted_at + self.policy.lease_seconds * self.policy.trust
+        return self.granted_at + self.policy.trust_seconds
 
     @property
     def expires_at(self) -> float:
-        """The earliest moment at which the store may give the row to someone else."""
+        """The earliest moment at which the store may give the row to another owner."""
         return self.granted_at + self.policy.lease_seconds
-
-    def next_renewal(self) -> float:
-        """When the renewal comes due."""
-        return self.granted_at + self.policy.lease_seconds * self.policy.renew_at
-
-    def is_renewal_due(self, now: float) -> bool:
-        return now >= self.next_renewal()
 
     def is_trusted(self, now: float) -> bool:
         """Whether work under this lease may go on; no longer at exactly `trusted_until`."""
         return now < self.trusted_until
 
-    def action(self, now: float) -> LeaseAction:
-        if not self.is_trusted(now):
-            return LeaseAction.STEP_DOWN
-        return LeaseAction.RENEW if self.is_renewal_due(now) else LeaseAction.HOLD
-
     def renewed(self, at: float) -> Self:
         """This lease after a confirmed renewal that was about to be sent `at`; a late answer to
-        an older one shortens nothing.
+        an older renewal shortens nothing.
         """
         return replace(self, granted_at=max(self.granted_at, at))
+
+
+class RenewalSchedule:
+    """Decides when a loop renews leases and when it retries; sends nothing and never waits.
+
+    A renewal is due `renew_seconds` after the grant, by default those of the policy. A loop that
+    wakes up in rounds, or at random moments so that many loops do not renew together, renews up to
+    the fraction `early` of that time sooner, never later. `failed` makes the loop back off.
+    """
+
+    def __init__(
+        self, policy: LeasePolicy, *, renew_seconds: float | None = None, early: float = 0.0
+    ) -> None:
+        self._latest = policy.renew_seconds if renew_seconds is None else renew_seconds
+        self._earliest = self._latest * (1 - early)
+        self._retry_at = -inf
+
+    def interval(self, jitter: float = 1.0) -> float:
+        """Seconds from a grant to its renewal: the fewest for a jitter of 0, the most for 1."""
+        return self._earliest + (self._latest - self._earliest) * jitter
+
+    def next_renewal(self, lease: Lease, jitter: float = 1.0) -> float:
+        """When to wake up for the renewal or the retry of this lease."""
+        return max(lease.granted_at + self.interval(jitter), self._retry_at)
+
+    def is_due(self, lease: Lease, now: float) -> bool:
+        """Whether the lease is to be renewed by a loop that is awake now."""
+        return now >= lease.granted_at + self._earliest
+
+    def is_backing_off(self, now: float) -> bool:
+        """Whether the last renewal failed too short a time ago to try again."""
+        return now < self._retry_at
+
+    def failed(self, now: float, *, retry_in: float) -> None:
+        self._retry_at = now + retry_in
+
+    def succeeded(self) -> None:
+        self._retry_at = -inf

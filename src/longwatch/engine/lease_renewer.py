@@ -1,19 +1,27 @@
-"""The lease renewer: renews the leases of an engine, and says when they are no longer trusted.
+"""Renews the leases of an engine, and cancels its rows when their leases are not trusted any more.
 
-It only waits and decides; the call to the store is made in a thread of its own, because a store
-that does not answer must not keep it from noticing that trust has ended. One renewal is
-under way at a time. Its waits end at moments that it computes anew each time (`host.periodic` keeps
-one interval), so it turns a loop of its own.
+`core.lease` decides when; this loop waits and acts. The call to the store is made in a thread of
+its own: a store that does not answer must not keep the loop from noticing that trust has ended. One
+renewal is under way at a time. The loop computes each wait anew, so it is not a `host.periodic`,
+which has one interval.
+
+    renewal due       send it in a background thread; a failure is retried after a backoff
+    row without beat  do not renew it; its trust ends by itself, then it is lost as `stale`
+    trust ended       no row begins; waiting rows are released; each running row is lost as
+                      `untrusted` when its own lease is not trusted any more
+    renewal succeeds  trust is back; have the fetcher compare its rows with the store
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import LeaseLost, LeasesRenewed
 from longwatch.core.jitter import random_fraction
+from longwatch.core.lease import RenewalSchedule
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.context import RowContext
 from longwatch.engine.fetcher import Fetcher
@@ -25,15 +33,36 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.store.claims import Claim
 
 _PARENT_SHARE = 0.9
-"""Of the time that leases are trusted, what a parent that renews them is waited for."""
+"""Fraction of the time of trust that the engine leaves to a parent before it renews itself."""
+_EARLY = 0.2
+"""Fraction of the interval that renewals are spread over, so that many engines do not renew
+together.
+"""
+
+
+class RenewalCall:
+    """Sends renewals to one store and has the schedule back off after a failure."""
+
+    def __init__(self, schedule: RenewalSchedule, engine_context: EngineContext) -> None:
+        self.schedule = schedule
+        self._clock = engine_context.clock
+        self._source_call = SourceCall("renew", engine_context)
+
+    def run(self, renew: Callable[[], int]) -> int | None:
+        """The number of renewed rows; None if the store did not confirm."""
+        rows = self._source_call.run(renew)
+        if rows is None:
+            self.schedule.failed(self._clock.monotonic(), retry_in=self._source_call.retry_in)
+        else:
+            self.schedule.succeeded()
+        return rows
 
 
 class LeaseRenewer:
     """Renews the leases of one engine while its fetcher holds any.
 
-    Each round it makes the fetcher compare with the store, also when nothing is held here: a store
-    that was set back to an older state knows leases that this side never had, or has had, and as
-    many of them as it takes to count the same.
+    Each round it also has the fetcher compare its rows with the store, even when it holds none: a
+    store that was restored from a backup may know leases that the engine does not have.
     """
 
     def __init__(
@@ -54,9 +83,16 @@ class LeaseRenewer:
         self._clock = engine_context.clock
         self._events = engine_context.events
         self._cycle_call = SourceCall("renew_leases", engine_context)
-        self._renew_call = SourceCall("renew", engine_context)
+        lease = self._policy.lease
+        self._schedule = RenewalSchedule(
+            lease,
+            renew_seconds=lease.trust_seconds * _PARENT_SHARE
+            if lease_trust.is_renewed_by_parent
+            else None,
+            early=_EARLY,
+        )
+        self._renewal_call = RenewalCall(self._schedule, engine_context)
         self._renewal: BackgroundThread | None = None
-        self._not_before = 0.0
         self._unrenewed: dict[Claim, float] = {}
         self._wakeup = Wakeup()
         self._is_stopping = False
@@ -69,7 +105,7 @@ class LeaseRenewer:
         return self.thread.in_own_thread
 
     def stop(self, deadline: Deadline) -> bool:
-        """End it; False if it is not gone in time."""
+        """Stop the loop and wait for a renewal under way; False if the deadline passes first."""
         self._is_stopping = True
         self._wakeup.set()
         return self.thread.wait(self._clock, deadline) and self._wait_renewal(deadline)
@@ -86,38 +122,20 @@ class LeaseRenewer:
         self._check(self._clock.monotonic())
 
     def _wait_timeout(self, now: float) -> float:
-        """Until the next thing to decide. With nothing to keep, a look each round is in time for
-        whatever is claimed by then.
+        """Seconds until the next decision. With nothing held, one round is early enough for
+        whatever is claimed meanwhile.
         """
-        lease = self._lease_trust.lease
+        round_seconds = self._schedule.interval(random_fraction())
         if not self._held_count() and not self._lease_trust.is_lapsed:
-            return self._jittered_interval()
-        renew_at = max(lease.granted_at + self._jittered_interval(), self._not_before)
+            return round_seconds
         moments = [*self._unrenewed.values()]
         if not self._is_renewing():
-            moments.append(renew_at)
+            moments.append(self._schedule.next_renewal(self._lease_trust.lease, random_fraction()))
         if self._lease_trust.is_lapsed:
             moments += [self._trusted_until(context) for context in self._trusted_contexts()]
         else:
             moments.append(self._lease_trust.trusted_until)
-        return max(min(moments, default=now + self._jittered_interval()) - now, 0.0)
-
-    def _jittered_interval(self) -> float:
-        """When the renewal is due, a little less each time, so that many engines do not renew at
-        the same moment.
-        """
-        return self._renew_after() * (0.8 + 0.2 * random_fraction())
-
-    def _renew_after(self) -> float:
-        """A third of the lease; where a parent renews, not before that has missed two of its
-        turns.
-        """
-        lease = self._policy.lease
-        return lease.lease_seconds * (
-            lease.trust * _PARENT_SHARE
-            if self._lease_trust.is_renewed_by_parent
-            else lease.renew_at
-        )
+        return max(min(moments, default=now + round_seconds) - now, 0.0)
 
     def _check(self, now: float) -> None:
         if self._is_stopping:
@@ -131,18 +149,11 @@ class LeaseRenewer:
         if self._lease_trust.is_lapsed:
             self._lose_untrusted(now)
         self._lose_stale(now)
-        due = (
-            self._lease_trust.is_lapsed
-            or now + self._slack() >= self._lease_trust.lease.granted_at + self._renew_after()
-        )
-        if due and now >= self._not_before and not self._is_renewing():
+        due = self._lease_trust.is_lapsed or self._schedule.is_due(self._lease_trust.lease, now)
+        if due and not (self._schedule.is_backing_off(now) or self._is_renewing()):
             self._start_renewal(now)
 
-    def _slack(self) -> float:
-        """What the rounds may be early."""
-        return self._renew_after() * 0.2
-
-    # --- asking ---
+    # --- renewing ---
 
     def _is_renewing(self) -> bool:
         return self._renewal is not None and not self._renewal.done.is_set()
@@ -158,10 +169,7 @@ class LeaseRenewer:
 
     def _renew(self, skip: list[Claim], requested_at: float) -> None:
         lease_seconds = self._policy.lease.lease_seconds
-        count = self._renew_call.run(lambda: self._send_renewal(lease_seconds, skip))
-        self._not_before = (
-            self._clock.monotonic() + self._renew_call.retry_in if count is None else 0.0
-        )
+        count = self._renewal_call.run(lambda: self._send_renewal(lease_seconds, skip))
         if count is not None:
             self._lease_trust.record_grant(requested_at)
             self._request_audit()
@@ -180,15 +188,13 @@ class LeaseRenewer:
     # --- losing ---
 
     def _end_trust(self) -> None:
-        """Trust has ended: nothing is begun any more, and what waits is handed back when the
-        store can be told.
-        """
+        """Trust has ended: no row begins, and waiting rows are released once the store answers."""
         self._lease_trust.mark_lapsed()
         self._slot_pool.release_waiting()
 
     def _lose_untrusted(self, now: float) -> None:
-        """What runs is cancelled and will not count; what has a longer lease than others goes on
-        until that is not trusted.
+        """Cancel the running rows whose lease is not trusted any more; a row with a longer lease
+        goes on until the end of its own.
         """
         lost = [
             context for context in self._trusted_contexts() if now >= self._trusted_until(context)
@@ -214,8 +220,8 @@ class LeaseRenewer:
         )
 
     def _stale_claims(self) -> list[Claim]:
-        """The rows that are not renewed, because their code gives no sign of life; from now on
-        their trust runs out by itself.
+        """The rows that are not renewed because their code gives no beat; their trust ends by
+        itself.
         """
         if self._policy.stale_after is None:
             return []

@@ -1,12 +1,12 @@
-"""Whether the leases of an engine are trusted, on this side's clock.
+"""Whether an engine trusts its leases, by the clock of its process.
 
-All of them are renewed together, so one moment stands for all: the earliest of their grants. It is
-set by the first claim when nothing is held, and moved by renewals; a row that was claimed later
-lasts longer in the store than is believed here.
+All leases of an engine are renewed together, so one `Lease` stands for all: that with the earliest
+grant. The first claim sets it when the engine holds nothing, and renewals extend it. A row that was
+claimed later lasts longer in the store than it is trusted here.
 
-A parent that renews for us writes the moment on our page, where it counts at once, whatever holds
-up the threads of this process. It counts from the moment the parent was about to ask, so it holds
-for every row that was ours then; one that was claimed after that has a later lease.
+A parent that renews for the engine writes the end of trust on the engine's page. There it counts at
+once, even if all threads of this process are held up. It is counted from the moment before the
+parent sent the renewal, so it is right for every row that was held then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longwatch.host.beatpage import BeatPage
 
 class LeaseTrust:
     """The engine's view of its leases. Thread-safe; `trusted_until` may be read without the
-    lock. `is_renewed_by_parent`: the parent renews them.
+    lock.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LeaseTrust:
         self.is_renewed_by_parent = is_renewed_by_parent
         self.is_lapsed = False
         self.trusted_until = -inf
-        self._lease = Lease(str(owner), owner, clock.monotonic(), policy)
+        self._lease = Lease(clock.monotonic(), policy)
         self._clock = clock
         self._page = page
         self._lock = threading.Lock()
@@ -47,8 +47,8 @@ class LeaseTrust:
         return self._lease
 
     def record_grant(self, requested_at: float) -> None:
-        """All that is held was claimed or renewed by a call that was about to be made at this
-        moment; mends what was broken.
+        """Every held row was claimed or renewed by a call that was about to be sent at this
+        moment. Ends a lapse if that is recent enough.
         """
         with self._lock:
             self._lease = self._lease.renewed(requested_at)
@@ -63,16 +63,16 @@ class LeaseTrust:
         )
 
     def refresh(self) -> None:
-        """Take over what a parent has renewed."""
+        """Read from the page what the parent has renewed."""
         if self.is_renewed_by_parent and (until := self._page.trusted_until) > self.trusted_until:
-            self.record_grant(until - self._lease.policy.lease_seconds * self._lease.policy.trust)
+            self.record_grant(until - self._lease.policy.trust_seconds)
 
     def is_expired(self, now: float) -> bool:
-        """Whether trust has ended and nobody has said so yet."""
+        """Whether trust has ended and is not marked as lapsed yet."""
         return not self.is_lapsed and now >= self.trusted_until
 
     def mark_lapsed(self) -> None:
-        """Trust has ended: nothing is begun until the leases are granted again."""
+        """Trust has ended: no row begins until the leases are granted again."""
         with self._lock:
             self.is_lapsed = True
             self._trust_until(-inf)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from longwatch.core.events.base import Event, Events, Observer
+from longwatch.core.lease import RenewalSchedule
 from longwatch.engine.claim_source import ClaimedRow, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import RowResult
@@ -101,6 +102,7 @@ class SteppedWorker(FlowWorker):
         self._page = BeatPage(folder / f"page-{self._incarnation.id}", 1)
         self.owner = self._source.register_owner(self._incarnation, page=str(self._page.path))
         self._lease_trust = LeaseTrust(self.owner, self._lease(), clock=self.clock, page=self._page)
+        self._renewals = RenewalSchedule(self._lease_trust.lease.policy)
         self._slot = _SteppedSlot(self, self._make_slot_pool())
 
     def run_one(self) -> bool:
@@ -137,8 +139,7 @@ class SteppedWorker(FlowWorker):
 
     def next_tick(self) -> float:
         """Seconds until it renews, or has to look at the limits of what runs."""
-        lease = self._lease_trust.lease
-        due = [lease.granted_at + lease.policy.lease_seconds * lease.policy.renew_at]
+        due = [self._renewals.next_renewal(self._lease_trust.lease)]
         assert self._watchdog is not None
         due += [
             running.expiry()[0]
@@ -152,9 +153,9 @@ class SteppedWorker(FlowWorker):
         has had its time.
         """
         assert self._watchdog is not None
-        now, policy = self.clock.monotonic(), self._lease_trust.lease.policy
-        if now >= self._lease_trust.lease.granted_at + policy.lease_seconds * policy.renew_at:
-            self._source.renew(owner=self.owner, lease_seconds=policy.lease_seconds)
+        now, lease = self.clock.monotonic(), self._lease_trust.lease
+        if self._renewals.is_due(lease, now):
+            self._source.renew(owner=self.owner, lease_seconds=lease.policy.lease_seconds)
             self._lease_trust.record_grant(now)
             self.step_done(Step.RENEWED)
         self._watchdog._check()  # noqa: SLF001 - one turn of its thread, which is not started here

@@ -1,6 +1,9 @@
-"""Renews the leases of worker processes in one store.
+"""Renews the leases of worker processes, for their parent: one thread a store, one statement an
+engine.
 
-A worker process reports the locator of its claim source, by which its parent opens the same one.
+`core.lease` decides when. A renewal that the store does not confirm makes the whole thread back
+off: every other engine of the same store would fail, too. If a worker's leases are not renewed in
+time, its own engine renews them (`engine.lease_renewer`).
 """
 
 from __future__ import annotations
@@ -14,25 +17,27 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.core.events.engine import LeasesRenewed
 from longwatch.core.heartbeat import Heartbeat
-from longwatch.core.lease import LeasePolicy
+from longwatch.core.lease import RenewalSchedule
 from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.lease_renewer import RenewalCall
 from longwatch.engine.policy import EngineContext, EnginePolicy
-from longwatch.engine.source_call import SourceCall
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.mailbox.url import open_source, open_store
-from longwatch.workers.worker_record import RENEW_INTERVAL, WORKER_LEASE_SECONDS, EngineLeases
+from longwatch.workers.worker_record import WORKER_LEASE, EngineLeases
 
 FLOW_KIND = "flow"
+_EARLY = 0.1
+"""Fraction of the interval between renewals at which the thread looks whether one is due."""
 
 
 def open_claim_source(locator: Mapping[str, str], stores: MutableMapping[str, Any]) -> ClaimSource:
-    """The source that `ClaimSource.locator` of another process describes; `stores` are those
-    that are open, by URL.
+    """The source that `ClaimSource.locator` of another process names; `stores` are the open
+    ones, by URL.
     """
     if locator.get("kind") != FLOW_KIND:
         return open_source(locator, stores)
-    from longwatch.workers.flow_lease_source import FlowLeaseSource  # noqa: PLC0415 - a parent of other loops does without
+    from longwatch.workers.flow_lease_source import FlowLeaseSource  # noqa: PLC0415 - not needed by a parent of other loops
 
     url = locator["url"]
     if url not in stores:
@@ -41,20 +46,20 @@ def open_claim_source(locator: Mapping[str, str], stores: MutableMapping[str, An
 
 
 class WorkerLeaseRenewer(Service):
-    """One thread that renews what is due, one owner after another. A store that does not answer
-    holds up nobody else's.
+    """Renews the leases in one store that are due, one owner after another. `add` and `remove`
+    are thread-safe.
     """
 
     def __init__(self, *, clock: Clock, events: Events) -> None:
         super().__init__(name="worker-lease-renewer", clock=clock)
-        policy = EnginePolicy(lease=LeasePolicy(WORKER_LEASE_SECONDS))
+        policy = EnginePolicy(lease=WORKER_LEASE)
         engine_context = EngineContext("workers", policy, clock, events, Heartbeat(clock))
         self._events = events
-        self._renew_call = SourceCall("renew", engine_context)
+        self._schedule = RenewalSchedule(WORKER_LEASE, early=_EARLY)
+        self._renewal_call = RenewalCall(self._schedule, engine_context)
         self._leases: dict[int, EngineLeases] = {}
         self._lock = threading.Lock()
-        self._not_before = 0.0
-        cadence = Cadence(interval=RENEW_INTERVAL / 10)
+        cadence = Cadence(interval=self._schedule.interval() * _EARLY)
         self._periodic = Periodic(
             self._run_once, cadence, name="worker-lease-renewer", clock=clock, events=events
         )
@@ -69,7 +74,7 @@ class WorkerLeaseRenewer(Service):
         self._periodic.wake()
 
     def remove(self, leases: EngineLeases) -> None:
-        """Renew it no more, but for what is under way."""
+        """Stop renewing these; a renewal under way is not waited for."""
         with self._lock:
             self._leases.pop(leases.owner, None)
 
@@ -81,20 +86,18 @@ class WorkerLeaseRenewer(Service):
 
     def _run_once(self) -> None:
         now = self._clock.monotonic()
-        if now < self._not_before:
+        if self._schedule.is_backing_off(now):
             return
         with self._lock:
-            due = [leases for leases in self._leases.values() if leases.is_due(now)]
+            due = [leases for leases in self._leases.values() if leases.is_due(self._schedule, now)]
         for leases in due:
             if not self._renew(leases):
                 return
 
     def _renew(self, leases: EngineLeases) -> bool:
+        """Whether the store has confirmed it."""
         requested_at = self._clock.monotonic()
-        rows = self._renew_call.run(lambda: leases.renew(requested_at))
-        self._not_before = (
-            0.0 if rows is not None else self._clock.monotonic() + self._renew_call.retry_in
-        )
+        rows = self._renewal_call.run(lambda: leases.renew(requested_at))
         if rows:
             self._events.emit(LeasesRenewed(engine=leases.engine, rows=rows))
         return rows is not None

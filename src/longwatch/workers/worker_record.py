@@ -1,31 +1,27 @@
-"""A worker process as its parent sees it: whose leases it keeps, how its loops are, and whether
-they beat.
+"""A worker process as its parent sees it: the leases that the parent renews for it, the state of
+its loops, and whether they beat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from longwatch.core.health import HealthReason
-from longwatch.core.lease import LeasePolicy
+from longwatch.core.lease import Lease, LeasePolicy, RenewalSchedule
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.policy import PARENT_LEASE_SECONDS
 from longwatch.host.beatpage import ChildBeatPage
 from longwatch.mailbox.backend import MAILBOX_KIND as MAILBOX
 from longwatch.observe.counters import MetricSample
 
-WORKER_LEASE_SECONDS = PARENT_LEASE_SECONDS
-RENEW_INTERVAL = WORKER_LEASE_SECONDS * LeasePolicy(WORKER_LEASE_SECONDS).renew_at
+WORKER_LEASE = LeasePolicy(PARENT_LEASE_SECONDS)
 SilentRows = Mapping[int, Mapping[int, float]]
-TRUST_FRACTION = LeasePolicy(WORKER_LEASE_SECONDS).trust
-"""Of the lease, what the child believes in it."""
 
 
 class EngineLeases:
-    """The leases of one engine, renewed by owner."""
+    """The leases of one engine of a worker, renewed together, by owner."""
 
     def __init__(
         self,
@@ -43,49 +39,48 @@ class EngineLeases:
         self.name = locator["name"]
         self.is_mailbox = locator["kind"] == MAILBOX
         self.engine = engine
-        self._renewed_at = -inf
+        self._lease: Lease | None = None
+        """None until the first renewal is confirmed."""
 
-    def is_due(self, now: float) -> bool:
-        return now >= self._renewed_at + RENEW_INTERVAL * 0.9
+    def is_due(self, schedule: RenewalSchedule, now: float) -> bool:
+        return self._lease is None or schedule.is_due(self._lease, now)
 
     def is_unreachable(self, now: float) -> bool:
-        """Whether its store has not answered for as long as leases last."""
-        return self._renewed_at != -inf and now - self._renewed_at > WORKER_LEASE_SECONDS
+        """Whether the store has confirmed no renewal for as long as leases last."""
+        return self._lease is not None and now > self._lease.expires_at
 
     def renew(self, requested_at: float) -> int:
-        """Renew, and write on the page until when that is trusted, counted from before it was
-        asked for; how many there are.
+        """Renew, and write on the page until when the worker trusts its leases; returns the number
+        of rows.
         """
-        count = self.source.renew(owner=self.owner, lease_seconds=WORKER_LEASE_SECONDS)
-        self._renewed_at = requested_at
-        self.page.trust_until(requested_at + WORKER_LEASE_SECONDS * TRUST_FRACTION)
+        count = self.source.renew(owner=self.owner, lease_seconds=WORKER_LEASE.lease_seconds)
+        self._lease = Lease(requested_at, WORKER_LEASE)
+        self.page.trust_until(self._lease.trusted_until)
         return count
 
 
 class WorkerRecord:
-    """One worker process. Its facts come from what it says; whether it lives and beats from its
-    pages.
-    """
+    """One worker process. Its state comes from its reports, its beats from its pages."""
 
     def __init__(self, pid: int, program: str, *, serial: int = 0) -> None:
         self.pid = pid
         self.program = program
         self.serial = serial
-        """No other has had it; pids come again."""
+        """Unique among the workers of this parent; pids are reused."""
         self.engine_leases: dict[int, EngineLeases] = {}
         self.loops: tuple[str, ...] = ()
         self.stall_threshold: float | None = None
         self.crash_file: Path | None = None
         self.has_joined = False
         self.is_stalled = False
-        """Whether it is to be killed: then nothing of it is renewed any more."""
+        """Whether it is to be killed: then its leases are not renewed any more."""
         self.is_stopping = False
-        """Whether it was told to stop."""
+        """Whether the supervisor is stopping it."""
         self._is_ready = False
         self._failing: list[str] = []
 
     def record_group(self, facts: Mapping[str, Any]) -> None:
-        """It runs its loops."""
+        """Record the report that it runs its loops."""
         threshold = facts.get("threshold")
         self.loops = tuple(map(str, facts.get("loops", ())))
         self.stall_threshold = None if threshold is None else float(threshold)
@@ -93,7 +88,7 @@ class WorkerRecord:
         self.has_joined = True
 
     def record_state(self, facts: Mapping[str, Any]) -> list[MetricSample]:
-        """How its loops are now; what they have counted."""
+        """Record the state of its loops; returns what they have counted."""
         self._is_ready = bool(facts.get("ready"))
         self._failing = [str(each) for each in facts.get("failing", ())]
         return [
@@ -102,20 +97,20 @@ class WorkerRecord:
         ]
 
     def silent_rows(self, now: float) -> SilentRows:
-        """By the owner of leases: the rows whose work has given no beat for the threshold, and
-        for how long; 0 is a whole loop.
+        """By lease owner: the rows whose code gave no beat for the threshold, and for how many
+        seconds; row 0 is a whole loop.
         """
         if self.stall_threshold is None:
             return {}
         found = {
-            kept.owner: kept.page.read().stalled_rows(now, older_than=self.stall_threshold)
-            for kept in tuple(self.engine_leases.values())
+            leases.owner: leases.page.read().stalled_rows(now, older_than=self.stall_threshold)
+            for leases in tuple(self.engine_leases.values())
         }
         return {owner: ages for owner, ages in found.items() if ages}
 
     def is_unreachable(self, now: float) -> bool:
-        """Whether a store of its has not answered for as long as leases last."""
-        return any(kept.is_unreachable(now) for kept in tuple(self.engine_leases.values()))
+        """Whether one of its stores has confirmed no renewal for as long as leases last."""
+        return any(leases.is_unreachable(now) for leases in tuple(self.engine_leases.values()))
 
     @property
     def reason(self) -> HealthReason:
@@ -132,6 +127,6 @@ class WorkerRecord:
         return HealthReason(text) if text in set(HealthReason) else HealthReason.PENDING
 
     def close(self) -> None:
-        for kept in self.engine_leases.values():
-            kept.page.close()
+        for leases in self.engine_leases.values():
+            leases.page.close()
         self.engine_leases.clear()
