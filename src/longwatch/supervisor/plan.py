@@ -1,22 +1,22 @@
-"""What a supervised program finds in its environment.
+"""Plans: which programs are kept up, and how.
 
-What is to be kept up, and how: plain values that can be compared, so that a reload touches
-only what changed.
+Plans are plain values that can be compared, so that a reload touches only what changed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Self
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
+from longwatch.errors import UsageError
 from longwatch.host.identity import login_environment, resolve_identity
 from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
-from longwatch.supervisor.dependencies import Condition, Readiness
+from longwatch.supervisor.dependencies import Condition, Readiness, dependency_problems
 from longwatch.supervisor.probes import HealthPolicy
 from longwatch.supervisor.restart_policy import RestartPolicy
 
@@ -139,3 +139,25 @@ class ProgramPlan:
             other.health,
             other.ready_when,
         )
+
+
+Plans = Iterable[ProgramPlan]
+
+
+def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:
+    """The plans by name; UsageError that lists everything that is wrong with them."""
+    found: dict[str, ProgramPlan] = {}
+    for plan in plans:
+        if plan.name in found:
+            raise UsageError(
+                f"two programs are called {plan.name!r}; give one of them another name"
+            )
+        found[plan.name] = plan
+    if faults := dependency_problems({name: plan.depends_on for name, plan in found.items()}):
+        raise UsageError(
+            "\n".join(
+                f"program {problem.program!r} {problem.problem}; {problem.cure}"
+                for problem in faults
+            )
+        )
+    return found

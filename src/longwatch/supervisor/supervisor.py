@@ -1,16 +1,15 @@
-"""Several programs, kept up together: as a service of any process, and behind `longwatch up` and
-`longwatch run`.
+"""Supervises programs: as a service of any process, and behind `longwatch up` and `longwatch run`.
 
-The way of a supervisor: claim the state directory → read the ledger → start the guardian → open the
-control socket → wish every program up that is desired → … → stop them, dependents first, under one
-deadline → stop the guardian → write the ledger. Everything but the public methods happens on one
-loop, so nothing here is locked.
+The life of a supervisor: lock the state directory → read the ledger → start the guardian → open the
+control socket → start every program that is desired → … → stop them, dependents first, under one
+deadline → stop the guardian → write the ledger. Everything but the public methods runs on one loop,
+so nothing here is locked. Code that acts on starts and ends of programs is a `ProgramListener`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,9 +32,8 @@ from longwatch.host.process import KILL_NOW, StopPolicy
 from longwatch.host.service import Service
 from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.control_requests import ControlRequests
-from longwatch.supervisor.dependencies import dependency_problems
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import Plans, ProgramPlan, validate_plans
 from longwatch.supervisor.program import EXIT_NEEDS_PERSON, Streams
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener, ProgramListeners
 from longwatch.supervisor.program_record import ProgramRecord
@@ -45,7 +43,6 @@ from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.state_directory import StateDirectory
 
 T = TypeVar("T")
-Plans = Iterable[ProgramPlan]
 
 FAST_SHUTDOWN_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
@@ -470,22 +467,3 @@ class _ShutdownKillCounter(ProgramListener):
     def program_ended(self, end: ProgramEnd) -> None:
         if self._is_shutting_down():
             self.killed += end.killed
-
-
-def validate_plans(plans: Plans) -> dict[str, ProgramPlan]:
-    """The plans by name; UsageError with everything that is wrong with them together."""
-    found: dict[str, ProgramPlan] = {}
-    for plan in plans:
-        if plan.name in found:
-            raise UsageError(
-                f"two programs are called {plan.name!r}; give one of them another name"
-            )
-        found[plan.name] = plan
-    if faults := dependency_problems({name: plan.depends_on for name, plan in found.items()}):
-        raise UsageError(
-            "\n".join(
-                f"program {problem.program!r} {problem.problem}; {problem.cure}"
-                for problem in faults
-            )
-        )
-    return found
