@@ -6,9 +6,10 @@ supervisor that does it.
 
 The layers, from values to the whole: `plan`, `probes`, `restart_policy`, `lifecycle` and
 `dependencies` decide. `program_run` is one run of a program, `program` its life, `managed_program`
-its place among others. `supervisor` holds them all, `commands` changes what is wanted of them,
-`program_listener` is how others act on starts and ends. `ledger` keeps the records, `control` and
-`supervisor_lock` let other processes in.
+its place among others. `supervisor` holds them all, `program_registry` has them by name, `commands`
+changes what is wanted of them. `program_listener` is the seam for code that acts on starts and
+ends. `ledger` stores their records. `control` and `supervisor_lock` let other processes reach the
+supervisor.
 """
 
 from __future__ import annotations

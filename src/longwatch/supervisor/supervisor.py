@@ -63,9 +63,8 @@ class Supervisor(Service):
     `start` starts what is wanted; `stop` ends it all; `wait` returns when it has come to its end by
     itself: because a critical program is broken or has failed for good (100), the `main_program`
     has ended (its code), the guardian was lost (GuardianLostError), or a listener raised (its
-    error). In between `status`,
-    `start_programs`, `stop_programs`, `restart_programs`, `reset_programs` and `reload` may be
-    called from any thread.
+    error). In between `status`, `start_programs`, `stop_programs`, `restart_programs`,
+    `reset_programs` and `reload` may be called from any thread.
 
     With a `state_dir`, the records of programs survive this process, and `longwatch status` and its
     like can reach it; one supervisor for a directory. `plan_source` returns the plans for a reload,
