@@ -20,7 +20,7 @@ from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.engine import Engine, EnginePolicy
-from longwatch.engine.slot_pool import RowRunner
+from longwatch.engine.life import RowRunner
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim
@@ -28,7 +28,7 @@ from longwatch.testing import FakeClock, RecordingObserver
 
 TIMEOUT = 10.0
 IDLE_THREADS = 3
-"""How many threads of an engine that has nothing to do are parked on its clock: fetcher, lease
+"""How many threads of an engine that has nothing to do are parked on its clock: exchange loop, lease
 renewer, sweeper.
 """
 QUIET_POLICY = EnginePolicy(
@@ -256,8 +256,13 @@ class EngineRig:
         assert self.engine._current_run is not None
         return self.engine._current_run.fetcher
 
+    @property
+    def exchange_loop(self) -> Any:
+        assert self.engine._current_run is not None
+        return self.engine._current_run.exchange_loop
+
     def wait_idle(self) -> None:
-        """Return when fetcher, lease renewer and sweeper all wait."""
+        """Return when exchange loop, lease renewer and sweeper all wait."""
         self.clock.await_parked(IDLE_THREADS)
 
     def pass_time(self, seconds: float, *, parked: int = IDLE_THREADS) -> None:

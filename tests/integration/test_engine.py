@@ -432,7 +432,7 @@ def test_no_call_that_raises_ends_the_engine(call: str) -> None:
     ) as rig:
         gate.next_started()
         rig.wait_idle()
-        rig.fetcher.request_audit()
+        rig.exchange_loop.request_audit()
         rig.pass_time(20.0)
         assert call == rig.observer.wait_for(ClaimSourceFailed).call
         source.put(FakeRow(2))
@@ -508,7 +508,7 @@ def test_one_settlement_that_cannot_be_made_does_not_keep_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("part", "step", "call"),
-    [("fetcher", "_collect", "fetch"), ("_lease_renewer", "_check", "renew_leases")],
+    [("exchange_loop", "_collect", "fetch"), ("_lease_renewer", "_check", "renew_leases")],
 )
 def test_not_even_a_fault_of_its_own_ends_its_threads(part: str, step: str, call: str) -> None:
     gate = GatedRunner()

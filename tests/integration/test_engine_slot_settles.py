@@ -100,7 +100,7 @@ def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_feeder() ->
 
 
 def test_a_delayed_retry_that_the_slot_has_settled_is_waited_for() -> None:
-    """The fetcher rests until something is due; what is due sooner now has to wake it."""
+    """The exchange loop rests until something is due. A row that is due sooner has to wake it."""
     gate = GatedRunner()
     with running_engine(gate, *fake_rows(1)) as rig:
         gate.next_started()
@@ -177,7 +177,7 @@ def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPa
         rig.source.rows.append(row)
         offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
         offer.close()
-        assert eventually(lambda: bool(rig.fetcher._slot_pool.finished))
+        assert eventually(lambda: bool(rig.exchange_loop._settler.has_finished))
         rig.source.put(*fake_rows(8))
         go.set()
         assert {2, 7, 8} == {gate.next_started(), gate.next_started(), gate.next_started()}

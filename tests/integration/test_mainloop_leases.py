@@ -95,14 +95,14 @@ def test_a_slot_that_has_rested_for_long_counts_as_busy_only_after_its_first_bea
     with running_loop(loop):
         clock.await_parked(LOOP_IDLE_THREADS)
         pass_time(clock, 3600.0, loop)
-        slot_pool = loop._engine._current_run.slot_pool  # type: ignore[union-attr]
-        may_begin = slot_pool.may_begin
+        gate = loop._engine._current_run.slot_pool.gate  # type: ignore[union-attr]
+        may_begin = gate.may_begin
 
         def look(now: float) -> bool:
             ages.append(loop.heartbeat.elapsed())
             return may_begin(now)
 
-        slot_pool.may_begin = look  # type: ignore[method-assign]
+        gate.may_begin = look  # type: ignore[method-assign]
         mailbox.send("x")
         loop.next_started()
     assert [True] == [age <= 1.0 for age in ages]

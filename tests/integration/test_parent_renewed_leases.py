@@ -305,11 +305,11 @@ def test_rows_begin_on_the_word_of_the_parent_alone_whatever_holds_up_the_keeper
     gate = GatedRunner()
     with parent_renewed_engine(gate, parent, FakeRow(1)) as here:
         gate.next_started()
-        slot_pool = here.engine._current_run.slot_pool  # type: ignore[union-attr]
+        gate = here.engine._current_run.slot_pool.gate  # type: ignore[union-attr]
         later = here.clock.monotonic() + TRUST + 1.0
-        assert not slot_pool.may_begin(later)
+        assert not gate.may_begin(later)
         here.page.trust_until(later + 0.5)
-        assert (True, False) == (slot_pool.may_begin(later), slot_pool.may_begin(later + 0.5))
+        assert (True, False) == (gate.may_begin(later), gate.may_begin(later + 0.5))
 
 
 def test_silent_work_is_kept_all_the_same_until_the_parent_ends_the_process(parent: Parent) -> None:

@@ -1,5 +1,5 @@
-"""The engine as a service: fetcher, slots, lease renewer and sweeper over one source. The package's
-prose says who does what.
+"""The engine as a service: exchange loop, slots, lease renewer and sweeper over one source. The
+package's docstring says who does what.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.drain import DrainState, DrainTransition
 from longwatch.engine.engine_run import EngineRun
 from longwatch.engine.exclusive import ExclusiveLock
+from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import EngineContext, EnginePolicy
 from longwatch.engine.reservations import Reservation
-from longwatch.engine.slot_pool import RowRunner
 from longwatch.host.parent_channel import ParentChannel
 from longwatch.host.service import Service
 
@@ -75,7 +75,7 @@ class Engine(Service):
     def held_count(self) -> int:
         """How many rows it has: waiting, running, or done and not settled yet."""
         run = self._current_run
-        return 0 if run is None else run.fetcher.held_count()
+        return 0 if run is None else run.exchange_loop.held_count()
 
     def slot_heartbeats(self) -> list[Heartbeat]:
         """Those of the slots that work on something: it is as fresh as the stalest of them."""
@@ -97,13 +97,13 @@ class Engine(Service):
         thread.
         """
         run = self._current_run
-        return None if run is None else run.fetcher.reserve(limit)
+        return None if run is None else run.exchange_loop.reserve(limit)
 
     def check_revoked(self) -> None:
         """Rows that it has may be called off: have it compare with the store."""
         run = self._current_run
         if run is not None:
-            run.fetcher.request_audit(revoked=True)
+            run.exchange_loop.request_audit(revoked=True)
 
     def blame_only_stalled(self, threshold: float) -> None:
         """Before the process is ended because of silence: rows whose slot has beaten within so
@@ -119,7 +119,7 @@ class Engine(Service):
         """
         run = self._current_run
         assert run is not None
-        return run.fetcher.polls_exhausted.subscribe(wakeup.set)
+        return run.exchange_loop.polls_exhausted.subscribe(wakeup.set)
 
     def drain(self) -> None:
         """Take nothing more, hand back what was not begun; what runs goes on."""

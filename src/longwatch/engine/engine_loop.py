@@ -19,9 +19,9 @@ from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.engine.event_logging import logged_events
+from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import PARENT_LEASE_SECONDS, EngineContext, EngineEnvironment
 from longwatch.engine.run_guard import RunGuard, RunHandle, max_wait
-from longwatch.engine.slot_pool import RowRunner
 from longwatch.engine.source_call import SourceCall
 from longwatch.errors import ShutdownTimeoutError, StoreError, UsageError
 

@@ -11,12 +11,15 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import DrainTimedOut
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainTransition
+from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.engine.fetcher import Fetcher
 from longwatch.engine.lease_renewer import LeaseRenewer
 from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import EngineContext
-from longwatch.engine.slot_pool import RowRunner, SlotPool
+from longwatch.engine.settler import Settler
+from longwatch.engine.slot_pool import SlotPool
 from longwatch.engine.source_call import SourceCall
 from longwatch.errors import TryAgainError
 from longwatch.host.beatpage import BeatPage
@@ -26,8 +29,8 @@ from longwatch.host.runtime_dir import runtime_directory
 
 
 class EngineRun:
-    """Fetcher, slots, lease renewer and sweeper of one incarnation. Starts once; `stop` may be
-    called again after a timeout.
+    """Exchange loop, slots, lease renewer and sweeper of one incarnation. Starts once; `stop` may
+    be called again after a timeout.
     """
 
     def __init__(
@@ -43,19 +46,36 @@ class EngineRun:
         self._wakeup = Wakeup()
         self._page, self._lease_trust = _register_owner(source, engine_context)
         self._lock_handle = exclusive_lock.register(self._wakeup.set)
-        self.slot_pool = SlotPool(runner, self._lease_trust, self._page, engine_context)
+        self.slot_pool = SlotPool(
+            runner,
+            self._lease_trust,
+            self._page,
+            engine_context,
+            hand_in=lambda finished: self.exchange_loop.hand_in(finished),  # noqa: PLW0108 - it is made below
+        )
+        self.settler = Settler(engine_context)
         self.fetcher = Fetcher(
             source,
             self._lease_trust,
             self.slot_pool,
+            self.settler,
             self._drain,
             self._lock_handle,
+            engine_context,
+        )
+        self.exchange_loop = ExchangeLoop(
+            source,
+            self._lease_trust,
+            self.slot_pool,
+            self.settler,
+            self.fetcher,
+            self._drain,
             self._wakeup,
             self._page,
             engine_context,
         )
         self._lease_renewer = LeaseRenewer(
-            source, self._lease_trust, self.slot_pool, self.fetcher, engine_context
+            source, self._lease_trust, self.slot_pool, self.exchange_loop, engine_context
         )
         self._sweep_call = SourceCall("sweep", engine_context)
         cadence = Cadence(interval=engine_context.policy.sweep_interval, jitter=0.2)
@@ -73,7 +93,7 @@ class EngineRun:
     def in_own_thread(self) -> bool:
         return (
             self.slot_pool.in_own_thread
-            or self.fetcher.thread.in_own_thread
+            or self.exchange_loop.thread.in_own_thread
             or self._lease_renewer.in_own_thread
             or self._sweeper.in_own_thread
         )
@@ -91,16 +111,15 @@ class EngineRun:
         """Pass a wish on, and do what the table says about it."""
         action = self._drain.apply(trigger)
         if action is DrainAction.RELEASE_WAITING:
-            self.slot_pool.is_accepting = False
+            self.slot_pool.gate.close()
             self._page.start_draining()
         elif action is DrainAction.FETCH:
             self._page.end_draining()
-            self.slot_pool.is_accepting = True
+            self.slot_pool.gate.open()
         elif action is DrainAction.CANCEL_RUNNING:
             for context in self.slot_pool.running():
                 context.cancel.cancel("shutdown")
-        self._wakeup.set()
-        self.fetcher.urgent_wakeup.set()
+        self.exchange_loop.wake()
 
     def stop(self, deadline: Deadline) -> bool:
         """Hand back what was not begun, let what runs finish, cancel what will not, end the
@@ -132,9 +151,9 @@ class EngineRun:
         self._stop_calls.append(self._lease_renewer.stop)
         self._sweeper.start()
         self._stop_calls.append(lambda deadline: self._sweeper.stop(deadline=deadline))
-        self.fetcher.thread.start()
+        self.exchange_loop.thread.start()
         self._stop_calls.append(
-            lambda deadline: self.fetcher.thread.wait(self._engine_context.clock, deadline)
+            lambda deadline: self.exchange_loop.thread.wait(self._engine_context.clock, deadline)
         )
 
     def _sweep(self) -> None:
@@ -142,7 +161,7 @@ class EngineRun:
         first to be taken, with what is done and could not be settled. The lease renewer
         renews them as soon as the store answers; others sweep meanwhile.
         """
-        if self._is_trusted() or not self.fetcher.held_count():
+        if self._is_trusted() or not self.exchange_loop.held_count():
             self._sweep_call.run(self._source.sweep)
 
     def _is_trusted(self) -> bool:
@@ -154,7 +173,7 @@ class EngineRun:
         """Wait until the last row is settled; shortly before the deadline cancel what still
         runs.
         """
-        clock, thread = self._engine_context.clock, self.fetcher.thread
+        clock, thread = self._engine_context.clock, self.exchange_loop.thread
         remaining = deadline.remaining()
         if remaining is None:
             return thread.wait(clock, deadline)

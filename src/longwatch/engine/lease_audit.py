@@ -1,5 +1,7 @@
-"""Whether the store knows of other leases than the engine does: asked after every call without
-an answer, and every renewal.
+"""The lease audit: finds leases that only the store, or only the engine, knows of.
+
+Such leases come from an exchange without an answer, a store that was set back to an older state, or
+a worker that reclaimed a row. An audit is requested after every failed exchange and every renewal.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from longwatch.store.claims import Claim
 
 class LeaseAudit:
     """Compares the leases of one engine with the store. Requested from any thread, run by the
-    fetcher.
+    thread that runs the cycle.
     """
 
     def __init__(
@@ -51,22 +53,19 @@ class LeaseAudit:
         self._requested += 1
 
     def run(self, known: set[Claim], held: set[Claim]) -> list[Claim]:
-        """Compare with the store, and stop what is not ours any more; what is to be given back
-        because we know nothing of it.
+        """Compare with the store, and cancel rows whose lease is lost; return the claims that are
+        unknown here, to be released.
 
-        A row counts as lost when it is missing twice in a row: between a settlement by the user's
-        code and its note of that, it is missing once. So it is with one that we know nothing about,
-        where somebody may just be giving it to us. A request that comes meanwhile is another audit.
+        A row counts as lost when it is missing in two audits: between a settlement by the user's
+        code and `RowContext.settled` it is missing in one. While a reservation is pending, a claim
+        counts as unknown in its second audit only. A request that comes meanwhile is another audit.
         """
         requested, reserved = self._requested, self._reservations.total
         found = self._held_call.run(lambda: self._source.held(owner=self._lease_trust.owner))
         if found is None:
             return []
         unknown = set(found) - known
-        is_certain = (
-            not (self._reservations.open_count or self._reservations.delivered)
-            and reserved == self._reservations.total
-        )
+        is_certain = not self._reservations.are_pending and reserved == self._reservations.total
         certain = unknown if is_certain else unknown & self._unknown
         self._unknown = unknown - certain
         missing = held.difference(

@@ -24,7 +24,7 @@ from longwatch.core.jitter import random_fraction
 from longwatch.core.lease import RenewalSchedule
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.context import RowContext
-from longwatch.engine.fetcher import Fetcher
+from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
 from longwatch.engine.slot_pool import SlotPool
@@ -70,14 +70,14 @@ class LeaseRenewer:
         source: ClaimSource,
         lease_trust: LeaseTrust,
         slot_pool: SlotPool,
-        fetcher: Fetcher,
+        exchange_loop: ExchangeLoop,
         engine_context: EngineContext,
     ) -> None:
         self._source = source
         self._lease_trust = lease_trust
         self._slot_pool = slot_pool
-        self._held_count = fetcher.held_count
-        self._request_audit = fetcher.request_audit
+        self._held_count = exchange_loop.held_count
+        self._request_audit = exchange_loop.request_audit
         self._policy = engine_context.policy
         self._name = engine_context.name
         self._clock = engine_context.clock

@@ -1,4 +1,12 @@
-"""Capacity that an engine reserves for code that inserts rows, and the rows it got for it."""
+"""Capacity that an engine reserves for code that inserts rows, and the rows it got for it.
+
+open ──deliver──► delivered ──close──► closed
+  └──close (nothing was leased, or that is uncertain)──► closed
+
+While a reservation is open its rows may be leased to the engine in the store before the engine
+knows of them. So an open reservation keeps the engine from stopping, and keeps an audit from
+releasing claims that it does not know.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +33,16 @@ class Reservation:
         self.owner = owner
         self.is_closed = False
         self.is_uncertain = False
-        """Whether nobody knows if anything was leased."""
+        """Whether it is unknown if rows were leased. Set by the code that inserts them."""
         self._reservations = reservations
 
     def deliver(self, claimed: list[ClaimedRow], requested_at: float) -> None:
-        """These are its own now; they were asked for at this moment. From any thread."""
+        """Pass on rows that were leased by a call made at this moment. Thread-safe."""
         if claimed:
             self._reservations.delivered.append((claimed, requested_at))
 
     def close(self) -> None:
+        """End the reservation. The engine takes the delivered rows over."""
         self.is_closed = True
         self._reservations.close_one(is_uncertain=self.is_uncertain)
 
@@ -45,23 +54,28 @@ class Reservations:
 
     def __init__(self, on_close: Callable[[bool], None]) -> None:
         self.delivered: deque[Delivered] = deque()
-        self.open_count = 0
         self.total = 0
         """How many there ever were."""
         self.lock = threading.Lock()
+        self._open_count = 0
         self._on_close = on_close
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether rows may be leased to the engine that it does not hold yet."""
+        return bool(self._open_count or self.delivered)
+
     def reserve(self, capacity: Callable[[], int], *, owner: int) -> Reservation | None:
-        """One for so many rows; None if that is none."""
+        """Reserve room for as many rows as there is capacity; None if there is none."""
         with self.lock:
             limit = capacity()
             if limit <= 0:
                 return None
-            self.open_count += 1
+            self._open_count += 1
             self.total += 1
         return Reservation(self, limit, owner=owner)
 
     def close_one(self, *, is_uncertain: bool) -> None:
         with self.lock:
-            self.open_count -= 1
+            self._open_count -= 1
         self._on_close(is_uncertain)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from longwatch.core.events.base import Event, Events, Observer
 from longwatch.core.lease import RenewalSchedule
@@ -19,8 +19,8 @@ from longwatch.engine.claim_source import ClaimedRow, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import RowResult
 from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.life import BeginGate, RowRunner, Slot
 from longwatch.engine.policy import EngineContext, EngineEnvironment, EnginePolicy
-from longwatch.engine.slot_pool import FinishedRow, Slot, SlotPool
 from longwatch.flow.attempt_runner import AttemptRunner
 from longwatch.flow.context import FlowContext
 from longwatch.flow.flow import Flow
@@ -103,7 +103,7 @@ class SteppedWorker(FlowWorker):
         self.owner = self._source.register_owner(self._incarnation, page=str(self._page.path))
         self._lease_trust = LeaseTrust(self.owner, self._lease(), clock=self.clock, page=self._page)
         self._renewals = RenewalSchedule(self._lease_trust.lease.policy)
-        self._slot = _SteppedSlot(self, self._make_slot_pool())
+        self._slot = self._make_slot()
 
     def run_one(self) -> bool:
         """Claim one attempt, compute it, settle it; False if there was none."""
@@ -119,9 +119,9 @@ class SteppedWorker(FlowWorker):
         self._lease_trust.record_grant(asked)
         self.leased = found[0]
         self.step_done(Step.CLAIMED)
-        finished = self._slot.live(self.leased)
-        if isinstance(finished, Settlement):
-            self.settled_claims |= {finished.claim} if self._source.settle([finished])[0] else set()
+        result = self._slot.live(self.leased).result
+        if isinstance(result, Settlement):
+            self.settled_claims |= {result.claim} if self._source.settle([result])[0] else set()
             self.step_done(Step.SETTLED)
         self.leased = None
         return True
@@ -194,13 +194,12 @@ class SteppedWorker(FlowWorker):
 
     # --- what it is made of ---
 
-    def _make_slot_pool(self) -> SlotPool:
+    def _make_slot(self) -> _SteppedSlot:
         place = EngineEnvironment(name=self._display_name, events=Events(self._forward_event))
         policy = EnginePolicy(lease=self._lease_trust.lease.policy)
         around = EngineContext(place.name, policy, self.clock, place.events, self.heartbeat)
-        pool = SlotPool(self._make_runner(place), self._lease_trust, self._page, around)
-        pool.coroutine_runner = _InlineCoroutines()  # type: ignore[assignment] # all that is asked of it
-        return pool
+        gate = BeginGate(self._lease_trust)
+        return _SteppedSlot(self, self._make_runner(place), gate, self._page, around)
 
     def _forward_event(self, event: Event) -> None:
         if not self.is_dead:
@@ -221,17 +220,20 @@ def _compute_inline(node: Node, inputs: str, context: FlowContext) -> bytes:
 
 
 class _SteppedSlot(Slot):
-    """A slot without its thread."""
+    """A slot without a thread, which reports each step of a row's life."""
 
-    def __init__(self, worker: SteppedWorker, pool: SlotPool) -> None:
-        super().__init__(0, pool)
+    def __init__(
+        self,
+        worker: SteppedWorker,
+        runner: RowRunner,
+        gate: BeginGate,
+        page: BeatPage,
+        around: EngineContext,
+    ) -> None:
+        coroutines: Any = _InlineCoroutines()  # a slot calls only its `run`
+        super().__init__(0, runner, coroutines, gate, page, around)
         self.answer: RowResult = None
         self._worker = worker
-
-    def live(self, claimed: ClaimedRow) -> RowResult:
-        """The life of an attempt; how it is to be settled."""
-        self._live(claimed)
-        return self._pool.finished.pop().result
 
     def _begin(self, claimed: ClaimedRow) -> RowContext | None:
         context = super()._begin(claimed)
@@ -242,16 +244,18 @@ class _SteppedSlot(Slot):
     def _run(self, context: RowContext) -> RowResult:
         self.answer = None
         answer = super()._run(context)
-        if self._worker.is_dead:  # ended within the code, which may have caught that
+        if (
+            self._worker.is_dead
+        ):  # the worker was killed within the code, which may have caught that
             raise KilledError
         self.answer = answer
         self._worker.step_done(Step.COMPUTED)
         return answer
 
-    def _end(self, context: RowContext, result: RowResult) -> FinishedRow:
-        finished = super()._end(context, result)
+    def _end(self, context: RowContext) -> float:
+        duration = super()._end(context)
         self._worker.step_done(Step.FINISHED)
-        return finished
+        return duration
 
 
 class _InlineCoroutines:

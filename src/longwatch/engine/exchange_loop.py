@@ -1,0 +1,340 @@
+"""The exchange loop: wait for a reason → collect → audit → exchange → dispatch.
+
+One exchange with the source settles the rows that are finished and claims the next ones, in one
+transaction. The settler says what there is to settle, the fetcher how many rows to claim and which
+slots get them. This module owns the thread, the lock and the calls.
+
+Threads
+    A cycle is one turn from collect to dispatch. Any thread may run one, with the cycle lock, so
+    there is one at a time. Rows come in from other threads through `hand_in` and reservations only.
+
+    resting     The loop's thread waits for the first finished row, a notification, or its timeout.
+    gathering   A row is finished. The thread gives others up to `settle_delay` to be settled with
+                it, unless the slots have nothing left to do.
+    cycling     The thread has the cycle lock.
+
+    Waking a thread costs more than settling one row. So while the thread rests, a slot that has
+    finished the only row of the engine runs the cycle itself (`hand_in`) and goes on with the first
+    row it claims. The resting thread is then woken only if it has to wait for something else.
+
+Invariants
+    1. A row is added to the settler before the flags are read, and the flags are set before the
+       settler is asked: either the thread sees the row, or it is woken.
+    2. A cycle that cannot run now is not lost: its caller wakes the thread.
+    3. The thread ends when the engine stops, nothing is held, and no reservation is open.
+    4. An exception in a cycle is emitted and retried with backoff. It never ends the thread.
+
+Reserved rows
+    Code of this process that inserts rows may lease them to the engine at once (`reservations.py`).
+    `reserve` is the entry, `_on_reservation_closed` the exit. Without a reservation neither runs.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from longwatch.core.clock import Wakeup
+from longwatch.engine.claim_source import ClaimedRow, ClaimSource
+from longwatch.engine.drain import ENDING_STATES, DrainMachine, DrainState
+from longwatch.engine.fetcher import Fetcher, StartRow
+from longwatch.engine.lease_audit import LeaseAudit
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.life import FinishedRow
+from longwatch.engine.policy import EngineContext
+from longwatch.engine.reservations import Reservation, Reservations
+from longwatch.engine.settler import Settler
+from longwatch.engine.slot_pool import SlotPool
+from longwatch.engine.source_call import SourceCall
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.beatpage import BeatPage
+
+_MAX_INLINE_SLOTS = 64
+"""Slots of an engine above which a slot does not look whether all others are idle."""
+
+
+class ExchangeLoop:
+    """Makes the exchanges of one engine, in its own thread or in that of its only busy slot.
+
+    `hand_in`, `reserve`, `held_count`, `request_audit` and `wake` may be called from any thread.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - it brings the parts of an engine together
+        self,
+        source: ClaimSource,
+        lease_trust: LeaseTrust,
+        slot_pool: SlotPool,
+        settler: Settler,
+        fetcher: Fetcher,
+        drain: DrainMachine,
+        wakeup: Wakeup,
+        page: BeatPage,
+        engine_context: EngineContext,
+    ) -> None:
+        policy = engine_context.policy
+        self.polls_exhausted = Wakeup()
+        """Set when it has claimed as often as it may, and every row is settled."""
+        self.thread = BackgroundThread(
+            self._loop, name=f"{engine_context.name}-fetcher", report_errors=True
+        )
+        self._source = source
+        self._lease_trust = lease_trust
+        self._slot_pool = slot_pool
+        self._settler = settler
+        self._fetcher = fetcher
+        self._drain = drain
+        self._page = page
+        self._policy = policy
+        self._clock = engine_context.clock
+        self._heartbeat = engine_context.heartbeat
+        self._reservations = Reservations(self._on_reservation_closed)
+        self._audit = LeaseAudit(source, lease_trust, slot_pool, self._reservations, engine_context)
+        self._cycle_lock = threading.Lock()
+        self._wakeup = wakeup
+        self._urgent_wakeup = Wakeup()
+        self._batch_ready = Wakeup()
+        self._is_resting = False
+        self._is_gathering = False
+        self._allows_inline = policy.max_polls is None and policy.slots <= _MAX_INLINE_SLOTS
+        self._cycle_call = SourceCall("fetch", engine_context)
+        self._inline_call = SourceCall("fetch", engine_context)
+        self._exchange_call = SourceCall("exchange", engine_context)
+
+    def held_count(self) -> int:
+        """How many leases the engine has, as far as it knows."""
+        return len(self._fetcher.held) + len(self._settler.unsettled)
+
+    def request_audit(self, *, revoked: bool = False) -> None:
+        """Have the leases compared with the store. `revoked`: another process has reclaimed
+        some.
+        """
+        self._audit.request(revoked=revoked)
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Run a cycle now, also while a failed exchange waits for its retry."""
+        self._wakeup.set()
+        self._urgent_wakeup.set()
+
+    # --- the loop ---
+
+    def _loop(self) -> None:
+        while not self._is_finished():
+            self._cycle_call.run(self._run_once)
+            if self._cycle_call.retry_in:
+                self._clock.wait(self._urgent_wakeup, self._cycle_call.retry_in)
+        self._fetcher.leave_exclusive_lock()
+
+    def _run_once(self) -> None:
+        self._wait_for_reason()
+        with self._cycle_lock:
+            self._cycle(self._slot_pool.waiting.put)
+        if self._fetcher.is_poll_budget_spent and not self.held_count():
+            self.polls_exhausted.set()
+
+    def _cycle(self, start: StartRow) -> None:
+        """Collect, audit, exchange, dispatch. `start` is called with each row that may run."""
+        self._beat()
+        has_reserved = self._accept_reserved(start)
+        self._collect()
+        self._release_unknown()
+        self._fetcher.start_exclusive()
+        if has_reserved:  # the first of them may be finished in a moment: claim with its settlement
+            self._exchange(0, start)
+            self._fetcher.claim_soon()
+        else:
+            self._exchange(self._fetcher.claim_limit(), start)
+
+    def _is_finished(self) -> bool:
+        with self._cycle_lock, self._reservations.lock:  # no reservation is made after this
+            return self._drain.state in ENDING_STATES and not (
+                self.held_count() or self._reservations.are_pending
+            )
+
+    # --- waiting ---
+
+    def _wait_for_reason(self) -> None:
+        """Wait until a cycle has something to do. The wakeups are cleared last, because the cycle
+        looks at everything.
+        """
+        if self._exchange_call.retry_in:
+            self._clock.wait(self._urgent_wakeup, self._exchange_call.retry_in)
+        else:
+            if not self._has_work() and (seconds := self._fetcher.rest_seconds()):
+                self._rest(seconds)
+            if self._has_work():
+                self._gather_batch()
+        self._urgent_wakeup.clear()
+        self._wakeup.clear()
+
+    def _has_work(self) -> bool:
+        return self._settler.has_work or bool(self._reservations.delivered)
+
+    def _rest(self, seconds: float) -> None:
+        self._is_resting = True
+        if not self._settler.has_finished:
+            self._clock.wait(self._wakeup, seconds)
+        self._is_resting = False
+
+    def _gather_batch(self) -> None:
+        self._is_gathering = True
+        if not (
+            self._settler.is_batch_full
+            or self._slot_pool.waiting.empty()
+            or self._reservations.delivered
+        ):
+            self._clock.wait(self._batch_ready, self._policy.settle_delay)
+        self._is_gathering = False
+        self._batch_ready.clear()
+
+    # --- one cycle ---
+
+    def _beat(self) -> None:
+        self._heartbeat.beat()
+        self._page.beat_engine(self._clock.monotonic())
+
+    def _collect(self) -> None:
+        """Take over the rows that the slots have finished, and those they should not hold."""
+        self._fetcher.forget(self._settler.collect())
+        self._fetcher.release_unwanted()
+        self._fetcher.forget(self._settler.collect())
+
+    def _release_unknown(self) -> None:
+        """Compare the leases with the store if that is due; release those not known here."""
+        if self._audit.is_due:
+            held = self._fetcher.held
+            known = held.union(each.claim for each in self._settler.unsettled)
+            self._settler.release(self._audit.run(known, held))
+
+    def _exchange(self, limit: int, start: StartRow) -> None:
+        """Settle finished rows and claim up to `limit` others, in one call."""
+        batch = self._settler.next_batch()
+        if not (batch or limit):
+            self._settler.stats.emit()
+            return
+        requested_at = self._clock.monotonic()
+        owner, lease_seconds = self._lease_trust.owner, self._policy.lease.lease_seconds
+        result = self._exchange_call.run(
+            lambda: self._source.exchange(
+                batch, owner=owner, limit=limit, lease_seconds=lease_seconds
+            )
+        )
+        if result is None:
+            self._settler.exchange_failed(batch)
+            if limit:  # rows may have been claimed all the same
+                self._audit.request()
+            return
+        self._settler.exchange_done(batch, result.settled)
+        self._fetcher.exchange_done(limit, result)
+        self._dispatch(result.claimed, requested_at, start)
+        self._settler.stats.record_exchange(batch, result, held=len(self._fetcher.held))
+
+    def _dispatch(self, claimed: list[ClaimedRow], requested_at: float, start: StartRow) -> None:
+        if claimed and not self.held_count():
+            self._lease_trust.record_grant(requested_at)
+        self._fetcher.dispatch(claimed, start)
+
+    # --- rows from the slots ---
+
+    def hand_in(self, finished: FinishedRow) -> ClaimedRow | None:
+        """Take a finished row over. If nothing else runs or waits, settle it here and now, and
+        return the row that the slot runs next, if one was claimed.
+        """
+        is_inline = (
+            self._is_resting
+            and self._allows_inline
+            and finished.duration is not None
+            and self._slot_pool.is_idle
+        )
+        self._settler.add(finished)
+        if is_inline:
+            return self._cycle_inline()
+        if self._is_resting:
+            self._wakeup.set()
+        elif self._is_gathering and (
+            self._settler.is_batch_full or self._slot_pool.waiting.empty()
+        ):
+            self._batch_ready.set()
+        return None
+
+    def _cycle_inline(self) -> ClaimedRow | None:
+        """Run a cycle in a slot's thread; return the first row it claimed."""
+        if not self._cycle_lock.acquire(blocking=False):
+            self._wakeup.set()
+            return None
+        first: list[ClaimedRow] = []
+
+        def start(row: ClaimedRow) -> None:
+            if first:
+                self._slot_pool.waiting.put(row)
+            else:
+                first.append(row)
+
+        try:
+            self._inline_call.run(lambda: self._cycle(start))
+        finally:
+            self._cycle_lock.release()
+        if not self._may_rest_on():
+            self._wakeup.set()
+        return first[0] if first else None
+
+    def _may_rest_on(self) -> bool:
+        """Whether the thread may go on resting after a cycle in another thread: nothing is left to
+        do, now or before its timeout.
+        """
+        return self._drain.state is DrainState.RUNNING and not (
+            self._exchange_call.retry_in
+            or self._inline_call.retry_in
+            or self._audit.is_due
+            or self._settler.needs_cycle
+            or self._fetcher.needs_cycle
+        )
+
+    # --- reserved rows ---
+
+    def reserve(self, limit: int) -> Reservation | None:
+        """Reserve capacity for up to `limit` rows; None if there is none."""
+        return self._reservations.reserve(
+            lambda: (
+                0 if self._policy.max_polls is not None else min(self._fetcher.capacity(), limit)
+            ),
+            owner=self._lease_trust.owner,
+        )
+
+    def _on_reservation_closed(self, is_uncertain: bool) -> None:  # noqa: FBT001 - a callback
+        """Dispatch the delivered rows if the thread rests, and leave everything else to it."""
+        if is_uncertain:
+            self._audit.request()
+        if (
+            is_uncertain
+            or self._drain.state is not DrainState.RUNNING
+            or (self._reservations.delivered and not self._accept_inline())
+        ):
+            self._wakeup.set()
+
+    def _accept_inline(self) -> bool:
+        """Dispatch delivered rows in the thread that closed the reservation; False if the loop's
+        thread has to run a cycle.
+        """
+        if not (self._is_resting and self._allows_inline) or not self._cycle_lock.acquire(
+            blocking=False
+        ):
+            return False
+        try:
+            self._accept_reserved(self._slot_pool.waiting.put)
+            return self._may_rest_on()
+        finally:
+            self._cycle_lock.release()
+
+    def _accept_reserved(self, start: StartRow) -> bool:
+        """Dispatch delivered rows, or release them while another engine has the process to itself;
+        return whether there were any.
+        """
+        has_reserved = False
+        while self._reservations.delivered:
+            has_reserved = True
+            claimed, requested_at = self._reservations.delivered.popleft()
+            if self._fetcher.may_dispatch():
+                self._dispatch(claimed, requested_at, start)
+            else:
+                self._settler.release(each.claim for each in claimed)
+        return has_reserved

@@ -1,0 +1,193 @@
+"""The life of a claimed row in its slot: begin → run → settle.
+
+claimed ──begin──► begun ──run──► ended ──► finished, with its one settlement
+   └──may not begin──────────────────────► finished, released
+
+How a row is settled, first rule first
+    1. It never began: released. The engine drains, or its leases are not trusted.
+    2. Its settlement was forced (`RowContext.forced_settlement`): that one counts, whatever the
+       code returned or raised.
+    3. Its lease was lost while it ran: released. If another worker owns the row by now, the source
+       refuses even that, so the row is settled by that worker alone.
+    4. Its code raised: `error_policy.settlement_for` decides (dead letter, failure, released).
+    5. Otherwise: what its runner returned.
+    A row that was settled while its code ran (`RowContext.settled`) is only counted.
+
+Invariants
+    1. Each row that goes into `Slot.live` comes out exactly once, with at most one settlement.
+    2. The beat page names the row from just before its code runs until just after. A process that
+       dies in between has this row to blame, and no other.
+    3. The context of a row is visible before the gate is asked. So a thread that closes the gate
+       either finds the context, or the row does not begin.
+    4. Nothing that user code raises leaves the slot, not even an exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from math import inf
+from typing import NamedTuple, Protocol
+
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.engine import WorkFailed
+from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.engine.context import RowContext, SlotActivity
+from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, PendingResult, RowResult
+from longwatch.engine.error_policy import settlement_for
+from longwatch.engine.lease_trust import LeaseTrust
+from longwatch.engine.policy import EngineContext
+from longwatch.host.beatpage import BeatPage
+
+
+class RowRunner(Protocol):
+    """Runs one row: decodes it, calls the user's code, and returns the settlement.
+
+    It returns None if the settlement is unknown, and `AlreadySettled` if it has settled the row.
+    An awaitable is awaited on the engine's loop thread while the slot waits; one that cannot be is
+    closed. A `PendingResult` also says what becomes of the awaited value. An exception is a failure
+    of the row.
+    """
+
+    def __call__(
+        self, claimed: ClaimedRow, context: RowContext, /
+    ) -> PendingResult | Awaitable[RowResult] | RowResult: ...
+
+
+class FinishedRow(NamedTuple):
+    """A row that its slot is done with. `result` None: there is nothing to settle. `duration`
+    None: the row never began.
+    """
+
+    claimed: ClaimedRow
+    result: RowResult
+    duration: float | None
+
+
+class BeginGate:
+    """Decides whether rows may begin: the engine accepts rows, and its leases are trusted.
+    Thread-safe.
+    """
+
+    def __init__(self, lease_trust: LeaseTrust) -> None:
+        self._lease_trust = lease_trust
+        self._is_open = True
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def close(self) -> None:
+        """Let no row begin. Rows that run go on."""
+        self._is_open = False
+
+    def may_begin(self, now: float) -> bool:
+        return self._is_open and self._lease_trust.is_trusted(now)
+
+
+class Slot:
+    """One place where user code runs, one row at a time. Its thread is the slot pool's.
+
+    `context` is that of the row that runs, `last_begin_at` when a row began here last.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a row needs to begin, to run and to be judged
+        self,
+        number: int,
+        runner: RowRunner,
+        coroutine_runner: CoroutineRunner,
+        gate: BeginGate,
+        page: BeatPage,
+        engine_context: EngineContext,
+    ) -> None:
+        self.activity = SlotActivity(engine_context.clock, page, number)
+        self.context: RowContext | None = None
+        self.last_begin_at = -inf
+        self._runner = runner
+        self._coroutine_runner = coroutine_runner
+        self._gate = gate
+        self._engine = engine_context.name
+        self._clock = engine_context.clock
+        self._events = engine_context.events
+        self._retry = engine_context.policy.retry
+        self._no_deadline = Deadline.never(engine_context.clock)
+
+    def live(self, claimed: ClaimedRow) -> FinishedRow:
+        """Run one claimed row and say how it is settled. Blocks as long as the user's code runs.
+
+        Every path ends in exactly one settlement, or in none because another worker owns the row.
+        """
+        context = self._begin(claimed)
+        if context is None:
+            return released(claimed)
+        result = self._run(context)
+        duration = self._end(context)
+        return FinishedRow(claimed, _decide(context, result), duration)
+
+    def _begin(self, claimed: ClaimedRow) -> RowContext | None:
+        """Mark the row as running on the beat page; None if it may not begin any more."""
+        now = self._clock.monotonic()
+        self.activity.heartbeat.beat()  # a slot that rested for long must not count as stalled
+        context = self.context = RowContext(
+            claimed, self.activity, self._no_deadline, started_at=now
+        )
+        if not self._gate.may_begin(now):
+            self.context = None
+            return None
+        self.activity.begin(claimed.claim.seq, now)
+        self.last_begin_at = now
+        return context
+
+    def _run(self, context: RowContext) -> RowResult:
+        """Call the runner, and wait for its result if that is asynchronous."""
+        try:
+            result = self._runner(context.claimed, context)
+            if result is None or type(result) is Settlement or type(result) is AlreadySettled:
+                return result
+            if not isinstance(result, PendingResult):
+                result = PendingResult(result, _identity)  # type: ignore[arg-type] # an awaitable
+            return result.resolve(self._coroutine_runner, context)
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
+            return self._settle_error(context, error)
+
+    def _settle_error(
+        self, context: RowContext, error: BaseException
+    ) -> Settlement | AlreadySettled:
+        """Decide how a row whose code raised is settled, and emit its failure."""
+        settlement = settlement_for(context, error, self._retry)
+        if settlement.outcome is not RowOutcome.RELEASED or settlement.delay:
+            self._events.emit(
+                WorkFailed(
+                    engine=self._engine,
+                    row=settlement.claim.seq,
+                    attempt=context.attempt,
+                    error=settlement.error or "",
+                    retry_in=None if settlement.outcome is RowOutcome.DEAD else settlement.delay,
+                )
+            )
+        return AlreadySettled(settlement.outcome) if context.settled else settlement
+
+    def _end(self, context: RowContext) -> float:
+        """Take the row off the beat page; return how many seconds it ran."""
+        duration = self._clock.monotonic() - context.started_at
+        context.close()
+        self.activity.end()
+        self.context = None
+        return duration
+
+
+def released(claimed: ClaimedRow) -> FinishedRow:
+    """A row that goes back without having begun."""
+    return FinishedRow(claimed, Settlement(claimed.claim, RowOutcome.RELEASED), None)
+
+
+def _decide(context: RowContext, result: RowResult) -> RowResult:
+    """Apply the rules that stand above the result of the code: forced settlement, lost lease."""
+    forced = context.forced_settlement
+    if forced is not None:
+        return AlreadySettled(forced.outcome) if context.settled else forced
+    if context.lease_lost and type(result) is Settlement:
+        return Settlement(result.claim, RowOutcome.RELEASED)
+    return result
+
+
+def _identity(result: RowResult) -> RowResult:
+    return result

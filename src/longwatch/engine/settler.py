@@ -1,0 +1,172 @@
+"""The settler: which rows the slots have finished, and which settlements are not made yet.
+
+A finished row waits in `_finished` until a cycle collects it. Its settlement then stays in
+`unsettled` until an exchange has made it. After an exchange that failed it is unknown which
+settlements were made. All of them stay and are made again, which is safe because they are fenced.
+If the source refuses one of these, the first try may have counted, and the event says so. The next
+batch is half as large, and a single settlement that failed goes to the end. So a settlement that
+cannot be made does not hold up the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from longwatch.core.events.engine import RowsClaimed, RowsSettled, SettlementRefused
+from longwatch.engine.claim_source import ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.life import FinishedRow
+from longwatch.engine.policy import MAX_BATCH, EngineContext
+from longwatch.store.claims import Claim
+
+
+class Settler:
+    """Owns the settlements of one engine, from the finished row to the answer of the source.
+
+    `add` may be called from any thread, and the properties may be read from any. Everything else
+    is for the thread that runs the cycle.
+    """
+
+    def __init__(self, engine_context: EngineContext) -> None:
+        self.unsettled: list[Settlement] = []
+        self.stats = SettlementStats(engine_context)
+        self._finished: deque[FinishedRow] = deque()
+        self._settle_batch = engine_context.policy.settle_batch
+        self._batch_limit = MAX_BATCH
+        self._attempted: set[Claim] = set()
+        self._has_delayed = False
+        self._engine = engine_context.name
+        self._events = engine_context.events
+
+    # --- what there is to settle ---
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._finished or self.unsettled)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether slots have finished rows since the last `collect`."""
+        return bool(self._finished)
+
+    @property
+    def is_batch_full(self) -> bool:
+        """Whether enough rows are finished to settle them without waiting for more."""
+        return len(self._finished) + len(self.unsettled) >= self._settle_batch
+
+    @property
+    def needs_cycle(self) -> bool:
+        """Whether settlements are left, or the last ones may have made rows due later."""
+        return bool(self.unsettled) or self._has_delayed
+
+    def add(self, finished: FinishedRow) -> None:
+        self._finished.append(finished)
+
+    def release(self, claims: Iterable[Claim], *, delay: float = 0.0) -> None:
+        """Queue the release of rows that no slot has."""
+        self.unsettled += [Settlement(each, RowOutcome.RELEASED, delay=delay) for each in claims]
+
+    def collect(self) -> list[FinishedRow]:
+        """Queue the settlements of the finished rows, and return these rows."""
+        collected: list[FinishedRow] = []
+        while self._finished:
+            finished = self._finished.popleft()
+            collected.append(finished)
+            if finished.duration is not None:
+                self.stats.record_duration(finished.duration)
+            if isinstance(finished.result, Settlement):
+                self.unsettled.append(finished.result)
+            elif finished.result is not None:
+                self.stats.record_settled(finished.result.outcome)
+        return collected
+
+    # --- one exchange ---
+
+    def next_batch(self) -> list[Settlement]:
+        return self.unsettled[: self._batch_limit]
+
+    def exchange_done(self, batch: Sequence[Settlement], settled: Sequence[bool]) -> None:
+        """Drop the settlements that were made or refused, and emit the refused ones."""
+        del self.unsettled[: len(batch)]
+        self._batch_limit = MAX_BATCH
+        self._has_delayed = any(each.outcome is not RowOutcome.DONE for each in batch)
+        if not all(settled):
+            for settlement, is_settled in zip(batch, settled, strict=True):
+                if not is_settled and settlement.outcome is not RowOutcome.RELEASED:
+                    self._emit_refused(settlement)
+        if self._attempted:
+            self._attempted.difference_update(each.claim for each in batch)
+
+    def exchange_failed(self, batch: Sequence[Settlement]) -> None:
+        """Keep the settlements, and make half as many next time."""
+        if not batch:
+            return
+        self._attempted.update(each.claim for each in batch)
+        self._batch_limit = max(len(batch) // 2, 1)
+        if len(batch) == 1:
+            self.unsettled.append(self.unsettled.pop(0))
+
+    def _emit_refused(self, settlement: Settlement) -> None:
+        self._events.emit(
+            SettlementRefused(
+                engine=self._engine,
+                row=settlement.claim.seq,
+                outcome=settlement.outcome,
+                may_have_settled=settlement.claim in self._attempted,
+            )
+        )
+
+
+class SettlementStats:
+    """Emits one event for the rows of many exchanges, and none without an observer. Not
+    thread-safe.
+
+    A refused settlement counts as refused only: how the row ended is unknown.
+    """
+
+    def __init__(self, engine_context: EngineContext) -> None:
+        self._engine = engine_context.name
+        self._events = engine_context.events
+        self._durations: list[float] = []
+        self._settled: Counter[RowOutcome] = Counter()
+        self._refused = 0
+
+    def record_duration(self, seconds: float) -> None:
+        if self._events.has_observers:
+            self._durations.append(seconds)
+
+    def record_settled(self, outcome: RowOutcome) -> None:
+        """Count a row that was settled while its code ran."""
+        if self._events.has_observers:
+            self._settled[outcome] += 1
+
+    def record_exchange(
+        self, batch: Sequence[Settlement], result: ExchangeResult, *, held: int
+    ) -> None:
+        """Count the settlements of an exchange, and emit what it settled and claimed."""
+        if not self._events.has_observers:
+            return
+        for settlement, is_settled in zip(batch, result.settled, strict=True):
+            self._settled[settlement.outcome] += is_settled
+            self._refused += not is_settled
+        self.emit()
+        if result.claimed:
+            self._events.emit(RowsClaimed(engine=self._engine, rows=len(result.claimed), held=held))
+
+    def emit(self) -> None:
+        """Emit what was counted since the last time, if anything was."""
+        if not (self._durations or self._settled or self._refused):
+            return
+        settled, refused, durations = self._settled, self._refused, tuple(self._durations)
+        self._settled, self._refused, self._durations = Counter(), 0, []
+        self._events.emit(
+            RowsSettled(
+                engine=self._engine,
+                done=settled[RowOutcome.DONE],
+                failed=settled[RowOutcome.FAILED],
+                released=settled[RowOutcome.RELEASED],
+                dead_lettered=settled[RowOutcome.DEAD],
+                refused=refused,
+                lasted=durations,
+            )
+        )
