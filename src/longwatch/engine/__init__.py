@@ -1,68 +1,70 @@
-"""The one engine that runs claimed rows: slots, prefetch, context, lease renewal, batched
-settle, drain.
+"""The engine: claims rows from one source, runs user code on them, settles them.
 
 Who does what in one engine
-    fetcher        settles finished rows and claims the next ones, in one exchange with the source
-                   (`fetcher.py`). It has one thread. While that rests, the slot that has finished
-                   the only running row does the exchange.
-    slots          N threads that run user code, one row at a time each (`slot_pool.py`). Code that
-                   is `async def` runs on one loop thread while its slot waits, and is cancelled
-                   there when its context is (`coroutines.py`).
-    lease renewer  one thread that renews every lease in one call, at a third of the lease, with
-                   quick retries (`lease_renewer.py`). It says when leases are no longer trusted
-                   (`lease_trust.py`).
-    sweeper        looks periodically for dead owners and lapsed leases, so that any worker reclaims
-                   the rows of another. It pauses while its own leases are not trusted: otherwise it
-                   would reclaim them, before they are renewed, as soon as the store is back.
-    One start is an `EngineRun` (`engine_run.py`): a new incarnation, a beat page, these threads.
-    `engine.py` is the service that users hold.
+    exchange loop  One thread. It settles finished rows and claims the next ones, in one exchange
+                   with the source (`exchange_loop.py`). The settler knows what there is to settle
+                   (`settler.py`). The fetcher decides how many rows to claim and when, and gives
+                   them to the slots (`fetcher.py`, `prefetch.py`, `poll_budget.py`).
+    slots          N threads that run user code, one row at a time each (`slot_pool.py`). What a
+                   slot does with a row is in `life.py`. Code that is `async def` runs on one loop
+                   thread while its slot waits, and is cancelled there when its context is
+                   (`coroutines.py`).
+    lease renewer  One thread. It renews every lease in one call, at a third of the lease, with
+                   quick retries, and says when leases are no longer trusted (`lease_renewer.py`,
+                   `lease_trust.py`).
+    sweeper        One periodic thread. It reclaims the rows of dead owners and lapsed leases of any
+                   worker. It pauses while its own leases are not trusted: as soon as the store is
+                   back it would reclaim them before they are renewed.
+    One start of an engine is an `EngineRun` (`engine_run.py`): a new incarnation, a beat page,
+    these threads. `engine.py` is the service that users hold, `engine_loop.py` the blocking `run`
+    that groups use.
 
 The life of a row
-    claimed (leased, in line for a slot) → begun (marked on the beat page) → run → settled, in the
-    next exchange.
-    Rows are begun in the order of the source. Finished rows are settled together: a few
-    milliseconds after the first of them, or when enough are finished, or at once when the slots
-    have nothing left to do. A claim that gave less than was wanted is followed by the next when the
-    first of it is done, or after as many milliseconds: two exchanges, not three, for a message that
-    comes alone. Ahead of the slots is held what they can begin within a quarter of a second
-    (`prefetch.py`). Rows that turn out to wait behind long work are handed back: nothing waits here
-    while another worker could run it. A row that has crashed a process before runs alone: it waits
-    until every slot is idle, in every engine of the process that shares an `ExclusiveLock`, and no
-    other is begun beside it. If that takes long, it is left to other workers for as long.
+    exchange_loop   claimed in an exchange, held, put into the queue of the slots
+    life            begun (marked on the beat page) → run → ended, with its one settlement
+    exchange_loop   handed in → collected → settled in the next exchange
+    Rows begin in the order of the source. Finished rows are settled together: a few milliseconds
+    after the first of them, or when a batch is full, or at once when no row waits for a slot. A
+    slot that has finished the only row of the engine makes the exchange itself. The engine holds as
+    many rows beyond its slots as can begin within a quarter of a second. It releases rows that turn
+    out to wait behind long work, so that another worker can run them.
+    A row that has crashed a process before runs alone (`exclusive.py`). It waits until every slot
+    is idle, in every engine that shares its `ExclusiveLock`. If that takes too long, it is left to
+    other workers for a while.
 
-How the work on a row ends (`error_policy.py`)
-    it returns                      done; or nothing, if it has settled the row by itself
-    it raises                       a failure: back after the backoff; exits and interrupts are
-                                    failures like any other
-    it raises a PermanentError      dead letter, at once
-    it raises after being cancelled back, nobody's fault
-    it is async, and has no loop    back after a while, nobody's fault
-    its lease was lost meanwhile    back, whatever it says; if somebody else has the row, that
-                                    changes nothing
+How a row ends (`life.py`, `error_policy.py`)
+    its code returns                    done, or nothing if the code has settled the row itself
+    its code raises                     failed, retried after the backoff; exits and interrupts, too
+    its code raises a PermanentError    dead-lettered at once
+    its code raises after a cancel      released, which counts as no failure
+    its code is async without a loop    released with a delay, which counts as no failure
+    its settlement was forced           settled that way, whatever the code did
+    its lease was lost                  released; refused by the source if another worker owns it
 
 Invariants
-    1. What is claimed and not begun is given back on drain, at once, and spends nothing.
-    2. No result counts once the lease is not trusted any more: the context says `lease_lost`,
-       nothing in line is begun, and nothing is claimed until the leases are renewed again. The
-       store would refuse it anyway; this side knows earlier.
-    3. Leases are kept until the last row is settled, also during a drain, and after a stop that
-       gave up. Only a row whose code has given no beat for `stale_after` is not: its lease runs
-       out, and it is to blame.
-    4. An exchange that failed leaves its settlements in line; making them again is safe, because
-       they are fenced. If the row is gone then, that is told as unknown: the first try may have
-       counted. One settlement that cannot be made does not keep the others.
-    5. A lease that this side knows nothing of (an exchange without an answer, a store that was set
-       back), and a row that is not ours any more though we think so, are found by comparing with
-       the store: after every exchange that failed, after every renewal, and as often when nothing
-       is held here. Renewing by owner would otherwise keep the first for ever.
-    6. The fetcher never waits for user code, the lease renewer never waits for the store, user code
-       waits for neither (but for its own calls). Whatever a source or user code raises, none of
-       these threads ends by it.
+    1. Each piece of state has one owner that changes it: the settler the settlements, the fetcher
+       the held claims, the exchange loop its flags and lock, a slot its context, `BeginGate`
+       whether rows may begin, `DrainMachine` the state of the drain.
+    2. A row that was claimed and never began is released on drain, at once, and spends nothing.
+    3. No result counts once the lease is not trusted. The context says `lease_lost`, no waiting row
+       begins, and nothing is claimed until the leases are renewed. The store would refuse the
+       result anyway; the engine knows earlier.
+    4. Leases are renewed until the last row is settled, also during a drain and after a stop that
+       timed out. The exception is a row whose code has given no beat for `stale_after`: its lease
+       runs out, and the row is to blame.
+    5. A failed exchange keeps its settlements. Making them again is safe, because they are fenced.
+       If the source then refuses one, its outcome is reported as unknown.
+    6. Leases that only the store or only the engine knows of are found by an audit: after every
+       failed exchange and every renewal, and as often when nothing is held (`lease_audit.py`).
+       Renewal by owner would keep unknown leases for ever.
+    7. The exchange loop never waits for user code, the lease renewer never waits for the store,
+       user code waits for neither. No exception of a source or of user code ends one of these
+       threads.
 
 Drain (`drain.py` is the table)
     running ⇄ draining ──stop──► stopping ──cancel──► cancelling ──► stopped
-    A stop tells the time once: what runs may finish until shortly before the deadline, then it is
-    cancelled, and at the deadline it is given up. Its threads are left behind, its page says
-    draining, so nobody is blamed if the process ends; a later end of it still counts, and another
-    stop tries again.
+    A stop has one deadline. Running rows may finish until shortly before it. Then they are
+    cancelled, and at the deadline the stop gives up: it leaves the threads behind, and the beat
+    page says draining, so no row is blamed if the process ends. A row that ends later is still
+    settled, and another stop tries again.
 """

@@ -17,9 +17,11 @@ class NotStartedError(Exception):
 
 
 def settlement_for(context: RowContext, error: BaseException, retry: BackoffPolicy) -> Settlement:
-    """A permanent error is the end of the row; one of work that was told to stop, or never begun,
-    is not its fault; any other is a failure. Work that could not be begun here is left alone for a
-    while, or it would go back and forth.
+    """Decide how a row whose code raised is settled, first rule first.
+
+    A PermanentError dead-letters the row. An error after a cancel releases it. Work that could not
+    start here is released with a delay, or this worker would claim it again at once. Any other
+    error is a failure, retried after the backoff of the row or of the engine.
     """
     claim, text = context.claimed.claim, describe_error(error)
     retry = context.claimed.retry or retry
