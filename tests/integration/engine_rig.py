@@ -28,8 +28,8 @@ from longwatch.testing import FakeClock, RecordingObserver
 
 TIMEOUT = 10.0
 IDLE_THREADS = 3
-"""How many threads of an engine that has nothing to do are parked on its clock: exchange loop, lease
-renewer, sweeper.
+"""How many threads of an engine that has nothing to do are parked on its clock: exchange loop,
+lease renewer, sweeper.
 """
 QUIET_POLICY = EnginePolicy(
     slots=2, lease=LeasePolicy(30.0), sweep_interval=1000.0, poll_interval=1000.0, settle_delay=0.0

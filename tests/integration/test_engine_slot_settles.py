@@ -1,5 +1,5 @@
-"""Where little is to be done nobody is woken for it: a slot settles what it has done itself, and
-who gives rows hands them out.
+"""A slot that has finished the only row settles it itself, and delivered rows begin at once: no
+thread is woken for them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from engine_rig import IDLE_THREADS, QUIET_POLICY, EngineRig, GatedRunner, fake_
 from longwatch.core.events.engine import ClaimSourceFailed
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
+from longwatch.engine.life import released
 from longwatch.errors import StoreUnreachableError
 from longwatch.store.claims import Claim
 from polling import eventually
@@ -195,6 +196,38 @@ def test_rows_that_are_given_while_it_ends_go_back() -> None:
         offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
         offer.close()
         rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
+
+
+def test_a_stop_waits_for_an_open_reservation() -> None:
+    """Its rows may be leased to the engine already, and nobody else would release them."""
+    with running_engine(GatedRunner()) as rig:
+        rig.wait_idle()
+        reservation = rig.engine.reserve(1)
+        assert reservation is not None
+        stopping = threading.Thread(target=lambda: rig.engine.stop(timeout=None), daemon=True)
+        stopping.start()
+        rig.clock.await_parked(IDLE_THREADS + 1)  # the stop waits, and so does the exchange loop
+        [row] = fake_rows(7)
+        row.claim = Claim(7, reservation.owner, 1)
+        rig.source.rows.append(row)
+        reservation.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        reservation.close()
+        rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
+        stopping.join(10.0)
+        assert not stopping.is_alive()
+
+
+def test_a_thread_that_releases_a_row_leaves_the_exchange_to_the_loop() -> None:
+    """It may be the lease renewer, which never waits for the store and runs no rows."""
+    with running_engine(GatedRunner()) as rig:
+        rig.wait_idle()
+        exchanges = ExchangeThreads(rig)
+        [row] = fake_rows(7)
+        row.claim = Claim(7, 1, 1)
+        rig.source.rows.append(row)
+        assert rig.exchange_loop.hand_in(released(ClaimedRow(row.claim, row))) is None
+        rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
+        assert "engine-fetcher" == exchanges.names[0]
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -115,7 +115,7 @@ def test_an_exception_fails_the_row_and_never_leaves_the_slot(
 
 def test_a_row_that_may_not_begin_is_released_without_running(rig: SlotRig) -> None:
     ran: list[RowContext] = []
-    slot = rig.slot(lambda context: ran.append(context))
+    slot = rig.slot(ran.append)
     rig.gate.close()
     assert (ROW, RELEASED, None) == slot.live(ROW)
     rig.gate.open()
