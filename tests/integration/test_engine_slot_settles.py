@@ -178,7 +178,7 @@ def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPa
         rig.source.rows.append(row)
         offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
         offer.close()
-        assert eventually(lambda: bool(rig.exchange_loop._settler.has_finished))
+        assert eventually(lambda: bool(rig.exchange_loop._settler.has_work))
         rig.source.put(*fake_rows(8))
         go.set()
         assert {2, 7, 8} == {gate.next_started(), gate.next_started(), gate.next_started()}
@@ -239,5 +239,6 @@ def test_many_rows_one_after_the_other_are_all_settled_once(slots: int) -> None:
         for number in range(300):
             rig.source.put(*fake_rows(number))
             rig.source.wait_until(lambda number=number: len(rig.source.settlements) == number + 1)  # type: ignore[misc]
+        assert not rig.exchange_loop.polls_exhausted.is_set()  # without `max_polls` it never is
     assert [(number, DONE) for number in range(300)] == rig.source.outcomes()
     assert not rig.observer.of(ClaimSourceFailed)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 
-from longwatch.engine.policy import EnginePolicy
 from longwatch.engine.poll_budget import PollBudget
 from longwatch.testing import FakeClock
 
@@ -14,17 +11,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def poll_budget(
-    clock: FakeClock, polls: int | None, *, wait: float = 20.0, slots: int = 4
-) -> PollBudget:
-    return PollBudget(EnginePolicy(max_polls=polls, poll_wait=wait, slots=slots), clock)
-
-
-def test_without_a_number_it_is_never_over_and_bounds_nothing(clock: FakeClock) -> None:
-    endless = poll_budget(clock, None)
-    for _ in range(1000):
-        endless.record(3)
-    assert (False, 70, inf) == (endless.is_spent, endless.cap(70, held=5), endless.time_left())
+def poll_budget(clock: FakeClock, polls: int, *, wait: float = 20.0, slots: int = 4) -> PollBudget:
+    return PollBudget(polls, poll_wait=wait, slots=slots, clock=clock)
 
 
 def test_a_poll_that_gave_rows_counts_at_once(clock: FakeClock) -> None:

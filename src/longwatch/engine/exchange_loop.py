@@ -133,7 +133,8 @@ class ExchangeLoop:
 
     def _cycle(self, start: StartRow) -> None:
         """Collect, audit, exchange, dispatch. `start` is called with each row that may run."""
-        self._beat()
+        self._heartbeat.beat()
+        self._page.beat_engine(self._clock.monotonic())
         has_reserved = self._accept_reserved(start)
         self._collect()
         self._release_unknown()
@@ -171,7 +172,7 @@ class ExchangeLoop:
 
     def _rest(self, seconds: float) -> None:
         self._is_resting = True
-        if not self._settler.has_finished:
+        if not self._settler.has_work:
             self._clock.wait(self._wakeup, seconds)
         self._is_resting = False
 
@@ -187,10 +188,6 @@ class ExchangeLoop:
         self._batch_ready.clear()
 
     # --- one cycle ---
-
-    def _beat(self) -> None:
-        self._heartbeat.beat()
-        self._page.beat_engine(self._clock.monotonic())
 
     def _collect(self) -> None:
         """Take over the rows that the slots have finished, and those they should not hold."""
@@ -225,13 +222,8 @@ class ExchangeLoop:
             return
         self._settler.exchange_done(batch, result.settled)
         self._fetcher.exchange_done(limit, result)
-        self._dispatch(result.claimed, requested_at, start)
+        self._fetcher.dispatch(result.claimed, requested_at, start)
         self._settler.stats.record_exchange(batch, result, held=len(self._fetcher.held))
-
-    def _dispatch(self, claimed: list[ClaimedRow], requested_at: float, start: StartRow) -> None:
-        if claimed and not self.held_count():
-            self._lease_trust.record_grant(requested_at)
-        self._fetcher.dispatch(claimed, start)
 
     # --- rows from the slots ---
 
@@ -326,15 +318,9 @@ class ExchangeLoop:
             self._cycle_lock.release()
 
     def _accept_reserved(self, start: StartRow) -> bool:
-        """Dispatch delivered rows, or release them while another engine has the process to itself;
-        return whether there were any.
-        """
-        has_reserved = False
+        """Take delivered rows over; return whether there were any."""
+        has_reserved = bool(self._reservations.delivered)
         while self._reservations.delivered:
-            has_reserved = True
             claimed, requested_at = self._reservations.delivered.popleft()
-            if self._fetcher.may_dispatch():
-                self._dispatch(claimed, requested_at, start)
-            else:
-                self._settler.release(each.claim for each in claimed)
+            self._fetcher.accept_reserved(claimed, requested_at, start)
         return has_reserved

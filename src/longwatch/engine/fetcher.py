@@ -57,7 +57,13 @@ class Fetcher:
         self._lock_handle = lock_handle
         self._policy = policy
         self._prefetch = Prefetch(policy.slots, maximum=policy.max_prefetch)
-        self._poll_budget = PollBudget(policy, clock)
+        self._poll_budget = (
+            None
+            if policy.max_polls is None
+            else PollBudget(
+                policy.max_polls, poll_wait=policy.poll_wait, slots=policy.slots, clock=clock
+            )
+        )
         self._exclusive_rows = ExclusiveRows(lock_handle, clock, timeout=policy.exclusive_timeout)
         self._claim_again_in: float | None = 0.0
         self._due_call = SourceCall("next_due", engine_context)
@@ -69,7 +75,7 @@ class Fetcher:
 
     @property
     def is_poll_budget_spent(self) -> bool:
-        return self._poll_budget.is_spent
+        return self._poll_budget is not None and self._poll_budget.is_spent
 
     @property
     def needs_cycle(self) -> bool:
@@ -90,7 +96,9 @@ class Fetcher:
         if self._exclusive_rows.has_waiting:
             timeouts.append(self._exclusive_rows.time_left())
         if self.capacity():
-            timeouts += [self._time_until_due(), self._poll_budget.time_left()]
+            timeouts.append(self._time_until_due())
+            if self._poll_budget is not None:
+                timeouts.append(self._poll_budget.time_left())
         return min(timeouts)
 
     def _time_until_due(self) -> float:
@@ -115,19 +123,18 @@ class Fetcher:
         ):
             return 0
         held = len(self.held)
-        return self._poll_budget.cap(
-            max(self._policy.slots + self._prefetch.limit - held, 0), held=held
-        )
+        room = max(self._policy.slots + self._prefetch.limit - held, 0)
+        return room if self._poll_budget is None else self._poll_budget.cap(room, held=held)
 
     def claim_limit(self) -> int:
         """How many rows to claim in this exchange."""
         limit = min(self.capacity(), MAX_BATCH)
-        return limit if limit and self.may_dispatch() else 0
+        return limit if limit and self._lock_handle.acquire_shared() else 0
 
     def exchange_done(self, limit: int, result: ExchangeResult) -> None:
         """Decide when to claim again."""
         claimed = len(result.claimed)
-        if limit:
+        if limit and self._poll_budget is not None:
             self._poll_budget.record(claimed)
         if result.is_queue_empty or not claimed:
             self._claim_again_in = None
@@ -140,12 +147,21 @@ class Fetcher:
 
     # --- the rows that are held ---
 
-    def may_dispatch(self) -> bool:
-        """Whether rows may begin here; False while another engine wants the process to itself."""
-        return self._lock_handle.acquire_shared()
+    def accept_reserved(
+        self, claimed: Sequence[ClaimedRow], requested_at: float, start: StartRow
+    ) -> None:
+        """Dispatch rows that were leased without a claim; release them if another engine wants the
+        process to itself.
+        """
+        if self._lock_handle.acquire_shared():
+            self.dispatch(claimed, requested_at, start)
+        else:
+            self._settler.release(each.claim for each in claimed)
 
-    def dispatch(self, claimed: Sequence[ClaimedRow], start: StartRow) -> None:
+    def dispatch(self, claimed: Sequence[ClaimedRow], requested_at: float, start: StartRow) -> None:
         """Hold these rows and start them. A row that has to run alone waits for its turn."""
+        if claimed and not (self.held or self._settler.unsettled):
+            self._lease_trust.record_grant(requested_at)
         for each in claimed:
             self.held.add(each.claim)
             if each.is_exclusive:
@@ -160,7 +176,8 @@ class Fetcher:
             self.held.discard(each.claimed.claim)
             if each.duration is not None:
                 self._prefetch.record(each.duration)
-            self._exclusive_rows.finish(each.claimed)
+            if each.claimed.is_exclusive:
+                self._exclusive_rows.finish(each.claimed)
         if not self.held:
             self._lock_handle.release_shared()
 
@@ -186,6 +203,8 @@ class Fetcher:
         """Start the next row that has to run alone, if nothing else runs in this process. If rows
         have waited too long for that, leave them to other workers.
         """
+        if not self._exclusive_rows.has_waiting:
+            return
         if (claimed := self._exclusive_rows.start_next(len(self.held))) is not None:
             self._slot_pool.waiting.put(claimed)
         elif self._exclusive_rows.is_overdue:

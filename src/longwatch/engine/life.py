@@ -120,7 +120,12 @@ class Slot:
             return released(claimed)
         result = self._run(context)
         duration = self._end(context)
-        return FinishedRow(claimed, _decide(context, result), duration)
+        forced = context.forced_settlement
+        if forced is not None:  # decided while the code ran
+            result = AlreadySettled(forced.outcome) if context.settled else forced
+        elif context.lease_lost and type(result) is Settlement:  # another worker may own the row
+            result = Settlement(result.claim, RowOutcome.RELEASED)
+        return FinishedRow(claimed, result, duration)
 
     def _begin(self, claimed: ClaimedRow) -> RowContext | None:
         """Mark the row as running on the beat page; None if it may not begin any more."""
@@ -177,16 +182,6 @@ class Slot:
 def released(claimed: ClaimedRow) -> FinishedRow:
     """A row that goes back without having begun."""
     return FinishedRow(claimed, Settlement(claimed.claim, RowOutcome.RELEASED), None)
-
-
-def _decide(context: RowContext, result: RowResult) -> RowResult:
-    """Apply the rules that stand above the result of the code: forced settlement, lost lease."""
-    forced = context.forced_settlement
-    if forced is not None:
-        return AlreadySettled(forced.outcome) if context.settled else forced
-    if context.lease_lost and type(result) is Settlement:
-        return Settlement(result.claim, RowOutcome.RELEASED)
-    return result
 
 
 def _identity(result: RowResult) -> RowResult:

@@ -1,24 +1,19 @@
-"""How often an engine may take rows: for ever, or a number of times, each of which ends with
-rows or with the end of its wait.
-"""
+"""How often an engine with `max_polls` may still claim. A poll ends with rows, or with its wait."""
 
 from __future__ import annotations
 
-from math import inf
-
 from longwatch.core.clock import Clock
-from longwatch.engine.policy import EnginePolicy
 
 
 class PollBudget:
-    """Counts the polls of one engine. One owner; not thread-safe. An engine that counts takes no
-    more than its slots can run.
+    """Counts the polls of one engine, which claims no more rows than its slots can run. Not
+    thread-safe.
     """
 
-    def __init__(self, policy: EnginePolicy, clock: Clock) -> None:
-        self._polls_left = inf if policy.max_polls is None else policy.max_polls
-        self._slots = policy.slots
-        self._poll_wait = policy.poll_wait
+    def __init__(self, max_polls: int, *, poll_wait: float, slots: int, clock: Clock) -> None:
+        self._polls_left = max_polls
+        self._poll_wait = poll_wait
+        self._slots = slots
         self._clock = clock
         self._started_at = clock.monotonic()
 
@@ -26,25 +21,16 @@ class PollBudget:
     def is_spent(self) -> bool:
         return self._polls_left <= 0
 
-    @property
-    def _is_limited(self) -> bool:
-        return self._polls_left != inf
-
     def record(self, claimed: int) -> None:
-        """Rows were asked for, and so many came."""
-        if self._is_limited and (claimed or self._elapsed() >= self._poll_wait):
+        """Count a claim that gave so many rows."""
+        if claimed or not self.time_left():
             self._polls_left -= 1
             self._started_at = self._clock.monotonic()
 
     def cap(self, capacity: int, *, held: int) -> int:
-        """How many of so many rows may be taken."""
-        if not self._is_limited:
-            return capacity
+        """How many of so many rows may be claimed."""
         return 0 if self.is_spent else min(capacity, max(self._slots - held, 0))
 
     def time_left(self) -> float:
-        """Until this poll is over."""
-        return max(self._poll_wait - self._elapsed(), 0.0) if self._is_limited else inf
-
-    def _elapsed(self) -> float:
-        return self._clock.monotonic() - self._started_at
+        """Seconds until the wait of this poll is over."""
+        return max(self._poll_wait - (self._clock.monotonic() - self._started_at), 0.0)

@@ -42,12 +42,8 @@ class Settler:
 
     @property
     def has_work(self) -> bool:
+        """Whether rows are finished, or settlements left from before."""
         return bool(self._finished or self.unsettled)
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether slots have finished rows since the last `collect`."""
-        return bool(self._finished)
 
     @property
     def is_batch_full(self) -> bool:
