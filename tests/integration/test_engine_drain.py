@@ -132,8 +132,10 @@ def test_a_row_that_a_slot_picked_up_in_the_moment_of_the_drain_is_not_begun() -
     gate = GatedRunner()
     with running_engine(gate) as rig:
         rig.wait_idle()
-        slot_pool = rig.engine._current_run.slot_pool  # type: ignore[union-attr]
-        rig.engine._current_run._lease_trust.record_grant(rig.clock.monotonic())
+        run = rig.engine._current_run
+        assert run is not None
+        slot_pool = run.slot_pool
+        run._lease_trust.record_grant(rig.clock.monotonic())
         slot_pool.gate.close()
         assert slot_pool.slots[0]._begin(ClaimedRow(Claim(1, 1, 1), None)) is None
         assert [] == slot_pool.running()

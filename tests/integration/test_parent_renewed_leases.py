@@ -305,11 +305,11 @@ def test_rows_begin_on_the_word_of_the_parent_alone_whatever_holds_up_the_keeper
     gate = GatedRunner()
     with parent_renewed_engine(gate, parent, FakeRow(1)) as here:
         gate.next_started()
-        gate = here.engine._current_run.slot_pool.gate  # type: ignore[union-attr]
+        begin_gate = here.engine._current_run.slot_pool.gate  # type: ignore[union-attr]
         later = here.clock.monotonic() + TRUST + 1.0
-        assert not gate.may_begin(later)
+        assert not begin_gate.may_begin(later)
         here.page.trust_until(later + 0.5)
-        assert (True, False) == (gate.may_begin(later), gate.may_begin(later + 0.5))
+        assert (True, False) == (begin_gate.may_begin(later), begin_gate.may_begin(later + 0.5))
 
 
 def test_silent_work_is_kept_all_the_same_until_the_parent_ends_the_process(parent: Parent) -> None:
