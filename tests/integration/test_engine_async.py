@@ -152,17 +152,17 @@ def test_a_coroutine_is_cancelled_with_its_context_and_its_slot_waits_for_its_en
 
     with AsyncEngine(work, FakeRow(1)) as scene:
         assert began.wait(TIMEOUT)
-        shift = scene.engine._current_run
-        assert shift is not None
-        [context] = shift.slot_pool.running()
+        run = scene.engine._current_run
+        assert run is not None
+        [context] = run.slot_pool.running()
         context.lose_lease()
         assert cleaning.wait(TIMEOUT)
         assert [] == scene.source.outcomes()
-        assert [context] == shift.slot_pool.running()
+        assert [context] == run.slot_pool.running()
         cleaned.set()
         scene.source.wait_until(lambda: (1, BACK) in scene.source.outcomes())
         scene.source.rows.clear()
-        for again in shift.slot_pool.running():
+        for again in run.slot_pool.running():
             again.cancel.cancel()
 
 

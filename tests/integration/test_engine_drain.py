@@ -82,12 +82,12 @@ def test_what_is_handed_back_spends_nothing_and_goes_to_another_worker(tmp_path:
     mailbox.send_many(range(5))
     with Engine(mailbox.backend, MessageRunner(mailbox, handle)) as engine:
         assert begun.wait(TIMEOUT)
-        shift = engine._current_run
-        assert shift is not None
-        shift.fetcher._prefetch.limit = 4
-        shift._wakeup.set()
-        while len(shift.fetcher.held) < 5:
-            shift._wakeup.set()
+        run = engine._current_run
+        assert run is not None
+        run.fetcher._prefetch.limit = 4
+        run._wakeup.set()
+        while len(run.fetcher.held) < 5:
+            run._wakeup.set()
         engine.drain()
         received = mailbox.receive(max_messages=10, wait_time_seconds=TIMEOUT)
         while len(received) < 4:

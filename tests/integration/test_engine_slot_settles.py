@@ -42,48 +42,48 @@ def test_a_slot_that_finishes_the_only_row_settles_it_and_goes_on_with_the_next(
     with running_engine(gate, *fake_rows(1)) as rig:
         gate.next_started()
         rig.wait_idle()
-        traders = ExchangeThreads(rig)
+        threads_of_exchanges = ExchangeThreads(rig)
         with rig.source.changed:
             rig.source.rows += fake_rows(2)  # nobody is told
         gate.open(1)
         assert 2 == gate.next_started()
         assert threads[0] == threads[1]
-        assert threads[0] == traders.names[0]
+        assert threads[0] == threads_of_exchanges.names[0]
         gate.open(2)
         rig.source.wait_for_settlements((1, DONE), (2, DONE))
 
 
-def test_while_others_run_the_feeder_does() -> None:
+def test_while_others_run_the_loop_makes_the_exchange() -> None:
     gate = GatedRunner()
     with running_engine(gate, *fake_rows(1, 2)) as rig:
         gate.next_started(), gate.next_started()
         rig.wait_idle()
-        traders = ExchangeThreads(rig)
+        threads_of_exchanges = ExchangeThreads(rig)
         gate.open(1)
         rig.source.wait_for_settlements((1, DONE))
-        assert ["engine-fetcher"] == traders.names
+        assert ["engine-fetcher"] == threads_of_exchanges.names
         gate.open(2)
 
 
-def test_an_engine_of_many_slots_leaves_it_to_the_feeder() -> None:
+def test_an_engine_of_many_slots_leaves_the_exchange_to_the_loop() -> None:
     gate = GatedRunner()
     with running_engine(
         gate, *fake_rows(1), policy=dataclasses.replace(QUIET_POLICY, slots=65)
     ) as rig:
         gate.next_started()
         rig.wait_idle()
-        traders = ExchangeThreads(rig)
+        threads_of_exchanges = ExchangeThreads(rig)
         gate.open(1)
         rig.source.wait_for_settlements((1, DONE))
-        assert ["engine-fetcher"] == traders.names
+        assert ["engine-fetcher"] == threads_of_exchanges.names
 
 
-def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_feeder() -> None:
+def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_loop() -> None:
     gate = GatedRunner()
     with running_engine(gate, *fake_rows(1)) as rig:
         gate.next_started()
         rig.wait_idle()
-        traders = ExchangeThreads(rig)
+        threads_of_exchanges = ExchangeThreads(rig)
         note = rig.source.faults["exchange"]
 
         def away() -> None:
@@ -92,12 +92,12 @@ def test_a_store_that_does_not_answer_the_slot_is_asked_again_by_the_feeder() ->
 
         rig.source.faults["exchange"] = away
         gate.open(1)
-        rig.source.wait_until(lambda: len(traders.names) >= 1)
+        rig.source.wait_until(lambda: len(threads_of_exchanges.names) >= 1)
         rig.clock.await_parked(IDLE_THREADS)
         rig.source.faults.clear()
         rig.pass_time(1.0)
         rig.source.wait_for_settlements((1, DONE))
-        assert traders.names[0].startswith("engine-slot")
+        assert threads_of_exchanges.names[0].startswith("engine-slot")
 
 
 def test_a_delayed_retry_that_the_slot_has_settled_is_waited_for() -> None:
@@ -130,18 +130,18 @@ def test_a_stop_waits_for_the_slot_that_settles() -> None:
     assert 0 == rig.engine.held_count
 
 
-def test_rows_that_are_given_are_begun_while_the_feeder_rests() -> None:
+def test_delivered_rows_begin_while_the_loop_rests() -> None:
     gate = GatedRunner()
     with running_engine(gate) as rig:
         rig.wait_idle()
-        offer = rig.engine.reserve(1)
-        assert offer is not None
+        reservation = rig.engine.reserve(1)
+        assert reservation is not None
         [row] = fake_rows(7)
-        row.claim = Claim(7, offer.owner, 1)
+        row.claim = Claim(7, reservation.owner, 1)
         rig.source.rows.append(row)
         exchanges = rig.source.calls.count("exchange")
-        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
-        offer.close()
+        reservation.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        reservation.close()
         assert 7 == gate.next_started()
         assert exchanges == rig.source.calls.count("exchange")
         gate.open(7)
@@ -158,8 +158,8 @@ def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPa
     ) as rig:
         gate.next_started()
         rig.wait_idle()
-        offer = rig.engine.reserve(1)
-        assert offer is not None
+        reservation = rig.engine.reserve(1)
+        assert reservation is not None
         exchange = rig.source.exchange
 
         def answered_late(*args: Any, **named: Any) -> ExchangeResult:
@@ -174,10 +174,10 @@ def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPa
         monkeypatch.undo()
         gate.open(1)
         [row] = fake_rows(7)
-        row.claim = Claim(7, offer.owner, 1)
+        row.claim = Claim(7, reservation.owner, 1)
         rig.source.rows.append(row)
-        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
-        offer.close()
+        reservation.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        reservation.close()
         assert eventually(lambda: bool(rig.exchange_loop._settler.has_work))
         rig.source.put(*fake_rows(8))
         go.set()
@@ -187,14 +187,14 @@ def test_news_that_comes_with_a_given_row_is_heeded(monkeypatch: pytest.MonkeyPa
 def test_rows_that_are_given_while_it_ends_go_back() -> None:
     with running_engine(GatedRunner()) as rig:
         rig.wait_idle()
-        offer = rig.engine.reserve(1)
-        assert offer is not None
+        reservation = rig.engine.reserve(1)
+        assert reservation is not None
         rig.engine.drain()
         [row] = fake_rows(7)
-        row.claim = Claim(7, offer.owner, 1)
+        row.claim = Claim(7, reservation.owner, 1)
         rig.source.rows.append(row)
-        offer.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
-        offer.close()
+        reservation.deliver([ClaimedRow(row.claim, row)], rig.clock.monotonic())
+        reservation.close()
         rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
 
 
@@ -221,13 +221,13 @@ def test_a_thread_that_releases_a_row_leaves_the_exchange_to_the_loop() -> None:
     """It may be the lease renewer, which never waits for the store and runs no rows."""
     with running_engine(GatedRunner()) as rig:
         rig.wait_idle()
-        exchanges = ExchangeThreads(rig)
+        threads_of_exchanges = ExchangeThreads(rig)
         [row] = fake_rows(7)
         row.claim = Claim(7, 1, 1)
         rig.source.rows.append(row)
         assert rig.exchange_loop.hand_in(released(ClaimedRow(row.claim, row))) is None
         rig.source.wait_for_settlements((7, RowOutcome.RELEASED))
-        assert "engine-fetcher" == exchanges.names[0]
+        assert "engine-fetcher" == threads_of_exchanges.names[0]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
