@@ -16,6 +16,7 @@ from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome
 from longwatch.engine.reservations import Reservations
 from longwatch.errors import StoreError
 from longwatch.flow import Execution, Flow, Graph, not_
+from longwatch.flow.eager_lease.leaser import EagerWrite
 from longwatch.flow.execution_state import ExecutionState
 from longwatch.flow.propagation import propagate
 from longwatch.store.database import Database, PreconditionFailedError, Transaction
@@ -204,8 +205,8 @@ class TestWhereNobodyIsInLine:
         _, [first] = begun(worker)
         worker.exchange(first)
         worker.write(
-            "UPDATE longwatch_values"
-            " SET crashes = 1, attempted_with = '{\"a\":2}', failed_attempts = 1 WHERE node = 'b'"
+            "UPDATE longwatch_values SET crashes = 1, attempted_with = '{\"a\":2}', "
+            "failed_attempts = 1 WHERE node = 'b'"
         )
         execution = worker.flow.execution(worker.rows("SELECT id FROM longwatch_executions")[0][0])
         execution.abandon("b")
@@ -405,16 +406,16 @@ def test_what_was_leased_to_an_offer_that_is_closed_before_the_commit_goes_back(
     assert offer is not None
     kind = worker.flow.registry.find("chain")
 
-    def closing(tx: Transaction, lessee: Any) -> tuple[None, ExecutionState]:
-        standing = ExecutionState(0, "late")
+    def closing(tx: Transaction) -> ExecutionState:
+        standing = ExecutionState(0, "late", kind)
         standing.set_value("x", "1")
         registered = worker.flow.registry.registered()[kind]
         propagate(registered.graph, standing, registered.queue_by_node)
-        worker.flow.records.start(tx, standing, kind, None, lessee)
+        worker.flow.records.insert(tx, standing, None)
         offer.close()
-        return None, standing
+        return standing
 
-    worker.database.write(lambda tx: worker.source.write_with_lease(tx, offer, kind, closing))
+    EagerWrite(worker.source.eager_leaser, offer, kind).write(closing)
     assert "not_set" == worker.flow.execution("late").computations()[0].state
     assert ["late"] == [each.item.id for each in worker.claim(owner=worker.register_owner())]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -173,11 +173,11 @@ def test_what_is_committed_after_its_starter_has_given_up_is_leased_to_nobody(
     flow = Flow(sqlite, [plain_graph()])
     with flow.worker():
         flow.start("plain", x=0).get("y", timeout=TIMEOUT)
-        hand, offer = flow.local_workers._reserve(next(iter(flow.registry.graphs)))
-        assert hand is not None
-        assert offer is not None
-        offer.close()
-        monkeypatch.setattr(flow.local_workers, "_reserve", lambda _: (hand, Reopened(offer)))
+        eager_write = flow.local_workers.reserve(next(iter(flow.registry.graphs)))
+        assert eager_write is not None
+        eager_write.reservation.close()
+        eager_write.reservation = cast("Reservation", Reopened(eager_write.reservation))
+        monkeypatch.setattr(flow.local_workers, "reserve", lambda _: eager_write)
         execution = flow.start("plain", x=1)
         assert 1 == execution.get("y", timeout=TIMEOUT)
     assert [] == [each for each in execution.computations() if "computing" == each.state]

@@ -7,7 +7,7 @@ import pytest
 
 from longwatch.flow import Graph, and_, compute, input, not_, or_, when  # noqa: A004 - the contract's word
 from longwatch.flow.diagram import gate_text, mermaid_diagram, text_diagram
-from longwatch.flow.execution_state import Attempt, AttemptSpec, ExecutionState
+from longwatch.flow.execution_state import Attempt, AttemptSpec, ExecutionState, GraphId
 from longwatch.flow.gates import GateLike, to_gate
 
 TERMS = AttemptSpec(1, 240.0, 3600.0, 3)
@@ -27,7 +27,7 @@ def graph_of(*after: GateLike, inputs: str = "a b", name: str = "work") -> Graph
 
 
 def execution_state(*, failed: str = "", running: str = "", **values: Any) -> ExecutionState:
-    made = ExecutionState(1, "e1", revision=3, cancelled=False)
+    made = ExecutionState(1, "e1", GraphId("small", "1"), revision=3)
     for name, value in values.items():
         made.set_value(name, json.dumps(value))
     if running:

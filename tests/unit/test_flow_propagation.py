@@ -24,6 +24,7 @@ from longwatch.flow.execution_state import (
     AttemptEndCause,
     AttemptState,
     ExecutionState,
+    GraphId,
     NodeRecord,
 )
 from longwatch.flow.explanation import node_statuses
@@ -52,10 +53,16 @@ class FakeExecution:
     seq: int = 0
 
     def load(self) -> ExecutionState:
-        state = ExecutionState(1, "e", revision=self.revision, cancelled=self.cancelled)
-        state.nodes = {name: replace(stored) for name, stored in self.nodes.items()}
-        state.open_attempts = dict(self.open)
-        return state
+        standing = ExecutionState(
+            1,
+            "e",
+            GraphId(self.graph.name, self.graph.version),
+            revision=self.revision,
+            cancelled=self.cancelled,
+        )
+        standing.nodes = {name: replace(stored) for name, stored in self.nodes.items()}
+        standing.open_attempts = dict(self.open)
+        return standing
 
     def change(self, *works: Callable[[ExecutionState], None]) -> ExecutionState:
         """One transaction."""

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 from longwatch.core.masking import mask_text
 from longwatch.errors import SerializationError, UnknownExecutionError, UsageError
 from longwatch.flow.execution import Computation, ExecutionSummary
-from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.flow import Flow
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
-from longwatch.flow.records import GraphId
 from longwatch.store.migrations import schema_status
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sqlite.file import require_usable_path
@@ -152,7 +151,7 @@ def _load_state(flow: Flow, number: int, execution_id: str) -> ExecutionState:
         raise UnknownExecutionError(
             f"there is no execution {execution_id!r} any more in {masked_url(flow)}"
         )
-    return loaded[number][0]
+    return loaded[number]
 
 
 # --- values ---

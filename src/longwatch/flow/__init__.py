@@ -1,46 +1,49 @@
-"""Durable computation graphs that survive the death of their worker.
+"""Durable computation graphs: executions survive the death of their workers.
 
-A graph is named nodes and what each waits for (`graph.py`, `nodes.py`, `gates.py`). An execution
-stores a value for every node and a row for every attempt to compute one; an attempt is a claimable
-row (`longwatch.store`), and the work engine runs it (`longwatch.engine`). The database is the
-supervisor: any worker anywhere picks up what is ready, and what a dead one had is found by its
-missing pulse.
+A graph consists of named nodes and of gates that say when each is computed (`graph.py`, `nodes.py`,
+`gates.py`). An execution stores a value for each node and a row for each attempt to compute one. An
+attempt is a claimable row (`longwatch.store`), and the engine runs it (`longwatch.engine`). Any
+worker on any machine claims ready attempts. A sweeper reclaims those of dead workers, whose
+heartbeats are missing.
 
 The life of an attempt
-    opened    in the transaction that made its node ready: a start, a set, or the result that it
-              waited for (`propagation.py`)
-    claimed   by a worker, with its inputs; `heartbeat_deadline` is its timeout from then,
-              `deadline` is `abandon_after_seconds`. Where nobody is in line that is in the
-              statement that opens it, for a worker that has room (`eager_lease.py`)
-    computed  in a slot (`attempt_runner.py`): in a thread, on the loop, or in a process of its own;
-              renewed with all others of its worker in one statement; watched by its worker, to the
-              second (`attempt_watchdog.py`)
-    settled   its result, what follows from it and the release of the claim are one transaction
-              (`settler.py`, `execution_state.py`). An attempt without a result (raised, abandoned
-              at a deadline, without a heartbeat, with its worker, by hand) is counted by one
-              function, which also opens the next (`ExecutionState.fail`).
+    opened    The transaction that made its node ready inserts it: a start, a set, or the result of
+              another node (`propagation.py`).
+    claimed   A worker leases it, with its inputs (`claimer.py`). `heartbeat_deadline` is its
+              heartbeat timeout from then, `deadline` is its `abandon_after_seconds`. A worker of
+              the same process may lease it in the statement that inserts it (`eager_lease/`).
+    computed  The worker calls the function of the node in a slot (`attempt_runner.py`): in a
+              thread, on the event loop, or in a process of its own (`isolated/`). One statement
+              renews all leases of the worker. A watchdog checks its limits, to the second
+              (`attempt_watchdog.py`).
+    settled   One transaction stores the result, opens what follows from it, and ends the claim
+              (`settler.py`). An attempt also ends without a result: it raised, was abandoned, or
+              was cancelled. One function counts the failure and opens the next attempt, for every
+              cause: `ExecutionState.fail`.
 
 Invariants
-    1. Whoever changes an execution has it to itself until the end of the transaction: nothing is
-       written on a state that was read before another wrote. Every write counts in `changes`: who
-       remembers an execution makes sure that nobody has written since.
-    2. A result counts only for the (attempt, owner, term) that was claimed, and an attempt only for
-       the inputs that it was opened with: a late one changes nothing, an upstream change calls off
-       what was begun with the old value.
-    3. Two limits, never one: `heartbeat_deadline` proves life and is short, `deadline` bounds one
-       attempt and may be long. Each is found by the pulse of the worker itself and by every
-       worker's sweep; null is no limit.
-    4. Only attempts that had begun are spent; what was merely claimed goes back as it was.
-    5. All times are the store's.
+    1. A transaction that changes an execution locks it first. Every write raises the count
+       `changes`, so a cached execution can be proved unchanged.
+    2. A result counts only for the claim (attempt, owner, term) that was settled, and only for the
+       inputs that the attempt was opened with. A late result changes nothing. A change of an input
+       cancels the attempts that were opened with its old value.
+    3. There are two limits: `heartbeat_deadline` is short and proves that the worker lives,
+       `deadline` bounds one attempt and may be long. The worker enforces both on its own attempts,
+       and the sweep of every worker on all attempts. Null means no limit.
+    4. Only attempts that had begun count as failed. An attempt that was claimed and not begun is
+       released as it was.
+    5. All times are those of the store's clocks.
 
 Failure cases
-    A worker dies: one on the same machine sees that at once (`host.incarnation`), any other when
-    the heartbeat is missing. A worker freezes, or cannot reach the store: its attempts are
-    abandoned by others; it learns that its leases are not trusted, or that its claims do not hold,
-    and its results are refused. Code runs away and still beats: its deadline ends it. A thread
-    cannot be killed: it is told, its slot stays out of service. The store restarts: calls are tried
-    again with backoff, renewals before trust ends; what was committed is there. Nobody opened what
-    could be: the sweep for stalled executions does.
+    A worker dies: workers on the same machine detect it at once (`host.incarnation`), others when
+    its heartbeats are missing.
+    A worker freezes or cannot reach the store: other workers abandon its attempts. Its leases are
+    not trusted any more, its claims do not hold, and its results are refused.
+    Code runs too long while its worker renews the lease: the deadline ends the attempt. Python
+    cannot kill a thread, so the code is told to stop, and its slot stays out of service until then.
+    The store restarts: calls are retried with backoff, and renewals before the trust in a lease
+    ends. Committed changes persist.
+    An attempt that could be opened was not: the sweep for stalled executions opens it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The life of an attempt in its slot, on one screen."""
+"""The life of an attempt in its slot, on one screen: begin, run, settle.
+
+begin     the watchdog of the worker watches the deadline and the progress of the attempt
+run       the function of the node is called: in this thread, on the event loop of the engine if
+          it is async, or in a process of its own
+settle    the watchdog forgets the attempt, and its result becomes a settlement. The engine
+          turns an exception into one (`engine/error_policy.py`), and `settler.py` stores it.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +27,17 @@ from longwatch.flow.isolated.process_runner import ChildEndedError
 from longwatch.flow.nodes import Isolation, Node
 
 _UNKNOWN_NODE_DELAY = 30.0
-"""Seconds for which an attempt is left to others that this worker has no node for."""
+"""Seconds for which an attempt whose node is unknown here is left to other workers."""
 
 IsolatedCall = Callable[[Node, str, FlowContext], bytes]
-"""Runs a node in a process of its own: its inputs in, its result out, both as JSON."""
+"""Runs a node in a process of its own: takes its inputs and returns its result, both as JSON."""
 
 
 class AttemptRunner:
-    """Computes one node: values in, function called, result out. What is raised is the engine's to
-    judge.
+    """Computes the node of a claimed attempt; the runner of a flow worker's engine.
 
-    `graph_of(queue)` is the graph of an attempt; `call_isolated` runs nodes with process isolation.
+    `graph_of(queue)` returns the graph of an attempt; `call_isolated` runs nodes with
+    `isolation="process"`. Thread-safe.
     """
 
     def __init__(
@@ -46,15 +53,14 @@ class AttemptRunner:
         self._call_isolated = call_isolated
         self._clock = clock
 
-    def __call__(self, claimed: ClaimedRow, context: RowContext) -> PendingResult | Settlement:
+    def __call__(self, claimed: ClaimedRow, row_context: RowContext) -> PendingResult | Settlement:
+        """Compute an attempt; raises what the function of its node raises."""
         node = self._graph_of(claimed.item.queue).nodes.get(claimed.item.node)
-        if (
-            node is None or node.function is None
-        ):  # of a newer release of this graph: another worker has it
+        if node is None or node.function is None:  # a newer release of the graph has it
             return Settlement(claimed.claim, RowOutcome.RELEASED, delay=_UNKNOWN_NODE_DELAY)
-        running = self._start(node, context)
+        running = self._begin(node, row_context)
         try:
-            result = self._compute(node, claimed, running.context)
+            result = self._run(node, claimed.item.inputs, running.context)
         except ChildEndedError as error:
             self._watchdog.remove(running)
             return error.settlement(claimed.claim)
@@ -64,40 +70,32 @@ class AttemptRunner:
         if inspect.isawaitable(result):
             return PendingResult(
                 result,
-                lambda awaited: self._succeeded(node, running, awaited),
+                lambda awaited: self._settle(node, running, awaited),
                 on_error=lambda _: self._watchdog.remove(running),
             )
-        return self._succeeded(node, running, result)
+        return self._settle(node, running, result)
 
-    def _start(self, node: Node, work: RowContext) -> RunningAttempt:
-        item = work.claimed.item
+    def _begin(self, node: Node, row_context: RowContext) -> RunningAttempt:
+        item = row_context.claimed.item
         deadline = Deadline(item.claimed_at + item.abandon_after, self._clock)
-        context = FlowContext(work, deadline=deadline, clock=self._clock)
-        running = RunningAttempt(work, context, node.options.progress_timeout_seconds)
+        context = FlowContext(row_context, deadline=deadline, clock=self._clock)
+        running = RunningAttempt(row_context, context, node.options.progress_timeout_seconds)
         self._watchdog.add(running)
         return running
 
-    def _compute(self, node: Node, claimed: ClaimedRow, context: FlowContext) -> Any:
-        if claimed.item.inputs is None:
+    def _run(self, node: Node, inputs: str | None, context: FlowContext) -> Any:
+        if inputs is None:
             raise PermanentError(
                 f"the inputs of node {node.name!r} are too large together; store them "
                 f"elsewhere and pass where"
             )
         if node.options.isolation is Isolation.PROCESS:
-            return _EncodedResult(self._call_isolated(node, claimed.item.inputs, context))
+            return self._call_isolated(node, inputs, context)
         assert node.function is not None
-        return node.function(**arguments(node, claimed.item.inputs, context))
+        return node.function(**arguments(node, inputs, context))
 
-    def _succeeded(self, node: Node, running: RunningAttempt, result: Any) -> Settlement:
+    def _settle(self, node: Node, running: RunningAttempt, result: Any) -> Settlement:
         self._watchdog.remove(running)
-        encoded = result.json if isinstance(result, _EncodedResult) else encode_result(node, result)
+        is_encoded = node.options.isolation is Isolation.PROCESS
+        encoded = result if is_encoded else encode_result(node, result)
         return Settlement(running.work.claimed.claim, RowOutcome.DONE, result=encoded)
-
-
-class _EncodedResult:
-    """A result that is JSON already."""
-
-    __slots__ = ("json",)
-
-    def __init__(self, json: bytes) -> None:
-        self.json = json

@@ -1,52 +1,43 @@
-"""The attempts of some graphs as a source of work: claimed, renewed, concluded, swept.
+"""The `ClaimSource` of the engine over the attempts of some graphs: claim, renew, settle, sweep.
 
-An exchange concludes attempts and claims the next ones in one transaction. As a rule nobody waits
-in line, and the next ones are those that the conclusion makes: they are leased as they are made
-(`eager_lease.py`). Where an attempt may be queued, they go to the end of the queue, which is
-claimed from its beginning.
+An exchange settles attempts and claims the next ones in one transaction. While the queues are known
+to be empty, the next ones are those that the results open, and `eager_lease` leases them as they
+are inserted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from math import inf
-from typing import TypeVar
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.events.base import Events
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
 from longwatch.engine.policy import PARENT_LEASE_SECONDS
-from longwatch.engine.reservations import Reservation
-from longwatch.errors import StoreError
-from longwatch.flow.claimer import AttemptClaimer
-from longwatch.flow.eager_lease import EagerLease, QueueCache
-from longwatch.flow.execution_state import ExecutionState
-from longwatch.flow.records import GraphId, Records, notify_workers, work_channel
+from longwatch.flow.claimer import AttemptClaimer, QueueCache, may_have_more
+from longwatch.flow.eager_lease.execution_cache import write_recalling
+from longwatch.flow.eager_lease.leaser import EagerLeaser
+from longwatch.flow.records import Records, notify_workers, work_channel
 from longwatch.flow.registry import GraphQueue, Registry
 from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.flow.sweeper import SWEEP_INTERVAL, FlowSweeper
 from longwatch.flow.waiters import Waiters
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Blame, Claim
-from longwatch.store.database import Database, PreconditionFailedError, Transaction
+from longwatch.store.claims import Claim
+from longwatch.store.database import Database, Transaction
 
 SOURCE_KIND = "flow"
 _REFRESH_INTERVAL = 10.0
 
-T = TypeVar("T")
-EagerWork = Callable[[Transaction, EagerLease | None], tuple[T, ExecutionState | None]]
-"""Work that may make attempts, for a worker that takes some: what it returns, and the execution
-that it has changed.
-"""
-
 
 class FlowClaimSource:
-    """A `ClaimSource` over the attempts of registered graphs. Without any it can still renew,
-    and bring back what others lost.
+    """An `engine.ClaimSource` over the attempts of registered graphs. Without graphs it renews and
+    reclaims only.
     """
 
-    def __init__(  # noqa: PLR0913 - a store, what knows it, and who is told
+    def __init__(  # noqa: PLR0913 - a store, its graphs, and the seams of a worker
         self,
         database: Database,
         registry: Registry | None = None,
@@ -75,11 +66,13 @@ class FlowClaimSource:
             events=events,
         )
         self._queue_cache = QueueCache(self._clock)
-        self._unregistered: set[int] = set()
+        self.eager_leaser = EagerLeaser(
+            database, self._claimer, self._settler, self._queue_cache, clock=self._clock
+        )
         self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
         self._rotation = 0
 
-    # --- work.Source ---
+    # --- engine.ClaimSource ---
 
     def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
         self.registry.registered()
@@ -96,22 +89,31 @@ class FlowClaimSource:
         lease_seconds: float,  # noqa: ARG002 - every attempt has its own
     ) -> ExchangeResult:
         queues = self._rotated_queues()
-        polls = not (settlements and self._is_known_empty(queues))
-        if polls and limit:
+        if settlements and self.eager_leaser.knows_empty(queues):
+            return self.eager_leaser.exchange(settlements, owner=owner, limit=limit)
+        if limit:
             self._queue_cache.invalidate()
-        if (
-            not settlements
-            and self.database.has_single_writer
-            and not self.database.read(lambda tx: self._has_ready(tx, queues))
-        ):
+        if not settlements and self.database.has_single_writer and not self._has_ready(queues):
             self._queue_cache.record_poll(has_waiting=False)
             return ExchangeResult([], [])
-        try:
-            return self._exchange(settlements, queues if polls else [], owner=owner, limit=limit)
-        except PreconditionFailedError:
-            return self._exchange(
-                settlements, queues if polls else [], owner=owner, limit=limit, use_cache=False
+        requested_at = self._clock.monotonic()
+
+        def work(tx: Transaction, *, recall: bool) -> tuple[SettledAttempts, list[ClaimedRow]]:
+            result = self._settler.settle(tx, settlements, recall=recall)
+            claimed = (
+                self._claimer.claim(tx, queues, owner=owner, limit=limit, requested_at=requested_at)
+                if limit
+                else []
             )
+            if may_have_more(claimed, limit):
+                notify_workers(tx, result.ready)
+            return result, claimed
+
+        result, claimed = write_recalling(self.database, work)
+        self._settler.record_commit(settlements, claimed, result.written, owner=owner)
+        if limit or result.ready:
+            self._queue_cache.record_poll(has_waiting=may_have_more(claimed, limit))
+        return ExchangeResult([result.settled[each.claim] for each in settlements], claimed)
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         return self.database.write(
@@ -131,7 +133,7 @@ class FlowClaimSource:
         return self._queue_cache.next_due(self._query_next_due)
 
     def locator(self) -> dict[str, str] | None:
-        """Nobody else renews attempts whose heartbeats have to come more often than a parent's."""
+        """None if a heartbeat timeout is too short for the renewals of a parent."""
         if self._shortest_timeout() < PARENT_LEASE_SECONDS:
             return None
         return {
@@ -141,66 +143,16 @@ class FlowClaimSource:
         }
 
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
+        undo = ExitStack()
         notified, leave = self._queue_cache.listen(wakeup)
-        undo = leave, self.database.listen(map(work_channel, self.registry.graphs), notified)
-        return lambda: _call_all(undo)
-
-    # --- hand over hand ---
-
-    def write_with_lease(
-        self, tx: Transaction, reservation: Reservation, graph_id: GraphId, work: EagerWork[T]
-    ) -> T:
-        """Do this, lease some of what it makes to a worker that has room, and give it that once
-        it is committed.
-        """
-        requested_at, queues = self._clock.monotonic(), self.registry.registered()[graph_id].queues
-        polls = not self._is_known_empty(queues)
-        room = 0 if polls or reservation.is_closed else reservation.limit
-        eager_lease = self._claimer.eager_lease(
-            [graph_id], owner=reservation.owner, room=room, requested_at=requested_at
-        )
-        result, state = work(tx, eager_lease)
-        self._register_again(tx, eager_lease)
-        if state is None or not state.new_attempts:
-            return result
-        if (
-            reservation.is_closed
-        ):  # whoever began this has given up waiting for it, and the worker may have ended since
-            self._claims.release(
-                tx, [each.claim for each in eager_lease.claimed], blame=Blame.RELEASE
-            )
-            notify_workers(tx, [graph_id])
-            return result
-        claimed = (
-            self._claimer.claim(
-                tx,
-                queues,
-                owner=reservation.owner,
-                limit=reservation.limit,
-                requested_at=requested_at,
-            )
-            if polls
-            else eager_lease.claimed
-        )
-        if (
-            may_have_more(claimed, reservation.limit)
-            if polls
-            else eager_lease.reserved < len(state.new_attempts)
-        ):
-            notify_workers(tx, [graph_id])
-
-        def give() -> None:
-            self._remember(claimed, [(state, graph_id)], eager_lease)
-            reservation.is_uncertain = not eager_lease.is_complete
-            reservation.deliver(claimed, requested_at)
-
-        tx.after_commit(give)
-        return result
+        undo.callback(leave)
+        undo.callback(self.database.listen(map(work_channel, self.registry.graphs), notified))
+        return undo.close
 
     # --- settling ---
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """Settle without claiming; for each whether the attempt was still the claimant's."""
+        """Settle without a claim; for each whether its claim still held."""
 
         def work(tx: Transaction) -> dict[Claim, bool]:
             result = self._settler.settle(tx, settlements)
@@ -211,83 +163,10 @@ class FlowClaimSource:
         self._settler.forget(settlements)
         return [settled[each.claim] for each in settlements]
 
-    # --- exchanging ---
-
-    def _exchange(
-        self,
-        settlements: Sequence[Settlement],
-        queues: Sequence[GraphQueue],
-        *,
-        owner: int,
-        limit: int,
-        use_cache: bool = True,
-    ) -> ExchangeResult:
-        """With `queues`, claim from them; without, no attempt is queued: lease those that the
-        settlements make ready.
-        """
-        requested_at = self._clock.monotonic()
-        room = 0 if queues else limit
-
-        def work(tx: Transaction) -> tuple[SettledAttempts, EagerLease, list[ClaimedRow]]:
-            eager_lease = self._claimer.eager_lease(
-                list(self.registry.graphs), owner=owner, room=room, requested_at=requested_at
-            )
-            result = self._settler.settle(tx, settlements, eager_lease, use_cache=use_cache)
-            self._register_again(tx, eager_lease)
-            claimed = (
-                self._claimer.claim(tx, queues, owner=owner, limit=limit, requested_at=requested_at)
-                if queues and limit
-                else eager_lease.claimed
-            )
-            if not queues or may_have_more(claimed, limit):
-                notify_workers(tx, result.ready)
-            return result, eager_lease, claimed
-
-        result, eager_lease, claimed = self.database.write_inline(work)
-        self._settler.forget(settlements)
-        self._remember(claimed, result.written, eager_lease)
-        if queues and limit:
-            self._queue_cache.record_poll(has_waiting=may_have_more(claimed, limit))
-        elif result.ready:
-            self._queue_cache.record_poll(has_waiting=True)
-        if not eager_lease.is_complete:
-            raise StoreError(
-                "it was written, but which attempts were leased by it was lost with the connection"
-            )
-        return ExchangeResult(
-            [result.settled[each.claim] for each in settlements],
-            claimed,
-            is_queue_empty=not (queues or result.ready),
-        )
-
-    def _remember(
-        self,
-        claimed: Sequence[ClaimedRow],
-        written: Sequence[tuple[ExecutionState, GraphId]],
-        eager_lease: EagerLease,
-    ) -> None:
-        """After the commit: remember what was left, and whether somebody has struck us off."""
-        self._settler.remember(claimed)
-        self._settler.cache.put(written, eager_lease)
-        if eager_lease.claimed:
-            (
-                self._unregistered.discard
-                if eager_lease.is_owner_registered
-                else self._unregistered.add
-            )(eager_lease.owner)
-
-    def _register_again(self, tx: Transaction, eager_lease: EagerLease) -> None:
-        """One that held nothing for long may have been struck off. Where that is told with the
-        commit, it is entered by the next one: a server's leases end without their owner, too.
-        """
-        if not eager_lease.is_owner_registered or eager_lease.owner in self._unregistered:
-            self._claims.insert_owner(tx, eager_lease.owner)
-            eager_lease.is_owner_registered = True
-
-    # --- looking ---
+    # --- queues ---
 
     def _rotated_queues(self) -> list[GraphQueue]:
-        """In which lines to look, another one first each time."""
+        """All queues, beginning with another one each time."""
         queues = list(
             chain.from_iterable(
                 registered.queues for registered in self.registry.registered().values()
@@ -297,39 +176,17 @@ class FlowClaimSource:
         start = self._rotation % max(len(queues), 1)
         return queues[start:] + queues[:start]
 
-    def _is_known_empty(self, queues: Iterable[GraphQueue]) -> bool:
-        """Whether nobody is in line. Where there are caps, somebody may be who could not come
-        in.
-        """
-        return self._queue_cache.is_known_empty and not any(queue.caps for queue in queues)
-
     def _shortest_timeout(self) -> float:
         nodes = chain.from_iterable(graph.computed_nodes for graph in self.registry.graphs.values())
         return min((node.options.heartbeat_timeout_seconds for node in nodes), default=inf)
 
-    def _has_ready(self, tx: Transaction, queues: Sequence[GraphQueue]) -> bool:
-        return bool(
-            tx.rows(
-                self.records.sql["ready_queues"],
-                {"queues": self.records.array_parameter([queue.number for queue in queues])},
-            )
-        )
+    def _has_ready(self, queues: Sequence[GraphQueue]) -> bool:
+        numbers = self.records.array_parameter([queue.number for queue in queues])
+        query = self.records.sql["ready_queues"]
+        return bool(self.database.read(lambda tx: tx.rows(query, {"queues": numbers})))
 
     def _query_next_due(self) -> float | None:
-        queues = self.records.array_parameter([queue.number for queue in self._rotated_queues()])
-        [(wait,)] = self.database.read(
-            lambda tx: tx.rows(self.records.sql["next_due"], {"queues": queues})
-        )
+        numbers = self.records.array_parameter([queue.number for queue in self._rotated_queues()])
+        query = self.records.sql["next_due"]
+        [(wait,)] = self.database.read(lambda tx: tx.rows(query, {"queues": numbers}))
         return None if wait is None else max(float(wait), 0.0)
-
-
-def may_have_more(claimed: Sequence[ClaimedRow], limit: int) -> bool:
-    """Whether something may be ready after a claim: it took as many as it wanted, or one that
-    comes alone.
-    """
-    return len(claimed) >= limit or any(each.is_exclusive for each in claimed)
-
-
-def _call_all(undo: Iterable[Callable[[], None]]) -> None:
-    for each in undo:
-        each()

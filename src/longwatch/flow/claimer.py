@@ -1,27 +1,29 @@
-"""Claims attempts: queued ones, within the caps of their queues, and those that are leased as
-they are inserted.
+"""Claims attempts from the queues of graphs, within their caps, and remembers what the last claim
+found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple
 
-import msgspec
-
+from longwatch.core.clock import Clock, Wakeup
 from longwatch.engine.claim_source import ClaimedRow
-from longwatch.flow.eager_lease import EagerLease
-from longwatch.flow.execution_state import ExecutionState, NewAttempt
 from longwatch.flow.propagation import propagate
-from longwatch.flow.records import LEASE_SQL, TABLE, GraphId, Records, notify_workers
+from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
 from longwatch.flow.registry import GraphQueue, Registry
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Database, Row, Transaction
 
 _STALE_DELAY = 1.0
-"""Seconds for which a stale attempt that cannot be called off here is left to others."""
-_MAX_INPUT_CHARACTERS = 64 << 20
-"""Characters of all values together, as in the query `inputs_column`."""
+"""Seconds for which a stale attempt that cannot be cancelled here is left to other workers."""
+_EMPTY_FOR = 0.05
+"""Seconds for which a poll that found nothing counts: an attempt whose notification was lost may be
+overtaken for as long.
+"""
+_NEXT_DUE_FOR = 1.0
+"""Seconds for which the time of the next delayed attempt counts."""
 _COLUMNS = (
     "execution",
     "node",
@@ -36,9 +38,7 @@ _COLUMNS = (
 
 
 class ClaimedAttempt(NamedTuple):
-    """An attempt that was claimed, and what it is computed from: the values, as JSON, in a JSON
-    object.
-    """
+    """A claimed attempt with its inputs: an object of the values, each as JSON, as JSON."""
 
     execution: int
     node: str
@@ -50,11 +50,11 @@ class ClaimedAttempt(NamedTuple):
     abandon_after: float
     heartbeat_timeout: float | None
     inputs: str | None
-    """None: they are too large together."""
+    """None if they are too large together."""
     is_stale: bool
     id: str
     claimed_at: float
-    """On the worker's own clock, from just before it was asked for."""
+    """On the worker's own clock, just before the claim."""
 
     @property
     def deliveries(self) -> int:
@@ -62,7 +62,7 @@ class ClaimedAttempt(NamedTuple):
 
 
 class AttemptClaimer:
-    """What a worker takes."""
+    """Claims attempts for a worker."""
 
     def __init__(self, database: Database, records: Records, registry: Registry) -> None:
         self.records = records
@@ -90,7 +90,7 @@ class AttemptClaimer:
         limit: int,
         requested_at: float,
     ) -> list[ClaimedRow]:
-        """Some of what waits in these lines. What turns out to be stale is called off instead."""
+        """Claim up to `limit` attempts of these queues. Stale attempts are cancelled instead."""
         claimed: list[ClaimedRow] = []
         self._lock_capped(tx, queues)
         for queue in queues:
@@ -105,37 +105,13 @@ class AttemptClaimer:
             self._cancel_stale(tx, stale)
         return [each for each in claimed if not each.item.is_stale]
 
-    def eager_lease(
-        self, graph_ids: Sequence[GraphId], *, owner: int, room: int, requested_at: float
-    ) -> EagerLease:
-        """The same worker for what is about to be made of these graphs; those whose lines have
-        caps have to be counted in line.
-        """
-        graphs = self.registry.registered()
-        queues = {
-            queue.number: queue
-            for graph_id in graph_ids
-            for queue in graphs[graph_id].queues
-            if not queue.caps
-        }
-        return EagerLease(
-            owner,
-            room,
-            queues,
-            lambda state, new_attempt, claim: self._from_insert(
-                state, new_attempt, claim, queues, requested_at
-            ),
-        )
-
     def _lock_capped(self, tx: Transaction, queues: Sequence[GraphQueue]) -> None:
-        """All of them, in one order: two who lock one by one would wait for each other."""
+        """Lock the queues with caps, all in one order: any other order could deadlock."""
         for number in sorted({numbers[0] for queue in queues for numbers, _ in queue.caps}):
             self.records.lock_queue(tx, number)
 
     def _free_capacity(self, tx: Transaction, queue: GraphQueue, limit: int) -> int:
-        """How many may be taken from a line: no more than its caps allow, counted while nobody
-        else counts.
-        """
+        """How many attempts the caps of a queue allow to claim; the queue is locked."""
         for numbers, maximum in queue.caps:
             if limit > 0:
                 running = sum(
@@ -146,56 +122,25 @@ class AttemptClaimer:
         return limit
 
     def _cancel_stale(self, tx: Transaction, stale: Sequence[ClaimedRow]) -> None:
-        """Attempts that were just claimed, and whose inputs have changed: called off, and begun
-        anew. Those of a node that is not known here, or of an execution that somebody else is
-        changing just now, go back.
+        """Cancel claimed attempts whose inputs have changed, and open new ones. Attempts of an
+        unknown node or of a locked execution are released.
         """
         graphs = self.registry.registered()
         loaded, _ = self.records.load_unlocked(tx, (each.item.execution for each in stale))
-        for state, graph_id in loaded.values():
-            propagate(graphs[graph_id].graph, state, graphs[graph_id].queue_by_node)
-        graph_ids = {number: graph_id for number, (_, graph_id) in loaded.items()}
-        notify_workers(
-            tx, self.records.save(tx, (state for state, _ in loaded.values()), graph_ids)
-        )
-        cancelled = {
-            attempt_end.seq for state, _ in loaded.values() for attempt_end in state.attempt_ends
-        }
+        for state in loaded.values():
+            registered = graphs[state.graph_id]
+            propagate(registered.graph, state, registered.queue_by_node)
+        notify_workers(tx, self.records.save(tx, loaded.values()))
+        cancelled = {end.seq for state in loaded.values() for end in state.attempt_ends}
         remaining = [each.claim for each in stale if each.claim.seq not in cancelled]
         self.claims.release(tx, remaining, blame=Blame.RELEASE, delay=_STALE_DELAY)
 
     def _from_row(self, row: Row, queue: GraphQueue, requested_at: float) -> ClaimedRow:
-        return self._make_row(
-            Claim(*row[:3]), ClaimedAttempt._make((*row[3:], requested_at)), queue
-        )
+        item = ClaimedAttempt._make((*row[3:], requested_at))
+        return self.make_row(Claim(*row[:3]), item, queue)
 
-    def _from_insert(
-        self,
-        state: ExecutionState,
-        new_attempt: NewAttempt,
-        claim: Claim,
-        queues: dict[int, GraphQueue],
-        requested_at: float,
-    ) -> ClaimedRow:
-        spec = new_attempt.spec
-        item = ClaimedAttempt(
-            state.number,
-            new_attempt.node,
-            spec.queue,
-            new_attempt.number,
-            new_attempt.computed_with,
-            new_attempt.number - 1,
-            new_attempt.crashes,
-            spec.abandon_after,
-            spec.heartbeat_timeout,
-            _encode_inputs(state, new_attempt),
-            False,
-            state.id,
-            requested_at,
-        )
-        return self._make_row(claim, item, queues[spec.queue])
-
-    def _make_row(self, claim: Claim, item: ClaimedAttempt, queue: GraphQueue) -> ClaimedRow:
+    def make_row(self, claim: Claim, item: ClaimedAttempt, queue: GraphQueue) -> ClaimedRow:
+        """A claimed attempt as the engine takes it."""
         node = self.registry.graphs[queue.graph_id].nodes.get(item.node)
         retry = None if node is None else node.options.retry
         return ClaimedRow(
@@ -207,10 +152,64 @@ class AttemptClaimer:
         )
 
 
-def _encode_inputs(state: ExecutionState, new_attempt: NewAttempt) -> str | None:
-    """The values that an attempt is computed from, as the store would tell them."""
-    names = msgspec.json.decode(new_attempt.computed_with)
-    values = {name: state.nodes[name].value for name in names if state.is_set(name)}
-    if sum(len(value or "") for value in values.values()) > _MAX_INPUT_CHARACTERS:
-        return None
-    return msgspec.json.encode(values).decode()
+class QueueCache:
+    """What the last poll found in the queues: valid for a moment, until a notification arrives, and
+    only while the worker listens.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._notified = Wakeup()
+        self._listeners = 0
+        self._empty_until = -inf
+        self._due: float | None = None
+        self._due_until = -inf
+
+    def listen(self, wakeup: Wakeup) -> tuple[Wakeup, Callable[[], None]]:
+        """The wakeup to set on a notification, which sets the given one as well, and the function
+        that ends this.
+        """
+        unsubscribe = self._notified.subscribe(wakeup.set)
+        self._listeners += 1
+
+        def leave() -> None:
+            self._listeners -= 1
+            unsubscribe()
+
+        return self._notified, leave
+
+    def invalidate(self) -> None:
+        """Forget everything, before a poll: a notification from here on may be of a new row."""
+        self._notified.clear()
+        self._empty_until = self._due_until = -inf
+
+    def record_poll(self, *, has_waiting: bool) -> None:
+        """Note whether attempts may wait in the queues after a poll."""
+        self._empty_until = -inf if has_waiting else self._clock.monotonic() + _EMPTY_FOR
+        if has_waiting:
+            self._due_until = -inf
+
+    @property
+    def is_known_empty(self) -> bool:
+        """Whether no attempt waits in the queues; False if that is unknown."""
+        return self._is_valid(self._empty_until)
+
+    def next_due(self, query: Callable[[], float | None]) -> float | None:
+        """Seconds until a delayed attempt is due; None if none is delayed."""
+        now = self._clock.monotonic()
+        if not self._is_valid(self._due_until):
+            wait = query()
+            self._due, self._due_until = None if wait is None else now + wait, now + _NEXT_DUE_FOR
+        return None if self._due is None else max(self._due - now, 0.0)
+
+    def _is_valid(self, until: float) -> bool:
+        return (
+            self._listeners > 0 and not self._notified.is_set() and self._clock.monotonic() < until
+        )
+
+
+def may_have_more(claimed: Sequence[ClaimedRow], limit: int) -> bool:
+    """Whether attempts may still wait after a claim: it reached its limit, or returned a row that
+    comes alone.
+    """
+    return len(claimed) >= limit or any(each.is_exclusive for each in claimed)

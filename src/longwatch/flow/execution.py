@@ -16,11 +16,11 @@ from longwatch.errors import (
     UnknownExecutionError,
     UsageError,
 )
-from longwatch.flow.execution_state import LEASED, AttemptEndCause, ExecutionState
+from longwatch.flow.execution_state import LEASED, AttemptEndCause, ExecutionState, GraphId
 from longwatch.flow.explanation import Explanation, explain, node_statuses, unreachable_nodes
 from longwatch.flow.graph import Graph
 from longwatch.flow.propagation import NodeStatus, propagate
-from longwatch.flow.records import EagerLeaseTarget, GraphId, change_channel
+from longwatch.flow.records import LoadedExecutions, change_channel
 from longwatch.store.database import Row, Transaction
 
 if TYPE_CHECKING:
@@ -285,24 +285,20 @@ class Execution:
         *,
         also: Callable[[Transaction], None] = lambda _: None,
     ) -> int:
-        """Change it and bring it up to date, in one transaction; the revision it is at then."""
+        """Change the execution and propagate that, in one transaction; its revision then."""
         registered = self._flow.registry.registered()[self._graph_id]
-        records = self._flow.records
 
-        def transaction(
-            tx: Transaction, eager_lease: EagerLeaseTarget | None
-        ) -> tuple[int, ExecutionState]:
-            state = self._require_loaded(records.load(tx, [self._number]))
+        def transaction(tx: Transaction) -> ExecutionState:
+            state = self._require_loaded(self._flow.records.load(tx, [self._number]))
             was_cancelled = state.cancelled
             change(state)
             also(tx)
             if was_cancelled and state.needs_write:
                 raise self._cancelled_error()
             propagate(registered.graph, state, registered.queue_by_node)
-            records.save(tx, [state], {state.number: self._graph_id}, eager_lease)
-            return state.revision, state
+            return state
 
-        return self._flow.local_workers.write(self._flow.database, self._graph_id, transaction)
+        return self._flow.write(self._graph_id, transaction).revision
 
     def _load_state(self) -> ExecutionState:
         loaded = self._flow.database.read(
@@ -310,14 +306,12 @@ class Execution:
         )
         return self._require_loaded(loaded)
 
-    def _require_loaded(
-        self, loaded: Mapping[int, tuple[ExecutionState, GraphId]]
-    ) -> ExecutionState:
+    def _require_loaded(self, loaded: LoadedExecutions) -> ExecutionState:
         if self._number not in loaded:
             raise UnknownExecutionError(
                 f"there is no execution {self.id!r} any more; its store was restored or emptied"
             )
-        return loaded[self._number][0]
+        return loaded[self._number]
 
     def _value(self, state: ExecutionState, node: str) -> Value | None:
         if not state.is_set(node):

@@ -76,6 +76,13 @@ ABANDONING_CAUSES = frozenset(
 """Causes that make an attempt abandoned rather than failed: nobody knows how far it came."""
 
 
+class GraphId(NamedTuple):
+    """The graph that an execution belongs to."""
+
+    graph: str
+    version: str
+
+
 @dataclass(slots=True)
 class NodeRecord:
     """What is kept of a node: its value, as JSON, and the attempts that were spent on its
@@ -148,17 +155,17 @@ class AttemptEnd(NamedTuple):
 
 
 class ExecutionState:
-    """One execution, for the length of a transaction that has it to itself. It is a
-    `gates.NodeView`.
+    """One execution, for the length of a transaction that has locked it. It is a `gates.View`.
 
-    `changes`: how often it was written; None for one that is new. Two with the same number of
-    changes are the same, but for who is at the open attempts.
+    `changes` counts the writes of the execution; None for a new one. Two states of an execution
+    with the same count are equal, except for the owners and terms of the open attempts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the columns of its row
         self,
         number: int,
         execution_id: str,
+        graph_id: GraphId,
         *,
         revision: int = 0,
         cancelled: bool = False,
@@ -166,6 +173,7 @@ class ExecutionState:
     ) -> None:
         self.number = number
         self.id = execution_id
+        self.graph_id = graph_id
         self.revision = revision
         self.cancelled = cancelled
         self.changes = changes
@@ -322,8 +330,8 @@ class ExecutionState:
             self.changed_nodes.add(node)
 
     def mark_written(self, opened: Mapping[str, Attempt]) -> None:
-        """What was decided stands in the store: it is as if it had been read from there.
-        `opened`: the attempts that were inserted.
+        """Make this the state that a load would return after the commit. `opened` are the rows of
+        the new attempts, by node.
         """
         self.open_attempts.update(opened)
         self.changes = 0 if self.changes is None else self.changes + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -12,13 +12,13 @@ from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
 from longwatch.errors import UnknownExecutionError, UsageError
 from longwatch.flow.claim_source import FlowClaimSource
-from longwatch.flow.eager_lease import LocalWorkers
+from longwatch.flow.eager_lease.leaser import LocalWorkers
 from longwatch.flow.execution import Execution, ExecutionSummary
-from longwatch.flow.execution_state import ExecutionState
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.graph import Graph
 from longwatch.flow.invocation import VALUE_CODEC
 from longwatch.flow.propagation import propagate
-from longwatch.flow.records import EagerLeaseTarget, GraphId, Records, change_channel
+from longwatch.flow.records import Records, change_channel, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.flow.sweeper import SweepRun
 from longwatch.flow.waiters import Waiter, Waiters
@@ -77,24 +77,22 @@ class Flow:
         registered = self.registry.registered()[graph_id]
         execution_id = secrets.token_hex(8)
 
-        def work(
-            tx: Transaction, eager_lease: EagerLeaseTarget | None
-        ) -> tuple[tuple[ExecutionState, GraphId], ExecutionState | None]:
-            state = ExecutionState(0, execution_id)
+        def change(tx: Transaction) -> ExecutionState:
+            state = ExecutionState(0, execution_id, graph_id)
             for node, text in encoded.items():
                 state.set_value(node, text)
             propagate(registered.graph, state, registered.queue_by_node)
-            if self.records.start(tx, state, graph_id, key, eager_lease):
-                return (state, graph_id), state
+            if self.records.insert(tx, state, key):
+                return state
             [(number, first_id, its_version)] = tx.rows(
                 self.records.sql["execution_by_key"], {"graph": graph, "key": key}
             )
-            return (ExecutionState(number, first_id), GraphId(graph, its_version)), None
+            return ExecutionState(number, first_id, GraphId(graph, its_version))
 
-        found, found_id = self.local_workers.write(self.database, graph_id, work)
-        if not found.number:  # the answer was lost with the connection
+        found = self.write(graph_id, change)
+        if not found.number:  # the reply was lost with the connection
             return self.execution(found.id)
-        return Execution(self, found.id, found.number, self.registry.find(*found_id))
+        return Execution(self, found.id, found.number, self.registry.find(*found.graph_id))
 
     def execution(self, execution_id: str) -> Execution:
         """The execution of that id; UnknownExecutionError if there is none, UnknownGraphError if
@@ -170,6 +168,20 @@ class Flow:
         )
 
     # --- for executions ---
+
+    def write(
+        self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]
+    ) -> ExecutionState:
+        """Change and save an execution in one transaction, and have its new attempts computed."""
+        if (eager_write := self.local_workers.reserve(graph_id)) is not None:
+            return eager_write.write(change)
+
+        def work(tx: Transaction) -> ExecutionState:
+            state = change(tx)
+            notify_workers(tx, self.records.save(tx, [state]))
+            return state
+
+        return self.database.write(work)
 
     def encode_inputs(self, graph_id: GraphId, values: Mapping[str, Any]) -> dict[str, str]:
         """Values of inputs as JSON; UsageError for a node that is none, SerializationError for

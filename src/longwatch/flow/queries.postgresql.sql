@@ -89,10 +89,6 @@ WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.q
 -- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue = ANY (:queues::int8[])
 
--- name: graph_of_queues
--- Whose lines these are.
-SELECT queue, graph, version FROM longwatch_graph_queues WHERE queue = ANY (:queues::int8[])
-
 -- name: lock_queue
 -- Let nobody else count and take attempts of this wanted until the end of the transaction.
 SELECT pg_advisory_xact_lock(:queue)

@@ -47,10 +47,6 @@ WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND
 -- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue IN (SELECT value FROM json_each(:queues))
 
--- name: graph_of_queues
--- Whose lines these are.
-SELECT queue, graph, version FROM longwatch_graph_queues WHERE queue IN (SELECT value FROM json_each(:queues))
-
 -- name: claim_sweep
 -- Be the one who makes a sweep, if the last one began long enough ago.
 INSERT INTO longwatch_sweeps (sweep, started_at) VALUES (:sweep, :wall_now)

@@ -1,15 +1,13 @@
-"""Executions in a SQL store: read whole, changed by `execution_state` and
-`propagation`, written back, in one transaction.
+"""Loads and saves executions in a SQL store.
 
-Whoever changes an execution has it to itself until the end of the transaction, so nothing is
-decided on what was true a moment ago: the one writer of SQLite sees to that, a lock on the
-execution's row on PostgreSQL. Several executions are loaded and saved together, with as many
-statements as one.
+A transaction loads an execution whole, changes it (`execution_state`, `propagation`) and saves it.
+The execution is locked from the load to the commit: SQLite has one writer, PostgreSQL locks the
+row. Several executions are loaded and saved together, with as many statements as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +18,7 @@ from longwatch.flow.execution_state import (
     AttemptSpec,
     AttemptState,
     ExecutionState,
+    GraphId,
     NewAttempt,
     NodeRecord,
 )
@@ -55,7 +54,7 @@ LEASE_SQL = {
     for dialect, greatest in (("sqlite", "max"), ("postgresql", "greatest"))
 }
 """An attempt's lease is its heartbeat: it ends at `heartbeat_deadline`, by its own timeout, and at
-its hard deadline. A row without the former, from before there were heartbeats, has only the latter.
+its hard deadline. A row without a heartbeat timeout has only the hard deadline.
 """
 
 
@@ -68,13 +67,6 @@ _PLACEHOLDERS = {
 }
 
 
-class GraphId(NamedTuple):
-    """What an execution is of."""
-
-    graph: str
-    version: str
-
-
 class ValidClaim(NamedTuple):
     """A claim that still holds."""
 
@@ -85,26 +77,25 @@ class ValidClaim(NamedTuple):
     has_lapsed: bool
 
 
-class EagerLeaseTarget(Protocol):
-    """A worker that takes attempts in the statement that makes them."""
-
-    owner: int
-
-    def reserve(self, new_attempt: NewAttempt) -> bool:
-        """Whether it has room for this one; then that is taken."""
-
-    def record_insert(
-        self, state: ExecutionState, new_attempt: NewAttempt, rows: Sequence[Row]
-    ) -> None:
-        """One is made: seq, owner, term, execution, node, and whether the owner is entered."""
+OpenedAttempt = tuple[ExecutionState, NewAttempt]
+"""An attempt to insert, with its execution."""
 
 
-LoadedExecutions = dict[int, tuple[ExecutionState, GraphId]]
-"""By their numbers, executions and what they are of."""
+class AttemptTaker(Protocol):
+    """Takes new attempts over instead of the queue (`flow/eager_lease`)."""
+
+    def insert(self, tx: Transaction, opened: Sequence[OpenedAttempt]) -> list[OpenedAttempt]:
+        """Insert some of these attempts and return the others, which are then queued."""
+
+
+LoadedExecutions = dict[int, ExecutionState]
+"""Executions by their numbers."""
+LoadedClaims = tuple[LoadedExecutions, dict[Claim, ValidClaim]]
+"""Executions, and the claims that still hold."""
 
 
 class Records:
-    """The statements. Everything here runs inside a transaction that the caller opened."""
+    """The statements; each runs in a transaction that the caller opened."""
 
     def __init__(self, dialect: str) -> None:
         self.sql = load_queries(
@@ -121,7 +112,7 @@ class Records:
     def load(
         self, tx: Transaction, executions: Iterable[int], *, for_update: bool = True
     ) -> LoadedExecutions:
-        """Those that there are; `for_update`: and nobody else changes them until the end of the
+        """Load the executions that exist; `for_update` locks them until the end of the
         transaction.
         """
         return self.load_with_claims(tx, executions, (), for_update=for_update)[0]
@@ -133,10 +124,8 @@ class Records:
         claims: Sequence[Claim],
         *,
         for_update: bool = True,
-    ) -> tuple[LoadedExecutions, dict[Claim, ValidClaim]]:
-        """The same, and those of these claims that still hold, and hold until the end of the
-        transaction.
-        """
+    ) -> LoadedClaims:
+        """Load executions, and lock and return those of these claims that still hold."""
         parameters = {"executions": self.array_parameter(sorted(set(executions)))}
         statements = self._statements(
             self.sql["executions"] if for_update else self._without_lock, parameters
@@ -151,8 +140,8 @@ class Records:
     def load_unlocked(
         self, tx: Transaction, executions: Iterable[int]
     ) -> tuple[LoadedExecutions, set[int]]:
-        """Those that nobody else has locked, and nobody changes until the end of the
-        transaction; and which ones are gone.
+        """Lock and load the executions that no other transaction has locked; also return the
+        numbers of those that do not exist.
         """
         numbers = set(executions)
         parameters = {"executions": self.array_parameter(sorted(numbers))}
@@ -164,10 +153,9 @@ class Records:
         return _build_executions(*unlocked), numbers - {row[0] for row in existing}
 
     def unlocked_claims(self, tx: Transaction, claims: Sequence[Claim]) -> dict[Claim, ValidClaim]:
-        """Those of these claims that still hold, and that nobody else has locked.
+        """Lock and return those of these claims that hold and that no other transaction has locked.
 
-        Asked for only by whoever has their executions: of two that come at once, one locking the
-        executions and the other the attempts, neither could do anything.
+        The caller has locked their executions before. Another order would deadlock.
         """
         return (
             _valid_claims(
@@ -189,7 +177,7 @@ class Records:
 
     @property
     def _without_lock(self) -> str:
-        """Executions as they are seen; where nobody else writes, nothing needs locking."""
+        """The query for executions that locks nothing."""
         return self.sql.get("executions_without_lock", self.sql["executions"])
 
     def _skip_locked(self, query: str) -> str:
@@ -198,108 +186,67 @@ class Records:
     def require_unchanged(
         self, tx: Transaction, loaded: LoadedExecutions, valid: Iterable[ValidClaim]
     ) -> None:
-        """Go on only if these executions are as they were, and these claims still hold; nobody else
-        changes that until the end of the transaction. ChangedError comes out of the whole if not.
+        """Lock these executions and require that they are unchanged and that these claims hold.
+        Otherwise the transaction ends with PreconditionFailedError.
         """
         for each in sorted(valid, key=lambda each: each.execution):
             parameters = {
                 "execution": each.execution,
-                "changes": loaded[each.execution][0].changes,
+                "changes": loaded[each.execution].changes,
                 **each.claim._asdict(),
             }
             tx.require(self.sql["unchanged"], parameters)
 
-    def start(
-        self,
-        tx: Transaction,
-        state: ExecutionState,
-        graph_id: GraphId,
-        key: str | None,
-        eager_lease: EagerLeaseTarget | None,
-    ) -> bool:
-        """Write one that is new; False if there is one with its key. It has its number when that is
-        committed.
+    def insert(self, tx: Transaction, state: ExecutionState, key: str | None) -> bool:
+        """Insert a new execution, to be saved next; False if its key exists.
 
-        Where a server numbers it, what is written of it need not wait for the number: it is that of
-        the last one made.
+        It has its number after the commit at the latest. A server numbers it without a round trip
+        of its own: the statements of a small `save` refer to the last execution inserted.
         """
-        row = {**graph_id._asdict(), "id": state.id, "key": key, "revision": state.revision}
+        row = {**state.graph_id._asdict(), "id": state.id, "key": key, "revision": state.revision}
         if (
             key is None
             and self._takes_arrays
             and max(len(state.changed_nodes), len(state.new_attempts)) <= _MAX_SINGLE_STATEMENTS
         ):
             tx.defer_rows(self.sql["insert_execution"], row, partial(_set_number, state))
-        else:
-            inserted = tx.rows(self.sql["insert_execution"], row)
-            if not inserted:
-                return False
+            return True
+        inserted = tx.rows(self.sql["insert_execution"], row)
+        if inserted:
             _set_number(state, inserted)
-        self.save(tx, [state], {state.number: graph_id}, eager_lease)
-        return True
+        return bool(inserted)
 
     def save(
         self,
         tx: Transaction,
         states: Iterable[ExecutionState],
-        graph_ids: Mapping[int, GraphId],
-        eager_lease: EagerLeaseTarget | None = None,
+        taker: AttemptTaker | None = None,
     ) -> set[GraphId]:
-        """Write what has changed, and tell who waits for it; of which graphs there is something in
-        line to be computed now.
+        """Write the changes of these executions and notify their waiters.
 
-        What the `eager_lease` takes is leased at once, and not queued. The caller claims the rest,
-        or notifies the workers (`work_channel`).
+        Returns the graphs that have new attempts in their queues. The caller claims those or
+        notifies the workers (`notify_workers`).
         """
         changed = [state for state in states if state.needs_write]
         if not changed:
             return set()
-        leased, queued = (
-            list[tuple[ExecutionState, NewAttempt]](),
-            list[tuple[ExecutionState, NewAttempt]](),
-        )
+        opened = [(state, new) for state in changed for new in state.new_attempts.values()]
+        ends = [_end_row(attempt_end) for state in changed for attempt_end in state.attempt_ends]
+        values = [
+            _value_row(state, node) for state in changed for node in sorted(state.changed_nodes)
+        ]
+        self._write_rows(tx, "end_attempt", ends)
+        self._write_rows(tx, "upsert_value", values)
+        queued = opened if taker is None else taker.insert(tx, opened)
+        self._write_rows(tx, "insert_attempt", [attempt_row(*each) for each in queued])
+        existing = [_execution_row(state) for state in changed if state.changes is not None]
+        self._write_rows(tx, "touch_execution", existing)
         for state in changed:
-            for new_attempt in state.new_attempts.values():
-                (
-                    leased
-                    if eager_lease is not None and eager_lease.reserve(new_attempt)
-                    else queued
-                ).append((state, new_attempt))
-        self._write_rows(
-            tx,
-            "end_attempt",
-            [_end_row(attempt_end) for state in changed for attempt_end in state.attempt_ends],
-        )
-        self._write_rows(
-            tx,
-            "upsert_value",
-            [_value_row(state, node) for state in changed for node in sorted(state.changed_nodes)],
-        )
-        self._write_rows(tx, "insert_attempt", [_attempt_row(*each) for each in queued])
-        if eager_lease is not None:
-            for state, new_attempt in leased:
-                row = {**_attempt_row(state, new_attempt), "owner": eager_lease.owner}
-                tx.defer_rows(
-                    self.sql["insert_leased_attempt"],
-                    row,
-                    partial(eager_lease.record_insert, state, new_attempt),
-                )
-        self._write_rows(
-            tx,
-            "touch_execution",
-            [_execution_row(state) for state in changed if state.changes is not None],
-        )
-        for state in changed:
-            for node in state.changed_nodes:
-                tx.notify(change_channel(state.id, node))
-            if state.affects_all_nodes:
-                tx.notify(change_channel(state.id))
-            if state.cancels_running:
-                tx.notify(cancel_channel(graph_ids[state.number]))
-        return {graph_ids[state.number] for state, _ in queued}
+            _notify_changed(tx, state)
+        return {state.graph_id for state, _ in queued}
 
     def cancel_orphans(self, tx: Transaction, orphans: Sequence[ValidClaim]) -> None:
-        """End these attempts, whose execution is gone: nobody will miss them."""
+        """Cancel these attempts, whose execution does not exist any more."""
         self._write_rows(
             tx,
             "end_attempt",
@@ -314,7 +261,7 @@ class Records:
     # --- claims ---
 
     def executions_of(self, tx: Transaction, claims: Iterable[Claim]) -> dict[int, int]:
-        """By the number of the attempt, that of its execution."""
+        """The execution of each of these claims, by the number of the attempt."""
         seqs = self.array_parameter([claim.seq for claim in claims])
         return dict(tx.rows(self.sql["executions_of_attempts"], {"seqs": seqs}))
 
@@ -325,14 +272,12 @@ class Records:
         )  # which is JSON, and takes a tenth of the time
 
     def lock_queue(self, tx: Transaction, queue: int) -> None:
-        """Where several write at the same time, those who have to count come one after the
-        other.
-        """
+        """Wait until no other transaction counts the running attempts of this queue."""
         if (lock := self.sql.get("lock_queue")) is not None:
             tx.rows(lock, {"queue": queue})
 
     def _write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
-        """A few one by one: a server takes longer to take arrays apart."""
+        """Write a few rows one by one, which a server does faster than unpacking arrays."""
         if len(rows) > _MAX_SINGLE_STATEMENTS or not self._takes_arrays:
             tx.defer_many(self.sql.get(f"{query}_many", self.sql[query]), rows)
         else:
@@ -341,25 +286,32 @@ class Records:
 
 
 def notify_workers(tx: Transaction, graph_ids: Iterable[GraphId]) -> None:
-    """Tell the workers of these graphs that there is something to be computed."""
+    """Notify the workers of these graphs of new attempts, at the commit."""
     for graph_id in graph_ids:
         tx.notify(work_channel(graph_id))
 
 
+def _notify_changed(tx: Transaction, state: ExecutionState) -> None:
+    for node in state.changed_nodes:
+        tx.notify(change_channel(state.id, node))
+    if state.affects_all_nodes:
+        tx.notify(change_channel(state.id))
+    if state.cancels_running:
+        tx.notify(cancel_channel(state.graph_id))
+
+
 def change_channel(execution: str, node: str = "") -> str:
-    """The channel that tells of changes of a node; without one: of whatever may concern all
-    nodes.
-    """
+    """The channel for changes of a node; without a node, for changes that concern all nodes."""
     return f"execution/{execution}/{node}"
 
 
 def work_channel(graph_id: GraphId) -> str:
-    """The channel that tells of attempts to be made."""
+    """The channel for new attempts of a graph."""
     return f"flow/{graph_id.graph}/{graph_id.version}"
 
 
 def cancel_channel(graph_id: GraphId) -> str:
-    """The channel that tells of running attempts that are not wanted any more."""
+    """The channel for running attempts of a graph that were cancelled."""
     return f"flow-cancel/{graph_id.graph}/{graph_id.version}"
 
 
@@ -367,21 +319,23 @@ def _build_executions(
     found: Iterable[Row], values: Iterable[Row], attempts: Iterable[Row]
 ) -> LoadedExecutions:
     loaded = {
-        number: (
-            ExecutionState(
-                number, execution_id, revision=revision, cancelled=bool(cancelled), changes=changes
-            ),
+        number: ExecutionState(
+            number,
+            execution_id,
             GraphId(graph, version),
+            revision=revision,
+            cancelled=bool(cancelled),
+            changes=changes,
         )
         for number, execution_id, revision, changes, cancelled, graph, version in found
     }
     for number, node, *record in values:
         if number in loaded:
-            loaded[number][0].nodes[node] = _node_record(record)
+            loaded[number].nodes[node] = _node_record(record)
     for number, *attempt in attempts:
         if number in loaded:
             read = _attempt(attempt)
-            loaded[number][0].open_attempts[read.node] = read
+            loaded[number].open_attempts[read.node] = read
     return loaded
 
 
@@ -429,7 +383,8 @@ def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
     }
 
 
-def _attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, object]:
+def attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, object]:
+    """The parameters of `insert_attempt`."""
     record = state.nodes.get(new_attempt.node)
     return {
         "term": 0 if record is None else record.term,

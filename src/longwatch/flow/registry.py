@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UnknownGraphError, UsageError
+from longwatch.flow.execution_state import GraphId
 from longwatch.flow.graph import Graph
-from longwatch.flow.records import GraphId, Records
+from longwatch.flow.records import Records
 from longwatch.store.database import Database, Transaction
 
 SHARED_QUEUE = ""

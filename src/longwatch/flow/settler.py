@@ -1,54 +1,84 @@
-"""How attempts are concluded, all in one transaction: the execution is locked and read, or known to
-be as it was left → the claim is looked at, and one that does not hold any more changes nothing →
-the result is kept, or the attempt is spent → what follows from that is opened. So a result is never
-there without what follows from it, and a late one never counts.
+"""Settles attempts: load or recall, validate, apply, propagate, save, notify, in one transaction.
+
+    load        lock the executions of the attempts, or recall them from the cache, unchanged
+    validate    keep the settlements whose claim still holds; a late one changes nothing
+    apply       keep the result of an attempt, or count its failure
+    propagate   open, cancel and clear what follows from that
+    save        write all of it, with as many statements as for one attempt
+    notify      deliver values to waiters of this process, and wake workers for freed capacity
+
+So a result is never stored without its consequences. A released attempt is no result: its claim
+ends and it goes back to its queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
-from longwatch.flow.eager_lease import EagerLease, ExecutionCache
-from longwatch.flow.execution_state import AttemptEndCause, ExecutionState
+from longwatch.flow.eager_lease.execution_cache import (
+    ExecutionCache,
+    LeasedAttempts,
+    require_own_ends,
+)
+from longwatch.flow.execution_state import Attempt, AttemptEndCause, ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
-from longwatch.flow.records import GraphId, LoadedExecutions, Records, ValidClaim, notify_workers
+from longwatch.flow.records import (
+    AttemptTaker,
+    LoadedClaims,
+    LoadedExecutions,
+    Records,
+    ValidClaim,
+    notify_workers,
+)
 from longwatch.flow.registry import Registry
 from longwatch.flow.waiters import Waiters
 from longwatch.store.claims import Blame, Claim, Claims
-from longwatch.store.database import PreconditionFailedError, Transaction
+from longwatch.store.database import Transaction
 
 
 @dataclass(frozen=True, slots=True)
 class SettledAttempts:
-    """For each settlement whether it was still the claimant's; what was written; of which graphs
-    something is in line now.
+    """What `settle` did: whether each claim still held, the executions that it saved, and the
+    graphs that have new attempts in their queues.
     """
 
     settled: dict[Claim, bool]
-    written: list[tuple[ExecutionState, GraphId]] = field(default_factory=list)
+    written: Sequence[ExecutionState] = ()
     ready: set[GraphId] = field(default_factory=set)
 
 
 class AttemptSettler:
-    """Settles attempts."""
+    """Settles attempts in a transaction of the caller."""
 
     def __init__(
         self, records: Records, registry: Registry, claims: Claims, waiters: Waiters
     ) -> None:
-        self.cache = ExecutionCache()
+        self.cache = ExecutionCache(records)
         self._records = records
         self._registry = registry
         self._claims = claims
         self._waiters = waiters
         self._executions: dict[Claim, int] = {}
 
-    def remember(self, claimed: Sequence[ClaimedRow]) -> None:
-        """Remember whose attempts these are."""
+    def record_commit(
+        self,
+        settlements: Iterable[Settlement],
+        claimed: Iterable[ClaimedRow],
+        written: Iterable[ExecutionState],
+        *,
+        owner: int,
+        leased: LeasedAttempts = MappingProxyType({}),
+    ) -> None:
+        """Remember what an exchange left behind, after the commit."""
+        self.forget(settlements)
         self._executions.update((each.claim, each.item.execution) for each in claimed)
+        self.cache.put(written, owner, leased)
 
-    def forget(self, settlements: Sequence[Settlement]) -> None:
+    def forget(self, settlements: Iterable[Settlement]) -> None:
+        """Forget settled attempts, after the commit."""
         for settlement in settlements:
             self._executions.pop(settlement.claim, None)
 
@@ -56,22 +86,24 @@ class AttemptSettler:
         self,
         tx: Transaction,
         settlements: Sequence[Settlement],
-        eager_lease: EagerLease | None = None,
+        taker: AttemptTaker | None = None,
         *,
-        use_cache: bool = False,
+        recall: bool = False,
     ) -> SettledAttempts:
-        """All of them together: as many statements as for one. `use_cache`: executions may be
-        taken from the cache; ChangedError comes out of the transaction if one is
-        not.
+        """Settle these attempts together; `taker` may take over the attempts that they open.
+
+        With `recall`, executions may come from the cache, and the transaction ends with
+        PreconditionFailedError if one of them has changed.
         """
-        ending = [each for each in settlements if each.outcome is not RowOutcome.RELEASED]
         released = [each for each in settlements if each.outcome is RowOutcome.RELEASED]
+        ended = {
+            each.claim: each for each in settlements if each.outcome is not RowOutcome.RELEASED
+        }
         result = (
-            self._end_attempts(tx, ending, eager_lease, use_cache=use_cache)
-            if ending
-            else SettledAttempts({})
+            self._end_attempts(tx, ended, taker, recall=recall) if ended else SettledAttempts({})
         )
-        result.settled.update((each.claim, self._release(tx, each)) for each in released)
+        for each in released:
+            result.settled[each.claim] = self._release(tx, each)
         if released:
             notify_workers(tx, self._registry.graphs)
         return result
@@ -84,111 +116,70 @@ class AttemptSettler:
     def _end_attempts(
         self,
         tx: Transaction,
-        settlements: Sequence[Settlement],
-        eager_lease: EagerLease | None,
+        settlements: Mapping[Claim, Settlement],
+        taker: AttemptTaker | None,
         *,
-        use_cache: bool,
+        recall: bool,
     ) -> SettledAttempts:
-        claims = [settlement.claim for settlement in settlements]
-        cached = self._from_cache(tx, claims) if use_cache else None
-        loaded, valid = cached or self._records.load_with_claims(
-            tx, self._executions_of(tx, claims), claims
-        )
-        settled = {
-            settlement.claim: _end_if_valid(settlement, valid, loaded) for settlement in settlements
-        }
-        written = [
-            loaded[number]
-            for number in {
-                valid[claim].execution for claim, is_valid in settled.items() if is_valid
-            }
-        ]
-        for state, graph_id in written:
-            self._propagate(tx, state, graph_id)
-        if cached is not None:
-            _require_only(written, claims)
-        graph_ids = {state.number: graph_id for state, graph_id in written}
-        ready = self._records.save(tx, (state for state, _ in written), graph_ids, eager_lease)
-        return SettledAttempts(settled, written, ready)
+        executions = {claim: self._executions.get(claim) for claim in settlements}
+        recalled = self.cache.recall(tx, executions) if recall else None
+        loaded, valid = recalled or self._load(tx, executions)
+        attempts = _validate(settlements, loaded, valid)
+        for claim, (state, attempt) in attempts.items():
+            _apply(settlements[claim], state, attempt)
+        written = list({state.number: state for state, _ in attempts.values()}.values())
+        for state in written:
+            self._propagate(state)
+        if recalled is not None:
+            require_own_ends(written, settlements)
+        ready = self._records.save(tx, written, taker)
+        for state in written:
+            self._notify(tx, state)
+        return SettledAttempts({claim: claim in attempts for claim in settlements}, written, ready)
 
-    def _propagate(self, tx: Transaction, state: ExecutionState, graph_id: GraphId) -> None:
-        registered = self._registry.registered().get(graph_id)
+    def _load(self, tx: Transaction, executions: Mapping[Claim, int | None]) -> LoadedClaims:
+        numbers = [number for number in executions.values() if number is not None]
+        if len(numbers) < len(executions):
+            numbers = list(self._records.executions_of(tx, executions).values())
+        return self._records.load_with_claims(tx, numbers, list(executions))
+
+    def _propagate(self, state: ExecutionState) -> None:
+        registered = self._registry.registered().get(state.graph_id)
         if registered is not None:
             propagate(registered.graph, state, registered.queue_by_node)
+
+    def _notify(self, tx: Transaction, state: ExecutionState) -> None:
+        registered = self._registry.registered().get(state.graph_id)
+        if registered is not None:
             self._waiters.deliver_on_commit(tx, registered.graph, state)
-            if registered.is_capped:  # one that ended makes room for one that may wait elsewhere
-                notify_workers(tx, [graph_id])
-
-    def _from_cache(
-        self, tx: Transaction, claims: Sequence[Claim]
-    ) -> tuple[LoadedExecutions, dict[Claim, ValidClaim]] | None:
-        """What `Records.load_with_claims` would find, if all of it is as it was left."""
-        numbers = [
-            number for claim in claims if (number := self._executions.get(claim)) is not None
-        ]
-        cached = self.cache.take(numbers)
-        if cached is None or len(numbers) < len(claims):
-            return None
-        open_attempts = (
-            (number, attempt)
-            for number, (state, _) in cached.items()
-            for attempt in state.open_attempts.values()
-        )
-        attempts = {
-            (attempt.seq, attempt.owner, attempt.term): (number, attempt.node)
-            for number, attempt in open_attempts
-        }
-        if any(
-            claim not in attempts for claim in claims
-        ):  # given back meanwhile, and claimed again
-            return None
-        valid = {
-            claim: ValidClaim(claim, *attempts[claim], is_past_deadline=False, has_lapsed=False)
-            for claim in claims
-        }
-        self._records.require_unchanged(tx, cached, valid.values())
-        return cached, valid
-
-    def _executions_of(self, tx: Transaction, claims: Sequence[Claim]) -> list[int]:
-        known = [self._executions.get(claim) for claim in claims]
-        if None in known:
-            return list(self._records.executions_of(tx, claims).values())
-        return [number for number in known if number is not None]
+            if registered.is_capped:  # the ended attempt makes room for one of another worker
+                notify_workers(tx, [state.graph_id])
 
 
-def _end_if_valid(
-    settlement: Settlement, valid: Mapping[Claim, ValidClaim], loaded: LoadedExecutions
-) -> bool:
-    """Whether it is the claimant's to end; then it is ended."""
-    found = valid.get(settlement.claim)
-    if found is None:
-        return False
-    state = loaded[found.execution][0]
-    attempt = state.open_attempts.get(found.node)
-    if attempt is None or attempt.seq != settlement.claim.seq:
-        return False
+def _validate(
+    settlements: Iterable[Claim], loaded: LoadedExecutions, valid: Mapping[Claim, ValidClaim]
+) -> dict[Claim, tuple[ExecutionState, Attempt]]:
+    """The open attempts, with their executions, of the claims that still hold."""
+    attempts = {}
+    for claim in settlements:
+        found = valid.get(claim)
+        if found is not None:
+            state = loaded[found.execution]
+            attempt = state.open_attempts.get(found.node)
+            if attempt is not None and attempt.seq == claim.seq:
+                attempts[claim] = state, attempt
+    return attempts
+
+
+def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> None:
     if settlement.outcome is RowOutcome.DONE:
         state.succeed(attempt, (settlement.result or b"null").decode())
     else:
         state.fail(attempt, _end_cause(settlement), error=settlement.error, delay=settlement.delay)
-    return True
-
-
-def _require_only(
-    written: Sequence[tuple[ExecutionState, GraphId]], claims: Sequence[Claim]
-) -> None:
-    """Who is at the other attempts, and with which term, is not recalled: to call one off it has
-    to be read.
-    """
-    ours = {claim.seq for claim in claims}
-    if any(
-        attempt_end.seq not in ours for state, _ in written for attempt_end in state.attempt_ends
-    ):
-        raise PreconditionFailedError
 
 
 def _end_cause(settlement: Settlement) -> AttemptEndCause:
-    """Why an attempt came to nothing; `reason` says it, where it was not the code that raised."""
+    """Why an attempt failed; it raised, unless `reason` names another cause."""
     if settlement.outcome is RowOutcome.DEAD:
         return AttemptEndCause.PERMANENT
     return AttemptEndCause(settlement.reason) if settlement.reason else AttemptEndCause.RAISED

@@ -24,9 +24,9 @@ from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
 from longwatch.engine.error_policy import describe_error
-from longwatch.flow.execution_state import AttemptEndCause, ExecutionState
+from longwatch.flow.execution_state import AttemptEndCause, ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
-from longwatch.flow.records import GraphId, LoadedExecutions, Records, ValidClaim, work_channel
+from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.host.incarnation import boot_id
 from longwatch.store.claims import Blame, Claim, Claims
@@ -176,19 +176,19 @@ class FlowSweeper:
             ]
             self._records.cancel_orphans(tx, [found for _, found in due if found.execution in gone])
             due = [(each, found) for each, found in due if found.execution in loaded]
-            unbegun = [each.claim for each, _ in due if each.blame is Blame.RELEASE]
-            self._claims.release(tx, unbegun, blame=Blame.RELEASE)
-            for graph_id in {
-                loaded[found.execution][1] for each, found in due if each.claim in set(unbegun)
-            }:
-                tx.notify(work_channel(graph_id))
+            unbegun = {each.claim for each, _ in due if each.blame is Blame.RELEASE}
+            self._claims.release(tx, sorted(unbegun), blame=Blame.RELEASE)
+            notify_workers(
+                tx,
+                {loaded[found.execution].graph_id for each, found in due if each.claim in unbegun},
+            )
             abandoned = [
                 abandonment
                 for each, found in due
-                if each.claim not in set(unbegun)
-                and (abandonment := _abandon(each, found, loaded[found.execution][0]))
+                if each.claim not in unbegun
+                and (abandonment := _abandon(each, found, loaded[found.execution]))
             ]
-            self._save(tx, loaded)
+            notify_workers(tx, self._records.save(tx, loaded.values()))
             return len(unbegun) + len(abandoned), abandoned
 
         count, abandoned = self._database.write(work)
@@ -226,18 +226,13 @@ class FlowSweeper:
 
         def work(tx: Transaction) -> int:
             loaded, _ = self._records.load_unlocked(tx, executions)
-            for state, graph_id in loaded.values():
-                registered = graphs[graph_id]
+            for state in loaded.values():
+                registered = graphs[state.graph_id]
                 propagate(registered.graph, state, registered.queue_by_node)
-            self._save(tx, loaded)
-            return sum(state.needs_write for state, _ in loaded.values())
+            notify_workers(tx, self._records.save(tx, loaded.values()))
+            return sum(state.needs_write for state in loaded.values())
 
         return self._database.write(work) if executions else 0
-
-    def _save(self, tx: Transaction, loaded: LoadedExecutions) -> None:
-        graph_ids = {number: graph_id for number, (_, graph_id) in loaded.items()}
-        for graph_id in self._records.save(tx, (state for state, _ in loaded.values()), graph_ids):
-            tx.notify(work_channel(graph_id))
 
     # --- how sweeps are made ---
 

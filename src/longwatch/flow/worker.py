@@ -166,7 +166,9 @@ class FlowWorker(EngineLoop):
                 self.flow.database.listen(map(cancel_channel, self.flow.registry.graphs), cancelled)
             )
             undo.enter_context(self._watchdog.watching())
-            undo.enter_context(self.flow.local_workers.registered(engine, self._claim_source))
+            undo.enter_context(
+                self.flow.local_workers.registered(engine, self._claim_source.eager_leaser)
+            )
             yield
 
     def _graph_of(self, number: int) -> Graph:
