@@ -102,6 +102,17 @@ def begun(worker: ListeningWorker, graph: str = "chain") -> tuple[Execution, lis
     return execution, leased
 
 
+def inserted(worker: ListeningWorker, tx: Transaction, execution_id: str) -> ExecutionState:
+    """A new execution, to be saved: what `Flow.start` does."""
+    graph_id = worker.flow.registry.find("chain")
+    state = ExecutionState(0, execution_id, graph_id)
+    state.set_value("x", "1")
+    registered = worker.flow.registry.registered()[graph_id]
+    propagate(registered.graph, state, registered.queue_by_node)
+    worker.flow.records.insert(tx, state, None)
+    return state
+
+
 class TestWhereNobodyIsInLine:
     def test_what_a_result_makes_is_leased_without_a_look(
         self, worker: ListeningWorker, claims: list[Any]
@@ -374,17 +385,38 @@ class TestAWorkerInTheSameProcess:
             for computation in execution.computations()
         )
 
-    def test_that_was_struck_off_is_entered_again(self, database: Database) -> None:
+    def test_whose_owner_was_deleted_is_registered_by_the_exchange_that_leases(
+        self, database: Database
+    ) -> None:
         worker = ListeningWorker(database, chain())
         execution, [first] = begun(worker)
         worker.write("DELETE FROM longwatch_owners")
         [second] = worker.exchange(first).claimed
-        assert [True] == worker.exchange(second).settled
         assert [(worker.owner,)] == worker.rows("SELECT owner FROM longwatch_owners")
+        assert [True] == worker.exchange(second).settled
         assert 1 == execution.get("b", wait=False)
         worker.leave()
 
-    def test_that_was_struck_off_is_given_what_is_started(self, database: Database) -> None:
+    def test_whose_owner_was_deleted_is_registered_by_the_start_that_leases(
+        self, database: Database
+    ) -> None:
+        worker = ListeningWorker(database, chain())
+        begun(worker)
+        worker.write("DELETE FROM longwatch_owners")
+        reservation = Reservations(lambda _: None).reserve(lambda: 4, owner=worker.owner)
+        assert reservation is not None
+        graph_id = worker.flow.registry.find("chain")
+        state = EagerWrite(worker.source.eager_leaser, reservation, graph_id).write(
+            lambda tx: inserted(worker, tx, "eager")
+        )
+        assert ["computing"] == [
+            each.state for each in worker.flow.execution("eager").computations()
+        ]
+        assert [(worker.owner,)] == worker.rows("SELECT owner FROM longwatch_owners")
+        assert "eager" == state.id
+        worker.leave()
+
+    def test_whose_owner_was_deleted_computes_what_is_started(self, database: Database) -> None:
         flow = Flow(database, [chain()])
         with flow.worker():
             for number in range(5):
@@ -407,13 +439,9 @@ def test_what_was_leased_to_an_offer_that_is_closed_before_the_commit_goes_back(
     kind = worker.flow.registry.find("chain")
 
     def closing(tx: Transaction) -> ExecutionState:
-        standing = ExecutionState(0, "late", kind)
-        standing.set_value("x", "1")
-        registered = worker.flow.registry.registered()[kind]
-        propagate(registered.graph, standing, registered.queue_by_node)
-        worker.flow.records.insert(tx, standing, None)
+        state = inserted(worker, tx, "late")
         offer.close()
-        return standing
+        return state
 
     EagerWrite(worker.source.eager_leaser, offer, kind).write(closing)
     assert "not_set" == worker.flow.execution("late").computations()[0].state

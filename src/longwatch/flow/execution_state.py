@@ -1,18 +1,17 @@
-"""How an execution stands, and what becomes of it: pure decisions over what one transaction has
-read, and what it will write.
+"""The state of an execution and its transitions: pure decisions between the load and the save of
+one transaction.
 
-    set_value, unset_value
-                    an input changes: one revision for all that change together
-    succeed         an attempt has a result: the same as before stops the wave, another is a new
-                    revision
-    fail            an attempt came to nothing: it is spent, and there is another unless there were
-                    enough of them; the one way for what raised, and for what was abandoned by a
-                    sweep, at its deadline or by hand
-    `propagation.propagate` then opens, clears and calls off what follows from it.
+    set_value, unset_value  an input changes; all changes of one transaction share a revision
+    succeed                 an attempt has a result. A new value is a new revision; an equal one
+                            stops the propagation.
+    fail                    an attempt ended without a result. It is counted, and another one is
+                            opened unless that was the last. It is the one way for every cause: an
+                            exception, a deadline, a sweep, a request.
+    `propagation.propagate` then opens, cancels and clears what follows.
 
-Attempts are compared by what they are computed with: the revisions of everything that their node
-depends on, as a text. So one that was begun with other inputs is known as such, and so are the
-attempts that were spent on other inputs.
+An attempt is identified by what it is computed with: the revisions of all nodes that its node
+depends on, as a text. So an attempt of other inputs is recognised, and failures of other inputs do
+not count.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from longwatch.core.sanitize import sanitize
 
 MAX_ERROR_LENGTH = 4000
 ENDED = 3
-"""What `lease_state` says of an attempt that is over; below that as of every claimable row."""
+"""The `lease_state` of an ended attempt; lower ones are those of every claimable row."""
 LEASED = 2
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
@@ -113,7 +112,7 @@ class NodeRecord:
 
 
 class AttemptSpec(NamedTuple):
-    """How an attempt is made: where it waits in line, and its limits."""
+    """The queue of an attempt and its limits."""
 
     queue: int
     heartbeat_timeout: float | None

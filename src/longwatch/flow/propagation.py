@@ -44,9 +44,7 @@ class NodeStatus(StrEnum):
 
 
 def propagate(graph: Graph, state: ExecutionState, queue_by_node: Mapping[str, int]) -> None:
-    """Bring an execution up to date with its values. `queue_by_node`: the queue of
-    each node's attempts.
-    """
+    """Bring an execution up to date with its values. `queue_by_node` has the queue of each node."""
     if state.cancelled:
         for attempt in list(state.open_attempts.values()):
             state.cancel_attempt(attempt, AttemptEndCause.EXECUTION)

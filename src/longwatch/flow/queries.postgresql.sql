@@ -8,7 +8,7 @@ SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatc
 WHERE execution = ANY (:executions::int8[]) ORDER BY execution FOR UPDATE
 
 -- name: executions_without_lock
--- The same, as they are skip: a read.
+-- The same without a lock: a read.
 SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatch_executions WHERE execution = ANY (:executions::int8[])
 
 -- name: values
@@ -69,8 +69,8 @@ FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision
 WHERE changed.execution = given.execution
 
 -- name: lapsed_leases
--- Leased attempts whose lease has ended or that are past their deadline, as they are skip: a read. One whose owner was forgotten
--- has a page that cannot be read. But for those that were skip.
+-- Leased attempts whose lease has ended or that are past their deadline, except those to skip: a read without a lock.
+-- An attempt whose owner was deleted has an unreadable page.
 SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) LIMIT :limit
@@ -80,17 +80,17 @@ WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) LIMIT :limit
 SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- Those of some lines in which something is free, or delayed and due.
+-- Those of these queues that hold a free attempt, or a delayed one that is due.
 SELECT queue FROM unnest(:queues::int8[]) AS wanted (queue)
 WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0)
     OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due
--- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
+-- Seconds until the next delayed attempt of these queues is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue = ANY (:queues::int8[])
 
 -- name: lock_queue
--- Let nobody else count and take attempts of this wanted until the end of the transaction.
+-- Let no other transaction count and claim attempts of this queue until this one ends.
 SELECT pg_advisory_xact_lock(:queue)
 
 -- name: insert_sweep

@@ -1,16 +1,16 @@
--- What `records.py` asks of every engine in the same words.
+-- Statements of `flow` that are the same for all databases.
 
 -- name: upsert_queue
--- A line of attempts, made when it is new, with its cap brought up to date.
+-- Insert a queue of a graph, or update its cap.
 INSERT INTO longwatch_graph_queues (graph, version, node, max_running) VALUES (:graph, :version, :node, :max_running)
 ON CONFLICT (graph, version, node) DO UPDATE SET max_running = excluded.max_running RETURNING queue
 
 -- name: move_attempts
--- The attempts of a node that wait, into another line.
+-- Move the waiting attempts of a node to another queue.
 UPDATE longwatch_computations SET queue = :new_queue WHERE queue = :queue AND node = :node AND lease_state < 2
 
 -- name: queues_of_graph
--- Every line of a graph.
+-- All queues of a graph.
 SELECT queue, node, max_running FROM longwatch_graph_queues WHERE graph = :graph AND version = :version
 
 -- name: insert_execution
@@ -48,7 +48,7 @@ SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_a
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: unchanged
--- Whether nothing was decided about an execution since, and a claim of it is still its claimant's.
+-- Whether an execution is unchanged and a claim of one of its attempts still holds; locks both.
 SELECT EXISTS (SELECT 1 FROM longwatch_executions WHERE execution = :execution AND changes = :changes {for_update})
 AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term {for_update})
 
@@ -67,7 +67,7 @@ ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = ex
     failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
 
 -- name: insert_attempt
--- A new attempt, in line at once or after a delay.
+-- Insert an attempt into its queue, ready at once or after a delay.
 INSERT INTO longwatch_computations
     (queue, lease_state, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
     created_at)
@@ -75,7 +75,7 @@ VALUES (:queue, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THE
     :attempt, :term, :crashes, :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
 
 -- name: insert_leased_attempt
--- A new attempt that is leased at once; with whether its owner is entered.
+-- Insert an attempt that is leased at once; also return whether its owner is registered.
 INSERT INTO longwatch_computations
     (queue, {leased_columns}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
 SELECT :queue, {leased_values}, {execution}, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
@@ -94,7 +94,7 @@ UPDATE longwatch_executions SET revision = :revision, changes = changes + 1, upd
 UPDATE longwatch_executions SET cancelled = 1, changes = changes + 1 WHERE execution = :execution
 
 -- name: count_running
--- How many attempts of a line run.
+-- Count the running attempts of a queue.
 SELECT count(*) FROM longwatch_computations WHERE queue = :queue AND lease_state = 2
 
 -- name: sweep_position

@@ -26,8 +26,8 @@ WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]') AND term = j
 SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
 
 -- name: lapsed_leases
--- Leased attempts whose lease has ended, by the clock or because they are of another boot, or that are past their deadline;
--- but for those that were skip. One whose owner was forgotten has a page that cannot be read.
+-- Leased attempts whose lease has ended, by the clock or because of another boot, or that are past their deadline,
+-- except those to skip. An attempt whose owner was deleted has an unreadable page.
 SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
@@ -38,13 +38,13 @@ WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
 SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- Those of some lines in which something is free, or delayed and due.
+-- Those of these queues that hold a free attempt, or a delayed one that is due.
 SELECT value FROM json_each(:queues) AS queue
 WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 0)
     OR EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due
--- Seconds until the next delayed attempt in some lines is due; null if none is delayed.
+-- Seconds until the next delayed attempt of these queues is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue IN (SELECT value FROM json_each(:queues))
 
 -- name: claim_sweep

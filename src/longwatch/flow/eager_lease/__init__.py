@@ -47,7 +47,8 @@ Failure cases
 To remove it, delete this package and
     `flow.py`          the first statement of `Flow.write`, and `local_workers`
     `worker.py`        the registration of the engine in `_while_running`
-    `claim_source.py`  the first branch of `exchange`, and `eager_leaser`
+    `claim_source.py`  `eager_leaser` and the first branch of `exchange`; `write_recalling` becomes
+                       `database.write_inline`
     `settler.py`       `cache` and `recall`
     `claimer.py`       `QueueCache.is_known_empty` and `record_poll`
     `records.py`       `AttemptTaker`, `require_unchanged`, and two queries: `insert_leased_attempt`

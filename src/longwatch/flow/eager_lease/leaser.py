@@ -58,6 +58,7 @@ class EagerLease:
     ) -> None:
         graphs = claimer.registry.registered()
         self.owner = owner
+        self.requested_at = requested_at
         self.claimed: list[ClaimedRow] = []
         self.attempts: dict[str, dict[str, Attempt]] = {}
         self.is_owner_registered = True
@@ -69,7 +70,6 @@ class EagerLease:
             for queue in graphs[graph_id].queues
             if not queue.caps
         }
-        self._requested_at = requested_at
         self._inserted = 0
 
     @property
@@ -115,7 +115,7 @@ class EagerLease:
             term,
             owner,
         )
-        item = _claimed_attempt(state, new_attempt, self._requested_at)
+        item = _claimed_attempt(state, new_attempt, self.requested_at)
         self.claimed.append(
             self._claimer.make_row(Claim(seq, owner, term), item, self._queues[item.queue])
         )
@@ -221,7 +221,6 @@ class EagerWrite:
 
     def _transact(self, tx: Transaction, change: Change) -> tuple[ExecutionState, EagerLease]:
         leaser, reservation = self.leaser, self.reservation
-        requested_at = leaser.clock.monotonic()
         queues = leaser.claimer.registry.registered()[self.graph_id].queues
         is_empty = leaser.knows_empty(queues)
         lease = EagerLease(
@@ -229,49 +228,39 @@ class EagerWrite:
             [self.graph_id],
             owner=reservation.owner,
             room=reservation.limit if is_empty and not reservation.is_closed else 0,
-            requested_at=requested_at,
+            requested_at=leaser.clock.monotonic(),
         )
         state = change(tx)
         has_queued = bool(leaser.claimer.records.save(tx, [state], lease))
-        if reservation.is_closed:
-            self._release(tx, lease, state)
+        if reservation.is_closed:  # the caller gave up waiting, and the worker may have ended since
+            claims = [each.claim for each in lease.claimed]
+            leaser.claimer.claims.release(tx, claims, blame=Blame.RELEASE)
+            has_queued = bool(state.new_attempts)
         elif state.new_attempts and is_empty:
-            self._deliver(tx, lease, state, lease.claimed, requested_at)
+            tx.after_commit(partial(self._deliver, lease, state, lease.claimed))
         elif state.new_attempts:  # older rows may wait: claim from the head of the queues
-            claimed = leaser.claimer.claim(
-                tx,
-                queues,
-                owner=reservation.owner,
-                limit=reservation.limit,
-                requested_at=requested_at,
-            )
+            claimed = self._claim(tx, queues, lease.requested_at)
             has_queued = may_have_more(claimed, reservation.limit)
-            self._deliver(tx, lease, state, claimed, requested_at)
+            tx.after_commit(partial(self._deliver, lease, state, claimed))
         if has_queued:
             notify_workers(tx, [self.graph_id])
         return state, lease
 
-    def _release(self, tx: Transaction, lease: EagerLease, state: ExecutionState) -> None:
-        """The caller has given up waiting, and the worker may have ended since."""
-        claims = [each.claim for each in lease.claimed]
-        self.leaser.claimer.claims.release(tx, claims, blame=Blame.RELEASE)
-        if state.new_attempts:
-            notify_workers(tx, [self.graph_id])
+    def _claim(
+        self, tx: Transaction, queues: Sequence[GraphQueue], requested_at: float
+    ) -> list[ClaimedRow]:
+        return self.leaser.claimer.claim(
+            tx,
+            queues,
+            owner=self.reservation.owner,
+            limit=self.reservation.limit,
+            requested_at=requested_at,
+        )
 
-    def _deliver(
-        self,
-        tx: Transaction,
-        lease: EagerLease,
-        state: ExecutionState,
-        claimed: list[ClaimedRow],
-        requested_at: float,
-    ) -> None:
-        def deliver() -> None:
-            self.leaser.record_commit(lease, (), claimed, [state])
-            self.reservation.is_uncertain = not lease.is_complete
-            self.reservation.deliver(claimed, requested_at)
-
-        tx.after_commit(deliver)
+    def _deliver(self, lease: EagerLease, state: ExecutionState, claimed: list[ClaimedRow]) -> None:
+        self.leaser.record_commit(lease, (), claimed, [state])
+        self.reservation.is_uncertain = not lease.is_complete
+        self.reservation.deliver(claimed, lease.requested_at)
 
 
 class _LocalWorker(NamedTuple):
