@@ -298,7 +298,7 @@ class Execution:
             propagate(registered.graph, state, registered.queue_by_node)
             return state
 
-        return self._flow.write(self._graph_id, transaction).revision
+        return self._flow.write_execution(self._graph_id, transaction).revision
 
     def _load_state(self) -> ExecutionState:
         loaded = self._flow.database.read(

@@ -89,7 +89,7 @@ class Flow:
             )
             return ExecutionState(number, first_id, GraphId(graph, its_version))
 
-        found = self.write(graph_id, change)
+        found = self.write_execution(graph_id, change)
         if not found.number:  # the reply was lost with the connection
             return self.execution(found.id)
         return Execution(self, found.id, found.number, self.registry.find(*found.graph_id))
@@ -169,7 +169,7 @@ class Flow:
 
     # --- for executions ---
 
-    def write(
+    def write_execution(
         self, graph_id: GraphId, change: Callable[[Transaction], ExecutionState]
     ) -> ExecutionState:
         """Change and save an execution in one transaction, and have its new attempts computed."""

@@ -8,9 +8,10 @@ one round trip of an exchange with a server. A worker whose open attempts were a
 also knows their execution without a load (`execution_cache.py`). Nothing but the speed differs.
 
 Where it is entered
-    a change    `Flow.write` (start, set, unset, retry, abandon, cancel): `LocalWorkers.reserve`
-                finds a worker of this process with free slots, and `EagerWrite.write` runs the
-                change for it. Without such a worker the change queues its attempts.
+    a change    `Flow.write_execution` (start, set, unset, retry, abandon, cancel):
+                `LocalWorkers.reserve` finds a worker of this process with free slots, and
+                `EagerWrite.write` runs the change for it. Without such a worker the change
+                queues its attempts.
     a result    `FlowClaimSource.exchange`: while the queues are known to be empty,
                 `EagerLeaser.exchange` settles without a claim, and leases the attempts that the
                 results open. Otherwise the exchange settles and claims from the queues.
@@ -45,7 +46,7 @@ Failure cases
     The process forks: a worker belongs to the pid that runs it, so a child reserves nothing.
 
 To remove it, delete this package and
-    `flow.py`          the first statement of `Flow.write`, and `local_workers`
+    `flow.py`          the first statement of `Flow.write_execution`, and `local_workers`
     `worker.py`        the registration of the engine in `_while_running`
     `claim_source.py`  `eager_leaser` and the first branch of `exchange`; `write_recalling` becomes
                        `database.write_inline`
