@@ -53,16 +53,16 @@ class FakeExecution:
     seq: int = 0
 
     def load(self) -> ExecutionState:
-        standing = ExecutionState(
+        state = ExecutionState(
             1,
             "e",
             GraphId(self.graph.name, self.graph.version),
             revision=self.revision,
             cancelled=self.cancelled,
         )
-        standing.nodes = {name: replace(stored) for name, stored in self.nodes.items()}
-        standing.open_attempts = dict(self.open)
-        return standing
+        state.nodes = {name: replace(stored) for name, stored in self.nodes.items()}
+        state.open_attempts = dict(self.open)
+        return state
 
     def change(self, *works: Callable[[ExecutionState], None]) -> ExecutionState:
         """One transaction."""

@@ -154,7 +154,7 @@ class AttemptEnd(NamedTuple):
 
 
 class ExecutionState:
-    """One execution, for the length of a transaction that has locked it. It is a `gates.View`.
+    """One execution, for the length of a transaction that has locked it. It is a `gates.NodeView`.
 
     `changes` counts the writes of the execution; None for a new one. Two states of an execution
     with the same count are equal, except for the owners and terms of the open attempts.
