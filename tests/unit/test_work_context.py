@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.cancel import CancelToken
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.core.fake_clock import FakeClock
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome
 from longwatch.engine.context import RowContext, SlotActivity
-from longwatch.engine.error_policy import MAX_ERROR_LENGTH, describe_error, settlement_for
+from longwatch.engine.error_policy import settlement_for
 from longwatch.errors import CancelledError, PermanentError
 from longwatch.host.beatpage import BeatPage, read_page
 from longwatch.mailbox.records import MessageRecord
@@ -24,14 +23,6 @@ RETRY = BackoffPolicy(initial=10.0, factor=2.0, cap=900.0)
 DELIVERY = MessageRecord(
     "id", b"", deliveries=3, failures=2, crashes=0, enqueued_at=0.0, reply_to=None
 )
-
-
-class UnspeakableError(Exception):
-    def __init__(self, raised: BaseException) -> None:
-        self._raised = raised
-
-    def __str__(self) -> str:
-        raise self._raised
 
 
 class NeverThisError(PermanentError):
@@ -177,28 +168,3 @@ def test_what_is_raised_after_being_told_to_stop_is_nobodys_fault(context: RowCo
     assert (RowOutcome.RELEASED, 0.0) == settlement_for(context, ValueError("in a hurry"), RETRY)[
         1:3
     ]
-
-
-@given(text=st.text(st.characters(codec=None)), kind=st.sampled_from([ValueError, SystemExit]))
-def test_an_error_is_described_in_words_that_every_store_takes(
-    text: str, kind: type[BaseException]
-) -> None:
-    words = describe_error(kind(text))
-    assert words.startswith(f"{kind.__name__}: ")
-    assert "\0" not in words
-    assert words == words.encode("utf-8").decode("utf-8")
-
-
-def test_an_error_is_described_in_few_words() -> None:
-    assert MAX_ERROR_LENGTH == len(describe_error(ValueError("x" * 1_000_000)))
-
-
-@pytest.mark.parametrize(
-    "raised",
-    [RuntimeError("no text"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
-    ids=repr,
-)
-def test_an_error_that_has_no_words_is_named(raised: BaseException) -> None:
-    assert "UnspeakableError: (its text could not be made)" == describe_error(
-        UnspeakableError(raised)
-    )

@@ -23,6 +23,8 @@ from longwatch.cli.init import init
 from longwatch.cli.run import run
 from longwatch.cli.up import up
 from longwatch.cli.worker import worker
+from longwatch.core.error_text import describe_error
+from longwatch.core.sanitize import printable
 from longwatch.errors import LongwatchError
 
 
@@ -143,7 +145,7 @@ def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         asked = getattr(getattr(error, "ctx", None), "command_path", None) or _command_path(words)
         return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
-    return 1, f"{type(error).__name__}: {error} (run `longwatch --debug …` for the traceback)"
+    return 1, f"{describe_error(error)} (run `longwatch --debug …` for the traceback)"
 
 
 def _command_path(words: Sequence[str]) -> str:
@@ -161,7 +163,5 @@ def _sentence(text: str) -> str:
 
 
 def _print_error(message: str) -> None:
-    from longwatch.observe.log_format import printable  # noqa: PLC0415 - only who fails waits for it
-
     for line in message.split("\n"):
         typer.echo(f"longwatch: {printable(line)}", err=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import typer
 
+from longwatch.core.sanitize import printable, shorten
 from longwatch.errors import UsageError
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
@@ -27,7 +28,7 @@ def print_result(text: str | Iterable[str], data: object, *, as_json: bool) -> N
         typer.echo(json.dumps(data))
         return
     for line in [text] if isinstance(text, str) else text:
-        typer.echo(_escape(line))
+        typer.echo(printable(line))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -60,12 +61,7 @@ def age(seconds: float | None) -> str:
 
 def short_body(data: bytes) -> str:
     """The beginning of a body."""
-    text = full_body(data)
-    return (
-        text
-        if len(text) <= MAX_BODY_CHARS
-        else f"{text[:MAX_BODY_CHARS]}… ({len(text) - MAX_BODY_CHARS} more characters)"
-    )
+    return shorten(full_body(data), MAX_BODY_CHARS)
 
 
 def full_body(data: bytes) -> str:
@@ -109,15 +105,7 @@ def _are_numbers(column: Sequence[object]) -> bool:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else _escape(str(value))
-
-
-def _escape(text: str) -> str:
-    if text.isprintable():
-        return text
-    from longwatch.observe.log_format import printable  # noqa: PLC0415 - hardly anybody needs it, and nobody should wait for it
-
-    return printable(text)
+    return "" if value is None else printable(str(value))
 
 
 def _align(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - one of three columns of the same length

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longwatch.config.settings import Settings, load_settings
+from longwatch.core.sanitize import printable
 from longwatch.errors import UsageError
-from longwatch.observe.log_format import printable
 
 FILE_NAME = "longwatch.toml"
 

@@ -33,9 +33,9 @@ from longwatch.config.value_checks import (
     union_members,
     without_metadata,
 )
+from longwatch.core.sanitize import printable
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import ConfigError, Fault
-from longwatch.observe.log_format import printable
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -8,8 +8,8 @@ import stat
 import tomllib
 from pathlib import Path
 
+from longwatch.core.sanitize import printable
 from longwatch.errors import Fault
-from longwatch.observe.log_format import printable
 
 MAX_BYTES = 1 << 20
 _DECLARED_TWICE = re.compile(r"Cannot declare \(([^)]*)\) twice")

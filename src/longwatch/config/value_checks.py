@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import inspect as kinds
 
 from longwatch.core.masking import MASK, looks_secret, mask_text
-from longwatch.observe.log_format import printable
+from longwatch.core.sanitize import printable
 
 TypeInfo = kinds.Type
 

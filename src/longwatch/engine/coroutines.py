@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.engine.error_policy import NotStartedError, describe_error
+from longwatch.engine.error_policy import NotStartedError
 from longwatch.errors import CancelledError
 from longwatch.host.loop import EventLoopThread
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from longwatch.core.backoff import BackoffPolicy, random_spread
-from longwatch.core.sanitize import sanitize
+from longwatch.core.error_text import describe_error
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.errors import PermanentError
-
-MAX_ERROR_LENGTH = 4000
-"""Characters of an error that are kept with its row."""
 
 
 class NotStartedError(Exception):
@@ -39,14 +36,3 @@ def settlement_for(context: RowContext, error: BaseException, retry: BackoffPoli
         delay=retry.delay(context.claimed.failures + 1, spread=random_spread()),
         error=text,
     )
-
-
-def describe_error(error: BaseException) -> str:
-    """Its type and text in a form that every store takes: bounded, no lone surrogates, no zero
-    bytes.
-    """
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # noqa: BLE001 - its text is made by anybody's code; an error that cannot be shown is still an error
-        text = f"{type(error).__name__}: (its text could not be made)"
-    return sanitize(text, max_length=MAX_ERROR_LENGTH)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.engine import ClaimSourceFailed, ClaimSourceRecovered
-from longwatch.engine.error_policy import describe_error
 from longwatch.engine.policy import EngineContext
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
+from longwatch.core.error_text import describe_error
 from longwatch.errors import PermanentError, SerializationError, UsageError
 from longwatch.evals.dataset import Sample
 from longwatch.evals.evaluators import Evaluator, evaluate, validate_evaluator
@@ -68,9 +69,7 @@ class EvalLoop(MainLoop[Sample, EvalResult]):
         try:
             score = evaluate(self.evaluator, output, sample.expected)
         except Exception as error:
-            raise PermanentError(
-                f"the evaluator failed: {type(error).__name__}: {error}"
-            ) from error
+            raise PermanentError(f"the evaluator failed: {describe_error(error)}") from error
         return EvalResult(
             sample.id,
             SampleEnd.SCORED,

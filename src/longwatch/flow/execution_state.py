@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.sanitize import sanitize
 
-MAX_ERROR_LENGTH = 4000
 ENDED = 3
 """The `lease_state` of an ended attempt; lower ones are those of every claimable row."""
 LEASED = 2

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from longwatch.core.error_text import describe_error
 from longwatch.errors import GraphError
 
 NOT_TEXT = "not"
@@ -93,8 +94,6 @@ class When(Gate):
         try:
             met = bool(self.predicate(view.value(self.node)))
         except BaseException as error:  # noqa: BLE001 - it is anybody's code, and may exit; what cannot be said is not met
-            from longwatch.engine.error_policy import describe_error  # noqa: PLC0415 - it takes the engine along, and predicates rarely raise
-
             return GateResult(
                 f"{self.text} of {self.node} raised {describe_error(error)}",
                 met=False,

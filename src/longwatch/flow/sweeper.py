@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from longwatch.core.clock import Clock, SystemClock
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
-from longwatch.engine.error_policy import describe_error
 from longwatch.flow.execution_state import AttemptEndCause, ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim, notify_workers

@@ -11,6 +11,7 @@ from math import isfinite
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.host import PeriodicTaskFailed
 from longwatch.core.jitter import random_fraction
@@ -93,7 +94,7 @@ class _Rounds:
             self._events.emit(
                 PeriodicTaskFailed(
                     task=self._name,
-                    error=f"{type(error).__name__}: {error}",
+                    error=describe_error(error),
                     failures=self._failures,
                 )
             )

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 from longwatch.core.clock import SystemClock
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.host import ShutdownCallbackFailed
 from longwatch.errors import UsageError
@@ -238,7 +239,7 @@ class _CallbackThread(BackgroundThread):
             self.failed = True
             self._events.emit(
                 ShutdownCallbackFailed(
-                    callback=_callback_name(self.callback), error=f"{type(error).__name__}: {error}"
+                    callback=_callback_name(self.callback), error=describe_error(error)
                 )
             )
 

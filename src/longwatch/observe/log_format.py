@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 
+from longwatch.core.sanitize import escape_surrogates, printable, shorten
+
 MAX_RECORD_CHARS = 64 * 1024
 _TRUNCATION_STEPS = ((16 * 1024, 512), (1024, 64), (128, 16))
 """Longest text and most items, tried in turn until the record is short enough."""
@@ -68,28 +70,17 @@ def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
         return False
 
 
-def printable(text: str) -> str:
-    """The text with every character that would move a cursor, end a line or hide escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 def _dump(record: Mapping[str, object]) -> str:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def _truncate(value: object, max_chars: int, max_items: int) -> object:
     match value:
-        case str() if len(value) > max_chars:
-            return f"{_valid_text(value[:max_chars])}… ({len(value) - max_chars} more characters)"
         case str():
-            return _valid_text(value)
+            return escape_surrogates(shorten(value, max_chars))
         case Mapping():
             kept = {
-                _truncate_key(key, max_chars): _truncate(item, max_chars, max_items)
+                escape_surrogates(str(key)[:max_chars]): _truncate(item, max_chars, max_items)
                 for key, item in list(value.items())[:max_items]
             }
             return (
@@ -104,21 +95,6 @@ def _truncate(value: object, max_chars: int, max_items: int) -> object:
             )
         case _:
             return value
-
-
-def _truncate_key(key: object, max_chars: int) -> str:
-    return _valid_text(str(key)[:max_chars])
-
-
-def _valid_text(text: str) -> str:
-    """Half a surrogate pair, as a wrong byte in an argument leaves it, is no text: it is written
-    out.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
 
 
 def _format_value(value: object) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import LoopCrashed, LoopEnded, LoopStarted
 from longwatch.core.heartbeat import Heartbeat
-from longwatch.engine.error_policy import describe_error
 from longwatch.errors import ShutdownTimeoutError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.runnable import Runnable

@@ -12,12 +12,13 @@ from typing import Any
 
 from longwatch.core.backoff import BackoffPolicy, random_spread
 from longwatch.core.clock import Clock
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import PendingResult, RowResult
-from longwatch.engine.error_policy import describe_error, settlement_for
+from longwatch.engine.error_policy import settlement_for
 from longwatch.errors import (
     InvalidParameterError,
     MailboxError,

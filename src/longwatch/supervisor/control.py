@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Clock
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import ControlCommandFailed
 from longwatch.errors import LongwatchError, TryAgainError, UsageError
@@ -179,7 +180,7 @@ class ControlServer:
         except LongwatchError as error:
             return _error_response(str(error), error.exit_code)
         except Exception as error:  # noqa: BLE001 - a fault in one command must not take the others away; the event tells
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            problem = " ".join(describe_error(error).split())
             self._events.emit(ControlCommandFailed(command=str(request.get("do")), error=problem))
             return _error_response(problem, LongwatchError.exit_code)
 

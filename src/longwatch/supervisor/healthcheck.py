@@ -12,7 +12,8 @@ from math import inf
 from typing import Protocol
 
 from longwatch.core.clock import Clock
-from longwatch.core.printable_text import one_line
+from longwatch.core.error_text import describe_error
+from longwatch.core.sanitize import MAX_LINE_CHARS, printable
 from longwatch.host.loop import wait_until_done
 from longwatch.host.periodic import Cadence, run_every
 from longwatch.host.process import ProcessSpec
@@ -101,7 +102,9 @@ class HealthChecker:
         try:
             return await self._prober.probe()
         except Exception as error:  # noqa: BLE001 - a check that raises is a failed check, and is counted as one
-            return one_line(f"the check itself failed: {type(error).__name__}: {error}")
+            return printable(
+                f"the check itself failed: {describe_error(error)}", max_chars=MAX_LINE_CHARS
+            )
 
 
 class _HeartbeatProber:

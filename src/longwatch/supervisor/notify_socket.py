@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longwatch.core.masking import mask_text
-from longwatch.core.printable_text import one_line
+from longwatch.core.sanitize import MAX_LINE_CHARS, printable
 from longwatch.errors import UsageError
 
 MAX_EXTENSION = 86_400.0
@@ -69,7 +69,7 @@ def _assignments(datagram: bytes) -> list[tuple[str, str]]:
 
 
 def _status(text: str | None) -> str | None:
-    return None if text is None else one_line(mask_text(text.strip()))
+    return None if text is None else printable(mask_text(text.strip()), max_chars=MAX_LINE_CHARS)
 
 
 def _seconds(microseconds: str) -> float | None:

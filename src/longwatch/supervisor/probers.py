@@ -19,7 +19,7 @@ from typing import Protocol
 
 from longwatch.core.end_cause import EndCause
 from longwatch.core.masking import mask_text
-from longwatch.core.printable_text import one_line
+from longwatch.core.sanitize import MAX_LINE_CHARS, printable
 from longwatch.errors import GuardianLostError, SpawnError
 from longwatch.host.process import KILL_NOW, Child, ProcessSpec
 from longwatch.supervisor.http_response import HttpHealthResponse
@@ -121,7 +121,7 @@ class LastLine:
 
     def __str__(self) -> str:
         """As it may be shown: masked before it is cut, so that no half of a secret is left."""
-        return one_line(mask_text(self._line.decode(errors="replace")))
+        return printable(mask_text(self._line.decode(errors="replace")), max_chars=MAX_LINE_CHARS)
 
 
 class ExecProber:
@@ -145,7 +145,7 @@ class ExecProber:
         try:
             cause = await self._run()
         except (SpawnError, GuardianLostError) as error:
-            return one_line(str(error))
+            return printable(str(error), max_chars=MAX_LINE_CHARS)
         return None if cause == _EXIT_OK else self._with_last_line(cause.display_name)
 
     def timeout_reason(self, seconds: float) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from longwatch.core.error_text import describe_error
 from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
-from longwatch.engine.error_policy import describe_error
 from longwatch.errors import LongwatchError, UsageError
 from longwatch.host.runnable import Runnable
 from longwatch.runtime.group import LoopGroup

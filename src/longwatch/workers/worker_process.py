@@ -17,9 +17,9 @@ from pathlib import Path
 
 import longwatch
 from longwatch.core.clock import SystemClock
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events, Level
 from longwatch.core.masking import mask_text
-from longwatch.engine.error_policy import describe_error
 from longwatch.errors import LongwatchError
 from longwatch.host.parent_channel import ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging

@@ -150,16 +150,12 @@ def _encode_error(error: BaseException) -> bytes:
     """What was raised, for the worker; its traceback goes to standard error."""
     from msgspec import json  # noqa: PLC0415
 
-    from longwatch.core.sanitize import sanitize  # noqa: PLC0415
+    from longwatch.core.error_text import error_text  # noqa: PLC0415
     from longwatch.errors import PermanentError  # noqa: PLC0415
 
-    try:
-        text = sanitize(str(error), max_length=4000)
-    except BaseException:  # noqa: BLE001 - anybody's code makes it; an error that cannot be shown is still an error
-        text = "(its text could not be made)"
     facts = {
         "type": type(error).__name__,
-        "text": text,
+        "text": error_text(error),
         "permanent": isinstance(error, PermanentError),
         "memory": isinstance(error, MemoryError),
     }

@@ -30,6 +30,7 @@ import msgspec
 from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.end_cause import EndKind
+from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.masking import mask_text
@@ -42,7 +43,7 @@ from longwatch.errors import (
     SpawnError,
 )
 from longwatch.flow.context import FlowContext
-from longwatch.flow.execution_state import MAX_ERROR_LENGTH, AttemptEndCause
+from longwatch.flow.execution_state import AttemptEndCause
 from longwatch.flow.isolated.child import import_function
 from longwatch.flow.isolated.child_run import ChildRun, ChildSpec
 from longwatch.flow.isolated.frames import INPUTS, PATH, REQUEST, RESULT, encode_frame

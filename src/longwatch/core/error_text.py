@@ -1,0 +1,27 @@
+"""Exceptions as text, for rows, events, logs and replies.
+
+The text of an exception is made by the code of users: it can be endless, hold characters that no
+store takes, or raise while it is made. Both functions return text that every store takes, never
+longer than `MAX_ERROR_LENGTH`, and never raise.
+"""
+
+from __future__ import annotations
+
+from longwatch.core.sanitize import sanitize
+
+MAX_ERROR_LENGTH = 4000
+"""Characters of an error that are kept."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and text: `ValueError: not a number`."""
+    return sanitize(f"{type(error).__name__}: {error_text(error)}", max_length=MAX_ERROR_LENGTH)
+
+
+def error_text(error: BaseException) -> str:
+    """The text alone; a fixed sentence if `str(error)` raises."""
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - code of users made it, and an error without a text is still an error
+        return "(its text could not be made)"
+    return sanitize(text, max_length=MAX_ERROR_LENGTH)

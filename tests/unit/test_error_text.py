@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error, error_text
+
+
+class UnspeakableError(Exception):
+    def __init__(self, raised: BaseException) -> None:
+        self._raised = raised
+
+    def __str__(self) -> str:
+        raise self._raised
+
+
+@given(text=st.text(st.characters(codec=None)), kind=st.sampled_from([ValueError, SystemExit]))
+def test_an_error_is_described_in_words_that_every_store_takes(
+    text: str, kind: type[BaseException]
+) -> None:
+    words = describe_error(kind(text))
+    assert words.startswith(f"{kind.__name__}: ")
+    assert "\0" not in words
+    assert words == words.encode("utf-8").decode("utf-8")
+
+
+def test_an_error_is_described_in_few_words() -> None:
+    assert MAX_ERROR_LENGTH == len(describe_error(ValueError("x" * 1_000_000)))
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [RuntimeError("no text"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()],
+    ids=repr,
+)
+def test_an_error_that_has_no_words_is_named(raised: BaseException) -> None:
+    assert "UnspeakableError: (its text could not be made)" == describe_error(
+        UnspeakableError(raised)
+    )
+
+
+@given(text=st.text())
+def test_the_text_alone_is_without_the_type(text: str) -> None:
+    assert f"ValueError: {error_text(ValueError(text))}" == describe_error(ValueError(text))
+
+
+def test_the_text_alone_is_bounded_and_made_for_an_error_that_has_none() -> None:
+    assert MAX_ERROR_LENGTH == len(error_text(ValueError("x" * 1_000_000)))
+    assert "(its text could not be made)" == error_text(UnspeakableError(SystemExit(3)))
