@@ -9,7 +9,6 @@ thread holds the GIL, or never lets go of it.
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import os
 import re
 import select
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from longwatch.core.clock import Clock, SystemClock
 from longwatch.errors import UsageError
+from longwatch.host.file_lock import open_locked, try_lock
 from longwatch.host.runtime_dir import runtime_directory
 
 CRASH_DIR_VARIABLE = "LONGWATCH_CRASH_DIR"
@@ -68,7 +68,7 @@ class CrashFile:
         except OSError as error:
             raise _directory_error(directory, error) from None
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self._descriptor)
 
     def dump_on_signal(self, signum: int = signal.SIGUSR2) -> None:
         """From now on this signal writes every stack here, also while the GIL is held."""
@@ -160,11 +160,9 @@ def _crash_files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Unless it is locked: the lock ends with the process."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Remove a crash file whose process has ended: nothing locks it any more."""
+    descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW)
+    if descriptor is not None:
+        with suppress(OSError):
             path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)

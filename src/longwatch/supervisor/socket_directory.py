@@ -4,15 +4,14 @@ alone, gone when it is.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from longwatch.host.file_lock import open_locked
 from longwatch.host.runtime_dir import runtime_directory
 
 _PREFIX = "up-"
@@ -35,7 +34,7 @@ class SocketDirectory:
         while True:
             path = base / f"{_PREFIX}{os.getpid()}-{os.urandom(3).hex()}"
             path.mkdir(mode=0o700)
-            lock = _try_lock(path, fcntl.LOCK_EX)
+            lock = open_locked(path, os.O_DIRECTORY, wait=True)
             if (
                 lock is not None and path.is_dir()
             ):  # else somebody took it for abandoned before it was locked
@@ -69,20 +68,7 @@ def _remove(path: Path) -> None:
 
 def _stale_directories(base: Path) -> Iterator[Path]:
     for path in base.glob(f"{_PREFIX}*"):
-        lock = _try_lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = open_locked(path, os.O_DIRECTORY)
         if lock is not None:
             yield path
             os.close(lock)
-
-
-def _try_lock(path: Path, operation: int) -> int | None:
-    """A descriptor that holds the directory's lock; None if it cannot be had."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, operation)
-        except OSError:
-            os.close(descriptor)
-        else:
-            return descriptor
-    return None

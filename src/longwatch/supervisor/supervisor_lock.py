@@ -12,7 +12,6 @@ taken for it. Its first line says where to reach it:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import suppress
@@ -23,6 +22,7 @@ from weakref import WeakMethod
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.errors import TryAgainError, UsageError
+from longwatch.host.file_lock import try_lock
 
 LOCK_FILE = "supervisor.lock"
 _MAX_LINE_BYTES = 4096
@@ -119,7 +119,7 @@ def find_supervisor(state_dir: Path) -> RunningSupervisor:
             f"{problem}; ask as the user who started it, or give --state-dir"
         ) from None
     try:
-        held, content = not _try_lock(descriptor, fcntl.LOCK_SH), _read_lock_file(descriptor)
+        held, content = not try_lock(descriptor, shared=True), _read_lock_file(descriptor)
     finally:
         os.close(descriptor)
     return (
@@ -150,7 +150,7 @@ def _not_running_error(state_dir: Path) -> TryAgainError:
 
 def _lock_with_retries(descriptor: int, state_dir: Path, clock: Clock) -> None:
     for _ in range(_LOCK_ATTEMPTS):
-        if _try_lock(descriptor, fcntl.LOCK_EX):
+        if try_lock(descriptor):
             return
         clock.wait(Wakeup(), _RETRY_INTERVAL)
     content = _read_lock_file(descriptor)
@@ -163,14 +163,6 @@ def _lock_with_retries(descriptor: int, state_dir: Path, clock: Clock) -> None:
         f"{owner} is supervising on {state_dir} already; use `longwatch status`{cure}, or give "
         f"another --state-dir"
     )
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read_lock_file(descriptor: int) -> dict[str, Any]:
