@@ -390,10 +390,10 @@ def test_the_threads_of_checks_and_metrics_end_with_the_server() -> None:
 def test_one_check_that_hangs_takes_no_time_from_another(hanging: Hanging) -> None:
     checks = [
         check(hanging.probe, timeout=0.05),
-        HealthCheck("queue", lambda: HealthReason.FULL, READY, timeout=0.05),
+        HealthCheck("queue", lambda: HealthReason.UNREACHABLE, READY, timeout=0.05),
     ]
     with serving(checks=checks) as server:
-        assert b"store: timed_out\nqueue: full" == get(server, "/readyz")[2]
+        assert b"store: timed_out\nqueue: unreachable" == get(server, "/readyz")[2]
 
 
 def test_a_slow_check_is_not_asked_when_a_quick_one_has_said_no_unless_somebody_wants_to_see_all(

@@ -7,7 +7,6 @@ from math import inf, isnan
 from typing import Self
 
 from longwatch.core.clock import Clock
-from longwatch.errors import DeadlineExceededError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,3 @@ class Deadline:
 
     def earlier(self, other: Self) -> Self:
         return self if self.at <= other.at else other
-
-    def raise_if_expired(self, what: str) -> None:
-        """Raise DeadlineExceededError, naming what was not done, if it has expired."""
-        if self.expired:
-            late = self.clock.monotonic() - self.at
-            raise DeadlineExceededError(
-                f"{what} was not done in time: its deadline passed {late:.1f} s ago"
-            )

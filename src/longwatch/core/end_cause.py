@@ -1,4 +1,4 @@
-"""How something ended, as one small value with one spelling everywhere: logs, ledger, metrics,
+"""How a process ended, as one small value with one spelling everywhere: logs, ledger, metrics,
 pages.
 """
 
@@ -16,14 +16,8 @@ class EndKind(StrEnum):
 
     EXIT = auto()
     SIGNAL = auto()
-    TIMEOUT = auto()
-    CANCELLED = auto()
-    STALLED = auto()
     MEMORY = auto()
-    LEASE_LOST = auto()
     SPAWN_ERROR = auto()
-    INVALID_OUTPUT = auto()
-    SHUTDOWN = auto()
 
 
 NUMBERED_KINDS = frozenset({EndKind.EXIT, EndKind.SIGNAL})
@@ -32,7 +26,7 @@ NUMBERED_KINDS = frozenset({EndKind.EXIT, EndKind.SIGNAL})
 @dataclass(frozen=True, slots=True)
 class EndCause:
     """An end: its kind, and for `exit` and `signal` the number. Written `exit 1`, `signal 9`,
-    `timeout`, …
+    `memory`, `spawn_error`.
     """
 
     kind: EndKind

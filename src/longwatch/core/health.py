@@ -32,10 +32,6 @@ class HealthReason(StrEnum):
     NOT_STARTED = auto()
     NOT_RUNNING = auto()
     UNREACHABLE = auto()
-    DISCONNECTED = auto()
-    BREAKER_OPEN = auto()
-    FULL = auto()
-    OVER_LIMIT = auto()
 
 
 Probe = Callable[[], bool | HealthReason | None]
@@ -98,7 +94,7 @@ class Health:
 
     A check that another report is running is not run again: past its deadline it is `timed_out`,
     before that it repeats its last result, `pending` if there is none yet. So a probe that hangs
-    blocks only its first caller, and `last_report` never blocks.
+    blocks only its first caller.
     """
 
     def __init__(self, checks: Iterable[HealthCheck], clock: Clock) -> None:
@@ -115,14 +111,6 @@ class Health:
             tuple(asked.run() for asked in self._states if aspect in asked.check.aspects)
         )
 
-    def last_report(self, aspect: Aspect) -> HealthReport:
-        """What is known without asking anyone: the last answers, and who has overrun by now.
-        Never blocks.
-        """
-        return HealthReport(
-            tuple(asked.last_result() for asked in self._states if aspect in asked.check.aspects)
-        )
-
 
 class _CheckState:
     """One check, since when it is being asked, and what it said last."""
@@ -136,14 +124,14 @@ class _CheckState:
 
     def run(self) -> CheckResult:
         if not self._begin():
-            return self.last_result()
+            return self._last_result()
         try:
             return self._end(self._probe())
         except BaseException as exiting:
             self._end(CheckResult(self.check.name, HealthReason.RAISED, type(exiting).__name__))
             raise
 
-    def last_result(self) -> CheckResult:
+    def _last_result(self) -> CheckResult:
         with self._lock:
             return (
                 CheckResult(self.check.name, HealthReason.TIMED_OUT)
