@@ -1,7 +1,7 @@
-"""What happens in Longwatch, as typed values that parts emit and observers turn into logs, metrics
-and pages.
+"""What happens in Longwatch, as typed values for observers: logs, metrics and pages.
 
-Every event of the product is in this file. Its class name in snake_case is its name in the logs
-(`ProgramStarted` → `program_started`) unless it says otherwise; names and fields are API. An event
-carries facts, never text for people.
+Every event of the product is in this package, one file a feature; `base` has what they share. The
+class name of an event in snake_case is its name in the logs (`ProgramStarted` →
+`program_started`) unless it says otherwise. Names and fields are API. An event carries facts,
+never text for people. Events are for observers alone: code that must act is called directly.
 """

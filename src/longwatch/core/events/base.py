@@ -1,4 +1,4 @@
-"""Events of base."""
+"""What an event is, and the seam at which it is emitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class Level(StrEnum):
-    """How loud an event is."""
+    """The severity of an event, as in logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -28,28 +28,23 @@ class Event:
 
     @property
     def level(self) -> Level:
-        """How loud this one is: its class's loudness unless its facts say otherwise."""
+        """The level of this event: that of its class unless its facts say otherwise."""
         return self.default_level
 
     @property
     def name(self) -> str:
         """The event's name in logs and on pages."""
-        return _snake_case(type(self).__name__)
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
 
 Observer = Callable[[Event], None]
 
 
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
 class Events:
-    """Fans each event out to every observer, in the order they subscribed.
+    """Passes each event to every observer, in the order they subscribed. Thread-safe.
 
-    `emit` never raises: an observer that does, be it an exit, is counted in `failures` and the
-    others still hear the event. Only an interrupt of the main thread is not the observer's, and
-    goes on. Thread-safe.
+    `emit` never raises for an observer: one that raises, even SystemExit, is counted in `failures`
+    and the others still get the event. Only a KeyboardInterrupt in the main thread is raised on.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -58,18 +53,18 @@ class Events:
         self.failures = 0
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Add an observer; returns what takes it off again."""
+        """Add an observer; returns a function that removes it."""
         with self._lock:
             self._observers = (*self._observers, observer)
         return lambda: self._unsubscribe(observer)
 
     @property
     def has_observers(self) -> bool:
-        """Whether anybody listens: what is costly to tell is told only then."""
+        """Whether there is an observer; costly events are made only then."""
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
-        """Tell every observer."""
+        """Pass the event to every observer, in this thread."""
         for observer in self._observers:
             try:
                 observer(event)
