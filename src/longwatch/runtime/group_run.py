@@ -1,0 +1,333 @@
+"""One run of a group of loops.
+
+The story of a run
+    signals are caught → the health port is open → every loop has its thread → the watchdog watches
+    → whoever supervises us is told … somebody asks for the end, a loop crashes, or all loops are
+    done … not ready any more → every loop is told to stop, at once, with its limit → all are waited
+    for, under the latest of these → watchdog and health end → what was caught before us is put back
+
+How it ends
+    all stopped in time      run returns
+    a loop crashed           its error is raised, after the others have stopped
+    a limit has passed       with signals installed: stacks on record, exit 1; else
+                             ShutdownTimeoutError, and threads left behind
+    a second signal          exit 128 + n, at once
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from longwatch.core.clock import Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.runtime import GroupStarted, GroupStopped, GroupStopping
+from longwatch.engine.exclusive import ExclusiveLock
+from longwatch.engine.policy import EngineEnvironment
+from longwatch.engine.run_guard import RunHandle, max_wait
+from longwatch.errors import ShutdownTimeoutError, UsageError
+from longwatch.host.crash_file import CrashFile
+from longwatch.host.health_server import HealthServer
+from longwatch.host.parent_channel import ParentChannel
+from longwatch.host.runtime_dir import runtime_directory
+from longwatch.host.sdnotify import SdNotifier
+from longwatch.host.shutdown import ShutdownCoordinator
+from longwatch.host.watchdog import BeatAge, Watchdog
+from longwatch.runtime.health_checks import GroupHealth
+from longwatch.runtime.loop_runner import LoopRunner
+from longwatch.runtime.status_reporter import EventMetrics, StatusReporter
+
+if TYPE_CHECKING:
+    from longwatch.runtime.group import LoopGroup
+
+READINESS_FRACTION = 0.9
+"""Of the watchdog's threshold: a loop that is silent for longer is not ready, so that traffic
+leaves before the kill.
+"""
+_PARENT_KILL_MARGIN = 10.0
+"""Seconds that a parent has to end a process that stalls, before its own watchdog does."""
+_REPORT_MARGIN = 0.25
+"""Seconds that a loop has, after its limit, to say that it did not make it."""
+
+
+class GroupRun:
+    """One run of a group, from the first thread to the last.
+
+    Other threads may read `is_stopping`, `stopped_in_time` and `health_address`; only the thread
+    of `run` changes them.
+    """
+
+    def __init__(
+        self,
+        group: LoopGroup,
+        run_handle: RunHandle,
+        *,
+        coordinator: ShutdownCoordinator | None,
+        parent: ParentChannel | None,
+    ) -> None:
+        self.is_stopping = False
+        self.stopped_in_time = True
+        self._group = group
+        self._run_handle = run_handle
+        self._coordinator = coordinator
+        self._clock = group.clock
+        self._events = group.events
+        self._parent = parent
+        self._health_server: HealthServer | None = None
+        self._notifier = SdNotifier.from_environment()
+        self._crash_file = CrashFile("group", clock=group.clock)
+        self._changed = Wakeup()
+        self._started_at = group.clock.monotonic()
+        self._runners = self._make_runners()
+        threshold, interval = group.watchdog_threshold, group.watchdog_interval
+        self.health = GroupHealth(
+            self._runners,
+            is_draining=lambda: group.draining,
+            stale_after=_readiness_threshold(group),
+            not_live_after=None if threshold is None else threshold + 2 * interval,
+            clock=group.clock,
+            events=group.events,
+        )
+
+    def run(self, *, visibility_timeout: float, wait_time_seconds: float) -> None:
+        """Open, start, wait, stop, report. Blocks; raises the error of the first loop that
+        crashed.
+        """
+        if self._group.draining:
+            for runner in self._runners:
+                runner.forward("drain")
+        with ExitStack() as undo:
+            self._open(undo)
+            with self._stopping_loops():
+                for runner in self._runners:
+                    runner.start(
+                        visibility_timeout=visibility_timeout, wait_time_seconds=wait_time_seconds
+                    )
+                self._start_monitors(undo)
+                self._report_started()
+                self._wait()
+        self._finish()
+
+    @property
+    def health_address(self) -> tuple[str, int] | None:
+        """Where the health port really is; None if there is none at present."""
+        return None if self._health_server is None else self._health_server.address
+
+    @contextmanager
+    def _stopping_loops(self) -> Iterator[None]:
+        """Whatever comes in between, no loop is left running that could be stopped."""
+        reason = "failed"
+        try:
+            yield
+            reason = self._stop_reason()
+        finally:
+            self._stop_loops(reason)
+            self._save_stacks()
+
+    # --- beginning ---
+
+    def _make_runners(self) -> list[LoopRunner]:
+        exclusive_lock = ExclusiveLock()
+        runners: list[LoopRunner] = []
+        for loop, name in zip(self._group.loops, self._group.names, strict=True):
+            attach: Callable[[EngineEnvironment], None] | None = getattr(loop, "attach", None)
+            if attach is not None:
+                attach(
+                    EngineEnvironment(
+                        name=name,
+                        events=self._events,
+                        exclusive_lock=exclusive_lock,
+                        parent=self._parent,
+                    )
+                )
+            runners.append(
+                LoopRunner(
+                    loop, name, clock=self._clock, events=self._events, on_change=self._changed.set
+                )
+            )
+        return runners
+
+    def _open(self, undo: ExitStack) -> None:
+        """What has to be there before anything runs; what cannot be had is told now."""
+        self._open_crash_file()
+        stacks_signal = signal.SIGUSR2 if self._coordinator is not None else None
+        undo.callback(self._crash_file.close, signum=stacks_signal)
+        if stacks_signal is not None:
+            self._crash_file.dump_on_signal(stacks_signal)
+        metrics = self._group.metrics
+        if isinstance(metrics, EventMetrics):
+            undo.callback(self._events.subscribe(metrics.observe))
+            undo.callback(
+                metrics.add_gauges(
+                    self.health.gauges if self._parent is not None else self.health.all_gauges
+                )
+            )
+        if self._group.health_port is not None and self._parent is None:
+            self._start_health_server(undo, self._group.health_port)
+
+    def _open_crash_file(self) -> None:
+        """Where it was asked for, else where every user can have one: nothing should fail
+        because its last words have no place.
+        """
+        try:
+            self._crash_file.open()
+        except UsageError:
+            self._crash_file = CrashFile("group", directory=runtime_directory(), clock=self._clock)
+            self._crash_file.open()
+
+    def _start_health_server(self, undo: ExitStack, port: int) -> None:
+        group = self._group
+        server = HealthServer(
+            host=group.health_host,
+            port=port,
+            checks=self.health.checks(),
+            metrics=group.metrics,
+            clock=self._clock,
+        )
+        server.start()
+        self._health_server = server
+        undo.callback(self._stop_health_server, server)
+
+    def _stop_health_server(self, server: HealthServer) -> None:
+        server.stop()
+        self._health_server = None
+
+    def _start_monitors(self, undo: ExitStack) -> None:
+        group = self._group
+        if group.watchdog_threshold is not None:
+            watchdog = Watchdog.with_reader(
+                self.health.beat_ages,
+                stall_threshold=group.watchdog_threshold
+                + (0.0 if self._parent is None else _PARENT_KILL_MARGIN),
+                check_interval=group.watchdog_interval,
+                clock=self._clock,
+                events=self._events,
+                crash_file=self._crash_file,
+                before_kill=self._before_kill,
+            )
+            watchdog.start()
+            undo.callback(watchdog.stop)
+        reporter = StatusReporter(
+            self.health, self._notifier, self._parent, metrics=group.metrics, clock=self._clock
+        )
+        reporter.start()
+        undo.callback(reporter.stop)
+
+    def _before_kill(self, stalls: Sequence[BeatAge]) -> None:
+        """Only those that are silent are to blame, and whoever supervises us learns why we go."""
+        threshold = self._group.watchdog_threshold or 0.0
+        for runner in self._runners:
+            runner.blame_only_stalled(threshold)
+        self._notifier.stalled(
+            "; ".join(f"{name} stalled for {elapsed:.1f} s" for name, elapsed in stalls)
+        )
+
+    def _report_started(self) -> None:
+        address = self.health_address
+        self._events.emit(
+            GroupStarted(
+                loops=self._group.names,
+                health_address="" if address is None else f"http://{address[0]}:{address[1]}",
+            )
+        )
+        if self._parent is not None:
+            self._parent.send(
+                "group",
+                loops=self._group.names,
+                threshold=self._group.watchdog_threshold,
+                crash_file=str(self._crash_file.path),
+            )
+        self._notifier.ready(f"{len(self._runners)} loop{'s' if len(self._runners) > 1 else ''}")
+
+    # --- between ---
+
+    def _wait(self) -> None:
+        """Until somebody asks for the end, a loop has crashed, or all are done."""
+        stop_listening = self._run_handle.stop_requested.subscribe(self._changed.set)
+        try:
+            while not self._should_stop():
+                self._clock.wait(self._changed, max_wait())
+                self._changed.clear()
+        finally:
+            stop_listening()
+
+    def _should_stop(self) -> bool:
+        runners = self._runners
+        return (
+            self._run_handle.is_stopping
+            or any(runner.has_crashed for runner in runners)
+            or all(runner.is_finished for runner in runners)
+        )
+
+    # --- ending ---
+
+    def _stop_loops(self, reason: str) -> None:
+        """Tell all, then wait for all: three slow loops take the time of the slowest."""
+        self.is_stopping = True
+        self._events.emit(GroupStopping(reason=reason))
+        self._notifier.stopping()
+        deadlines = [self._stop_deadline(runner) for runner in self._runners]
+        for runner, deadline in zip(self._runners, deadlines, strict=True):
+            if not runner.is_finished:
+                runner.request_stop(deadline.remaining() or 0.0)
+        for runner, deadline in zip(self._runners, deadlines, strict=True):
+            runner.wait(Deadline(deadline.at + _REPORT_MARGIN, self._clock))
+
+    def _stop_deadline(self, runner: LoopRunner) -> Deadline:
+        own: float | None = getattr(runner.loop, "shutdown_timeout", None)
+        return self._run_handle.deadline.earlier(
+            Deadline.after(self._group.shutdown_timeout if own is None else own, self._clock)
+        )
+
+    def _stop_reason(self) -> str:
+        if any(runner.has_crashed for runner in self._runners):
+            return "crashed"
+        received = self._coordinator.signal if self._coordinator is not None else None
+        return (
+            signal.Signals(received).name
+            if received is not None
+            else "asked"
+            if self._run_handle.is_stopping
+            else "done"
+        )
+
+    def _overdue(self) -> tuple[str, ...]:
+        return tuple(runner.name for runner in self._runners if runner.is_overdue)
+
+    def _save_stacks(self) -> None:
+        if overdue := self._overdue():
+            self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
+
+    def _finish(self) -> None:
+        overdue = self._overdue()
+        self.stopped_in_time = not overdue
+        self._events.emit(
+            GroupStopped(lasted=self._clock.monotonic() - self._started_at, overdue=overdue)
+        )
+        if overdue:
+            self._fail_overdue(overdue)
+        for runner in self._runners:
+            if runner.error is not None:
+                raise runner.error
+
+    def _fail_overdue(self, overdue: Sequence[str]) -> None:
+        """Loops that did not stop: nothing joins them, nothing waits for them."""
+        message = f"{', '.join(overdue)} did not stop in time; see {self._crash_file.path}"
+        if self._coordinator is None:
+            why = next((runner.error for runner in self._runners if runner.has_crashed), None)
+            raise ShutdownTimeoutError(
+                f"{message}; raise shutdown_timeout, or have handlers look at context.cancelled"
+            ) from why
+        logging.getLogger("longwatch.runtime").critical(message)
+        self._group.before_exit()
+        os._exit(1)
+
+
+def _readiness_threshold(group: LoopGroup) -> float | None:
+    if group.readiness_threshold is not None or group.watchdog_threshold is None:
+        return group.readiness_threshold
+    return READINESS_FRACTION * group.watchdog_threshold
