@@ -13,6 +13,7 @@ from markdown_files import ROOT, Block, Page, pages, section
 
 TREE = Path(__file__).with_name("cli_tree.py")
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
+INTERNALS = ROOT / "docs" / "internals.md"
 TIME_LIMIT = 120
 
 EXAMPLES = pages("README.md", "docs/**/*.md")
@@ -166,3 +167,23 @@ def test_links_between_pages_resolve(page: Page) -> None:
         if not path.exists() or lacks_anchor:
             broken.append(link)
     assert [] == broken
+
+
+def test_the_page_about_the_inside_names_only_files_that_exist() -> None:
+    """A path is below the package or the repository; a bare name may be a file of any package."""
+    package = ROOT / "src" / "longwatch"
+    words = re.findall(r"`([^`\s]+)`", INTERNALS.read_text(encoding="utf-8"))
+    named_files = {
+        # the SQL of a database: DATABASE stands for its name
+        word.replace("DATABASE", "sqlite")
+        for word in words
+        if re.search(r"\.(py|sql|lua|toml|md)$|/$", word)
+    }
+    assert 100 < len(named_files)
+    assert [] == sorted(
+        word
+        for word in named_files
+        if not (package / word).exists()
+        and not (ROOT / word).exists()
+        and ("/" in word or not any(package.rglob(word)))
+    )

@@ -53,7 +53,7 @@ def execution_json(seen: ExecutionView, attempts: Sequence[Computation]) -> Json
 
 def attempt_json(attempt: Computation) -> JsonObject:
     times = {
-        name: _utc_or_none(getattr(attempt, name))
+        name: None if (moment := getattr(attempt, name)) is None else utc(moment)
         for name in ("created_at", "started_at", "ended_at", "last_heartbeat_at")
     }
     fields = {
@@ -117,10 +117,6 @@ def _finding_json(result: GateResult) -> JsonObject:
         "met": result.met,
         "parts": [_finding_json(part) for part in result.parts],
     }
-
-
-def _utc_or_none(moment: float | None) -> str | None:
-    return None if moment is None else utc(moment)
 
 
 # --- for people ---
@@ -204,14 +200,15 @@ def _attempt_table(every: Sequence[Computation], some: Sequence[Computation]) ->
 
 
 def _attempt_row(attempt: Computation, now: float) -> tuple[object, ...]:
-    since = attempt.ended_at or attempt.started_at or attempt.created_at
+    began = attempt.started_at
+    since = attempt.ended_at or began or attempt.created_at
     return (
         attempt.node,
         attempt.attempt,
         _state(attempt),
         attempt.end_cause,
         _ago(now, since),
-        _duration(attempt, now),
+        "" if began is None else age(max((attempt.ended_at or now) - began, 0.0)),
         _time_left(attempt.heartbeat_in) if attempt.state == "computing" else "",
         _last_line(attempt.error),
     )
@@ -225,14 +222,6 @@ def _state(attempt: Computation) -> str:
             else f"due in {age(attempt.ready_in)}"
         )
     return attempt.state
-
-
-def _duration(attempt: Computation, now: float) -> str:
-    return (
-        ""
-        if attempt.started_at is None
-        else age(max((attempt.ended_at or now) - attempt.started_at, 0.0))
-    )
 
 
 def _time_left(seconds: float | None) -> str:

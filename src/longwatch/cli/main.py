@@ -119,7 +119,8 @@ def report_error(error: BaseException, words: Sequence[str]) -> int:
         typer.echo(error, err=True)
         return 2
     code, message = _exit_code_and_message(error, words)
-    _print_error(message)
+    for line in message.split("\n"):
+        typer.echo(f"longwatch: {printable(line)}", err=True)
     return code
 
 
@@ -144,7 +145,9 @@ def _exit_code_and_message(error: BaseException, words: Sequence[str]) -> tuple[
         return error.exit_code, str(error)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         asked = getattr(getattr(error, "ctx", None), "command_path", None) or _command_path(words)
-        return error.exit_code, f"{_sentence(error.format_message())} See `{asked} --help`."
+        problem = error.format_message()
+        stop = "" if problem.endswith((".", "?", "!")) else "."
+        return error.exit_code, f"{problem}{stop} See `{asked} --help`."
     return 1, f"{describe_error(error)} (run `longwatch --debug …` for the traceback)"
 
 
@@ -156,12 +159,3 @@ def _command_path(words: Sequence[str]) -> str:
         if command.callback
     }
     return " ".join(("longwatch", *(word for word in words[:1] if word in known)))
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
-def _print_error(message: str) -> None:
-    for line in message.split("\n"):
-        typer.echo(f"longwatch: {printable(line)}", err=True)

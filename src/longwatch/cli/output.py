@@ -38,7 +38,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     right = [_are_numbers([row[column] for row in kept]) for column in range(len(head))]
     return [
-        "  ".join(_align(*cell) for cell in zip(line, widths, right, strict=True)).rstrip()
+        "  ".join(
+            text.rjust(width) if is_number else text.ljust(width)
+            for text, width, is_number in zip(line, widths, right, strict=True)
+        ).rstrip()
         for line in lines
     ]
 
@@ -106,7 +109,3 @@ def _are_numbers(column: Sequence[object]) -> bool:
 
 def _cell(value: object) -> str:
     return "" if value is None else printable(str(value))
-
-
-def _align(text: str, width: int, right: bool) -> str:  # noqa: FBT001 - one of three columns of the same length
-    return text.rjust(width) if right else text.ljust(width)

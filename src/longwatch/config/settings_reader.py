@@ -287,9 +287,8 @@ class _SettingsReader:
 
     def _reject(self, kind: TypeInfo, place: _Location, raw: object, *, cure: str = "") -> object:
         problem = f"must be {describe(kind)}, not {format_value(raw, name=place.name)}"
-        self.faults.append(
-            Fault(place.where, problem, _suggestion(raw, kind) or cure or _quoting_hint(kind, raw))
-        )
+        meant = did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
+        self.faults.append(Fault(place.where, problem, meant or cure or _quoting_hint(kind, raw)))
         return _INVALID
 
     def _unknown(self, key: str, place: _Location, known: list[str], *, meant: str) -> None:
@@ -352,10 +351,6 @@ def _container_for(kind: TypeInfo, raw: object) -> TypeInfo | None:
         ),
         None,
     )
-
-
-def _suggestion(raw: object, kind: TypeInfo) -> str:
-    return did_you_mean(raw, choices(kind)) if isinstance(raw, str) else ""
 
 
 def _quoting_hint(kind: TypeInfo, raw: object) -> str:

@@ -81,7 +81,9 @@ def all_of(*evaluators: Evaluator) -> Evaluator:
 
     def judge(output: Any, expected: Any) -> Score:
         scores = [evaluate(each, output, expected) for each in evaluators]
-        return _mean_score(scores, passed=all(score.passed for score in scores))
+        passed = all(score.passed for score in scores)
+        mean = sum(score.value for score in scores) / len(scores)
+        return Score(mean, passed, "" if passed else _reasons(scores))
 
     return judge
 
@@ -144,14 +146,6 @@ def _validate_evaluators(name: str, evaluators: tuple[Evaluator, ...]) -> None:
         raise UsageError(f"{name}() needs at least one evaluator")
     for each in evaluators:
         validate_evaluator(each)
-
-
-def _mean_score(scores: list[Score], *, passed: bool) -> Score:
-    return Score(
-        sum(score.value for score in scores) / len(scores),
-        passed,
-        "" if passed else _reasons(scores),
-    )
 
 
 def _reasons(scores: list[Score]) -> str:

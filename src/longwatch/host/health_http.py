@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from longwatch.core.health import Aspect, CheckResult, HealthReport
+from longwatch.core.health import Aspect, HealthReport
 
 MAX_HEAD_BYTES = 8192
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,4096}) HTTP/1\.([01])")
@@ -127,7 +127,10 @@ def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthRes
         return _HEALTHY if report.ok else _UNHEALTHY
     body = {
         "status": "healthy" if report.ok else "unhealthy",
-        "checks": [_check_entry(result) for result in report.results],
+        "checks": [
+            {"name": result.name, "ok": result.ok, "reason": result.reason.value}
+            for result in report.results
+        ],
     }
     return HealthResponse(_status(report), json.dumps(body).encode(), JSON_TYPE)
 
@@ -152,10 +155,6 @@ def _text(report: HealthReport, lines: Sequence[str]) -> HealthResponse:
     return HealthResponse(
         _status(report), "\n".join(lines).encode(errors="backslashreplace"), TEXT_TYPE
     )
-
-
-def _check_entry(result: CheckResult) -> dict[str, object]:
-    return {"name": result.name, "ok": result.ok, "reason": result.reason.value}
 
 
 def _status(report: HealthReport) -> HTTPStatus:

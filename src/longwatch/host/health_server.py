@@ -97,7 +97,10 @@ class HealthServer(Service):
         idle_timeout: float = IDLE_TIMEOUT,
     ) -> None:
         super().__init__(name="health-server", clock=clock)
-        _require_port(port)
+        if not 0 <= port < 2**16:
+            raise UsageError(
+                f"a health port is a number from 0 (any free one) to 65535, not {port}"
+            )
         self.host = host
         self.port = port
         self.max_clients = min(
@@ -428,11 +431,6 @@ async def _close_listener(listener: asyncio.Server) -> None:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
     listener.close()
-
-
-def _require_port(port: int) -> None:
-    if not 0 <= port < 2**16:
-        raise UsageError(f"a health port is a number from 0 (any free one) to 65535, not {port}")
 
 
 def _bind_error(error: OSError | UnicodeError, host: str, port: int) -> Exception:

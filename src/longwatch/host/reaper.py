@@ -15,17 +15,10 @@ def reap_orphans(known: Collection[int]) -> int:
     reaped = 0
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid in known:
-                return reaped + _reap_others(known)
+            if ended.si_pid in known:  # the kernel names only the first: ask for each other one
+                return reaped + sum(_reap(pid) for pid in set(_children()) - set(known))
             reaped += _reap(ended.si_pid)
     return reaped
-
-
-def _reap_others(known: Collection[int]) -> int:
-    """The kernel names only the first that has ended; when that one is not for us, ask for each
-    of the others.
-    """
-    return sum(_reap(pid) for pid in set(_children()) - set(known))
 
 
 def _reap(pid: int) -> bool:

@@ -59,17 +59,12 @@ class SdNotifier:
             suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock,
         ):
-            sock.sendto(_truncate(text.encode(errors="replace")), self._address)
+            data = text.encode(errors="replace")
+            if len(data) > MAX_DATAGRAM_BYTES:
+                data = data[:MAX_DATAGRAM_BYTES].decode(errors="ignore").encode()
+            sock.sendto(data, self._address)
             return True
         return False
-
-
-def _truncate(data: bytes) -> bytes:
-    return (
-        data
-        if len(data) <= MAX_DATAGRAM_BYTES
-        else data[:MAX_DATAGRAM_BYTES].decode(errors="ignore").encode()
-    )
 
 
 def _status(text: str) -> dict[str, str]:

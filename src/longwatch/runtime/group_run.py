@@ -126,7 +126,8 @@ class GroupRun:
             reason = self._stop_reason()
         finally:
             self._stop_loops(reason)
-            self._save_stacks()
+            if overdue := self._overdue():
+                self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
 
     # --- beginning ---
 
@@ -297,10 +298,6 @@ class GroupRun:
 
     def _overdue(self) -> tuple[str, ...]:
         return tuple(runner.name for runner in self._runners if runner.is_overdue)
-
-    def _save_stacks(self) -> None:
-        if overdue := self._overdue():
-            self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
 
     def _finish(self) -> None:
         overdue = self._overdue()

@@ -51,7 +51,9 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
         super().__init__(name=name, shutdown_timeout=shutdown_timeout, clock=clock, events=events)
         self.requests = requests
         self.responses = responses
-        self.concurrency = _validate_concurrency(concurrency)
+        self.concurrency = validation.validate_positive_int(
+            "concurrency", concurrency, maximum=MAX_SLOTS
+        )
         self.retry = retry or EnginePolicy().retry
         self._decoder: RequestDecoder[Any] = RequestDecoder(
             request_type or _request_type(type(self))
@@ -146,10 +148,6 @@ class MainLoop(EngineLoop, Generic[RequestT, OutputT]):
                 f"{kind}.handle cannot be called with a request and a context ({error}); "
                 f"write: def handle(self, request, context)"
             ) from None
-
-
-def _validate_concurrency(concurrency: int) -> int:
-    return validation.validate_positive_int("concurrency", concurrency, maximum=MAX_SLOTS)
 
 
 def _request_type(kind: type) -> Any:
