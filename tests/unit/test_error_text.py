@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error, error_text
+from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error, error_text, os_reason
 
 
 class UnspeakableError(Exception):
@@ -48,3 +51,17 @@ def test_the_text_alone_is_without_the_type(text: str) -> None:
 def test_the_text_alone_is_bounded_and_made_for_an_error_that_has_none() -> None:
     assert MAX_ERROR_LENGTH == len(error_text(ValueError("x" * 1_000_000)))
     assert "(its text could not be made)" == error_text(UnspeakableError(SystemExit(3)))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EACCES, os.strerror(errno.EACCES), "/etc/shadow"), "permission denied"),
+        (OSError("Name or service not known"), "name or service not known"),
+        (OSError(), "unknown reason"),
+    ],
+)
+def test_the_operating_system_is_quoted_in_lower_case_and_without_the_path(
+    error: OSError, reason: str
+) -> None:
+    assert reason == os_reason(error)

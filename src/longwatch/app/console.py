@@ -13,6 +13,7 @@ from pathlib import Path
 from longwatch.config.settings import LogSettings, is_pretty
 from longwatch.config.tables import LogFileSettings
 from longwatch.core.clock import Clock
+from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
 from longwatch.errors import UsageError
 from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped_lines_record
@@ -155,7 +156,7 @@ def make_state_directory(state: Path) -> None:
     except OSError as error:
         raise UsageError(
             f"cannot write to the state directory {str(state)!r} "
-            f"({(error.strerror or '').lower()});"
+            f"({os_reason(error)});"
             " choose another with --state-dir DIR, or keep no files with --state-dir off"
         ) from None
 

@@ -8,6 +8,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
 
 
@@ -29,7 +30,7 @@ def write_example_config(path: Path, *, force: bool) -> None:
             f"{str(path)!r} is there already; keep it, or write over it with --force"
         ) from None
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
+        reason = os_reason(error)
         raise UsageError(
             f"cannot write {str(path)!r} ({reason}); choose another place with --config"
         ) from None

@@ -18,6 +18,7 @@ from typing import NoReturn
 from longwatch.config.discovery import FILE_NAME
 from longwatch.config.settings import Settings
 from longwatch.config.settings_reader import toml_key
+from longwatch.core.error_text import os_reason
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import Fault, UsageError
 
@@ -97,7 +98,7 @@ def _path_problem(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return "does not exist"
     except OSError as error:
-        return f"cannot be reached ({(error.strerror or 'unknown reason').lower()})"
+        return f"cannot be reached ({os_reason(error)})"
     return ""
 
 

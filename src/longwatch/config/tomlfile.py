@@ -8,6 +8,7 @@ import stat
 import tomllib
 from pathlib import Path
 
+from longwatch.core.error_text import os_reason
 from longwatch.core.sanitize import printable
 from longwatch.errors import Fault
 
@@ -27,7 +28,7 @@ def read_toml(path: Path) -> tuple[TomlTable, list[Fault]]:
     except _FileFaultError as found:
         return {}, [found.fault]
     except OSError as error:
-        problem = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
+        problem = f"cannot be read: {os_reason(error)}"
         return {}, [Fault(shown, problem, "name a TOML file that you may read")]
 
 

@@ -1,8 +1,9 @@
 """Exceptions as text, for rows, events, logs and replies.
 
 The text of an exception is made by the code of users: it can be endless, hold characters that no
-store takes, or raise while it is made. Both functions return text that every store takes, never
-longer than `MAX_ERROR_LENGTH`, and never raise.
+store takes, or raise while it is made. `describe_error` and `error_text` return text that every
+store takes, never longer than `MAX_ERROR_LENGTH`, and never raise. `os_reason` is for messages to
+users about files, sockets and processes.
 """
 
 from __future__ import annotations
@@ -25,3 +26,8 @@ def error_text(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001 - code of users made it, and an error without a text is still an error
         return "(its text could not be made)"
     return sanitize(text, max_length=MAX_ERROR_LENGTH)
+
+
+def os_reason(error: OSError) -> str:
+    """Why the operating system refused, in lower case: `permission denied`."""
+    return (error.strerror or str(error) or "unknown reason").lower()

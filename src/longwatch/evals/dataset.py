@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from longwatch.core.error_text import os_reason
 from longwatch.core.sanitize import is_storable
 from longwatch.errors import (
     ConfigError,
@@ -59,9 +60,7 @@ class Dataset(Sequence[Sample]):
         try:
             text = file.read_bytes()
         except OSError as error:
-            raise UsageError(
-                f"the dataset {file} cannot be read: {(error.strerror or str(error)).lower()}"
-            ) from None
+            raise UsageError(f"the dataset {file} cannot be read: {os_reason(error)}") from None
         return cls(_parse_samples(text, str(file)), name=str(file))
 
     def save(self, path: str | Path) -> None:

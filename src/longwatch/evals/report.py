@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
 from longwatch.evals.dataset import Dataset
 from longwatch.evals.results import CollectedResults, EvalResult, SampleEnd
@@ -53,9 +54,7 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
         except OSError as error:
-            raise UsageError(
-                f"the report {path} cannot be read: {(error.strerror or str(error)).lower()}"
-            ) from None
+            raise UsageError(f"the report {path} cannot be read: {os_reason(error)}") from None
         except msgspec.MsgspecError as error:
             raise UsageError(f"{path} is no report of an evaluation: {error}") from None
 

@@ -1,9 +1,9 @@
-"""Checks and other questions that may take their time, asked from a loop that may not.
+"""Runs blocking calls, such as health checks, off the event loop.
 
-A question has a thread of its own, started when it is first asked. Whoever asks while it is being
-answered waits for that answer; once it has taken longer than it may, everybody is told so at once,
-until it comes back. A thread that never comes back is left behind: it is a daemon, and nobody waits
-for it.
+A call has a thread of its own, started with the first caller. A caller that comes while the call
+runs waits for the same result. Once the call has taken longer than its timeout, every caller gets
+TimeoutError at once, until the call returns. A thread whose call never returns is left behind: it
+is a daemon, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from longwatch.core.error_text import describe_error
 from longwatch.host.background_thread import BackgroundThread
 
 T = TypeVar("T")
@@ -88,7 +89,9 @@ def _resolve(
         if error is None:
             pending.set_result(result)  # type: ignore[arg-type] # without an error it is a T
         else:
-            pending.set_exception(error if _fits_future(error) else RuntimeError(repr(error)))
+            pending.set_exception(
+                error if _fits_future(error) else RuntimeError(describe_error(error))
+            )
 
     loop = pending.get_loop()
     if not loop.is_closed():

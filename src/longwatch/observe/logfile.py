@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
 
 SUPERVISOR_LOG = "watchdog"
@@ -181,10 +182,6 @@ def _ends_torn(fd: int) -> bool:
 
 
 def _open_error(path: Path, error: OSError) -> str:
-    reason = (
-        "not a directory"
-        if isinstance(error, FileExistsError)
-        else (error.strerror or str(error)).lower()
-    )
+    reason = "not a directory" if isinstance(error, FileExistsError) else os_reason(error)
     cure = "choose a directory you may write to with --state-dir (`off`: no files)"
     return f"cannot write the log {path}: {reason}; {cure}"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Clock
-from longwatch.core.error_text import describe_error
+from longwatch.core.error_text import describe_error, os_reason
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import ControlCommandFailed
 from longwatch.errors import LongwatchError, TryAgainError, UsageError
@@ -245,9 +245,7 @@ def _bind(path: Path) -> socket.socket:
         listening.bind(str(path))
     except OSError as error:
         listening.close()
-        raise UsageError(
-            f"cannot listen at {path}: {(error.strerror or str(error)).lower()}"
-        ) from None
+        raise UsageError(f"cannot listen at {path}: {os_reason(error)}") from None
     return listening
 
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 from weakref import WeakMethod
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.core.error_text import os_reason
 from longwatch.errors import TryAgainError, UsageError
 from longwatch.host.file_lock import try_lock
 
@@ -62,7 +63,7 @@ class SupervisorLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise UsageError(
-                f"cannot write {path} ({_reason(error)}); choose another state directory "
+                f"cannot write {path} ({os_reason(error)}); choose another state directory "
                 f"(--state-dir)"
             ) from None
         try:
@@ -93,7 +94,7 @@ class SupervisorLock:
             os.ftruncate(self._descriptor, len(line))
         except OSError as error:
             raise TryAgainError(
-                f"cannot write {LOCK_FILE} in the state directory: {_reason(error)}"
+                f"cannot write {LOCK_FILE} in the state directory: {os_reason(error)}"
             ) from None
 
     def _close_descriptor(self) -> None:
@@ -114,7 +115,7 @@ def find_supervisor(state_dir: Path) -> RunningSupervisor:
     except (FileNotFoundError, NotADirectoryError):
         raise _not_running_error(state_dir) from None
     except OSError as error:
-        problem = f"cannot look for the supervisor of {state_dir} ({_reason(error)})"
+        problem = f"cannot look for the supervisor of {state_dir} ({os_reason(error)})"
         raise UsageError(
             f"{problem}; ask as the user who started it, or give --state-dir"
         ) from None
@@ -173,7 +174,3 @@ def _read_lock_file(descriptor: int) -> dict[str, Any]:
         if ended and isinstance(content, dict) and isinstance(content.get("pid"), int):
             return content
     return {}
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
 from longwatch.host.identity import Identity
 
@@ -79,8 +80,7 @@ def inspect_group(
         ) from None
     except OSError as error:
         raise UsageError(
-            f"{import_path!r} cannot be looked at: {(error.strerror or str(error)).lower()}: "
-            f"{error.filename}"
+            f"{import_path!r} cannot be looked at: {os_reason(error)}: {error.filename}"
         ) from None
     info = _parse_group_info(completed.stdout)
     if info is None:
