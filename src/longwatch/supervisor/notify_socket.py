@@ -35,7 +35,7 @@ class Notice:
     ready: bool = False
     """`READY=1`: its start is over."""
     stopping: bool = False
-    """`STOP_SIGNALS=1`: it is about to end."""
+    """`STOPPING=1`: it is about to end."""
     beat: bool = False
     """`WATCHDOG=1`: it lives."""
     trigger: bool = False
