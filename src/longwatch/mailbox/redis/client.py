@@ -1,10 +1,9 @@
-"""Calls about mailboxes: to the server that has them, under a deadline, and again where that is
+"""Calls about mailboxes: to the server that has them, under a deadline, and retried where that is
 safe.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -12,27 +11,26 @@ from typing import Any
 import msgspec
 from redis import exceptions as redis
 
-from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreError, StoreUnreachableError
 from longwatch.mailbox.redis.errors import ResponseLostError, read_error, refused_error
 from longwatch.mailbox.redis.transport import RedisNode
 from longwatch.store.database import CALL_TIMEOUT
+from longwatch.store.retry import retry
 
 RETRY_BACKOFF = BackoffPolicy(initial=0.05, factor=2.0, cap=2.0, jitter=0.25)
 _MAX_REDIRECTS = 5
+_RETRYABLE = (ResponseLostError, StoreBusyError, StoreUnreachableError)
 
 
 class RetryMode(Enum):
-    """What to do when an answer was lost."""
+    """What to do when a reply was lost."""
 
-    NEVER = (
-        auto()
-    )  # whether it was done is unknown, and doing it twice is not the same: the caller has to know
+    NEVER = auto()  # doing it twice is not the same: the caller is told that the result is unknown
     ONCE = auto()  # doing it twice is the same: a connection that had died is no reason to fail
-    UNTIL_KNOWN = (
-        auto()
-    )  # the server knows it again, so it is asked until it answers, or the deadline comes
+    UNTIL_KNOWN = auto()  # the server recognises the request: retry until it replies
 
 
 class RedisClient:
@@ -91,43 +89,53 @@ class RedisClient:
         return self._nodes.setdefault((host, port), RedisNode(self._url, host=host, port=port))
 
     def _call_with_retry(
-        self, retry: RetryMode, key: str, send: Callable[..., Any], *arguments: Any
+        self, mode: RetryMode, key: str, send: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Ask, and if the answer is lost, ask again as far as that is allowed and there is time."""
-        began = time.monotonic()
+        """Call, and if the reply is lost, retry as far as the mode and the time allow."""
+        began = self._clock.monotonic()
         try:
             return self._call_node(key, send, arguments)
         except ResponseLostError as lost:
-            until = began + CALL_TIMEOUT - self._default_node.response_timeout
-            return self._retry(
-                lambda: self._call_node(key, send, arguments), retry, lost, until=until
-            )
+            last_start = began + CALL_TIMEOUT - self._default_node.response_timeout
+            deadline = Deadline(last_start, self._clock)
+            return self._retry(lambda: self._call_node(key, send, arguments), mode, lost, deadline)
 
     def _retry(
-        self, send: Callable[[], Any], retry: RetryMode, lost: ResponseLostError, *, until: float
+        self, send: Callable[[], Any], mode: RetryMode, lost: ResponseLostError, deadline: Deadline
     ) -> Any:
-        backoff = Backoff(RETRY_BACKOFF)
-        while True:
-            wait = backoff.failed(lasted=0.0)
-            if _should_give_up(retry, backoff.failures) or time.monotonic() + wait > until:
-                raise _lost_error(lost, retry) from lost.__cause__
-            self._clock.wait(Wakeup(), wait)
-            try:
-                return send()
-            except ResponseLostError as error:
+        """Retry after a lost reply. A server that refuses or cannot be reached leaves the reply
+        lost: that is the error to raise.
+        """
+        failures = 0
+
+        def should_retry(error: Exception) -> bool:
+            nonlocal lost, failures
+            if isinstance(error, ResponseLostError):
                 lost = error
-            except (StoreBusyError, StoreUnreachableError):
-                continue
+            failures += 1
+            return isinstance(error, _RETRYABLE) and _allows_retry(mode, failures)
+
+        try:
+            return retry(
+                send,
+                policy=RETRY_BACKOFF,
+                deadline=deadline,
+                should_retry=should_retry,
+                pause=lambda delay: self._clock.wait(Wakeup(), delay),
+                error=lost,
+            )
+        except _RETRYABLE:
+            raise _lost_error(lost, mode) from lost.__cause__
 
 
 def pack_arguments(arguments: dict[str, Any]) -> bytes:
-    """What a script is asked, as `lua/keys.lua` reads it."""
+    """The arguments of a script, as `lua/keys.lua` reads them."""
     return msgspec.msgpack.encode(arguments)
 
 
-def _should_give_up(retry: RetryMode, tries: int) -> bool:
-    return retry is RetryMode.NEVER or (retry is RetryMode.ONCE and tries > 1)
+def _allows_retry(mode: RetryMode, failures: int) -> bool:
+    return mode is RetryMode.UNTIL_KNOWN or (mode is RetryMode.ONCE and failures == 1)
 
 
-def _lost_error(lost: ResponseLostError, retry: RetryMode) -> StoreError:
-    return read_error(lost) if retry is RetryMode.ONCE else lost
+def _lost_error(lost: ResponseLostError, mode: RetryMode) -> StoreError:
+    return read_error(lost) if mode is RetryMode.ONCE else lost

@@ -12,12 +12,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.clock import SystemClock
+from longwatch.core.deadline import Deadline
 from longwatch.errors import UsageError
 from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
 from longwatch.store.forks import fork_guarded
+from longwatch.store.retry import retry
 from longwatch.store.sqlite.errors import translate_errors
 
 _BUSY_TIMEOUT = 5.0
+_NO_DELAY = BackoffPolicy(initial=0.0)
 _TRANSACTION_CONTROL = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b",
     re.IGNORECASE | re.DOTALL,
@@ -165,26 +170,29 @@ class SqliteConnection:
             self.raw.close()
 
     def _configure(self, busy_timeout: float, *, read_only: bool) -> None:
-        self._enable_wal(deadline=time.monotonic() + busy_timeout)
+        self._enable_wal(Deadline.after(busy_timeout, SystemClock()))
         self.raw.execute("PRAGMA synchronous = FULL")
         self.raw.execute("PRAGMA foreign_keys = ON")
         if read_only:
             self.raw.execute("PRAGMA query_only = ON")
 
-    def _enable_wal(self, *, deadline: float) -> None:
-        """Changing the journal does not wait for who else opens a new file; so wait with what
-        does, and try again.
+    def _enable_wal(self, deadline: Deadline) -> None:
+        """Changing the journal does not wait for a process that opens the same new file. Between
+        attempts wait for its write lock instead.
         """
-        while True:
-            try:
-                self.raw.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                    raise
-            else:
-                return
-            with self.transaction("BEGIN IMMEDIATE"):
-                pass
+        retry(
+            lambda: self.raw.execute("PRAGMA journal_mode = WAL"),
+            policy=_NO_DELAY,
+            deadline=deadline,
+            should_retry=(
+                lambda error: getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            ),
+            pause=lambda _: self._wait_for_writer(),
+        )
+
+    def _wait_for_writer(self) -> None:
+        with self.transaction("BEGIN IMMEDIATE"):
+            pass
 
     def _roll_back(self) -> None:
         """The error that led here is the one to tell, not one that comes of it."""
