@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any
@@ -11,6 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.clock import SystemClock
+from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreError
 from longwatch.store.postgres import commit_marker
 from longwatch.store.postgres.connection import PostgresConnection
@@ -173,7 +175,8 @@ def test_a_commit_that_cannot_be_asked_about_in_time_is_told_to_be_unknown(
         commit()
         raise CallTimeoutError("too late")
 
-    monkeypatch.setattr(PostgresDatabase, "_pause", lambda *_: False)
+    never = BackoffPolicy(initial=1e9, cap=1e9)
+    monkeypatch.setattr("longwatch.store.postgres.database.RETRY_BACKOFF", never)
     LostCommit(monkeypatch, no_time_left)
     with pytest.raises(StoreError, match="whether it was written is unknown"):
         database.write(lambda tx: tx.execute(ROW, {"name": "a"}))
@@ -198,8 +201,8 @@ def own_server() -> Iterator[PostgresServer]:
     destroy_server(server)
 
 
-def _soon() -> float:
-    return time.monotonic() + 30
+def _soon() -> Deadline:
+    return Deadline.after(30.0, SystemClock())
 
 
 def test_a_series_of_commits_ends_and_old_ones_are_removed(

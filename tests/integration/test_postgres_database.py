@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from math import inf
 from typing import Any, NoReturn
 
 import psycopg
 import pytest
 
+from longwatch.core.clock import SystemClock
+from longwatch.core.deadline import Deadline
 from longwatch.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
@@ -505,7 +505,7 @@ class TestAServerThatCannotBeReached:
             ]
         )
 
-        def answer(_address: ServerAddress, _deadline: float) -> NoReturn:
+        def answer(_address: ServerAddress, _deadline: Deadline) -> NoReturn:
             raise next(answers)
 
         monkeypatch.setattr(ServerAddress, "connect", answer)
@@ -519,7 +519,7 @@ class TestAServerThatCannotBeReached:
 class InterruptedPool(ConnectionPool):
     """Ctrl+C comes when a place was just taken."""
 
-    def _check_out(self, checkout: Any, deadline: float) -> None:
+    def _check_out(self, checkout: Any, deadline: Deadline) -> None:
         super()._check_out(checkout, deadline)
         raise KeyboardInterrupt
 
@@ -527,7 +527,8 @@ class InterruptedPool(ConnectionPool):
 def test_a_place_among_the_connections_is_not_lost_to_an_interrupt() -> None:
     pool = InterruptedPool(lambda _: pytest.fail("nobody gets that far"), size=1)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), pool.connection(time.monotonic() + 0.01):
+        soon = Deadline.after(0.01, SystemClock())
+        with pytest.raises(KeyboardInterrupt), pool.connection(soon):
             pass
 
 
@@ -754,9 +755,27 @@ class FakeWire:
 def test_connections_that_were_lent_when_another_failed_are_not_used_again() -> None:
     """They were made in the same time: to a server that was demoted since, say."""
     pool = ConnectionPool(lambda _: FakeWire())  # type: ignore[arg-type, return-value]
-    with pool.connection(inf) as lent, pool.connection(inf) as failing:
+    never = Deadline.never(SystemClock())
+    with pool.connection(never) as lent, pool.connection(never) as failing:
         failing.close("it is read-only")
-    with pool.connection(inf) as later:
+    with pool.connection(never) as later:
         assert later is not lent
-    with pool.connection(inf) as again:
+    with pool.connection(never) as again:
         assert again is later
+
+
+def test_an_error_of_the_work_itself_is_never_retried(database: PostgresDatabase) -> None:
+    """Not even one that looks like a conflict on the server: it may come from another driver."""
+
+    class OtherDriverError(Exception):
+        sqlstate = "40001"
+
+    calls: list[None] = []
+
+    def work(_: object) -> None:
+        calls.append(None)
+        raise OtherDriverError
+
+    with pytest.raises(OtherDriverError):
+        database.write(work)
+    assert 1 == len(calls)

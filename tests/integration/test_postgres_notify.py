@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from longwatch.core.clock import Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreClosedError, StoreUnreachableError
 from longwatch.store.postgres import presence
 from longwatch.store.postgres.connection import PostgresConnection
@@ -213,9 +214,9 @@ def test_a_closed_database_listens_to_nobody_and_leaves_no_thread(
 
 
 def test_while_nobody_can_be_reached_listeners_are_woken_and_the_tries_become_rare() -> None:
-    tries: list[float] = []
+    tries: list[Deadline] = []
 
-    def connect(deadline: float) -> PostgresConnection:
+    def connect(deadline: Deadline) -> PostgresConnection:
         tries.append(deadline)
         raise StoreUnreachableError("nobody")
 

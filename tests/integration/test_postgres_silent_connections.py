@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from longwatch.core.clock import Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.mailbox import open_mailbox
 from longwatch.store.postgres import connection, listener
 from longwatch.store.postgres.connection import PostgresConnection
@@ -118,7 +119,7 @@ class TestTheListener:
         monkeypatch.setattr(listener, "SILENT_INTERVALS", 2)
         monkeypatch.setattr(listener, "_ANSWER_TIMEOUT", 0.3)
 
-        def connect(deadline: float) -> PostgresConnection:
+        def connect(deadline: Deadline) -> PostgresConnection:
             wires.append(ServerAddress(url).connect(deadline))
             return wires[-1]
 
@@ -140,14 +141,22 @@ class TestTheListener:
             assert eventually(lambda: shared_server().sql(asked) == [(1,)])
         assert 1 == len(wires)
 
+    @pytest.mark.usefixtures("ear")
     def test_makes_a_new_connection_when_its_own_is_silent_and_hears_on(
-        self, proxy: TcpProxy, ear: PostgresListener, wires: list[PostgresConnection]
+        self,
+        proxy: TcpProxy,
+        wires: list[PostgresConnection],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         assert eventually(lambda: len(wires) == 1)
         silence_connections(proxy)
         assert eventually(lambda: len(wires) == 2)
         heard: list[list[str]] = []
-        ear._dispatch = lambda connection, payloads: heard.append(list(payloads))  # type: ignore[method-assign]
+        monkeypatch.setattr(
+            listener.ListeningConnection,
+            "_dispatch",
+            lambda _, payloads: heard.append(list(payloads)),
+        )
         assert eventually(lambda: _announced(heard))
 
 

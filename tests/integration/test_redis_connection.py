@@ -31,9 +31,10 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.backend import RedisBackend
 from longwatch.mailbox.redis.errors import ResponseLostError
-from longwatch.mailbox.redis.listener import RedisListener, WakePipe
+from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.store import RedisStore
 from longwatch.mailbox.redis.transport import RedisConnection, RedisNode, unsafe_settings
+from longwatch.store.notify.listener import WakePipe
 from loopback import free_port
 from redis_server import RedisServer, running_server, wait_until
 
@@ -676,7 +677,7 @@ def test_who_listens_in_vain_waits_longer_each_time_and_ends_at_once(
         raise redis.ConnectionError("refused")
 
     monkeypatch.setattr(WakePipe, "wait", wait)
-    wakeups = RedisListener(refuse)
+    wakeups = RedisListener(refuse, wake_interval=1000.0)
     wakeups.listen("channel", Wakeup())
     assert enough.wait(20.0)
     wakeups.close()

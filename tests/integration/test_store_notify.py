@@ -16,7 +16,6 @@ from longwatch.host.runtime_dir import runtime_directory
 from longwatch.mailbox import open_mailbox
 from longwatch.store.notify.local import (
     MAX_DATAGRAM_BYTES,
-    DatagramListener,
     LocalNotifier,
     PeerSockets,
 )
@@ -91,7 +90,7 @@ class TestANotification:
         wakeup = Wakeup()
         receiver.write(lambda _: None)
         assert receiver._handle is not None
-        receiver._handle.notifier._wake_interval = NEVER
+        receiver._handle.notifier.listener.wake_interval = NEVER
         receiver.listen("letters", wakeup)
         sender.write(lambda tx: tx.notify("letters"))
         assert was_notified(wakeup)
@@ -209,7 +208,7 @@ class TestListening:
         hints.listen("letters", wakeup)()
         hints.notify(["letters"])
         assert not wakeup.is_set()
-        assert 0 == len(hints._subscriptions)
+        assert 0 == len(hints.listener.subscriptions)
 
     def test_leaves_no_thread_no_descriptor_and_no_socket_after_close(
         self, tmp_path: Path, runtime_root: Path
@@ -253,7 +252,7 @@ class TestListening:
             database = SqliteDatabase(Path({str(tmp_path / "some.db")!r}))
             mine = Wakeup()
             database.write(lambda tx: None)
-            database._handle.notifier._wake_interval = 10_000.0
+            database._handle.notifier.listener.wake_interval = 10_000.0
             database.listen("to-parent", mine)
             here, there = os.pipe()
             if (pid := os.fork()) == 0:
@@ -409,7 +408,7 @@ class TestTheListOfPeers:
         assert [str(tmp_path / "x-1")] == found.paths()
 
 
-def test_an_ear_without_a_thread_is_a_clear_error(
+def test_a_listener_without_a_thread_is_a_clear_error(
     runtime_root: Path, monkeypatch: pytest.MonkeyPatch, wakeups: Callable[..., LocalNotifier]
 ) -> None:
     def refuse(_: object, **__: object) -> None:
@@ -422,5 +421,5 @@ def test_an_ear_without_a_thread_is_a_clear_error(
         match=r"^no thread to listen with \(can't start new thread\); try again$",
     )
     with no_leaks(), refused:
-        DatagramListener(hints.socket_path, lambda _: None, interval=NEVER)
+        hints.listen("letters", Wakeup())
     assert [] == list(runtime_root.iterdir())

@@ -1,21 +1,20 @@
-"""Mailboxes on a Redis server: the same rules as in a SQL store, kept by Lua scripts that each run
-atomically.
+"""Mailboxes on a Redis server: the rules of a SQL store in Lua scripts, each of which is atomic.
 
-The server's clock judges leases, delays and expiry. All keys of a mailbox share one hash tag, so
-that a script finds them on one node of a Cluster; only the list of mailboxes stands alone. A server
-without `appendonly yes` and `maxmemory-policy noeviction` may lose messages, and is warned of.
-Redis 6.2 or later.
+The server's clock decides leases, delays and expiry. All keys of a mailbox share one hash tag, so a
+script finds them on one node of a Cluster; only the list of mailboxes has no tag. A server without
+`appendonly yes` and `maxmemory-policy noeviction` may lose messages: opening it warns. Redis 6.2 or
+later.
 
-    store.py      what one process has open, the numbers of mailboxes, the registered owners
-    backend.py    one mailbox: the backend
-    sweep.py      releases the messages of dead owners and of ended leases
-    listener.py   receives notifications and wakes listeners
-    client.py     chooses the node, keeps the deadline, retries where that is safe
-    transport.py  connections to one server: commands and responses
-    url.py        reads and checks a URL
-    errors.py     translates errors of the server into ours, with the cure
-    codec.py      the bytes that backend and scripts exchange
-    scripts.py    loads the scripts in lua/, which hold the rules
+    store.py        the store: connections of a process, numbers of mailboxes, registered owners
+    backend.py      one mailbox
+    sweep.py        reclaims the messages of dead owners and of ended leases
+    listener.py     receives notifications
+    client.py       which node, under which deadline, and whether to retry
+    transport.py    the connections to one server: one request, one reply
+    url.py          the options in a URL
+    errors.py       what an error of the server means, and its cure
+    codec.py        the bytes between backend and scripts
+    scripts.py      loads lua/, where the rules are
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class RedisResources:
 
     def close_after_fork(self) -> None:
         """In a forked child: close its copies of what the parent has open."""
-        self.listener.close_after_fork()
+        self.listener.abandon()
         self.client.close_after_fork()
 
 

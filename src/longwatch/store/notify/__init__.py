@@ -1,1 +1,1 @@
-"""Notifications inside one machine: local subscriptions and datagrams between processes."""
+"""The listener that wakes receivers in a process, and datagrams between local processes."""

@@ -1,7 +1,7 @@
 """What one process has open of a PostgreSQL server: connections, and the notifications to and from
 other processes.
 
-This module tries a piece of work once; `database.py` retries.
+A piece of work is tried once here; `database.py` retries until the deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from longwatch.core.clock import Wakeup
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreLocationError, UsageError
 from longwatch.store.database import Channels, ClockJump, Transaction
 from longwatch.store.migrations import Migration, load_migrations, migrate, require_known_version
@@ -59,9 +60,7 @@ class CommitUnknownError(Exception):
 
 
 class PostgresClient:
-    """Connections and threads of one process; every method may be called from any thread. A
-    deadline is on `time.monotonic()`.
-    """
+    """Connections and threads of one process. Every method may be called from any thread."""
 
     def __init__(
         self, address: ServerAddress, *, jump: ClockJump, size: int, auto_migrate: bool
@@ -86,7 +85,7 @@ class PostgresClient:
     def write(
         self,
         work: Callable[[Any], T],
-        deadline: float,
+        deadline: Deadline,
         *,
         begin: Sequence[bytes] = BEGIN_READ_WRITE,
     ) -> T:
@@ -106,7 +105,7 @@ class PostgresClient:
         self._after_commit(transaction)
         return result
 
-    def read(self, work: Callable[[Any], T], deadline: float) -> T:
+    def read(self, work: Callable[[Any], T], deadline: Deadline) -> T:
         """Run work on one view of the data; the end of it is not waited for."""
         with self._pool.connection(deadline) as connection:
             transaction = self._transaction(connection, deadline, BEGIN_READ_ONLY)
@@ -118,7 +117,7 @@ class PostgresClient:
                 transaction.roll_back()
                 transaction.end()
 
-    def was_committed(self, unknown: CommitUnknownError, deadline: float) -> bool:
+    def was_committed(self, unknown: CommitUnknownError, deadline: Deadline) -> bool:
         """What became of a commit; if it was not made, it never will be."""
         with self._pool.connection(deadline) as connection:
             found = was_committed(connection, unknown.series, unknown.number, deadline)
@@ -131,7 +130,7 @@ class PostgresClient:
         return self._listener.listen(channels, wakeup)
 
     def _transaction(
-        self, connection: PostgresConnection, deadline: float, begin: Sequence[bytes]
+        self, connection: PostgresConnection, deadline: Deadline, begin: Sequence[bytes]
     ) -> PostgresTransaction:
         return PostgresTransaction(
             connection,
@@ -172,11 +171,12 @@ class PostgresClient:
 
     # --- the schema ---
 
-    def prepare(self, deadline: float) -> None:
+    def prepare(self, deadline: Deadline) -> None:
         """Once a process: see that the schema is there, make it if it is not."""
         if self._is_prepared:
             return
-        if not self._prepare_lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+        left = deadline.remaining()
+        if not self._prepare_lock.acquire(timeout=-1 if left is None else left):
             raise StoreBusyError(
                 "the schema was looked at all the time; nothing was written, try again"
             )
@@ -187,7 +187,7 @@ class PostgresClient:
         finally:
             self._prepare_lock.release()
 
-    def _migrate(self, deadline: float) -> None:
+    def _migrate(self, deadline: Deadline) -> None:
         """Look first: where nothing is to be done, nothing is locked, and a user who may not
         change the schema need not.
         """
@@ -211,7 +211,7 @@ class PostgresClient:
 
     # --- connections ---
 
-    def _connect(self, deadline: float, *, warns: bool = True) -> PostgresConnection:
+    def _connect(self, deadline: Deadline, *, warns: bool = True) -> PostgresConnection:
         connection = self._address.connect(deadline)
         try:
             faults = begin_session(connection, self._address.masked_url, deadline)
@@ -225,7 +225,7 @@ class PostgresClient:
         return connection
 
     def _notify(self, channels: list[str]) -> None:
-        deadline = time.monotonic() + 1.0
+        deadline = Deadline.after(1.0, SystemClock())
         with self._pool.connection(deadline) as connection:
             for channel in channels:
                 connection.send(NOTIFY_SQL, (self._payload(channel),))

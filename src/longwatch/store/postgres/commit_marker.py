@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 
+from longwatch.core.deadline import Deadline
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
 
 MAX_SERIES_COMMITS = 1000
@@ -62,7 +63,7 @@ class CommitMarker:
 
 
 def was_committed(
-    connection: PostgresConnection, series: int, number: int, deadline: float
+    connection: PostgresConnection, series: int, number: int, deadline: Deadline
 ) -> bool:
     """Whether that commit was made; if it was not, it never will be."""
     [(last,)] = connection.query(_CLOSE_SERIES, (series,), deadline)

@@ -11,8 +11,6 @@ A connection can be silent for good: the machine behind it is gone, or something
 forgotten it. Then a call would wait for nothing all its time. A statement may take long, but not
 every one: where the segment begins with one that cannot, its answer is asked for ahead of the
 others (`probe`), and has to come within a part of the time.
-
-A deadline is a moment on `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGconn, PGresult
 
+from longwatch.core.deadline import Deadline
 from longwatch.store.database import Row
 from longwatch.store.postgres.errors import CallTimeoutError, ConnectionLostError
 from longwatch.store.postgres.statement import encode
@@ -100,7 +99,9 @@ class PostgresConnection:
             self._fail(error)
         self._is_probing = True
 
-    def sync(self, deadline: float, *, trailing: Sequence[BoundStatement] = ()) -> list[PGresult]:
+    def sync(
+        self, deadline: Deadline, *, trailing: Sequence[BoundStatement] = ()
+    ) -> list[PGresult]:
         """End the segment and wait for its answers, one for each statement; if one failed, that is
         raised.
 
@@ -116,14 +117,14 @@ class PostgresConnection:
         self._unawaited = len(trailing)
         return self._read_segment(deadline, *first)
 
-    def sync_nowait(self, deadline: float) -> None:
+    def sync_nowait(self, deadline: Deadline) -> None:
         """End the segment and have it leave; nobody waits for it."""
         self._end_segment()
         self._unawaited += 1
         self._is_probing = False
         self._flush(deadline)
 
-    def query(self, text: bytes, values: Sequence[Any], deadline: float) -> list[Row]:
+    def query(self, text: bytes, values: Sequence[Any], deadline: Deadline) -> list[Row]:
         """One statement by itself, and what it answers."""
         self.send(text, values)
         return self.rows(self.sync(deadline)[0])
@@ -201,30 +202,31 @@ class PostgresConnection:
         self._unread_segments.append(self._preparing)
         self._preparing, self._segment_size = {}, 0
 
-    def _read_unawaited(self, deadline: float) -> None:
-        """Read the answers of unawaited segments."""
+    def _read_unawaited(self, deadline: Deadline) -> None:
+        """Read what is owed by those who did not wait for it."""
         while self._unawaited:
             self._unawaited -= 1
             with suppress(psycopg.Error):
                 self._read_segment(deadline)
 
-    def _read_probe(self, deadline: float) -> list[PGresult]:
-        """After the unawaited answers: the first answer of the segment if it is the probe, which
+    def _read_probe(self, deadline: Deadline) -> list[PGresult]:
+        """Once what is owed was read: the first answer of the segment if it is the proof, which
         has to come soon.
         """
         if not self._is_probing:
             self._read_unawaited(deadline)
             return []
         self._is_probing = False
-        now = time.monotonic()
-        probe_deadline = now + max(min(PROBE_TIMEOUT, (deadline - now) / 4), 0.0)
+        left = deadline.remaining()
+        seconds = PROBE_TIMEOUT if left is None else min(PROBE_TIMEOUT, left / 4)
+        probe_deadline = deadline.capped(seconds)
         try:
             self._read_unawaited(probe_deadline)
             return [self._read_result(probe_deadline)]
         except CallTimeoutError:
-            self._fail(psycopg.OperationalError(f"it was silent for {probe_deadline - now:.1f} s"))
+            self._fail(psycopg.OperationalError(f"it was silent for {seconds:.1f} s"))
 
-    def _read_segment(self, deadline: float, *first: PGresult) -> list[PGresult]:
+    def _read_segment(self, deadline: Deadline, *first: PGresult) -> list[PGresult]:
         results = list(first)
         while (result := self._read_result(deadline)).status != pq.ExecStatus.PIPELINE_SYNC:
             results.append(result)
@@ -241,7 +243,7 @@ class PostgresConnection:
             else results
         )
 
-    def _read_result(self, deadline: float) -> PGresult:
+    def _read_result(self, deadline: Deadline) -> PGresult:
         """The next answer. Between those of two statements there is an empty one; two in a row
         would be the end of them all.
         """
@@ -256,13 +258,13 @@ class PostgresConnection:
                 self._fail(error_from_result(result))
         return result
 
-    def _next_result(self, deadline: float) -> PGresult | None:
+    def _next_result(self, deadline: Deadline) -> PGresult | None:
         while self._pgconn.is_busy():
             self._wait(select.POLLIN, deadline)
             self._consume_input()
         return self._pgconn.get_result()
 
-    def _flush(self, deadline: float) -> None:
+    def _flush(self, deadline: Deadline) -> None:
         """Send what waits to be sent; what comes meanwhile is read, so that neither side waits
         for the other.
         """
@@ -279,9 +281,9 @@ class PostgresConnection:
         except psycopg.Error as error:
             self._fail(error)
 
-    def _wait(self, events: int, deadline: float) -> int:
+    def _wait(self, events: int, deadline: Deadline) -> int:
         self._poll.modify(self.fileno, events)
-        ready = self._poll.poll(max(deadline - time.monotonic(), 0.0) * 1000)
+        ready = self._poll.poll(poll_milliseconds(deadline))
         self._poll.modify(self.fileno, select.POLLIN)
         if not ready:
             raise CallTimeoutError(
@@ -297,3 +299,9 @@ class PostgresConnection:
         text = " ".join(str(error).split()) or "the server closed the connection"
         self.close(text)
         raise ConnectionLostError(text) from error
+
+
+def poll_milliseconds(deadline: Deadline) -> float | None:
+    """The time until a deadline, as `poll` takes it."""
+    left = deadline.remaining()
+    return None if left is None else left * 1000

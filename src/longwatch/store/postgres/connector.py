@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import select
-import time
 import warnings
 from typing import Any
 
@@ -16,6 +15,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGconn
 
+from longwatch.core.deadline import Deadline
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
     StoreAuthenticationError,
@@ -26,7 +26,7 @@ from longwatch.errors import (
     UsageError,
 )
 from longwatch.store.database import CALL_TIMEOUT
-from longwatch.store.postgres.connection import PostgresConnection
+from longwatch.store.postgres.connection import PostgresConnection, poll_milliseconds
 from longwatch.store.postgres.errors import CallTimeoutError
 
 MIN_SERVER_VERSION = 13
@@ -95,21 +95,22 @@ class ServerAddress:
         names = [name for name in ("host", "hostaddr", "port") if self._parts.get(name)]
         return {name: str(self._parts[name]).split(",") for name in names}
 
-    def connect(self, deadline: float) -> PostgresConnection:
+    def connect(self, deadline: Deadline) -> PostgresConnection:
         """A new connection; the time is shared out among the hosts, so that one that swallows
         leaves some for the next.
         """
         attempts = self.conninfos()
         for left in range(len(attempts), 0, -1):
-            now = time.monotonic()
+            seconds = deadline.remaining()
+            share = deadline.capped(None if seconds is None else seconds / left)
             try:
-                return self._connect_one(attempts[-left], now + (deadline - now) / left)
+                return self._connect_one(attempts[-left], share)
             except (StoreUnreachableError, CallTimeoutError):
                 if left == 1:
                     raise
         raise AssertionError("there is always a last attempt")
 
-    def _connect_one(self, conninfo: str, deadline: float) -> PostgresConnection:
+    def _connect_one(self, conninfo: str, deadline: Deadline) -> PostgresConnection:
         pgconn = pq.PGconn.connect_start(conninfo.encode())
         try:
             _handshake(pgconn, deadline)
@@ -254,7 +255,7 @@ def _host_parts(lists: dict[str, list[str]], number: int) -> dict[str, str]:
     return {name: values[number if len(values) > 1 else 0] for name, values in lists.items()}
 
 
-def _handshake(pgconn: PGconn, deadline: float) -> None:
+def _handshake(pgconn: PGconn, deadline: Deadline) -> None:
     events = select.POLLOUT
     while True:
         if pgconn.status == pq.ConnStatus.BAD:
@@ -271,12 +272,12 @@ def _handshake(pgconn: PGconn, deadline: float) -> None:
                 raise psycopg.OperationalError(pgconn.get_error_message())
 
 
-def _wait_for_socket(fileno: int, events: int, deadline: float) -> None:
+def _wait_for_socket(fileno: int, events: int, deadline: Deadline) -> None:
     poll = (
         select.poll()
     )  # the socket is another one when libpq goes on to the next address of a host
     poll.register(fileno, events)
-    if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+    if not poll.poll(poll_milliseconds(deadline)):
         raise CallTimeoutError
 
 
@@ -320,7 +321,7 @@ _BEGIN_SESSION = (
 ).encode()
 
 
-def begin_session(connection: PostgresConnection, masked_url: str, deadline: float) -> list[str]:
+def begin_session(connection: PostgresConnection, masked_url: str, deadline: Deadline) -> list[str]:
     """Set the limits; what is unsafe about the server's settings. A database that cannot keep
     every text is refused.
     """

@@ -1,30 +1,27 @@
-"""The PostgreSQL database: a few connections a process, every call within its timeout, and the
-outcome of every commit known.
+"""A PostgreSQL database: a few connections a process, every call under a deadline, and no commit
+whose result is guessed.
 
-Isolation is READ COMMITTED. The server's clock judges leases and delays. Tables are named without a
-schema, so the `search_path` of the user decides where they are: in a database that is shared, give
-them a schema of their own and name it in the URL with `options=-csearch_path=NAME`. A connection
-that is given as `tx=` has to find them, too.
+Isolation is READ COMMITTED. The server's clock decides leases and delays. Tables are named without
+a schema, so the user's `search_path` decides where they are. In a shared database give them a
+schema of their own and name it in the URL with `options=-csearch_path=NAME`. A connection that is
+passed as `tx=` has to find them, too.
 
-A call survives what passes: a connection that broke, a server that restarts, a deadlock. Its work
-is run again, until its time is over. Only a commit whose response was lost is not just made
-again: first the server is asked what became of it (`commit_marker`).
+A call survives a broken connection, a server that restarts, a deadlock: its work runs again until
+the deadline. A commit whose reply was lost is not simply repeated: the server is asked whether it
+was made (`commit_marker`).
 
 Every commit waits for the server's disk, that of a claim too. Without that wait nothing would be
-lost or settled twice: a claim that is forgotten leaves its row free, whoever had it is fenced off,
-and a settle that is on the disk has its claim before it there. But a server that crashes would
-forget the claims of its last moments: that work would run twice, and a message that takes the
-server down would never be blamed for it.
+lost or settled twice. A forgotten claim leaves its row free and its owner fenced off, and a settle
+on disk has its claim before it. But a server that crashes would forget its last claims. That work
+would run twice, and a message that takes the server down would never be blamed.
 
-Behind PgBouncer use pool_mode=session. With pool_mode=transaction announcements do not arrive and
-the settings of a session are shared with others; messages are then found by looking for them, up to
-a second late.
+Behind PgBouncer use pool_mode=session. With pool_mode=transaction notifications do not arrive, and
+sessions share their settings. Receivers then find messages by polling, up to a second late.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -32,8 +29,9 @@ from weakref import finalize
 
 import psycopg
 
-from longwatch.core.backoff import Backoff, BackoffPolicy
-from longwatch.core.clock import Wakeup
+from longwatch.core.backoff import BackoffPolicy
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
 from longwatch.errors import (
     StoreClosedError,
     StoreError,
@@ -60,12 +58,13 @@ from longwatch.store.postgres.connector import (
 )
 from longwatch.store.postgres.errors import CallTimeoutError, is_transient, translate_error
 from longwatch.store.postgres.pool import POOL_SIZE
-from longwatch.store.postgres.transaction import (
-    BEGIN_READ_WRITE,
-    PostgresTransaction,
+from longwatch.store.postgres.transaction import BEGIN_READ_WRITE, PostgresTransaction
+from longwatch.store.postgres.user_transaction import (
+    UserConnectionCheck,
+    locate_tables,
     wrap_user_connection,
 )
-from longwatch.store.postgres.user_transaction import UserConnectionCheck, locate_tables
+from longwatch.store.retry import retry
 
 T = TypeVar("T")
 
@@ -97,6 +96,7 @@ class PostgresDatabase(Database):
         self._finalizer: finalize[..., PostgresDatabase] | None = None
         self._connection_check = UserConnectionCheck(self._address.masked_url)
         self._closed = Wakeup()
+        self._clock = SystemClock()
         self._thread_state = threading.local()
         register_fork_hooks(self)
 
@@ -116,7 +116,7 @@ class PostgresDatabase(Database):
         )
 
     def read(self, work: Callable[[Any], T], *, timeout: float = CALL_TIMEOUT) -> T:
-        client, deadline = self._open(), time.monotonic() + timeout
+        client, deadline = self._open(), Deadline.after(timeout, self._clock)
         return self._retry(lambda: self._read(client, work, deadline), client, deadline)
 
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
@@ -138,7 +138,7 @@ class PostgresDatabase(Database):
 
     def schema_version(self, *, timeout: float = CALL_TIMEOUT) -> int:
         """At which version the schema is, 0 if there is none; makes nothing and changes nothing."""
-        client, deadline = self._open(), time.monotonic() + timeout
+        client, deadline = self._open(), Deadline.after(timeout, self._clock)
         return self._retry(lambda: client.read(schema_version, deadline), client, deadline)
 
     def close(self) -> None:
@@ -148,10 +148,10 @@ class PostgresDatabase(Database):
         if finalizer is not None:
             finalizer()
 
-    # --- trying, and trying again ---
+    # --- attempts ---
 
     def _run(self, work: Callable[[Any], T], begin: Sequence[bytes], timeout: float) -> T:
-        client, deadline = self._open(), time.monotonic() + timeout
+        client, deadline = self._open(), Deadline.after(timeout, self._clock)
         with self._refuse_nesting():
             return self._retry(lambda: self._write(client, work, begin, deadline), client, deadline)
 
@@ -160,7 +160,7 @@ class PostgresDatabase(Database):
         client: PostgresClient,
         work: Callable[[Any], T],
         begin: Sequence[bytes],
-        deadline: float,
+        deadline: Deadline,
     ) -> T:
         client.prepare(deadline)
         while True:
@@ -171,56 +171,78 @@ class PostgresDatabase(Database):
                     result: T = unknown.result
                     return result
 
-    def _read(self, client: PostgresClient, work: Callable[[Any], T], deadline: float) -> T:
+    def _read(self, client: PostgresClient, work: Callable[[Any], T], deadline: Deadline) -> T:
         client.prepare(deadline)
         return client.read(work, deadline)
 
-    def _retry(self, attempt: Callable[[], T], client: PostgresClient, deadline: float) -> T:
-        """Try until it works, fails for good, or the time is over; what the last try had no time
-        to hear, an earlier one heard.
+    def _retry(self, attempt: Callable[[], T], client: PostgresClient, deadline: Deadline) -> T:
+        """Call until it works, fails for good, or the deadline comes; translate the last error.
+
+        An attempt that timed out learnt nothing about the server. If an earlier one did, its error
+        is raised instead.
         """
-        backoff = Backoff(RETRY_BACKOFF)
-        last_error: BaseException | None = None
-        while True:
-            try:
-                return attempt()
-            except (StoreError, psycopg.Error) as error:
-                final = translate_error(self.url, error)
-                if isinstance(error, CallTimeoutError) and last_error is not None:
-                    raise last_error from error
-                last_error = final
-                if isinstance(final, StoreUnreachableError | StoreResetError):
-                    self.generation += (
-                        1  # when it is back it may be another one, restored or failed over to
-                    )
-                if not _may_retry(error, client) or not self._pause(backoff, deadline):
-                    raise final from (error if final is not error else error.__cause__)
+        learnt: list[BaseException] = []
+
+        def should_retry(error: Exception) -> bool:
+            if not isinstance(error, StoreError | psycopg.Error):
+                return False  # the work's own error
+            self._learn(error, learnt)
+            return _may_retry(error, client)
+
+        try:
+            return self._retry_until(deadline, attempt, should_retry)
+        except StoreClosedError:
+            raise
+        except (StoreError, psycopg.Error) as error:
+            cause = error if learnt[-1] is not error else error.__cause__
+            raise learnt[-1] from cause
+
+    def _learn(self, error: Exception, learnt: list[BaseException]) -> None:
+        """Keep what an error says about the server, unless it only timed out after another."""
+        if isinstance(error, CallTimeoutError) and learnt:
+            return
+        learnt.append(translate_error(self.url, error))
+        if isinstance(learnt[-1], StoreUnreachableError | StoreResetError):
+            # When the server is back it may be another one, restored or failed over to.
+            self.generation += 1
 
     def _was_committed(
-        self, client: PostgresClient, unknown: CommitUnknownError, deadline: float
+        self, client: PostgresClient, unknown: CommitUnknownError, deadline: Deadline
     ) -> bool:
-        """Ask until the server can say; StoreError when it cannot."""
-        backoff = Backoff(RETRY_BACKOFF)
-        reason: BaseException = unknown
-        while self._pause(backoff, deadline):
-            try:
-                return client.was_committed(unknown, deadline)
-            except (StoreError, psycopg.Error) as error:
-                reason = translate_error(self.url, error)
-                if not _may_retry(error, client):
-                    break
-        raise StoreError(
-            f"the connection was lost at the commit; whether it was written is unknown ({reason})"
-        ) from reason
+        """Ask until the server can tell; raises StoreError when it cannot."""
+        try:
+            return self._retry_until(
+                deadline,
+                lambda: client.was_committed(unknown, deadline),
+                lambda error: error is unknown or _may_retry(error, client),
+                unknown,
+            )
+        except (StoreError, psycopg.Error, CommitUnknownError) as error:
+            reason = translate_error(self.url, error)
+            raise StoreError(
+                f"the connection was lost at the commit; whether it was written is unknown "
+                f"({reason})"
+            ) from reason
 
-    def _pause(self, backoff: Backoff, deadline: float) -> bool:
-        """Wait a little, or not at all when the time is over."""
-        delay = backoff.failed(lasted=0.0)
-        if time.monotonic() + delay >= deadline:
-            return False
-        if self._closed.block(delay):
+    def _retry_until(
+        self,
+        deadline: Deadline,
+        attempt: Callable[[], T],
+        should_retry: Callable[[Exception], bool],
+        error: Exception | None = None,
+    ) -> T:
+        return retry(
+            attempt,
+            policy=RETRY_BACKOFF,
+            deadline=deadline,
+            should_retry=should_retry,
+            pause=self._pause,
+            error=error,
+        )
+
+    def _pause(self, delay: float) -> None:
+        if self._clock.wait(self._closed, delay):
             raise StoreClosedError(f"{self._address.masked_url} was closed; open it again")
-        return True
 
     @contextmanager
     def _refuse_nesting(self) -> Iterator[None]:
@@ -269,9 +291,7 @@ class PostgresDatabase(Database):
 
 
 def _may_retry(error: BaseException, client: PostgresClient) -> bool:
-    """Whether it is worth another try. A server that nobody has reached yet is told to be away
-    at once.
-    """
+    """Whether another attempt may succeed. A server that was never reached is reported at once."""
     if isinstance(error, ServerUnreachableError):
         return client.was_reached
     return isinstance(error, ServerNotReadyError | TooManyConnectionsError) or is_transient(error)

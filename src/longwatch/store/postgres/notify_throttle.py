@@ -1,10 +1,10 @@
-"""Rate-limited NOTIFY: at most one per channel every MIN_INTERVAL seconds.
+"""Rate-limited NOTIFY: at most one per channel every 10 ms.
 
 NOTIFY takes a lock over the whole server when it commits, so a busy sender must not use it for
-every message. The first notification leaves with the commit itself, in a transaction of its own
-behind it: that one waits for no disk, so it holds the lock for a short time. A notification that
-comes too soon is deferred, and a thread sends it when it is due. Where no other process listens,
-nothing is sent (`presence`).
+every message. The first notification is sent right behind the commit, in a transaction of its own:
+that one waits for no disk, so other senders do not wait for the lock meanwhile. One that comes too
+soon is deferred, and a thread sends it later. Where no other process listens, none is sent
+(`presence`).
 """
 
 from __future__ import annotations

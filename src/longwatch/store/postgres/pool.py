@@ -7,11 +7,11 @@ somebody needs it, in the time that call has, and can be left behind in a fork.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary, WeakSet
 
+from longwatch.core.deadline import Deadline
 from longwatch.errors import StoreBusyError, StoreClosedError
 from longwatch.store.postgres.connection import PostgresConnection
 
@@ -31,7 +31,7 @@ class ConnectionPool:
     """Lends connections. Every method may be called from any thread."""
 
     def __init__(
-        self, connect: Callable[[float], PostgresConnection], *, size: int = POOL_SIZE
+        self, connect: Callable[[Deadline], PostgresConnection], *, size: int = POOL_SIZE
     ) -> None:
         self._connect = connect
         self._size = size
@@ -49,7 +49,7 @@ class ConnectionPool:
         self._closed = False
 
     @contextmanager
-    def connection(self, deadline: float) -> Iterator[PostgresConnection]:
+    def connection(self, deadline: Deadline) -> Iterator[PostgresConnection]:
         """A connection that nobody else uses meanwhile; the one that was used last, for it is
         warm.
         """
@@ -79,7 +79,7 @@ class ConnectionPool:
         for connection in self._connections:
             connection.abandon()
 
-    def _check_out(self, checkout: _Checkout, deadline: float) -> None:
+    def _check_out(self, checkout: _Checkout, deadline: Deadline) -> None:
         """A place, with a free connection if there is one."""
         with self._changed:
             while not self._closed:
@@ -87,7 +87,7 @@ class ConnectionPool:
                     self._checkouts.add(checkout)
                     checkout.connection = self._pop_alive()
                     return
-                if not self._changed.wait(deadline - time.monotonic()):
+                if not self._changed.wait(deadline.remaining()):
                     raise StoreBusyError(
                         f"all {self._size} connections were in use all the time; nothing was "
                         f"written, try again"

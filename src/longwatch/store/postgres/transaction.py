@@ -1,23 +1,19 @@
-"""A transaction on one of our connections, and one on a connection of the user's."""
+"""A transaction on a connection of the pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import psycopg
-from psycopg import pq
 from psycopg.pq.abc import PGresult
-from psycopg.rows import tuple_row
 
-from longwatch.errors import StoreError, UnsupportedError, UsageError
+from longwatch.core.deadline import Deadline
+from longwatch.errors import StoreError, UsageError
 from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
 from longwatch.store.postgres.connection import BoundStatement, PostgresConnection
 from longwatch.store.postgres.errors import (
     CallTimeoutError,
     ConnectionLostError,
-    is_missing_mailbox,
-    missing_mailbox_error,
 )
 from longwatch.store.postgres.statement import bind, column_arrays
 
@@ -28,7 +24,7 @@ NOTIFY_SQL = b"SELECT pg_notify('longwatch', $1)"
 BEGIN_READ_WRITE = (b"BEGIN ISOLATION LEVEL READ COMMITTED",)
 BEGIN_READ_ONLY = (b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
 _HAS_WRITTEN = b"SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
-_NO_PARAMETERS: Parameters = {}
+NO_PARAMETERS: Parameters = {}
 _REQUIRE_SQL = "SELECT ln(({})::int)"
 """Zero has no logarithm: the statement fails, with an error that no other has, and what comes
 behind it is not done.
@@ -51,7 +47,7 @@ class PostgresTransaction:
         *,
         store_identity: object,
         jump: ClockJump,
-        deadline: float,
+        deadline: Deadline,
         begin: Sequence[bytes] = BEGIN_READ_WRITE,
     ) -> None:
         self.store_identity = store_identity
@@ -67,13 +63,13 @@ class PostgresTransaction:
         self.callbacks: list[Callable[[], None]] = []
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        return self._live_connection().rows(self._run(sql, parameters or _NO_PARAMETERS))
+        return self._live_connection().rows(self._run(sql, parameters or NO_PARAMETERS))
 
     def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
         return [self._live_connection().rows(result) for result in self._run_all(statements)]
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
-        return self._run(sql, parameters or _NO_PARAMETERS).command_tuples or 0
+        return self._run(sql, parameters or NO_PARAMETERS).command_tuples or 0
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
         return sum(self.execute(sql, arrays) for arrays in column_arrays(parameters))
@@ -207,86 +203,3 @@ class PostgresTransaction:
                 "this transaction has ended; use it only inside the function it was given to"
             )
         return self._connection
-
-
-class UserTransaction:
-    """The transaction that is open on a psycopg connection of the user's: what is done in it
-    commits with theirs, or not at all.
-    """
-
-    def __init__(self, connection: psycopg.Connection[Any], jump: ClockJump) -> None:
-        self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
-        self._jump = jump
-
-    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        self._run(sql, parameters or _NO_PARAMETERS)
-        return self._cursor.fetchall() if self._cursor.description else []
-
-    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
-        return [self.rows(sql, parameters) for sql, parameters in statements]
-
-    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
-        self._run(sql, parameters or _NO_PARAMETERS)
-        return max(self._cursor.rowcount, 0)
-
-    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
-        return sum(self.execute(sql, arrays) for arrays in column_arrays(parameters))
-
-    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
-        self.execute_many(sql, parameters)
-
-    def defer_rows(self, sql: str, parameters: Parameters, callback: RowsCallback) -> None:
-        callback(self.rows(sql, parameters))
-
-    def defer(self, sql: str, parameters: Parameters) -> None:
-        self._run(sql, parameters)
-
-    def require(self, sql: str, parameters: Parameters) -> None:
-        if not self.rows(sql, parameters)[0][0]:
-            raise PreconditionFailedError
-
-    def notify(self, channel: str) -> None:
-        """At once, in their transaction: the server tells nobody before it commits, and tells
-        once.
-        """
-        self._cursor.execute(NOTIFY_SQL, (f"/{channel}",))
-
-    def after_commit(self, callback: Callable[[], None]) -> None:
-        """Nobody here learns of it."""
-
-    def _run(self, sql: str, parameters: Parameters) -> None:
-        text, values = bind(sql, parameters, self._jump)
-        try:
-            self._cursor.execute(text, values, binary=True)
-        except psycopg.errors.NotNullViolation as error:
-            raise (
-                missing_mailbox_error("the database of tx=") if is_missing_mailbox(error) else error
-            ) from error.__cause__
-
-
-def wrap_user_connection(connection: object, jump: ClockJump) -> UserTransaction:
-    """The transaction of a psycopg connection; UnsupportedError for what is none, or has none."""
-    if isinstance(connection, psycopg.AsyncConnection):
-        raise UnsupportedError(
-            "tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its "
-            "own if need be"
-        )
-    if not isinstance(connection, psycopg.Connection):
-        raise UnsupportedError(
-            f"tx= must be a psycopg.Connection, or what transact() gives its function, not "
-            f"{type(connection).__name__}"
-        )
-    if connection.closed:
-        raise UnsupportedError(
-            "tx= is a connection that was closed; open it again and begin a transaction"
-        )
-    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
-        raise UnsupportedError(
-            "tx= is in autocommit and in no transaction; use it inside `with "
-            "connection.transaction():`"
-        )
-    if connection.info.pipeline_status != pq.PipelineStatus.OFF:
-        raise UnsupportedError(
-            "tx= is a connection in pipeline mode, which answers too late; leave the pipeline first"
-        )
-    return UserTransaction(connection, jump)

@@ -1,21 +1,114 @@
-"""Whether a connection of the user's leads to the tables that we use: messages sent elsewhere
-would be lost to us.
+"""A transaction on a psycopg connection of the user's.
+
+What is done in it commits with the user's own statements. A connection that leads to other tables
+than ours is refused: messages sent there would be lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
 import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
 
 from longwatch.errors import UnsupportedError
-from longwatch.store.database import Transaction
+from longwatch.store.database import (
+    ClockJump,
+    Parameters,
+    PreconditionFailedError,
+    Row,
+    Transaction,
+)
+from longwatch.store.postgres.errors import is_missing_mailbox, missing_mailbox_error
+from longwatch.store.postgres.statement import bind, column_arrays
+from longwatch.store.postgres.transaction import NO_PARAMETERS, NOTIFY_SQL, RowsCallback
+
+
+class UserTransaction:
+    """The transaction that is open on a psycopg connection of the user's."""
+
+    def __init__(self, connection: psycopg.Connection[Any], jump: ClockJump) -> None:
+        self._cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+        self._jump = jump
+
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        self._run(sql, parameters or NO_PARAMETERS)
+        return self._cursor.fetchall() if self._cursor.description else []
+
+    def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
+        return [self.rows(sql, parameters) for sql, parameters in statements]
+
+    def execute(self, sql: str, parameters: Parameters | None = None) -> int:
+        self._run(sql, parameters or NO_PARAMETERS)
+        return max(self._cursor.rowcount, 0)
+
+    def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
+        return sum(self.execute(sql, arrays) for arrays in column_arrays(parameters))
+
+    def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
+        self.execute_many(sql, parameters)
+
+    def defer_rows(self, sql: str, parameters: Parameters, callback: RowsCallback) -> None:
+        callback(self.rows(sql, parameters))
+
+    def defer(self, sql: str, parameters: Parameters) -> None:
+        self._run(sql, parameters)
+
+    def require(self, sql: str, parameters: Parameters) -> None:
+        if not self.rows(sql, parameters)[0][0]:
+            raise PreconditionFailedError
+
+    def notify(self, channel: str) -> None:
+        """NOTIFY in the user's transaction: the server sends it at the commit, once."""
+        self._cursor.execute(NOTIFY_SQL, (f"/{channel}",))
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Never called: this process does not learn of the user's commit."""
+
+    def _run(self, sql: str, parameters: Parameters) -> None:
+        text, values = bind(sql, parameters, self._jump)
+        try:
+            self._cursor.execute(text, values, binary=True)
+        except psycopg.errors.NotNullViolation as error:
+            raise (
+                missing_mailbox_error("the database of tx=") if is_missing_mailbox(error) else error
+            ) from error.__cause__
+
+
+def wrap_user_connection(connection: object, jump: ClockJump) -> UserTransaction:
+    """The transaction of a psycopg connection; raises UnsupportedError when there is none."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        raise UnsupportedError(
+            "tx= cannot be an AsyncConnection; give a psycopg.Connection, in a thread of its "
+            "own if need be"
+        )
+    if not isinstance(connection, psycopg.Connection):
+        raise UnsupportedError(
+            f"tx= must be a psycopg.Connection, or what transact() gives its function, not "
+            f"{type(connection).__name__}"
+        )
+    if connection.closed:
+        raise UnsupportedError(
+            "tx= is a connection that was closed; open it again and begin a transaction"
+        )
+    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise UnsupportedError(
+            "tx= is in autocommit and in no transaction; use it inside `with "
+            "connection.transaction():`"
+        )
+    if connection.info.pipeline_status != pq.PipelineStatus.OFF:
+        raise UnsupportedError(
+            "tx= is a connection in pipeline mode, which answers too late; leave the pipeline first"
+        )
+    return UserTransaction(connection, jump)
+
 
 TableLocation = tuple[int, int, int | None]
-"""When the server was started, and the numbers of the database and of the table of messages
-there; None: there is no such table.
+"""When the server was started, and the oids of the database and of the table of messages; None:
+there is no such table.
 """
 
 _LOCATE = """
@@ -26,7 +119,7 @@ _LOCATE = """
 
 
 def locate_tables(transaction: Transaction) -> TableLocation:
-    """Where a transaction is. Names and addresses would not do: two may lead to one server, and
+    """Where a transaction is. Names and addresses do not tell: two may lead to one server, and
     one to two.
     """
     [(started, database, table)] = transaction.rows(_LOCATE)
@@ -34,7 +127,7 @@ def locate_tables(transaction: Transaction) -> TableLocation:
 
 
 class UserConnectionCheck:
-    """Where our tables are. A connection that was found to lead there is not asked again."""
+    """Checks that connections lead to our tables; each connection once."""
 
     def __init__(self, masked_url: str) -> None:
         self._masked_url = masked_url
@@ -47,8 +140,8 @@ class UserConnectionCheck:
         transaction: Transaction,
         locate: Callable[[], TableLocation],
     ) -> None:
-        """UnsupportedError for a connection that leads elsewhere; `locate` asks over a connection
-        of ours.
+        """Raise UnsupportedError for a connection that leads elsewhere; `locate` asks over a
+        connection of the pool.
         """
         if connection in self._checked:
             return

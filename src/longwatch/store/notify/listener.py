@@ -1,0 +1,260 @@
+"""The thread of a process that receives notifications and wakes those who wait for them.
+
+A notification is a hint: it says that a channel may have something new, and it may get lost. So
+every subscription is also woken once every wake interval, whether or not a connection exists.
+
+    not started ──first listen──► connecting ──► receiving ──close──► closed
+                                   ▲      │          │
+                                   └─backoff◄─error──┘
+
+Invariants
+    1. There is at most one thread. It starts with the first subscription and ends with `close`.
+    2. Only the thread uses the connection. Other threads reach it through the wake pipe alone.
+    3. A subscription is added before the thread starts, and so before a connection is made. The
+       new connection reports the channels to wake: their earlier notifications were missed.
+    4. A busy channel does not delay the wake interval of the others.
+
+Failure cases
+    The connection fails, or the server does not reply: the thread connects again after a backoff
+    and wakes every subscription meanwhile. No thread can be started: `listen` raises, and the next
+    call tries again. An error that is not the connection's: `threading.excepthook` reports it, the
+    thread ends, and the next `listen` starts another one. A wakeup closes the listener from the
+    thread itself: the thread ends after that wakeup. The process forks: the child has no such
+    thread. `abandon` closes the child's copies of the descriptors, and the parent goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from typing import ClassVar, Protocol
+
+from longwatch.core.backoff import Backoff, BackoffPolicy
+from longwatch.core.clock import Wakeup
+from longwatch.errors import StoreClosedError, StoreUnreachableError
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.store.database import Channels
+from longwatch.store.notify.subscriptions import Subscriptions
+
+WAKE_INTERVAL = 1.0
+"""Seconds after which every subscription is woken without a notification."""
+RECONNECT_BACKOFF = BackoffPolicy(initial=0.1, factor=2.0, cap=5.0, jitter=0.25)
+_CLOSE_TIMEOUT = 2.0
+
+ChannelsToWake = Collection[str] | None
+"""None: every channel."""
+
+
+class NotifyConnection(Protocol):
+    """One connection that receives notifications. Only the listener's thread uses it."""
+
+    @property
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when a notification arrives."""
+
+    def start(self) -> Iterable[ChannelsToWake]:
+        """Begin to receive; what to wake for notifications that were missed or came meanwhile."""
+
+    def subscribe(self, channels: set[str]) -> None:
+        """Receive these channels and no others; nothing to do where all are received."""
+
+    def receive(self) -> ChannelsToWake:
+        """Read what has arrived; called when the descriptor is readable."""
+
+    def check_alive(self) -> None:
+        """Called once every wake interval; raises if the other side does not reply."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: close the copy of the descriptor, without a word to the server."""
+
+
+class NotificationListener(ABC):
+    """Receives notifications in one thread for all subscriptions of a process.
+
+    Every method may be called from any thread. A subclass says how to connect.
+    """
+
+    thread_name: ClassVar[str]
+    connection_errors: ClassVar[tuple[type[Exception], ...]]
+    """What a connection raises when it fails; the thread connects again."""
+    connects_in_caller: ClassVar[bool] = False
+    """Whether the first `listen` makes the first connection and raises its error."""
+    linger: ClassVar[float | None] = None
+    """Seconds for which an unused channel stays subscribed; None: connections receive every
+    channel.
+    """
+
+    def __init__(self, *, wake_interval: float = WAKE_INTERVAL) -> None:
+        self.subscriptions = Subscriptions(linger=self.linger or 0.0)
+        self.wake_interval = wake_interval
+        self._lock = threading.Lock()
+        self._pipe: WakePipe | None = None
+        self._thread: BackgroundThread | None = None
+        self._connection: NotifyConnection | None = None
+        self._closed = False
+
+    @abstractmethod
+    def connect(self) -> NotifyConnection:
+        """Make a connection; may block, may raise one of `connection_errors`."""
+
+    def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
+        """Set the wakeup on every notification and once every wake interval.
+
+        Returns a function that ends the subscription. Raises StoreClosedError after `close`.
+        """
+        names = (channels,) if isinstance(channels, str) else tuple(channels)
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the store was closed; open it again")
+            is_new = self.subscriptions.add(names, wakeup)
+            try:
+                pipe = self._pipe or self._start_thread()
+            except BaseException:
+                self.subscriptions.remove(names, wakeup)
+                raise
+        if is_new and self.linger is not None:
+            pipe.wake()
+        return lambda: self.subscriptions.remove(names, wakeup)
+
+    def close(self) -> None:
+        """End the thread and wait for it, unless called by the thread itself; idempotent."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if self._pipe is not None:
+                self._pipe.wake()
+        if thread is not None and not thread.in_own_thread:
+            thread.done.block(_CLOSE_TIMEOUT)
+
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the parent's descriptors, without a lock."""
+        if self._pipe is not None:
+            self._pipe.abandon()
+        if self._connection is not None:
+            self._connection.abandon()
+
+    def _start_thread(self) -> WakePipe:
+        connection = self._connection = self.connect() if self.connects_in_caller else None
+        pipe = WakePipe()
+        thread = BackgroundThread(
+            lambda: self._run(pipe, connection), name=self.thread_name, report_errors=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            pipe.close()
+            if connection is not None:
+                connection.close()
+            raise StoreUnreachableError(f"no thread to listen with ({error}); try again") from error
+        self._pipe, self._thread = pipe, thread
+        return pipe
+
+    # --- in the thread ---
+
+    def _run(self, pipe: WakePipe, connection: NotifyConnection | None) -> None:
+        backoff = Backoff(RECONNECT_BACKOFF)
+        try:
+            while connection is not None or not self._closed:
+                began = time.monotonic()
+                try:
+                    self._use(connection or self.connect(), pipe, backoff)
+                except self.connection_errors:
+                    delay = backoff.failed(lasted=time.monotonic() - began)
+                    self._wait_before_reconnect(pipe, delay)
+                connection = None
+        finally:
+            with self._lock:
+                self._pipe = None
+            pipe.close()
+
+    def _use(self, connection: NotifyConnection, pipe: WakePipe, backoff: Backoff) -> None:
+        """Receive on one connection until the listener is closed or the connection fails."""
+        self._connection = connection
+        try:
+            for channels in connection.start():
+                self._wake(channels)
+            wake_at = time.monotonic() + self.wake_interval
+            while not self._closed:
+                connection.subscribe(self.subscriptions.channels())
+                if self._receive_until(wake_at, connection, pipe):
+                    connection.check_alive()
+                    backoff.succeeded()
+                    self.subscriptions.wake_all()
+                    wake_at = time.monotonic() + self.wake_interval
+        finally:
+            self._connection = None
+            connection.close()
+
+    def _receive_until(self, wake_at: float, connection: NotifyConnection, pipe: WakePipe) -> bool:
+        """Receive until the time is over; False when the pipe was woken before."""
+        poll = select.poll()
+        poll.register(connection.fileno, select.POLLIN)
+        poll.register(pipe.fileno, select.POLLIN)
+        while (left := wake_at - time.monotonic()) > 0:
+            ready = dict(poll.poll(left * 1000))
+            if connection.fileno in ready:
+                self._wake(connection.receive())
+            if pipe.fileno in ready:
+                pipe.clear()
+                return False
+        return True
+
+    def _wait_before_reconnect(self, pipe: WakePipe, delay: float) -> None:
+        while delay > 0 and not self._closed:
+            pipe.wait(min(delay, self.wake_interval))
+            self.subscriptions.wake_all()
+            delay -= self.wake_interval
+
+    def _wake(self, channels: ChannelsToWake) -> None:
+        if channels is None:
+            self.subscriptions.wake_all()
+        else:
+            self.subscriptions.wake(channels)
+
+
+class WakePipe:
+    """Wakes a thread that waits for a descriptor. Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.fileno, self._write_fd = os.pipe()
+        os.set_blocking(self.fileno, False)
+        os.set_blocking(self._write_fd, False)
+        self._lock = threading.Lock()
+        self._open = True
+
+    def wake(self) -> None:
+        """Make the descriptor readable; does nothing after `close`."""
+        with self._lock, suppress(BlockingIOError):
+            if self._open:
+                os.write(self._write_fd, b"\0")
+
+    def clear(self) -> None:
+        """Make later waits block again."""
+        with suppress(BlockingIOError):
+            os.read(self.fileno, 4096)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is woken, or so long."""
+        poll = select.poll()
+        poll.register(self.fileno, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self.clear()
+
+    def close(self) -> None:
+        """Close both ends; idempotent."""
+        with self._lock:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """`close` in a forked child, without the lock, which another thread may have held."""
+        if self._open:
+            self._open = False
+            os.close(self.fileno)
+            os.close(self._write_fd)
