@@ -184,7 +184,7 @@ def test_what_is_given_up_is_not_also_given_back(
     database.jump.lease = 2.0
 
     def give_up(tx: Any) -> list[bool]:
-        backend._insert_dead_letter(tx, claim, "permanent")
+        backend._dead_letters._insert(tx, claim, "permanent")
         other = threading.Thread(target=lambda: SqlBackend(database, "work").sweep())
         other.start()
         other.join()

@@ -21,7 +21,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.limits import MailboxLimits, give_up_reason
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.store.claims import Blame, Claim
@@ -342,11 +342,12 @@ class MemoryBackend:
         return claimed
 
     def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
-        if row.crashes >= self.limits.max_crashes:
-            return "poison"
-        if row.failures >= self.limits.max_failures:
-            return "failed"
-        return "expired" if row.is_expired(wall) else None
+        return give_up_reason(
+            self.limits,
+            crashes=row.crashes,
+            failures=row.failures,
+            is_expired=row.is_expired(wall),
+        )
 
     def _settle(
         self, contents: MemoryContents, settlements: Sequence[Settlement]
@@ -374,7 +375,7 @@ class MemoryBackend:
                 return False
             case RowOutcome.DEAD:
                 contents.end_lease(row)
-                row.queue.give_up(
+                row.queue.dead_letter(
                     row, settlement.reason, wall=self.store.wall_now(), error=settlement.error
                 )
                 return False

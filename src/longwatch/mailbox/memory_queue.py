@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import chain, count
 
 from longwatch.core.clock import Wakeup
+from longwatch.mailbox.limits import EXPIRED, is_kept
 from longwatch.mailbox.records import DeadLetter, MessageRecord
 
 MAX_REMOVED = 1000
@@ -170,17 +171,21 @@ class MemoryQueue:
         if self._removed > max(MAX_REMOVED, len(self.messages)):
             self._compact()
 
-    def give_up(
+    def give_up(self, row: StoredMessage, reason: str, *, wall: float) -> None:
+        """Remove it, and keep it as a dead letter if `limits.is_kept`."""
+        self.expired += reason == EXPIRED
+        if is_kept(reason, keep_expired=row.keep_expired):
+            self.dead_letter(row, reason, wall=wall)
+        else:
+            self.remove(row)
+
+    def dead_letter(
         self, row: StoredMessage, reason: str, *, wall: float, error: str | None = None
     ) -> None:
-        """Remove it; to the dead with its history, one that has expired only if that was asked
-        for.
-        """
-        self.expired += reason == "expired"
-        if reason != "expired" or row.keep_expired:
-            self.dead_letters[row.id] = row.dead_letter(
-                reason, row.error if error is None else error, wall, next(self._dead_positions)
-            )
+        """Move it to the dead letters, with its history."""
+        self.dead_letters[row.id] = row.dead_letter(
+            reason, row.error if error is None else error, wall, next(self._dead_positions)
+        )
         self.remove(row)
 
     def expire(self, wall: float) -> int:
@@ -195,7 +200,7 @@ class MemoryQueue:
                 row.lease_state is not LeaseState.REMOVED
                 and row.lease_state is not LeaseState.LEASED
             ):
-                self.give_up(row, "expired", wall=wall)
+                self.give_up(row, EXPIRED, wall=wall)
                 expired += 1
         return expired
 

@@ -1,4 +1,4 @@
-"""A mailbox in a SQL store."""
+"""A mailbox in a SQL store: one queue of the table of messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
+from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
 from longwatch.store.claims import Blame, Claim, Claims
 from longwatch.store.database import Database, Row, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
@@ -21,12 +22,12 @@ from longwatch.store.sweep import ClaimSweeper
 
 T = TypeVar("T")
 
+# Whether a message has expired, one of the facts of `limits.give_up_reason`.
 _IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 _IS_NOT_PAUSED = (
     "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.queue = :queue AND "
     "paused <> 0)"
 )
-_EXPIRE_BATCH = 500
 _GIVE_UP_BATCH = 2000
 _NO_CLAIM = Claim(0, 0, 0)
 _DONE_SETTLEMENT = Settlement(_NO_CLAIM, RowOutcome.DONE)
@@ -51,6 +52,7 @@ class SqlBackend:
             claim_condition=_IS_NOT_PAUSED,
             owners=database.owners,
         )
+        self._dead_letters = SqlDeadLetters(name, self._sql, self._claims, self.limits)
         self._sweep = ClaimSweeper(self._claims, is_shared=database.is_shared)
         self._queues: dict[tuple[int, int], int] = {}
 
@@ -58,7 +60,7 @@ class SqlBackend:
     def store_identity(self) -> object:
         return self.database.identity
 
-    # --- ClaimSource ---
+    # --- engine.ClaimSource ---
 
     def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
         return self.database.write(
@@ -98,7 +100,7 @@ class SqlBackend:
         return self.database.read(lambda tx: self._claims.of_owner(tx, owner=owner))
 
     def sweep(self) -> int:
-        """Look first, on a reader; write only if there is something to do."""
+        """Read first; write only if something is to be changed."""
         queue = self._queue()
         dead = self.database.read(self._sweep.dead_owners)
         if not dead and not self.database.read(lambda tx: self._needs_sweep(tx, queue)):
@@ -108,12 +110,9 @@ class SqlBackend:
             freed = [
                 swept for owner in dead for swept in self._sweep.reclaim(tx, owner)
             ] + self._sweep.reclaim_lapsed(tx)
-            freed += [queue] * (self._claims.promote_due(tx, queue=queue) + self._expire(tx, queue))
-            if self.limits.dead_retention is not None:
-                tx.execute(
-                    self._sql["delete_old_dead_letters"],
-                    {"queue": queue, "retention": self.limits.dead_retention},
-                )
+            promoted = self._claims.promote_due(tx, queue=queue)
+            freed += [queue] * (promoted + self._dead_letters.expire(tx, queue))
+            self._dead_letters.delete_old(tx, queue)
             self._notify(tx, freed)
             return len(freed)
 
@@ -175,36 +174,27 @@ class SqlBackend:
 
     def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         queue = self._queue()
-        rows = self.database.read(
-            lambda tx: tx.rows(
-                self._sql["list_dead_letters"], {"queue": queue, "after": after, "limit": limit}
-            )
+        return self.database.read(
+            lambda tx: self._dead_letters.page(tx, queue, after=after, limit=limit)
         )
-        return [self._to_dead_letter(row) for row in rows]
 
     def find_dead_letter(self, message_id: str) -> DeadLetter | None:
         queue = self._queue()
-        rows = self.database.read(
-            lambda tx: tx.rows(self._sql["find_dead_letter"], {"queue": queue, "id": message_id})
-        )
-        return self._to_dead_letter(rows[0]) if rows else None
+        return self.database.read(lambda tx: self._dead_letters.find(tx, queue, message_id))
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
         queue = self._queue()
 
         def work(tx: Transaction) -> list[bool]:
             tx.notify(self.name)
-            return [self._replay(tx, queue, each) for each in ids]
+            return [self._dead_letters.replay(tx, queue, each) for each in ids]
 
         return self.database.write(work)
 
     def drop(self, ids: Sequence[str]) -> list[bool]:
         queue = self._queue()
         return self.database.write(
-            lambda tx: [
-                tx.execute(self._sql["drop_dead_letter"], {"queue": queue, "id": each}) == 1
-                for each in ids
-            ]
+            lambda tx: [self._dead_letters.drop(tx, queue, each) for each in ids]
         )
 
     # --- inside a transaction ---
@@ -212,55 +202,31 @@ class SqlBackend:
     def _claim(
         self, tx: Transaction, queue: int, owner: int, limit: int, lease_seconds: float
     ) -> list[ClaimedRow]:
-        """Lease rows; spent rows become dead letters at once, before any worker runs them.
+        """Lease messages, and give up those that have spent their limits.
 
-        At most _GIVE_UP_BATCH of them, because other writers wait meanwhile; then receivers are
-        notified to claim again.
+        One transaction gives up a bounded number, because other writers wait meanwhile; then it
+        notifies the receivers to claim again.
         """
-        spent = 0
-        while spent < _GIVE_UP_BATCH:
+        given_up = 0
+        while given_up < _GIVE_UP_BATCH:
             rows = self._claims.claim(
                 tx, queue=queue, owner=owner, lease_seconds=lease_seconds, limit=limit
             )
-            claimed = [
-                self._to_claimed_row(row) for row in rows if not self._give_up_if_spent(tx, row)
-            ]
+            claimed = [each for row in rows if (each := self._claim_row(tx, row)) is not None]
             if claimed or not rows:
                 return claimed
-            spent += len(rows) + self._expire(tx, queue)
+            given_up += len(rows) + self._dead_letters.expire(tx, queue)
         tx.notify(self.name)
         return []
 
-    def _to_claimed_row(self, row: Row) -> ClaimedRow:
-        record = MessageRecord(*row[3:-2])
-        return ClaimedRow(Claim(*row[:3]), record, is_exclusive=record.crashes > 0)
-
-    def _give_up_if_spent(self, tx: Transaction, row: Row) -> bool:
-        """Whether this row is spent; then it is given up, and this delivery does not count."""
-        claim, record, (is_expired, is_kept) = (
-            Claim(*row[:3]),
-            MessageRecord(*row[3:-2]),
-            row[-2:],
-        )
-        reason = self._give_up_reason(record, is_expired=bool(is_expired))
-        if reason is None:
-            return False
-        if reason != "expired" or is_kept:
-            self._insert_dead_letter(tx, claim, reason, undelivered=1)
-        if reason == "expired":
-            tx.execute(self._sql["count_expired"], {"name": self.name, "count": 1})
-        self._claims.settle(tx, [claim])
-        return True
-
-    def _give_up_reason(self, record: MessageRecord, *, is_expired: bool) -> str | None:
-        if record.crashes >= self.limits.max_crashes:
-            return "poison"
-        if record.failures >= self.limits.max_failures:
-            return "failed"
-        return "expired" if is_expired else None
+    def _claim_row(self, tx: Transaction, row: Row) -> ClaimedRow | None:
+        claim, message = Claim(*row[:3]), MessageRecord(*row[3:-2])
+        if self._dead_letters.give_up_if_spent(tx, claim, message, row[-2:]):
+            return None
+        return ClaimedRow(claim, message, is_exclusive=message.crashes > 0)
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
-        """In their order; those that end alike, side by side, together."""
+        """Settle in order; neighbours with the same end in one statement."""
         settled: list[bool] = []
         for template, group in groupby(settlements, _without_claim):
             settled += self._settle_group(tx, template, [settlement.claim for settlement in group])
@@ -273,7 +239,10 @@ class SqlBackend:
             case RowOutcome.DONE:
                 return self._claims.settle(tx, claims)
             case RowOutcome.DEAD:
-                return [self._dead_letter(tx, claim, template) for claim in claims]
+                return [
+                    self._dead_letters.dead_letter(tx, claim, template.reason, template.error)
+                    for claim in claims
+                ]
             case outcome:
                 tx.notify(self.name)
                 return self._claims.release(
@@ -283,39 +252,6 @@ class SqlBackend:
                     delay=template.delay,
                     error=template.error,
                 )
-
-    def _dead_letter(self, tx: Transaction, claim: Claim, template: Settlement) -> bool:
-        self._insert_dead_letter(tx, claim, template.reason, error=template.error)
-        return self._claims.settle(tx, [claim])[0]
-
-    def _insert_dead_letter(
-        self,
-        tx: Transaction,
-        claim: Claim,
-        reason: str,
-        *,
-        error: str | None = None,
-        undelivered: int = 0,
-    ) -> None:
-        facts = {"reason": reason, "error": error, "undelivered": undelivered}
-        tx.execute(self._sql["insert_dead_letter"], {**claim._asdict(), **facts})
-
-    def _expire(self, tx: Transaction, queue: int) -> int:
-        """Delete messages that expired before a claim; those with `keep_expired` become dead
-        letters.
-        """
-        find_expired = self._sql.get("lock_expired", self._sql["find_expired"])
-        return self._expire_rows(
-            tx, tx.rows(find_expired, {"queue": queue, "limit": _EXPIRE_BATCH})
-        )
-
-    def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        if kept := [{"seq": seq} for seq, keep in rows if keep]:
-            tx.execute_many(self._sql["insert_expired_dead_letters"], kept)
-        if rows:
-            tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq, _ in rows])
-            tx.execute(self._sql["count_expired"], {"name": self.name, "count": len(rows)})
-        return len(rows)
 
     def _put_in_transaction(self, tx: Transaction, messages: Sequence[NewMessage]) -> list[str]:
         try:
@@ -339,8 +275,8 @@ class SqlBackend:
         return [message.id for message in messages]
 
     def _put_one(self, tx: Transaction, queue: int, message: NewMessage) -> str:
-        """Its id, or that of the message with its key; retries if that one is removed between the
-        two statements.
+        """Insert a message; its id, or that of the message that has its key. Tries again if that
+        message is removed in between.
         """
         while (
             tx.execute_many(self._sql["put"], [_put_parameters(queue, message)]) == 0
@@ -353,28 +289,22 @@ class SqlBackend:
         return message.id
 
     def _has_key(self, tx: Transaction, queue: int, key: str) -> bool:
-        """Whether a message has this key. An expired message is removed here: it does not replace a
-        new one.
-        """
-        self._expire_rows(
-            tx, tx.rows(self._sql["find_expired_by_key"], {"queue": queue, "dedupe_key": key})
-        )
+        """Whether a message has this key. An expired message does not replace a new one."""
+        self._dead_letters.expire_by_key(tx, queue, key)
         return bool(tx.rows(self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": key}))
 
     def _lock_size(self, tx: Transaction, queue: int) -> None:
-        """Where several write at the same time, those who have to count come one after the
-        other.
-        """
+        """Where several transactions write at once, let those that count messages take turns."""
         if self.limits.max_size is not None and (lock := self._sql.get("lock_size")):
             tx.rows(lock, {"queue": queue})
 
     def _require_room(self, tx: Transaction, queue: int, added: int) -> None:
-        """What has expired makes room."""
+        """Raise MailboxFullError if they do not fit. Expired messages are given up first."""
         max_size = self.limits.max_size
         if max_size is None:
             return
         count = self._count(tx, queue, max_size)
-        if count + added > max_size and self._expire(tx, queue):
+        if count + added > max_size and self._dead_letters.expire(tx, queue):
             count = self._count(tx, queue, max_size)
         if count + added > max_size:
             raise MailboxFullError(
@@ -403,13 +333,6 @@ class SqlBackend:
             f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again"
         )
 
-    def _replay(self, tx: Transaction, queue: int, message_id: str) -> bool:
-        parameters = {"queue": queue, "id": message_id}
-        return (
-            tx.execute(self._sql["replay_dead_letter"], parameters) == 1
-            and tx.execute(self._sql["drop_dead_letter"], parameters) == 1
-        )
-
     def _has_claimable(self, tx: Transaction, queue: int) -> bool:
         due = self._claims.next_due(tx, queue=queue)
         return bool(tx.rows(self._sql["has_ready"], {"queue": queue})) or (
@@ -417,28 +340,16 @@ class SqlBackend:
         )
 
     def _needs_sweep(self, tx: Transaction, queue: int) -> bool:
-        """Whether a sweep would find something."""
+        """Whether a sweep would change anything."""
         due = self._claims.next_due(tx, queue=queue)
-        expired = tx.rows(self._sql["find_expired"], {"queue": queue, "limit": 1})
         return (
-            bool(expired)
+            self._dead_letters.has_stale(tx, queue)
             or (due is not None and due <= 0)
             or self._sweep.has_lapsed(tx)
-            or self._has_old_dead_letters(tx, queue)
-        )
-
-    def _has_old_dead_letters(self, tx: Transaction, queue: int) -> bool:
-        if self.limits.dead_retention is None:
-            return False
-        return bool(
-            tx.rows(
-                self._sql["has_old_dead_letters"],
-                {"queue": queue, "retention": self.limits.dead_retention},
-            )
         )
 
     def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
-        """Notify the mailboxes whose rows are free again; a sweep frees those of others too."""
+        """Notify the mailboxes of these queues; a sweep frees rows of other mailboxes, too."""
         for queue in set(queues):
             for (name,) in tx.rows(self._sql["mailbox_name"], {"queue": queue}):
                 tx.notify(name)
@@ -446,8 +357,8 @@ class SqlBackend:
     # --- helpers ---
 
     def _queue(self) -> int:
-        """The number of this mailbox, looked up once a process, and again when the store was
-        found anew.
+        """The queue number of this mailbox, looked up once a process and again when the store may
+        be another one.
         """
         key = self._queue_key()
         queue = self._queues.get(key)
@@ -460,8 +371,8 @@ class SqlBackend:
         return queue
 
     def _retry_if_vanished(self, call: Callable[[int], T]) -> T:
-        """Call with the number of this mailbox; if that is gone, because the store was restored
-        or emptied, with its new one.
+        """Call with the queue number; if the mailbox is gone, because the store was restored or
+        emptied, call again with its new number.
         """
         try:
             return call(self._queue())
@@ -470,7 +381,7 @@ class SqlBackend:
             return call(self._queue())
 
     def _queue_in(self, tx: Transaction) -> int:
-        """Looked for first: making it locks it until the transaction ends."""
+        """Find it first: an insert locks the row until the transaction ends."""
         name = {"name": self.name}
         [(queue,)] = tx.rows(self._sql["find_queue"], name) or tx.rows(self._sql["queue"], name)
         return int(queue)
@@ -487,9 +398,6 @@ class SqlBackend:
             lambda tx: tx.execute(self._sql[query], {"queue": queue, **parameters})
         )
 
-    def _to_dead_letter(self, row: Row) -> DeadLetter:
-        return DeadLetter(row[0], self.name, *row[1:])
-
 
 def list_mailbox_names(database: Database) -> list[str]:
     """Every mailbox of a store, by name; a read."""
@@ -498,7 +406,7 @@ def list_mailbox_names(database: Database) -> list[str]:
 
 
 def _without_claim(settlement: Settlement) -> Settlement:
-    """How it ends, whoever it is about; those that are done are all alike."""
+    """How a settlement ends, without the claim that it is about."""
     return (
         _DONE_SETTLEMENT
         if settlement.outcome is RowOutcome.DONE

@@ -83,16 +83,18 @@ local function settle(settlements)
   return results
 end
 
--- Why a message is given up instead of leased; nil if it is not.
+-- Why a message is given up instead of leased; nil if it is not. The rule is `give_up_reason` of
+-- mailbox/limits.py: change both.
 local function give_up_reason(history, expires)
   if history and history.crashes >= args.max_crashes then return 'poison' end
   if history and history.failures >= args.max_failures then return 'failed' end
   return expires > 0 and expires <= WALL_NOW and 'expired' or nil
 end
 
+-- Count an expired message; add a dead letter if `is_kept` of mailbox/limits.py.
 local function give_up(id, row, history, reason)
   if reason == 'expired' then redis.call('HINCRBY', BASE, 'expired', 1) end
-  if reason ~= 'expired' or has(select(4, struct.unpack(HEAD_FORMAT, row)), KEEP_EXPIRED) then
+  if is_kept(reason, row) then
     add_dead_letter(id, row, history or history_of(), reason)
   end
 end

@@ -82,12 +82,18 @@ local function erase(ids)
   in_parts('HDEL', DEDUPE, keys)
 end
 
+-- Whether a message that is given up becomes a dead letter. The rule is `is_kept` of
+-- mailbox/limits.py: change both.
+local function is_kept(reason, row)
+  return reason ~= 'expired' or has(select(4, struct.unpack(HEAD_FORMAT, row)), KEEP_EXPIRED)
+end
+
 -- Give up messages that expired before a claim: count them, and keep those with KEEP_EXPIRED as
 -- dead letters.
 local function expire(ids)
   if #ids == 0 then return 0 end
   for i, row in ipairs(values_of(MESSAGES, ids)) do
-    if row and has(select(4, struct.unpack(HEAD_FORMAT, row)), KEEP_EXPIRED) then
+    if row and is_kept('expired', row) then
       add_dead_letter(ids[i], row, history_of(redis.call('HGET', HISTORY, ids[i])), 'expired')
     end
   end
