@@ -1,60 +1,71 @@
-"""SQL stores: one small interface over the databases, migrations, named SQL, and `claims`, the one
-mechanism of leased rows.
+"""SQL stores: one protocol over SQLite and PostgreSQL, migrations, named SQL, and `claims`, the
+one mechanism of leased rows.
+
+    database.py     the protocol: transactions, clocks, notifications
+    sqlite/         one file, one writer thread, group commit
+    postgres/       a server: connections, transactions, retries
+    notify/         the listener that wakes receivers, and datagrams between local processes
+    claims.py       claim, renew, release, settle
+    sweep.py        reclaims the rows of dead owners and of ended leases
+    retry.py        tries again until a deadline
+    migrations.py   brings the schema up to date
+    forks.py        what a forked child must not use
 
 Claimable rows: states, invariants, failure cases
-    A message and a computation are both rows that a worker leases for a time. Any table with
+    A message and a computation are both rows that a worker may work on for a time. Any table with
     these columns is claimable:
 
     | column        | meaning                                                                    |
     |---------------|----------------------------------------------------------------------------|
-    | `seq`         | the row's number, in the order of inserts                                  |
-    | `queue`       | the rows it waits with: those of a mailbox, or of a graph                  |
+    | `seq`         | the number of the row, in the order of insertion                           |
+    | `queue`       | the rows that wait together: those of a mailbox, of a graph                |
     | `lease_state` | 0 free; 1 delayed until `ready_at`; 2 leased                               |
-    | `ready_at`    | wall time before which it is not claimed                                   |
+    | `ready_at`    | wall time before which the row is not claimed                              |
     | `owner`       | the incarnation that holds the lease; null unless leased                   |
-    | `term`        | raised by every claim: the fencing token                                   |
+    | `term`        | the fencing token; every claim raises it                                   |
     | `lease_until` | when the lease ends, on the store's lease clock; null unless leased        |
     | `deliveries`, `failures`, `crashes`, `releases`
-                    | how often it was claimed, and how that ended                               |
+                    | how often the row was claimed, and how each claim ended                    |
 
     free ──claim──► leased ──settle──► gone
      ▲ ▲              │  ▲ └─renew─┘
      │ └──release─────┤
      │                └──release with a delay──► delayed ──due──► free
-     └──sweep: the lease has ended, or its owner has
+     └──sweep: the lease or its owner has ended
 
     Invariants
-    1. A row is leased by at most one (owner, term). A claim raises the term, at least to the
-       store's time in microseconds: a pair never comes back, not even when an older state of the
-       store was restored and rows get the same numbers again.
-    2. Settle, release and renew name row, owner and term, and change nothing unless all three are
-       the row's own. Owner *and* term, because a clock can be set back with the state; owners are
+    1. At most one (owner, term) leases a row. A claim raises the term at least to the store's time
+       in microseconds. So a pair never repeats, not even after an older state of the store was
+       restored and new rows get the same numbers.
+    2. Settle, release and renew name row, owner and term, and change nothing unless all three
+       match. The term alone does not suffice: a clock can be set back with the state. Owners are
        random numbers.
-    3. Only the store's clock says that a lease has ended. Durations come from clients, moments
-       never do.
-    4. A lease that has ended is still its owner's until the sweep releases it: a late settle that
-       comes before the sweep counts, one that comes after changes nothing. Work is never both
-       redelivered and settled by the owner that lost it.
-    5. Renewing never shortens.
+    3. Only the store's clock decides that a lease has ended. Clients send durations, never times.
+    4. An ended lease still belongs to its owner until the sweep reclaims it. A late settle before
+       the sweep counts; after the sweep it changes nothing. Work is never both redelivered and
+       settled by the owner that lost it.
+    5. A renewal never shortens a lease.
     6. A free row keeps its place: rows are claimed in the order of `seq`, whatever happened to them
        before.
 
     Failure cases
-    - The owner dies: a sweeper that shares its PID namespace sees it at once (`host.incarnation`),
-      any other when the lease ends. Once its rows are released, a later sweep deletes the owner and
-      its beat page, so that a sweep that fails halfway can still blame the right rows. An owner
-      that this process cannot see is deleted when it has held nothing for long; if it lives, it
-      registers again.
-    - The machine restarts: SQLite's lease clock is CLOCK_BOOTTIME, which starts anew, so every
-      lease names its boot; a lease of another boot has ended.
-    - The wall clock jumps: leases do not notice. Delays and expiry times do, which is what wall
-      time means.
-    - The response to a settle is lost: the caller does not know. It settles again; the row is gone
-      or not its own any more, which is the same response that a stale receipt gets. So such a
-      settle is reported as unknown, never as lost.
-    - Two sweepers run at once: each row is released by one of them (a single writer on SQLite, SKIP
-      LOCKED on PostgreSQL).
-    - The store is full or gone in the middle: the transaction did not happen, and every caller in
+    - The owner dies. A sweeper in the same PID namespace sees that at once (`host.incarnation`);
+      any other reclaims when the lease ends. A later sweep deletes the owner and its beat page,
+      only after its rows are free: a sweep that fails halfway can still assign the blame.
+    - An owner that this machine cannot see is deleted when it has held no lease for long. If it
+      lives, its next claim registers it again.
+    - The machine restarts. SQLite's lease clock is CLOCK_BOOTTIME, which starts again, so every
+      lease names its boot. A lease of another boot has ended.
+    - The wall clock jumps. Leases do not change; delays and expiry times do.
+    - The reply to a settle is lost. The caller retries and gets the reply of a stale claim, because
+      the row is gone. So the settle is reported as unknown, never as lost.
+    - Two sweepers meet. Each row is reclaimed by one of them: SQLite has a single writer, and
+      PostgreSQL skips locked rows.
+    - The store is full or gone in the middle. The transaction did not happen, and every caller in
       it gets the error.
-    - The process forks: the child opens the store anew and is an owner of its own (`forks`).
+    - The process forks. The child opens the store again and is another owner (`forks`).
+
+Notify: a commit notifies the channels that its transaction named, in this process and in others. A
+    notification only wakes receivers that wait, and it may get lost. So every receiver is also
+    woken once a second and polls (`notify.listener`).
 """

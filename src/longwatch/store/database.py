@@ -83,7 +83,7 @@ class Transaction(Protocol):
         """Run a statement and return what it selects or returns."""
 
     def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
-        """Run several statements, in their order, in one round trip where possible; return what
+        """Run several statements in order, in one round trip where there is a server; return what
         each selects.
         """
 
@@ -99,15 +99,14 @@ class Transaction(Protocol):
         """
 
     def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
-        """`execute_many` without a result, deferred as by `defer`."""
+        """`execute_many`, queued as `defer` does."""
 
     def defer_rows(
         self, sql: str, parameters: Parameters, callback: Callable[[list[Row]], None]
     ) -> None:
-        """Queue a statement whose rows are needed no sooner than the commit: `callback` gets them
-        by then.
+        """Queue a query; `callback` gets its rows at the commit or before.
 
-        It is never called if the commit was made and only the response was lost.
+        It is never called if everything was committed and only the replies were lost.
         """
 
     def defer(self, sql: str, parameters: Parameters) -> None:
