@@ -576,7 +576,7 @@ def test_a_store_of_a_newer_version_is_told_and_not_used(shell: Shell) -> None:
     assert (9999, []) == (told["schema"], told["pending"])
     assert "made by a newer Longwatch" in shell.output("db", "status")
     for words in (("mailbox", "ls"), ("mailbox", "send", "jobs", "1"), ("db", "migrate")):
-        assert "the store was made by a newer Longwatch (schema 9999, " in shell.refusal(*words)
+        assert f"{FILE} was made by a newer Longwatch (schema 9999, " in shell.refusal(*words)
 
 
 def test_a_store_of_schema_3_is_refused_with_the_cure(shell: Shell) -> None:
@@ -587,6 +587,8 @@ def test_a_store_of_schema_3_is_refused_with_the_cure(shell: Shell) -> None:
         refusal = shell.refusal(*words)
         assert "made by an older Longwatch (schema 3), which cannot be migrated; " in refusal
         assert "name a new file or an empty database" in refusal
+    assert [] == shell.json_output("db", "status")["pending"]
+    assert "made by an older Longwatch, which cannot be migrated" in shell.output("db", "status")
 
 
 # --- two shells ---

@@ -95,9 +95,9 @@ def database_fixture(url: str) -> Iterator[Database]:
 
 @pytest.fixture(name="notifications_only")
 def notifications_only_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is woken but by an announcement."""
+    """Listeners are woken by notifications alone, not by the wake interval."""
     for listening in (PostgresListener.__init__, LocalNotifier.__init__):
-        monkeypatch.setitem(listening.__kwdefaults__ or {}, "net", 10_000.0)
+        monkeypatch.setitem(listening.__kwdefaults__ or {}, "wake_interval", 10_000.0)
 
 
 on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -123,7 +123,7 @@ def test_a_file_of_a_newer_version_is_refused_and_not_touched(tmp_path: Path) ->
         with pytest.raises(SchemaTooNewError) as caught:
             again.write(lambda _: None)
         expected = (
-            f"the store was made by a newer Longwatch (schema 9999, this one knows {NEWEST}); "
+            f"{path} was made by a newer Longwatch (schema 9999, this one knows {NEWEST}); "
             f"upgrade Longwatch"
         )
         assert expected == str(caught.value)
@@ -146,7 +146,7 @@ def test_a_file_of_schema_3_is_refused_with_the_cure_and_not_touched(tmp_path: P
         with pytest.raises(SchemaTooOldError) as caught:
             database.write(lambda _: None)
         expected = (
-            "the store was made by an older Longwatch (schema 3), which cannot be migrated; "
+            f"{path} was made by an older Longwatch (schema 3), which cannot be migrated; "
             "empty its mailboxes with the old version, then name a new file or an empty database"
         )
         assert expected == str(caught.value)

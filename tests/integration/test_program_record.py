@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,18 @@ def test_a_damaged_ledger_is_kept_aside_and_begun_anew(rig: LedgerRig, content: 
     assert {} == rig.read()
     [told] = rig.observer.of(StateFileQuarantined)
     assert content == Path(told.quarantined_as).read_bytes()
+    with rig.open() as ledger:
+        rig.write(ledger, "web", KNOWN)
+    assert {"web": KNOWN} == rig.read("web")
+
+
+def test_a_ledger_of_an_older_schema_is_quarantined_and_begun_anew(rig: LedgerRig) -> None:
+    with closing(sqlite3.connect(rig.path)) as store, store:
+        store.execute("CREATE TABLE longwatch_schema (version INTEGER, name TEXT, applied_at TEXT)")
+        store.execute("INSERT INTO longwatch_schema VALUES (3, 'flow', '')")
+    assert {} == rig.read()
+    [event] = rig.observer.of(StateFileQuarantined)
+    assert "it was made by an older Longwatch" == event.reason
     with rig.open() as ledger:
         rig.write(ledger, "web", KNOWN)
     assert {"web": KNOWN} == rig.read("web")

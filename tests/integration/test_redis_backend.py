@@ -15,7 +15,7 @@ import pytest
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
-from longwatch.errors import StoreFullError, UnsupportedError
+from longwatch.errors import SchemaTooOldError, StoreFullError, UnsupportedError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits
@@ -23,7 +23,14 @@ from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.backend import RedisBackend
 from longwatch.mailbox.redis.codec import NUMBER_BITS
 from longwatch.mailbox.redis.scripts import SCRIPT_NAMES, load_script
-from longwatch.mailbox.redis.store import MAILBOXES_KEY, MAX_MAILBOXES, RedisStore, preferred_number
+from longwatch.mailbox.redis.store import (
+    MAILBOXES_KEY,
+    MAX_MAILBOXES,
+    SCHEMA_FIELD,
+    SCHEMA_VERSION,
+    RedisStore,
+    preferred_number,
+)
 from longwatch.store.claims import Claim
 from redis_server import RedisServer, running_server
 
@@ -159,8 +166,21 @@ def test_a_mailbox_keeps_its_number_and_is_listed_by_name(
 
 def test_two_names_that_lead_to_one_number_get_two(server: RedisServer, store: RedisStore) -> None:
     with server.client() as client:
-        client.hset(MAILBOXES_KEY, str(preferred_number("work")), "somebody else")
+        taken = {SCHEMA_FIELD: SCHEMA_VERSION, str(preferred_number("work")): "somebody else"}
+        client.hset(MAILBOXES_KEY, mapping=taken)
     assert (preferred_number("work") + 1) % MAX_MAILBOXES == store.mailbox_number("work")
+
+
+def test_mailboxes_of_an_older_version_are_refused_with_the_cure(
+    server: RedisServer, store: RedisStore
+) -> None:
+    with server.client() as client:
+        client.hset(MAILBOXES_KEY, "7", "work")  # as before the layout had a version
+        with pytest.raises(SchemaTooOldError, match="empty them with that version"):
+            store.backend("new").put(new_messages(1))
+        with pytest.raises(SchemaTooOldError, match="empty them with that version"):
+            store.mailbox_names()
+        assert {b"7": b"work"} == client.hgetall(MAILBOXES_KEY)
 
 
 def test_rows_of_two_mailboxes_never_share_a_number(store: RedisStore) -> None:

@@ -240,7 +240,7 @@ class TestAFileThatIsNoStore:
         mailbox = opened(path)
         texts = [error_text(SchemaTooNewError, lambda: call(mailbox)) for _ in range(2)]
         assert texts[0] == texts[1]
-        assert "the store was made by a newer Longwatch (schema 9999, " in texts[0]
+        assert " was made by a newer Longwatch (schema 9999, " in texts[0]
         assert "; upgrade Longwatch" in texts[0]
 
 

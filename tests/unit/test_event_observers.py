@@ -17,7 +17,7 @@ OBSERVERS = {
     ("app/up.py", "console.log"): "writes the log",
     ("app/worker.py", "console.log"): "writes the log",
     ("engine/event_logging.py", "log_event"): "writes to the standard library's logging",
-    ("runtime/group.py", "metrics.observe"): "counts for the metrics",
+    ("runtime/group_run.py", "metrics.observe"): "counts for the metrics",
     ("testing/graph_run.py", "self.observer"): "the RecordingObserver of a test",
     ("testing/stepped_worker.py", "self._forward_event"): "passes on to the observer of a test",
     ("workers/parent.py", "self.monitor.observe"): "counts for the metrics",

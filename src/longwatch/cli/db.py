@@ -16,6 +16,7 @@ app = typer.Typer(
 def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
     """Tell at which version the schema is, and what is pending."""
     from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
+    from longwatch.store.migrations import TOO_OLD  # noqa: PLC0415
 
     with opened_store(store) as opened:
         schema, url = require_schema(opened), masked_url(opened)
@@ -25,13 +26,13 @@ def status(*, store: Store = DEFAULT_STORE, json: Json = False) -> None:
         "known": schema.latest,
         "pending": schema.pending,
     }
-    newer = (
-        "nothing; the store was made by a newer Longwatch, upgrade this one"
-        if schema.version > schema.latest
-        else "nothing"
-    )
+    nothing = "nothing"
+    if schema.version > schema.latest:
+        nothing = "nothing; the store was made by a newer Longwatch, upgrade this one"
+    elif schema.is_too_old:
+        nothing = f"nothing; the store was made by an older Longwatch, {TOO_OLD}"
     output.print_result(
-        output.key_value_lines({**fields, "pending": ", ".join(schema.pending) or newer}),
+        output.key_value_lines({**fields, "pending": ", ".join(schema.pending) or nothing}),
         fields,
         as_json=json,
     )

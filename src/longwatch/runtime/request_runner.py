@@ -26,6 +26,7 @@ from longwatch.errors import (
     SerializationError,
     UnsupportedError,
 )
+from longwatch.mailbox.limits import give_up_reason
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import require_no_generator
 from longwatch.mailbox.reply import reply_and_settle
@@ -160,9 +161,11 @@ class RequestRunner:
             )
 
     def _is_final(self, work: RowContext, settlement: Settlement) -> bool:
-        is_last = work.claimed.failures + 1 >= self._requests.backend.limits.max_failures
+        """Whether the message will not be claimed again after this settlement."""
+        limits, failures = self._requests.backend.limits, work.claimed.failures + 1
         return settlement.outcome is RowOutcome.DEAD or (
-            settlement.outcome is RowOutcome.FAILED and is_last
+            settlement.outcome is RowOutcome.FAILED
+            and give_up_reason(limits, crashes=0, failures=failures, is_expired=False) is not None
         )
 
     # --- answers ---

@@ -9,12 +9,18 @@ before it have other names for tables and columns, and are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
 from longwatch.errors import SchemaTooNewError, SchemaTooOldError
 from longwatch.store.database import Database, Transaction
 
+TOO_OLD = (
+    "which cannot be migrated; empty its mailboxes with the old version, then name a new file or "
+    "an empty database"
+)
+"""The cure for a store that no step leads from."""
 _FILE = re.compile(r"(\d{4})_(\w+)\.(\w+)\.sql")
 
 
@@ -49,30 +55,34 @@ def current_version(transaction: Transaction) -> int:
     return int(version)
 
 
-def pending_migrations(transaction: Transaction, known: list[Migration]) -> list[Migration]:
+def pending_migrations(
+    transaction: Transaction, known: list[Migration], *, store: str = "the store"
+) -> list[Migration]:
     """Return the steps that are still to be made; raises for a store of an unknown version."""
     version = current_version(transaction)
-    require_known_version(version, known)
+    require_known_version(version, known, store=store)
     return [migration for migration in known if migration.version > version]
 
 
 def require_known_version(
-    version: int, known: list[Migration], *, store: str = "the store"
+    version: int, known: Sequence[Migration], *, store: str = "the store"
 ) -> None:
     """Raise SchemaTooNewError or SchemaTooOldError for a version that no step here starts from."""
     oldest, newest = (known[0].version, known[-1].version) if known else (0, 0)
     if 0 < version < oldest:
-        made = f"was made by an older Longwatch (schema {version}), which cannot be migrated"
-        cure = "empty its mailboxes with the old version, then name a new file or an empty database"
-        raise SchemaTooOldError(f"{store} {made}; {cure}")
+        raise SchemaTooOldError(
+            f"{store} was made by an older Longwatch (schema {version}), {TOO_OLD}"
+        )
     if version > newest:
         made = f"was made by a newer Longwatch (schema {version}, this one knows {newest})"
         raise SchemaTooNewError(f"{store} {made}; upgrade Longwatch")
 
 
-def migrate(transaction: Transaction, known: list[Migration]) -> list[Migration]:
+def migrate(
+    transaction: Transaction, known: list[Migration], *, store: str = "the store"
+) -> list[Migration]:
     """Make the steps that are pending, within this transaction; returns them."""
-    pending = pending_migrations(transaction, known)
+    pending = pending_migrations(transaction, known, store=store)
     for step in pending:
         for statement in step.statements:
             transaction.execute(statement)
@@ -102,9 +112,14 @@ class SchemaStatus:
         return self.steps[-1].version
 
     @property
+    def is_too_old(self) -> bool:
+        """Whether no step leads from the version of the store."""
+        return 0 < self.version < self.steps[0].version
+
+    @property
     def pending(self) -> list[str]:
         """The steps that are still to be made."""
-        return self.steps_between(self.version, self.latest)
+        return [] if self.is_too_old else self.steps_between(self.version, self.latest)
 
     def steps_between(self, start: int, end: int) -> list[str]:
         """The names of the steps that lead from one version to another."""

@@ -20,7 +20,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import StateFileQuarantined
-from longwatch.errors import StoreCorruptError, StoreError
+from longwatch.errors import SchemaTooOldError, StoreCorruptError, StoreError
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.store.database import Transaction
@@ -67,6 +67,8 @@ class ProgramLedger(Service):
             return self._load(forget_after, known)
         except StoreCorruptError as error:
             self._quarantine(str(error))
+        except SchemaTooOldError:
+            self._quarantine("it was made by an older Longwatch")
         except (ValueError, TypeError, RecursionError) as error:
             self._quarantine(f"it holds what no ledger does ({type(error).__name__})")
         return self._load(forget_after, known)

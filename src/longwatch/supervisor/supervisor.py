@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.end_cause import EndCause
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import (
     ConfigReloaded,
@@ -320,9 +321,7 @@ class Supervisor(Service):
     def _on_listener_error(self, listener: ProgramListener, error: BaseException) -> None:
         """Stop all programs with their grace; then `wait` raises the first error."""
         self.events.emit(
-            ProgramListenerFailed(
-                listener=type(listener).__name__, error=f"{type(error).__name__}: {error}"
-            )
+            ProgramListenerFailed(listener=type(listener).__name__, error=describe_error(error))
         )
         self._error = self._error or error
         self._begin_shutdown()

@@ -6,6 +6,7 @@ from redis import exceptions as redis
 
 from longwatch.core.masking import mask_text
 from longwatch.errors import (
+    SchemaTooOldError,
     StoreAuthenticationError,
     StoreBusyError,
     StoreError,
@@ -18,6 +19,10 @@ from longwatch.errors import (
 ErrorMeaning = tuple[type[StoreError], str]
 
 
+OTHER_SCHEMA = (
+    "holds mailboxes of another version of Longwatch; empty them with that version, or use another "
+    "database"
+)
 _PASSWORD: ErrorMeaning = (
     StoreAuthenticationError,
     (
@@ -50,6 +55,7 @@ _MEANING_BY_CODE: dict[str, ErrorMeaning] = {
         StoreReadOnlyError,
         "cannot save to its disk and takes no writes; check its log and its disk",
     ),
+    "OTHERSCHEMA": (SchemaTooOldError, OTHER_SCHEMA),
     "NOAUTH": _PASSWORD,
     "NOPERM": _PERMISSION,
     "NOREPLICAS": (StoreBusyError, "has too few replicas to write; nothing was written, try again"),

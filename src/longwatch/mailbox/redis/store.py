@@ -27,11 +27,12 @@ from typing import Any, NoReturn, Self
 from weakref import finalize
 
 from longwatch.core.masking import mask_text
-from longwatch.errors import StoreClosedError, UnsupportedError
+from longwatch.errors import SchemaTooOldError, StoreClosedError, UnsupportedError
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.redis.backend import NO_TRANSACTION, RedisBackend, RedisOwner
 from longwatch.mailbox.redis.client import RedisClient, RetryMode
 from longwatch.mailbox.redis.codec import NUMBER_BITS
+from longwatch.mailbox.redis.errors import OTHER_SCHEMA
 from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.transport import RedisNode
 from longwatch.mailbox.redis.url import invalid_url
@@ -41,6 +42,9 @@ from longwatch.store.forks import register_fork_hooks
 
 MAILBOXES_KEY = "longwatch:mailboxes"
 """The hash number -> name of every mailbox; the one key outside the tags of the mailboxes."""
+SCHEMA_FIELD = "schema"
+SCHEMA_VERSION = 4
+"""The layout of the keys (lua/keys.lua), kept in the hash of mailboxes; 4 as in a SQL store."""
 MAX_MAILBOXES = 1 << (63 - NUMBER_BITS)
 
 
@@ -94,7 +98,7 @@ class RedisStore:
         """The number of a mailbox in this store: a row's number begins with it."""
         number = self._numbers.get(name)
         if number is None:
-            arguments = (name, preferred_number(name), MAX_MAILBOXES)
+            arguments = (name, preferred_number(name), MAX_MAILBOXES, SCHEMA_VERSION)
             number = int(
                 self.resources().client.run_script(
                     "register_mailbox", MAILBOXES_KEY, arguments, retry=RetryMode.ONCE
@@ -112,9 +116,12 @@ class RedisStore:
 
     def mailbox_names(self) -> list[str]:
         """Every mailbox, by name."""
-        return sorted(
-            name.decode() for name in self.resources().client.read("HVALS", MAILBOXES_KEY)
-        )
+        found = self.resources().client.read("HGETALL", MAILBOXES_KEY)
+        names = dict(zip(found[::2], found[1::2], strict=True))
+        schema = names.pop(SCHEMA_FIELD.encode(), b"none")
+        if names and schema != str(SCHEMA_VERSION).encode():
+            raise SchemaTooOldError(f"{mask_text(self.url)} {OTHER_SCHEMA}")
+        return sorted(name.decode() for name in names.values())
 
     def transact(self, work: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002 - the name a SQL store has for it
         raise UnsupportedError(NO_TRANSACTION)

@@ -159,7 +159,7 @@ class SqliteHandle:
                 if schema_version(raw) == known[-1].version:
                     return
             with self._connection.transaction("BEGIN IMMEDIATE") as raw:
-                migrate(SqliteTransaction(raw), known)
+                migrate(SqliteTransaction(raw), known, store=str(self._path))
 
     def _connect_reader(self) -> SqliteConnection:
         return SqliteConnection(self._path, busy_timeout=self._busy_timeout, read_only=True)
