@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longwatch.core.clock import Wakeup
 from longwatch.core.fake_clock import FakeClock
-from longwatch.store.notify.subscriptions import Subscriptions
+from longwatch.store.notify.listener import Subscriptions
 
 
 def test_only_the_wakeups_of_a_channel_are_set() -> None:
