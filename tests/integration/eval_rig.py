@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from longwatch.evals import Dataset, Sample
-from longwatch.host.runnable import Runnable
+from longwatch.host.service import Runnable
 from longwatch.mailbox import Mailbox, open_mailbox, open_store
 from longwatch.runtime import MainLoop, MainLoopContext
 from postgres_server import shared_server

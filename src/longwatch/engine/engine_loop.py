@@ -28,7 +28,7 @@ from longwatch.errors import ShutdownTimeoutError, StoreError, UsageError
 
 class EngineLoop(ABC):
     """Runs an engine over one source from `run` to `shutdown`, as often as it is asked to. It obeys
-    `host.runnable.Runnable`.
+    `host.service.Runnable`.
 
     A subclass says what the source is, who runs its rows and by which policy.
     """

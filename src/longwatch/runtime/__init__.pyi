@@ -1,7 +1,7 @@
 from longwatch.core.heartbeat import Heartbeat as Heartbeat
 from longwatch.errors import ShutdownTimeoutError as ShutdownTimeoutError
 from longwatch.host.health_server import HealthServer as HealthServer
-from longwatch.host.runnable import Runnable as Runnable
+from longwatch.host.service import Runnable as Runnable
 from longwatch.host.shutdown import ShutdownCoordinator as ShutdownCoordinator
 from longwatch.host.watchdog import Watchdog as Watchdog
 from longwatch.runtime.context import MainLoopContext as MainLoopContext

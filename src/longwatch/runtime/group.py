@@ -28,7 +28,7 @@ from longwatch.errors import UsageError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.health_server import Exposition
 from longwatch.host.parent_channel import ParentChannel
-from longwatch.host.runnable import Runnable
+from longwatch.host.service import Runnable
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import SignalStream, catch_signals
 from longwatch.runtime.group_run import GroupRun

@@ -13,7 +13,7 @@ from longwatch.core.events.runtime import LoopCrashed, LoopEnded, LoopStarted
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.errors import ShutdownTimeoutError
 from longwatch.host.background_thread import BackgroundThread
-from longwatch.host.runnable import Runnable
+from longwatch.host.service import Runnable
 
 _STOP_POLL_SECONDS = 0.05
 """Seconds in which a loop that has stopped is over."""

@@ -17,7 +17,7 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.masking import mask_text
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import LongwatchError, UsageError
-from longwatch.host.runnable import Runnable
+from longwatch.host.service import Runnable
 from longwatch.runtime.group import LoopGroup
 from longwatch.workers.preflight import split_import_path
 
