@@ -5,7 +5,7 @@ from snippet import run_snippet
 PRELUDE = """
 import os, sys
 from longwatch.host.guardian.kernel import become_subreaper
-from longwatch.host.reaper import reap_orphans
+from longwatch.host.process import reap_orphans
 
 become_subreaper()
 

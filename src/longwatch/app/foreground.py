@@ -24,8 +24,7 @@ from longwatch.core.events.supervisor import (
 )
 from longwatch.errors import LongwatchError, SpawnError, TryAgainError, UsageError
 from longwatch.host.background_thread import BackgroundThread
-from longwatch.host.process import KILL_NOW, StopPolicy
-from longwatch.host.reaper import reap_orphans
+from longwatch.host.process import KILL_NOW, StopPolicy, reap_orphans
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import SignalStream, catch_signals
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener

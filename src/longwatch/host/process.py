@@ -1,15 +1,19 @@
 """Child processes as the rest of Longwatch sees them: what to start, how to stop it, how it ended.
 
 `GuardianClient` (in `longwatch.host.guardian_client`) starts them. Everything here but the plain
-values is used on the loop's thread.
+values is used on the loop's thread. `reap_orphans` is for any thread: it reaps the children that
+PID 1 or a subreaper inherits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from longwatch.core.clock import Clock
@@ -33,6 +37,8 @@ class StopPolicy:
 
 _GUARDIAN_TIMEOUT = 8.0
 """Seconds; longer than the guardian takes to say that something cannot be killed."""
+
+
 KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
 
 
@@ -283,3 +289,32 @@ def _consume_exception(future: asyncio.Future[Any]) -> None:
     """A child nobody waits for any more is no reason for asyncio to complain."""
     if not future.cancelled():
         future.exception()
+
+
+def reap_orphans(known: Collection[int]) -> int:
+    """Reap every ended child of this process but those in `known`, whose owners wait for them;
+    how many there were.
+    """
+    reaped = 0
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid in known:  # the kernel names only the first: ask for each other one
+                return reaped + sum(_reap(pid) for pid in set(_children()) - set(known))
+            reaped += _reap(ended.si_pid)
+    return reaped
+
+
+def _reap(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG) != (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def _children() -> Iterator[int]:
+    """Our children, thread by thread; in a PID namespace that sees an outer /proc, numbers that
+    are nobody's.
+    """
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            yield from map(int, (task / "children").read_text().split())
