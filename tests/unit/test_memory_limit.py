@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from longwatch.host.guardian.cgroups import Cgroup, Cgroups
-from longwatch.host.guardian.limits import likely_out_of_memory
 from longwatch.host.guardian.main import GuardianProcess
 from longwatch.host.guardian.spawn import ChildSetup, SpawnRequest
-from longwatch.host.guardian.tree import ProcessTree
+from longwatch.host.guardian.tree import ProcessTree, likely_out_of_memory
 from longwatch.host.guardian.wire import ControlMessage
 
 MEBIBYTE = 1 << 20

@@ -7,7 +7,9 @@ it.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import warnings  # noqa: F401 - `os.execvpe` imports it: better once here than in every child
 from contextlib import suppress
@@ -15,7 +17,6 @@ from functools import cache
 
 from longwatch.host.guardian.cgroups import Cgroup
 from longwatch.host.guardian.kernel import die_with_parent
-from longwatch.host.guardian.limits import limit_data, limit_open_files
 from longwatch.host.guardian.tree import OWNER_VARIABLE
 from longwatch.host.guardian.wire import ControlMessage
 
@@ -132,7 +133,7 @@ class ChildSetup:
         """Those that may need privileges, which the next step may give up."""
         if (count := self.request.open_files) is not None:
             self.step = f"allow it {count} open files"
-            limit_open_files(count)
+            _limit_open_files(count)
         if (nice := self.request.nice) is not None:
             self.step = f"set its nice value to {nice}"
             os.setpriority(os.PRIO_PROCESS, 0, nice)
@@ -165,7 +166,7 @@ class ChildSetup:
         """The limit on data comes last: what runs here may have more of it already."""
         self.step = f"execute {self.request.argv[0]!r}"
         if self.request.memory is not None and not self.request.memory_by_cgroup:
-            limit_data(self.request.memory)
+            _limit_data(self.request.memory)
         os.execvpe(self.request.argv[0], self.request.argv, self.request.env)
 
 
@@ -194,3 +195,19 @@ def _install_stdio(stdio: tuple[int, ...]) -> None:
     ]
     for place, descriptor in enumerate(copies):
         os.dup2(descriptor, place, inheritable=True)
+
+
+def _limit_open_files(count: int) -> None:
+    """Limit the open descriptors; PermissionError if the hard limit is lower."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    except ValueError:
+        raise PermissionError(errno.EPERM, f"no more than {most} are allowed here") from None
+
+
+def _limit_data(amount: int) -> None:
+    """Limit the bytes of data of each process. Address space stays unlimited: some runtimes reserve
+    gigabytes of it and never touch them.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (amount, amount))

@@ -12,13 +12,17 @@ from contextlib import suppress
 from enum import StrEnum, auto
 
 from longwatch.host.guardian.cgroups import Cgroup
-from longwatch.host.guardian.limits import likely_out_of_memory
 from longwatch.host.guardian.proctable import Process, ProcTable, descendants
 
 OWNER_VARIABLE = "LONGWATCH_OWNER"
 _KILL_TIMEOUT = 5.0
 _ORPHAN_KILL_SECONDS = 0.01
 _KILL_SCAN_INTERVAL = 0.002
+_NEAR_LIMIT = 0.8
+_CRASH_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL}
+)
+"""Signals that end a program which does not handle a failed allocation."""
 
 
 class TreeState(StrEnum):
@@ -280,3 +284,11 @@ def _kill_groups(table: ProcTable, groups: dict[int, int]) -> None:
         if group > 1 and not table.started_after(group, seen):
             with suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
+
+
+def likely_out_of_memory(status: int, max_rss: int, limit: int) -> bool:
+    """Whether a process with limited data probably ended because of the limit: it failed or crashed
+    with its memory nearly used up.
+    """
+    code = os.waitstatus_to_exitcode(status)
+    return (code > 0 or -code in _CRASH_SIGNALS) and max_rss >= _NEAR_LIMIT * limit
