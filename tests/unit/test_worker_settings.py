@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from longwatch.app import worker_plans as module
 from longwatch.app.plans import make_plans
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import Settings, load_settings, masked_settings
 from longwatch.errors import ConfigError, UsageError
 from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
+from longwatch.workers import preflight
 from longwatch.workers.preflight import WORKER_MODULE, GroupInfo
 
 FACTS = GroupInfo(
@@ -179,7 +179,7 @@ def _a_group_of_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UsageError("'app:none': app has no 'none'")
         return FACTS
 
-    monkeypatch.setattr(module, "inspect_group", looked_at)
+    monkeypatch.setattr(preflight, "inspect_group", looked_at)
 
 
 def planned(text: str, base: Path) -> dict[str, ProgramPlan]:

@@ -22,9 +22,9 @@ from longwatch.app.console import fill_standard_streams, make_state_directory
 from longwatch.app.eval_group import EVAL_VARIABLE
 from longwatch.app.evaluation import EvalSpec, Evaluation, find_evaluation
 from longwatch.app.mailboxes import existing_store, opened_store
+from longwatch.app.plans import make_worker_plans
 from longwatch.app.startup_checks import working_directory
 from longwatch.app.up import raise_open_file_limit
-from longwatch.app.worker_plans import make_worker_plans
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import LogSettings
 from longwatch.core.backoff import BackoffPolicy

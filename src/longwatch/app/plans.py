@@ -1,17 +1,19 @@
-"""The settings as what the supervisor works with, and whether this machine has what they ask for.
+"""Settings turned into the plans of the supervisor, and whether this machine has what they need.
 
-Every program's user, directory, commands and limits are looked at before anything is started, and
-all faults are told at once.
+The users, directories, commands and limits of all programs are checked before any is started, and
+all faults are reported at once. The plans of a worker are those of its processes.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from longwatch.app.startup_checks import check_command, directory_problem
 from longwatch.config.discovery import FILE_NAME
@@ -25,7 +27,7 @@ from longwatch.errors import ConfigError, Fault, UsageError
 from longwatch.host.identity import login_environment, resolve_identity
 from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
 from longwatch.supervisor.dependencies import Readiness
-from longwatch.supervisor.plan import OutputPolicy, ProgramPlan, child_environment
+from longwatch.supervisor.plan import OutputPolicy, ProgramKind, ProgramPlan, child_environment
 from longwatch.supervisor.probes import (
     ExecProbe,
     HealthPolicy,
@@ -35,11 +37,16 @@ from longwatch.supervisor.probes import (
     TcpProbe,
 )
 
-SHELL_EXAMPLE = '["sh", "-c", "…"]'
+if TYPE_CHECKING:
+    from longwatch.workers.preflight import GroupInfo
 
+SHELL_EXAMPLE = '["sh", "-c", "…"]'
 
 WorkerEnvironment = Callable[[int | None], Mapping[str, str]]
 """What worker processes of that user find in their environment."""
+
+EXTRA_GRACE = 5.0
+"""Seconds that a worker process has after its group's own shutdown_timeout before it is killed."""
 
 
 def _no_variables(_: int | None) -> Mapping[str, str]:
@@ -211,8 +218,6 @@ class _PlanBuilder:
         self, name: str, worker: WorkerSettings, worker_environment: WorkerEnvironment
     ) -> list[ProgramPlan]:
         """The plans of its processes; none if there is a fault."""
-        from longwatch.app.worker_plans import make_worker_plans  # noqa: PLC0415 - only who has workers pays
-
         cwd = self.base / (worker.cwd or "")
         if problem := directory_problem(cwd):
             self._add_fault(
@@ -303,3 +308,40 @@ class _PlanBuilder:
 def _is_relative(program: str) -> bool:
     """Whether where it is depends on the directory it is started in."""
     return "/" in program and not program.startswith("/")
+
+
+def make_worker_plans(
+    name: str,
+    worker: WorkerSettings,
+    *,
+    base: Path,
+    environ: Mapping[str, str],
+    worker_environment: WorkerEnvironment,
+) -> tuple[GroupInfo, list[ProgramPlan]]:
+    """Inspect the group of a worker and plan its processes; UsageError if it cannot run."""
+    from longwatch.workers.preflight import WORKER_MODULE, inspect_group  # noqa: PLC0415 - only who has workers pays
+
+    cwd = base / (worker.cwd or "")
+    spec = process_spec(
+        worker,
+        (sys.executable, "-m", WORKER_MODULE, "run", worker.target),
+        cwd=cwd,
+        environ=environ,
+    )
+    info = inspect_group(worker.target, cwd=cwd, env=spec.env, identity=spec.identity)
+    env = {**spec.env, **worker_environment(spec.identity.uid if spec.identity else None)}
+    common = make_plan(name, worker, replace(spec, env=env), None)
+    shared = replace(
+        common,
+        kind=ProgramKind.WORKER,
+        stop=replace(common.stop, grace=worker.stop_grace or info.shutdown_timeout + EXTRA_GRACE),
+        readiness=Readiness.NOTIFY,
+        depends_on=worker.dependencies,
+        critical=worker.critical,
+        autostart=worker.autostart,
+        output=OutputPolicy(
+            console=worker.log.console, max_bytes=worker.log.max_bytes, keep=worker.log.keep
+        ),
+        group=name,
+    )
+    return info, [replace(shared, name=each) for each in worker.names(name)]

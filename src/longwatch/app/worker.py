@@ -14,10 +14,10 @@ from pathlib import Path
 
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
 from longwatch.app.foreground import Foreground
+from longwatch.app.plans import make_worker_plans
 from longwatch.app.run import require_program_name
 from longwatch.app.startup_checks import working_directory
 from longwatch.app.up import raise_open_file_limit
-from longwatch.app.worker_plans import make_worker_plans
 from longwatch.config.programs import WorkerSettings
 from longwatch.config.settings import LogSettings
 from longwatch.core.clock import Clock, SystemClock
