@@ -19,8 +19,7 @@ from pathlib import Path
 import msgspec
 
 from longwatch.app.console import fill_standard_streams, make_state_directory
-from longwatch.app.eval_group import EVAL_VARIABLE
-from longwatch.app.evaluation import EvalSpec, Evaluation, find_evaluation
+from longwatch.app.evaluation import EVAL_VARIABLE, EvalSpec, Evaluation, find_evaluation
 from longwatch.app.mailboxes import existing_store, opened_store
 from longwatch.app.plans import make_worker_plans
 from longwatch.app.startup_checks import working_directory
@@ -269,7 +268,7 @@ class _EvalWorkers:
 
     def _make_plans(self) -> list[ProgramPlan]:
         encoded = msgspec.json.encode(msgspec.structs.replace(self._spec, ids=[])).decode()
-        target = "longwatch.app.eval_group:group"
+        target = "longwatch.app.evaluation:group"
         worker = WorkerSettings(
             target=target, processes=self._spec.processes, env={EVAL_VARIABLE: encoded}
         )

@@ -1,5 +1,5 @@
-"""One evaluation that survives the night: what is remembered of it in the store, so that another
-process can go on with it.
+"""One evaluation, kept in a store so that another process can go on with it, and the group that its
+worker processes run: one EvalLoop over the samples.
 """
 
 from __future__ import annotations
@@ -11,20 +11,29 @@ from typing import Any
 
 import msgspec
 
+from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.suggest import did_you_mean
 from longwatch.errors import UsageError
 from longwatch.evals.dataset import Dataset, submit_dataset
+from longwatch.evals.eval_loop import EvalLoop
 from longwatch.evals.report import EvalReport
 from longwatch.evals.results import CollectedResults, peek_results
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.url import mailbox_names, open_mailbox
+from longwatch.mailbox.url import mailbox_names, open_mailbox, open_store
+from longwatch.runtime.group import LoopGroup
+from longwatch.runtime.main_loop import MainLoop
 from longwatch.store.database import Database
+from longwatch.workers.import_path import load_object, user_code_errors
 
 _PREFIX = "eval/"
 _SPEC_NAME = re.compile(rf"{_PREFIX}([^/]+)/spec")
 _MAX_SPEC_BYTES = 256 << 20
 """Bytes of what is remembered of an evaluation: the ids of all its samples are in it."""
+
+EVAL_VARIABLE = "LONGWATCH_EVAL"
+"""The variable that says what to evaluate."""
+SAMPLE_RETRY = BackoffPolicy(initial=0.5, factor=2.0, cap=10.0, jitter=0.25)
 
 
 class EvalSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,3 +131,47 @@ def find_evaluation(store: Any, run: str, *, url: str) -> Evaluation:
 
 def _spec_mailbox(store: Any, run: str) -> Mailbox[EvalSpec]:
     return open_mailbox(store, f"{_PREFIX}{run}/spec", EvalSpec, max_body_bytes=_MAX_SPEC_BYTES)
+
+
+def group() -> LoopGroup:
+    """What LONGWATCH_EVAL asks for."""
+    spec = msgspec.json.decode(os.environ.pop(EVAL_VARIABLE), type=EvalSpec)
+    loop, evaluator = _load_loop(spec.loop), _load(spec.evaluator, "shop.checks:judge")
+    evaluation = Evaluation(spec, open_store(spec.store))
+    evals = EvalLoop(
+        loop=loop,
+        evaluator=evaluator,
+        requests=evaluation.samples,
+        name="eval",
+        concurrency=spec.concurrency,
+        retry=SAMPLE_RETRY,
+    )
+    interval = max(spec.sample_timeout / 12, 0.1)
+    return LoopGroup(
+        [evals],
+        watchdog_threshold=spec.sample_timeout,
+        watchdog_interval=interval,
+        max_processing_seconds=spec.sample_timeout / 2,
+    )
+
+
+def _load_loop(import_path: str) -> MainLoop[Any, Any]:
+    found = _load(import_path, "shop.agent:loop")
+    if callable(found) and not isinstance(found, MainLoop):
+        with user_code_errors(import_path):
+            found = found()
+    if not isinstance(found, MainLoop):
+        raise UsageError(
+            f"{import_path!r} is of type {type(found).__name__}; it has to be a MainLoop, or a "
+            f"function that returns one"
+        )
+    return found
+
+
+def _load(import_path: str, example: str) -> Any:
+    if ":" not in import_path:
+        raise UsageError(
+            f"{import_path!r} names nothing; write it as module:name, such as {example}"
+        )
+    with user_code_errors(import_path):
+        return load_object(import_path)
