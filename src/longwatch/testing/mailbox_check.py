@@ -7,14 +7,13 @@ from functools import partial
 
 from longwatch.testing.mailbox_suite import (
     admin_checks,
+    concurrency_checks,
     dead_letter_checks,
     lease_checks,
     model_checks,
-    process_checks,
     receive_checks,
     retry_checks,
     send_checks,
-    thread_checks,
     transaction_checks,
 )
 from longwatch.testing.mailbox_suite.harness import (
@@ -34,8 +33,7 @@ CHECKS: tuple[Callable[[MailboxHarness], None], ...] = (
     *retry_checks.CHECKS,
     *dead_letter_checks.CHECKS,
     *transaction_checks.CHECKS,
-    *thread_checks.CHECKS,
-    *process_checks.CHECKS,
+    *concurrency_checks.CHECKS,
     *model_checks.CHECKS,
 )
 

@@ -10,7 +10,6 @@ admin_checks        counts, cancel, pause, purge, peek
 lease_checks        fencing, whose clock counts, renewal, order
 retry_checks        the four counters, poison, beat pages, undecodable bodies, retries
 dead_letter_checks  dead letters and expiry
-thread_checks       threads that send and receive at once
-process_checks      the same with processes, and one killed with -9
+concurrency_checks  threads and processes that send and receive at once, and one killed with -9
 model_checks        a hypothesis state machine (state_machine) beside a simple model
 """
