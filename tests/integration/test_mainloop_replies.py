@@ -280,7 +280,7 @@ def test_answers_are_counted_as_done_also_those_of_the_end(sql: MailboxOpener) -
         loop.drain()
         loop.open(0, 1, 2)
     assert (3, 3) == (len(receive_results(responses, 3)), counted(loop.observer, "done"))
-    assert 3 == sum(len(event.lasted) for event in loop.observer.of(RowsSettled))
+    assert 3 == sum(len(event.durations) for event in loop.observer.of(RowsSettled))
 
 
 @pytest.mark.parametrize("error", [None, PermanentError("never")])

@@ -30,7 +30,7 @@ DURATION = "longwatch_handle_duration_seconds"
 def settled(*lasted: float, **counts: int) -> RowsSettled:
     return RowsSettled(
         engine="mail",
-        lasted=lasted,
+        durations=lasted,
         **{"done": 0, "failed": 0, "released": 0, "dead_lettered": 0, "refused": 0, **counts},
     )
 

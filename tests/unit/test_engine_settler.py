@@ -69,7 +69,7 @@ def test_a_row_without_a_settlement_is_collected_and_never_settled(
     assert not settler.has_work
     settler.stats.emit()
     [settled] = observer.of(RowsSettled)
-    assert (1, (0.5, 0.5)) == (settled.done, settled.lasted)
+    assert (1, (0.5, 0.5)) == (settled.done, settled.durations)
 
 
 def test_a_batch_is_full_counting_what_is_finished_and_what_is_left_from_before(

@@ -260,7 +260,7 @@ class _EvalWorkers:
             events=self._events,
             clock=self._clock,
             on_guardian_started=raise_open_file_limit,
-            adopt=True,
+            subreaper=True,
         )
         self._supervisor.add_listener(self._failed_starts)  # counts an end before a reclaim resets
         self._worker_parent.attach(self._supervisor)

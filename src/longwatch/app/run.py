@@ -60,7 +60,7 @@ def _supervise(settings: Settings, plan: ProgramPlan, environ: Mapping[str, str]
             events=Events(console.log),
             clock=clock,
             main_program=plan.name,
-            adopt=True,
+            subreaper=True,
         )
 
         def stop_by(received: int | None) -> StopPolicy | None:

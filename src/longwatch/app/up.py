@@ -94,7 +94,7 @@ def _make_supervisor(
         forget_after=FOREVER if asked.keep_days == "off" else asked.keep_days * DAY,
         extra_status={"version": __version__},
         on_guardian_started=raise_open_file_limit,
-        adopt=True,
+        subreaper=True,
     )
 
 

@@ -117,7 +117,7 @@ class _WorkerCommand:
             events=self._events,
             clock=self._clock,
             on_guardian_started=raise_open_file_limit,
-            adopt=True,
+            subreaper=True,
         )
 
 

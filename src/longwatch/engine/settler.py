@@ -163,6 +163,6 @@ class SettlementStats:
                 released=settled[RowOutcome.RELEASED],
                 dead_lettered=settled[RowOutcome.DEAD],
                 refused=refused,
-                lasted=durations,
+                durations=durations,
             )
         )

@@ -121,7 +121,7 @@ class FlowClaimSource:
         )
 
     def held(self, *, owner: int) -> list[Claim]:
-        return self.database.read(lambda tx: self._claims.of_owner(tx, owner=owner))
+        return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
     def sweep(self) -> int:
         if self._clock.monotonic() >= self._refresh_at:

@@ -97,7 +97,7 @@ class SqlBackend:
         )
 
     def held(self, *, owner: int) -> list[Claim]:
-        return self.database.read(lambda tx: self._claims.of_owner(tx, owner=owner))
+        return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
     def sweep(self) -> int:
         """Read first; write only if something is to be changed."""

@@ -102,7 +102,7 @@ class EventCounters:
         with self._lock:
             for key, number in added:
                 self._counts[key] = self._counts.get(key, 0) + number
-            if isinstance(event, RowsSettled) and event.lasted:
+            if isinstance(event, RowsSettled) and event.durations:
                 self._add_durations(event)
 
     def samples(self) -> list[MetricSample]:
@@ -120,9 +120,9 @@ class EventCounters:
         buckets = self._durations.setdefault(
             (_DURATION, (event.engine,)), [0.0] * (len(HANDLE_BUCKETS) + 2)
         )
-        for seconds in event.lasted:
+        for seconds in event.durations:
             buckets[bisect_left(HANDLE_BUCKETS, seconds)] += 1
-        buckets[-1] += sum(event.lasted)
+        buckets[-1] += sum(event.durations)
 
 
 SampleValue = float | list[float]

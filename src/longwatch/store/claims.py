@@ -181,7 +181,7 @@ class Claims:
         }
         return transaction.execute(self.sql["renew"], parameters)
 
-    def of_owner(self, transaction: Transaction, *, owner: int) -> list[Claim]:
+    def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
         """Every lease of an owner."""
         return [
             Claim(seq, owner, term)

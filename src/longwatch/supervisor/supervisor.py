@@ -69,10 +69,9 @@ class Supervisor(Service):
 
     With a `state_dir`, the records of programs survive this process, and `longwatch status` and its
     like can reach it; one supervisor for a directory. `plan_source` returns the plans for a reload,
-    and `extra_status` is added to what `longwatch status --json` says of the supervisor. `adopt`
-    makes this process inherit orphans: for processes of our own. `on_guardian_started` is called
-    once the guardian runs, before anything else is opened: what it changes is not inherited by
-    programs.
+    and `extra_status` is added to what `longwatch status --json` says of the supervisor. With
+    `subreaper`, this process inherits the orphans of its programs. `on_guardian_started` is called
+    once the guardian runs, before anything else is opened: programs do not inherit what it changes.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -89,7 +88,7 @@ class Supervisor(Service):
         forget_after: float = THIRTY_DAYS,
         extra_status: Mapping[str, str] | None = None,
         on_guardian_started: Callable[[], None] = lambda: None,
-        adopt: bool = False,
+        subreaper: bool = False,
         cgroups: bool = True,
     ) -> None:
         self.clock = clock or SystemClock()
@@ -104,7 +103,7 @@ class Supervisor(Service):
             self.loop,
             clock=self.clock,
             events=self.events,
-            subreaper=adopt,
+            subreaper=subreaper,
             cgroups=cgroups,
             on_lost=self._listeners.guardian_lost,
         )

@@ -93,7 +93,7 @@ class SteppedWorker(FlowWorker):
     ) -> None:
         super().__init__(flow, concurrency=1, name="lone-worker")
         self.is_dead = False
-        self.leased: ClaimedRow | None = None
+        self.claimed: ClaimedRow | None = None
         self.settled_claims: set[Claim] = set()
         """Claims whose results the store has taken."""
         self._on_step = on_step
@@ -117,13 +117,13 @@ class SteppedWorker(FlowWorker):
         if not found:
             return False
         self._lease_trust.record_grant(asked)
-        self.leased = found[0]
+        self.claimed = found[0]
         self.step_done(Step.CLAIMED)
-        result = self._slot.live(self.leased).result
+        result = self._slot.live(self.claimed).result
         if isinstance(result, Settlement):
             self.settled_claims |= {result.claim} if self._source.settle([result])[0] else set()
             self.step_done(Step.SETTLED)
-        self.leased = None
+        self.claimed = None
         return True
 
     @property
@@ -132,8 +132,8 @@ class SteppedWorker(FlowWorker):
         return self._slot.answer if isinstance(self._slot.answer, Settlement) else None
 
     def step_done(self, step: Step) -> None:
-        assert self.leased is not None
-        self._on_step(step, self.leased)
+        assert self.claimed is not None
+        self._on_step(step, self.claimed)
 
     # --- while the code of a node runs ---
 

@@ -114,7 +114,7 @@ class RowsSettled(Event):
     dead_lettered: int
     refused: int
     """How many of all these were not the engine's any more."""
-    lasted: tuple[float, ...]
+    durations: tuple[float, ...]
     """How long the work on each took, of those that were begun."""
 
 
