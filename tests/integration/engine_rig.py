@@ -20,7 +20,7 @@ from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.engine import Engine, EnginePolicy
-from longwatch.engine.life import RowRunner
+from longwatch.engine.row_life import RowRunner
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim

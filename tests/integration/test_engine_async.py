@@ -16,7 +16,7 @@ from longwatch.core.events.engine import WorkFailed
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.engine import Engine, EnginePolicy
-from longwatch.engine.life import RowRunner
+from longwatch.engine.row_life import RowRunner
 from longwatch.errors import PermanentError
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.message_runner import MessageRunner

@@ -14,7 +14,7 @@ from engine_rig import IDLE_THREADS, QUIET_POLICY, EngineRig, GatedRunner, fake_
 from longwatch.core.events.engine import ClaimSourceFailed
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.engine.life import released
+from longwatch.engine.row_life import released
 from longwatch.errors import StoreUnreachableError
 from longwatch.store.claims import Claim
 from polling import eventually

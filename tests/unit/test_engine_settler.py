@@ -9,8 +9,8 @@ from longwatch.core.events.engine import RowsSettled, SettlementRefused
 from longwatch.core.heartbeat import Heartbeat
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
 from longwatch.engine.coroutines import AlreadySettled, RowResult
-from longwatch.engine.life import FinishedRow
 from longwatch.engine.policy import MAX_BATCH, EngineContext, EnginePolicy
+from longwatch.engine.row_life import FinishedRow
 from longwatch.engine.settler import Settler
 from longwatch.store.claims import Claim
 from longwatch.testing import FakeClock, RecordingObserver

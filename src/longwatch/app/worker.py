@@ -25,7 +25,7 @@ from longwatch.core.events.base import Events
 from longwatch.host.health_server import HealthServer
 from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.supervisor import Supervisor
-from longwatch.workers.exit_tracker import ExitTracker
+from longwatch.workers.exit_code import ExitTracker
 from longwatch.workers.health import WorkersHealth
 from longwatch.workers.parent import WorkerParent
 from longwatch.workers.preflight import GroupInfo, inspect_group

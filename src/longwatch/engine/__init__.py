@@ -6,8 +6,8 @@ Who does what in one engine
                    (`settler.py`). The fetcher decides how many rows to claim and when, and gives
                    them to the slots (`fetcher.py`, `prefetch.py`, `poll_budget.py`).
     slots          N threads that run user code, one row at a time each (`slot_pool.py`). What a
-                   slot does with a row is in `life.py`. Code that is `async def` runs on one loop
-                   thread while its slot waits, and is cancelled there when its context is
+                   slot does with a row is in `row_life.py`. Code that is `async def` runs on one
+                   loop thread while its slot waits, and is cancelled there when its context is
                    (`coroutines.py`).
     lease renewer  One thread. It renews every lease in one call, at a third of the lease, with
                    quick retries, and says when leases are no longer trusted (`lease_renewer.py`,
@@ -32,7 +32,7 @@ The life of a row
     is idle, in every engine that shares its `ExclusiveLock`. If that takes too long, it is left to
     other workers for a while.
 
-How a row ends (`life.py`, `error_policy.py`)
+How a row ends (`row_life.py`, `error_policy.py`)
     its code returns                    done, or nothing if the code has settled the row itself
     its code raises                     failed, retried after the backoff; exits and interrupts, too
     its code raises a PermanentError    dead-lettered at once

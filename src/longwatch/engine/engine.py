@@ -15,9 +15,9 @@ from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.drain import DrainState, DrainTransition
 from longwatch.engine.engine_run import EngineRun
 from longwatch.engine.exclusive import ExclusiveLock
-from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import EngineContext, EnginePolicy
 from longwatch.engine.reservations import Reservation
+from longwatch.engine.row_life import RowRunner
 from longwatch.host.parent_channel import ParentChannel
 from longwatch.host.service import Service
 

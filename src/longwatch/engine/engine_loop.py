@@ -19,8 +19,8 @@ from longwatch.core.lease import LeasePolicy
 from longwatch.engine.claim_source import ClaimSource
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.engine.event_logging import logged_events
-from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import PARENT_LEASE_SECONDS, EngineContext, EngineEnvironment
+from longwatch.engine.row_life import RowRunner
 from longwatch.engine.run_guard import RunGuard, RunHandle, max_wait
 from longwatch.engine.source_call import SourceCall
 from longwatch.errors import ShutdownTimeoutError, StoreError, UsageError

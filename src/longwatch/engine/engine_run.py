@@ -16,8 +16,8 @@ from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.engine.fetcher import Fetcher
 from longwatch.engine.lease_renewer import LeaseRenewer
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import RowRunner
 from longwatch.engine.policy import EngineContext
+from longwatch.engine.row_life import RowRunner
 from longwatch.engine.settler import Settler
 from longwatch.engine.slot_pool import SlotPool
 from longwatch.engine.source_call import SourceCall

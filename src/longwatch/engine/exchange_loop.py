@@ -39,9 +39,9 @@ from longwatch.engine.drain import ENDING_STATES, DrainMachine, DrainState
 from longwatch.engine.fetcher import Fetcher, StartRow
 from longwatch.engine.lease_audit import LeaseAudit
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import FinishedRow
 from longwatch.engine.policy import EngineContext
 from longwatch.engine.reservations import Reservation, Reservations
+from longwatch.engine.row_life import FinishedRow
 from longwatch.engine.settler import Settler
 from longwatch.engine.slot_pool import SlotPool
 from longwatch.engine.source_call import SourceCall

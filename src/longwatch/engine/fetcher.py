@@ -20,10 +20,10 @@ from longwatch.engine.claim_source import ClaimedRow, ClaimSource, ExchangeResul
 from longwatch.engine.drain import DrainMachine, DrainState
 from longwatch.engine.exclusive import ExclusiveLockHandle, ExclusiveRows
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import FinishedRow
 from longwatch.engine.policy import MAX_BATCH, EngineContext
 from longwatch.engine.poll_budget import PollBudget
 from longwatch.engine.prefetch import PREFETCH_SECONDS, STUCK_AFTER, Prefetch
+from longwatch.engine.row_life import FinishedRow
 from longwatch.engine.settler import Settler
 from longwatch.engine.slot_pool import SlotPool
 from longwatch.engine.source_call import SourceCall

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 
 from longwatch.core.events.engine import RowsClaimed, RowsSettled, SettlementRefused
 from longwatch.engine.claim_source import ExchangeResult, RowOutcome, Settlement
-from longwatch.engine.life import FinishedRow
 from longwatch.engine.policy import MAX_BATCH, EngineContext
+from longwatch.engine.row_life import FinishedRow
 from longwatch.store.claims import Claim
 
 

@@ -11,8 +11,8 @@ from longwatch.engine.claim_source import ClaimedRow
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import CoroutineRunner
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import BeginGate, FinishedRow, RowRunner, Slot, released
 from longwatch.engine.policy import EngineContext
+from longwatch.engine.row_life import BeginGate, FinishedRow, RowRunner, Slot, released
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.beatpage import BeatPage
 

@@ -43,7 +43,7 @@ from longwatch.supervisor.program_record import LastEnd, ProgramRecord
 from longwatch.supervisor.program_run import ProgramRun
 from longwatch.supervisor.restart_policy import STOP_VERDICTS, EndVerdict, RestartDecision
 
-EXIT_NEEDS_PERSON = 100
+EXIT_NEEDS_OPERATOR = 100
 _MAX_EARLY_NOTICES = 16
 _SUCCESS_VERDICTS = frozenset(
     {EndVerdict.CLEAN_EXIT, EndVerdict.INTENTIONAL_SIGNAL, *STOP_VERDICTS}
@@ -152,7 +152,7 @@ class Program:
             if not decision.restart:
                 return ending.cause.exit_code
             if tripped and self._on_breaker_tripped():
-                return EXIT_NEEDS_PERSON
+                return EXIT_NEEDS_OPERATOR
             if not await (self._cool_down() if tripped else self._back_off(ending)):
                 return ending.cause.exit_code
 

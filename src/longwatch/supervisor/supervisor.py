@@ -35,7 +35,7 @@ from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.control_requests import ControlRequests
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.plan import Plans, ProgramPlan, validate_plans
-from longwatch.supervisor.program import EXIT_NEEDS_PERSON, Streams
+from longwatch.supervisor.program import EXIT_NEEDS_OPERATOR, Streams
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener, ProgramListeners
 from longwatch.supervisor.program_record import ProgramRecord
 from longwatch.supervisor.program_registry import ProgramRegistry, apply_plans
@@ -310,8 +310,8 @@ class Supervisor(Service):
     def _on_program_finished(self, managed: ManagedProgram, code: int) -> None:
         if managed.plan.name == self._main_program:
             self._begin_shutdown(code)
-        elif managed.plan.critical and (code == EXIT_NEEDS_PERSON or managed.program.failed):
-            self._begin_shutdown(EXIT_NEEDS_PERSON, timeout=FAST_SHUTDOWN_GRACE)
+        elif managed.plan.critical and (code == EXIT_NEEDS_OPERATOR or managed.program.failed):
+            self._begin_shutdown(EXIT_NEEDS_OPERATOR, timeout=FAST_SHUTDOWN_GRACE)
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error

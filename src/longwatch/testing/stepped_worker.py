@@ -19,8 +19,8 @@ from longwatch.engine.claim_source import ClaimedRow, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import RowResult
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import BeginGate, RowRunner, Slot
 from longwatch.engine.policy import EngineContext, EngineEnvironment, EnginePolicy
+from longwatch.engine.row_life import BeginGate, RowRunner, Slot
 from longwatch.flow.attempt_runner import AttemptRunner
 from longwatch.flow.context import FlowContext
 from longwatch.flow.flow import Flow

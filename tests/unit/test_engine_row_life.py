@@ -1,4 +1,4 @@
-"""How a row ends in its slot: each rule of `engine/life.py`, and what the beat page says."""
+"""How a row ends in its slot: each rule of `engine/row_life.py`, and what the beat page says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, RowResult
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.life import BeginGate, Slot
 from longwatch.engine.policy import EngineContext, EnginePolicy
+from longwatch.engine.row_life import BeginGate, Slot
 from longwatch.host.beatpage import BeatPage, read_page
 from longwatch.store.claims import Claim
 from longwatch.testing import FakeClock, RecordingObserver

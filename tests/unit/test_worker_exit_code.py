@@ -6,7 +6,7 @@ from longwatch.core.end_cause import EndCause
 from longwatch.supervisor.plan import ProgramKind
 from longwatch.supervisor.program_listener import BreakerTrip, ProgramEnd, ProgramStart
 from longwatch.supervisor.restart_policy import EndVerdict
-from longwatch.workers.exit_tracker import ExitTracker
+from longwatch.workers.exit_code import ExitTracker
 
 WORKER = ProgramKind.WORKER
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from longwatch.core.end_cause import EndKind
-from longwatch.supervisor.program import EXIT_NEEDS_PERSON
+from longwatch.supervisor.program import EXIT_NEEDS_OPERATOR
 from longwatch.supervisor.program_listener import (
     BreakerTrip,
     ProgramEnd,
@@ -57,5 +57,5 @@ class ExitTracker(ProgramListener):
     def _mark_done(self, program: str) -> None:
         self._remaining.discard(program)
         if not self._remaining:
-            self.exit_code = EXIT_NEEDS_PERSON if self._given_up else self.exit_code
+            self.exit_code = EXIT_NEEDS_OPERATOR if self._given_up else self.exit_code
             self._on_all_done()
