@@ -106,14 +106,14 @@ class Demo:
             case "program_started":
                 self.print_line(
                     f"   longwatch: started the server, pid {record['pid']} (start "
-                    f"{record['start']})"
+                    f"{record['start_number']})"
                 )
             case "restart_scheduled":
                 self.print_line(f"   longwatch: will start it again in {record['delay']:g} s")
             case "health_check_failed":
                 self.print_line(
                     f"   longwatch: health check failed ({record['failures']} of "
-                    f"{record['allowed']}): {record['reason']}"
+                    f"{record['threshold']}): {record['reason']}"
                 )
             case "unexpected_exit" | "health_check_restart" | "shutdown_complete":
                 self.print_line(

@@ -236,6 +236,7 @@ def test_what_does_not_finish_in_its_time_is_left_behind_and_told_by_the_exit_co
         run.signal(signal.SIGTERM)
         assert 1 == run.wait()
     assert "exit 1" == run.wait_for_event("shutdown_complete")["cause"]
+    assert [1] == [stopped["exit_code"] for stopped in run.logged_events("supervisor_stopped")]
     [stacks] = (run.state_dir / "crashes").iterdir()
     assert "in silent" in stacks.read_text()
 

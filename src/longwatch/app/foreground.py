@@ -58,7 +58,8 @@ class Foreground(ProgramListener):
 
     `stop_policy_for` says how programs are stopped after a signal, None: each by its own policy.
     With `forwards_signals`, other signals are passed on to the programs, else they are ignored.
-    `on_hangup` is called on SIGHUP, None: SIGHUP stops.
+    `on_hangup` is called on SIGHUP, None: SIGHUP stops. `exit_code` returns the exit code of a
+    supervisor that has none of its own.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Foreground(ProgramListener):
         stop_policy_for: StopPolicyFor = lambda _: None,
         forwards_signals: bool = False,
         on_hangup: Callable[[], None] | None = None,
+        exit_code: Callable[[], int] = lambda: 0,
     ) -> None:
         self.supervisor = supervisor
         self.console = console
@@ -77,6 +79,7 @@ class Foreground(ProgramListener):
         self._stop_policy_for = stop_policy_for
         self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
+        self._exit_code = exit_code
         self._reported_dropped = 0
 
     def run(self, programs: Collection[str], settings: Mapping[str, object]) -> int:
@@ -102,7 +105,7 @@ class Foreground(ProgramListener):
         try:
             self.supervisor.start()
             unblock_signals()
-            return self.supervisor.wait() or 0
+            return self.supervisor.wait() or self._exit_code()
         except SpawnError as error:
             raise _start_error(error) from None
         finally:

@@ -104,8 +104,13 @@ class _WorkerCommand:
             names,
             check=lambda: inspect_group(options.import_path, cwd=cwd, env=plans[0].process.env),
         )
-        foreground = Foreground(supervisor, self._console, on_hangup=rolling.start)
-        return foreground.run(names, {"target": options.import_path}) or exit_tracker.exit_code
+        foreground = Foreground(
+            supervisor,
+            self._console,
+            on_hangup=rolling.start,
+            exit_code=lambda: exit_tracker.exit_code,
+        )
+        return foreground.run(names, {"target": options.import_path})
 
     def _make_supervisor(self, plans: Sequence[ProgramPlan]) -> Supervisor:
         tagged = len(plans) > 1

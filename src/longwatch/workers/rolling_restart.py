@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 
 from longwatch.core.events.supervisor import ConfigReloadRejected
 from longwatch.errors import LongwatchError
@@ -47,5 +48,7 @@ class RollingRestart:
             self._check()
             for name in self._names:
                 self._supervisor.restart_programs(name, ready=True)
+        except CancelledError:
+            return  # the supervisor shuts down
         except LongwatchError as error:
             self._supervisor.events.emit(ConfigReloadRejected(reason=str(error)))
