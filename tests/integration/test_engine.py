@@ -586,6 +586,25 @@ def test_a_delayed_row_is_fetched_when_it_is_due() -> None:
         gate.open(1)
 
 
+def test_a_row_that_was_delayed_while_every_slot_was_busy_is_fetched_when_it_is_due() -> None:
+    gate = GatedRunner()
+    one_slot = dataclasses.replace(QUIET_POLICY, slots=1)
+    with running_engine(gate, *fake_rows(1), policy=one_slot) as rig:
+        gate.next_started()
+        rig.wait_idle()  # there is no capacity, so nothing asks when the delayed row is due
+        rig.source.due = 7.0
+        gate.open(1)
+        rig.source.wait_for_settlements((1, RowOutcome.DONE))
+        rig.source.wait_for_calls("next_due", 1)
+        rig.wait_idle()
+        with rig.source.changed:
+            rig.source.rows.append(FakeRow(2))
+        rig.source.due = None
+        rig.pass_time(7.1)
+        assert 2 == gate.next_started()
+        gate.open(2)
+
+
 def test_a_message_from_another_process_is_worked_on_though_no_look_is_due(tmp_path: Path) -> None:
     """Polling, sweeping and the store's own net are all out of reach here; only the hint can be
     it.

@@ -372,12 +372,12 @@ def test_the_forked_child_of_a_watched_process_ends_as_it_wants() -> None:
     with program(
         FORKS,
         """
+        watchdog = Watchdog([beating], stall_threshold=60)  # a slow machine is no stall
         watchdog.start()
         child = os.fork()
         if child == 0:
             print(watchdog.started, watchdog.stop())
             sys.exit(7)
-        beating.beat()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), watchdog.started, watchdog.stop())
         """,
     ) as snippet:

@@ -62,7 +62,7 @@ class Foreground(ProgramListener):
     supervisor that has none of its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a supervisor, its outputs, and how it is stopped
         self,
         supervisor: Supervisor,
         console: Console,

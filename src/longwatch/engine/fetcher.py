@@ -66,6 +66,7 @@ class Fetcher:
         )
         self._exclusive_rows = ExclusiveRows(lock_handle, clock, timeout=policy.exclusive_timeout)
         self._claim_again_in: float | None = 0.0
+        self._rests_without_capacity = False
         self._due_call = SourceCall("next_due", engine_context)
         self._due_backoff = Backoff(
             BackoffPolicy(initial=min(0.001, policy.poll_interval), cap=policy.poll_interval)
@@ -84,6 +85,7 @@ class Fetcher:
             self._claim_again_in is not None
             or self._exclusive_rows.has_waiting
             or len(self.held) > self._policy.slots
+            or (self._rests_without_capacity and self.capacity() > 0)  # a delayed row may be due
         )
 
     def rest_seconds(self) -> float:
@@ -95,7 +97,8 @@ class Fetcher:
             timeouts.append(PREFETCH_SECONDS)
         if self._exclusive_rows.has_waiting:
             timeouts.append(self._exclusive_rows.time_left())
-        if self.capacity():
+        self._rests_without_capacity = not self.capacity()
+        if not self._rests_without_capacity:
             timeouts.append(self._time_until_due())
             if self._poll_budget is not None:
                 timeouts.append(self._poll_budget.time_left())

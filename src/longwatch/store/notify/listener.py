@@ -1,7 +1,8 @@
 """The thread of a process that receives notifications, and the subscriptions that it wakes.
 
 A notification is a hint: it says that a channel may have something new, and it may get lost. So
-every subscription is also woken once every wake interval, whether or not a connection exists.
+every subscription is also woken once every wake interval, also while the server is away. Only an
+attempt to connect that blocks delays that, by its timeout at most.
 
     not started ──first listen──► connecting ──► receiving ──close──► closed
                                    ▲      │          │
@@ -179,12 +180,12 @@ class NotificationListener(ABC):
         try:
             for channels in connection.start():
                 self._wake(channels)
+            backoff.succeeded()
             wake_at = time.monotonic() + self.wake_interval
             while not self._closed:
                 connection.subscribe(self.subscriptions.channels())
                 if self._receive_until(wake_at, connection, pipe):
                     connection.check_alive()
-                    backoff.succeeded()
                     self.subscriptions.wake_all()
                     wake_at = time.monotonic() + self.wake_interval
         finally:
