@@ -1,6 +1,6 @@
-"""Where a program's output goes: to its log file, and on to our own stdout or stderr.
+"""The outputs of one supervising process: its stdout, stderr and log files.
 
-Our own stdout, stderr and log files, opened for one supervising process.
+The output of a program goes to its log file and to our stdout or stderr.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Is this a command that can be run? Asked before anything is started, so that a slip of the pen
-is one line and not a restart.
+"""Checks before anything is started: can the command run, and is the health port free?
 
-Is the port free on which a program will be asked for its health? Somebody else there would
-answer in its place.
+A mistake is then one line and not a restart. A foreign process on the health port would answer
+in place of the program.
 """
 
 from __future__ import annotations

@@ -207,8 +207,8 @@ def graph(
         if words or version is not None:
             raise UsageError("an execution is of one graph; leave out its name and --version")
         with _open_existing(named, "graph") as flow:
-            drawn_graph, standing = graph_and_state(flow, execution)
-            text = draw(drawn_graph, standing)
+            drawn_graph, state = graph_and_state(flow, execution)
+            text = draw(drawn_graph, state)
     else:
         with load_flow(_require_flow(named, "graph")) as flow:
             drawn_graph = find_graph(flow, next(iter(words), None), version)

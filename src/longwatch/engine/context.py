@@ -1,7 +1,4 @@
-"""What user code is told about the row it works on, and what it can say.
-
-What user code is told about the row it works on, whatever the row is.
-"""
+"""The context of one claimed row: what its code can read, and what it can report."""
 
 from __future__ import annotations
 

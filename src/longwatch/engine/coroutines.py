@@ -1,7 +1,6 @@
-"""`async def` code: on the one loop thread of the engine, while its slot waits.
+"""Runs `async def` code on the one loop thread of the engine, while its slot waits.
 
-What the code that runs a row may say besides how to settle it: that it is settled, or that
-something has to be awaited first.
+The code that runs a row may also return that the row is settled already, or an awaitable.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class CoroutineRunner:
         """Run it on the loop and wait for its end; cancelled there when its context is, and then
         too it is waited for.
 
-        NotBegunError: there is no loop that could.
+        Raises NotStartedError if there is no loop that could.
         """
         future = self._submit(awaitable, context)
         try:

@@ -9,7 +9,7 @@ which has one interval.
     row without beat  do not renew it; its trust ends by itself, then it is lost as `stale`
     trust ended       no row begins; waiting rows are released; each running row is lost as
                       `untrusted` when its own lease is not trusted any more
-    renewal succeeds  trust is back; have the fetcher compare its rows with the store
+    renewal succeeds  trust is back; have the exchange loop compare its rows with the store
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class RenewalCall:
 
 
 class LeaseRenewer:
-    """Renews the leases of one engine while its fetcher holds any.
+    """Renews the leases of one engine while it holds any.
 
-    Each round it also has the fetcher compare its rows with the store, even when it holds none: a
+    Each round it also has the exchange loop compare its rows with the store, even with none: a
     store that was restored from a backup may know leases that the engine does not have.
     """
 

@@ -1,7 +1,4 @@
-"""How an engine works, as frozen values.
-
-Where an engine runs: alone, in a group, perhaps in a process that has a parent.
-"""
+"""The settings of an engine, and the context that its parts share, as frozen values."""
 
 from __future__ import annotations
 

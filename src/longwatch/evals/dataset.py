@@ -1,7 +1,4 @@
-"""Samples, and datasets of them: JSON lines in and out.
-
-A dataset on its way to an EvalLoop.
-"""
+"""Samples, datasets as JSON lines, and how a dataset is sent to an EvalLoop."""
 
 from __future__ import annotations
 

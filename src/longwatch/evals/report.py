@@ -1,7 +1,4 @@
-"""What a loop is worth on a dataset: numbers over all samples, and the ones to look at.
-
-Two reports of one dataset, side by side.
-"""
+"""The report of a loop on a dataset, and the comparison of two reports."""
 
 from __future__ import annotations
 

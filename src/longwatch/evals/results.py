@@ -1,7 +1,4 @@
-"""What became of one sample.
-
-Results on their way to a report.
-"""
+"""The result of one sample, and the collection of results for a report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""HTTP/1.1 as far as a health endpoint needs it: the head of a request, and an answer. Pure:
-bytes in, bytes out.
+"""The HTTP/1.1 of a health endpoint: parses requests and builds the response of each path.
 
-What a health endpoint answers to which path.
+Pure: bytes in, bytes out.
 """
 
 from __future__ import annotations

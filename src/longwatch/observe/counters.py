@@ -1,6 +1,6 @@
-"""Counts events, in plain numbers that can be sent to another process and added to its own.
+"""Counts events as plain numbers, and adds up those of several processes.
 
-The numbers of several processes as one: those of the living, and what the dead have counted.
+The counts of a process that has ended stay in the sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds leases whose owner is gone, decides whose fault that was, and releases their rows.
 
 An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
-its lease has ended (a lost host, a keeper that could not renew). Whose fault that was decides which
+its lease has ended (a lost host, a worker that could not renew). Whose fault that was decides which
 counter of the row rises:
 
 - An owner with a beat page: rows that it had started when it died crashed; rows it only held ahead

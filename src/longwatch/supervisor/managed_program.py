@@ -1,7 +1,6 @@
-"""Something has changed: everybody who waits for a condition looks again.
+"""A program as the supervisor manages it: whether it is wanted, its dependencies, its status.
 
-A program's place in the supervisor: what is wanted of it, what it waits for, and what is told
-of it.
+`ChangeSignal` wakes the code that waits for a state, to check it again.
 """
 
 from __future__ import annotations

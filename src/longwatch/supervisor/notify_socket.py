@@ -1,7 +1,6 @@
-"""What a program says by sd_notify: one datagram of `NAME=value` lines.
+"""The sd_notify socket of a program, which reports ready, alive, stopping, or needs more time.
 
-The notify socket of a program: how a child in any language says that it is ready, alive,
-stopping, or needs more time.
+A message is one datagram of `NAME=value` lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The child's side of what is said between a worker and the child that computes a node: its line,
-its ears, and the context that its function is given. As lean as `child.py`, and for the same
-reason.
+"""The child's side of the channel between a worker and the child that computes a node.
+
+Its connection, its reader, and the context that its function is given. As lean as `child.py`, and
+for the same reason.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PEER_ID = re.compile(r"[0-9a-f]{12}")
 
 
 class ListenerPresence:
-    """What one process knows of the others. For the thread of its ear; everybody may ask
+    """What one process knows of the others. For the listener thread; any thread may call
     `may_have_peers`.
     """
 

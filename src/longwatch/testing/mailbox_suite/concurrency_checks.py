@@ -294,7 +294,7 @@ def run_child() -> None:
 def _child(
     harness: MailboxHarness, mailbox: Mailbox[Any], task: Callable[[Mailbox[Any]], None]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that does the errand; it is killed at the end if it has not ended."""
+    """A process that runs the task; it is killed at the end if it has not ended."""
     order: tuple[MailboxFactory | None, str, Any] = (harness.reopen, mailbox.name, task)
     command = [sys.executable, "-c", _CHILD.format(path=sys.path)]
     with subprocess.Popen(  # noqa: S603 - our own
