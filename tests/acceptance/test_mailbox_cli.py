@@ -552,7 +552,7 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
     assert (url, 0, 4) == (before["store"], before["schema"], before["known"])
-    assert ["0004_initial"] == before["pending"]
+    assert ["0004_initial", "0005_blame"] == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
     made = shell.json_output("db", "migrate")
     assert {"store": url, "from": 0, "to": before["known"], "applied": before["pending"]} == made

@@ -17,13 +17,20 @@ from typing import Any
 from longwatch.core.clock import Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.lease import LeasePolicy
-from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    RowOutcome,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.engine.context import RowContext
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.engine.row_life import RowRunner
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.testing import FakeClock, RecordingObserver
 
 TIMEOUT = 10.0
@@ -109,13 +116,26 @@ class FakeSource:
 
     # --- work.Source ---
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,
+        renew_seconds: float | None = None,
+    ) -> int:
         with self._called("register_owner"):
             self.pages.append(page or "")
             return len(self.pages)
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         with self._called("exchange"):
             settled = [self._settle(settlement) for settlement in settlements]
@@ -134,7 +154,16 @@ class FakeSource:
         with self._called("held"):
             return self._held(owner)
 
-    def sweep(self) -> int:
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        pass
+
+    def count_suspects(self, *, limit: int) -> int:
+        return 0
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        return {}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         with self._called("sweep"):
             return 0
 

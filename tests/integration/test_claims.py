@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Transaction
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sweep import ClaimSweeper

@@ -19,7 +19,8 @@ from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.memory import MemoryBackend, MemoryContents, MemoryStore
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import NewMessage
-from longwatch.store.claims import Blame, Claim
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim
 from longwatch.store.json_codec import Codec
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import check_mailbox
@@ -96,12 +97,8 @@ class ShortensLeases(MemoryBackend):
 
 
 class HandsOutTheNewestFirst(MemoryBackend):
-    def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
-    ) -> ExchangeResult:
-        exchange = super().exchange(
-            settlements, owner=owner, limit=limit, lease_seconds=lease_seconds
-        )
+    def exchange(self, settlements: Sequence[Settlement], **options: Any) -> ExchangeResult:
+        exchange = super().exchange(settlements, **options)
         return ExchangeResult(exchange.settled, exchange.claimed[::-1])
 
 

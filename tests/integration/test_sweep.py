@@ -14,7 +14,8 @@ import pytest
 import requires
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Blame, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claims
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sweep import OWNER_RETENTION, ClaimSweeper, LeaseOwner, blame_for
 from snippet import Snippet, run_snippet

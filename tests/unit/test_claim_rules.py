@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Parameters
 from longwatch.store.migrations import load_migrations, migrate
 from longwatch.store.sqlite.connection import SqliteTransaction

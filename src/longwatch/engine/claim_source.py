@@ -14,16 +14,18 @@ from typing import Any, NamedTuple, Protocol
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Wakeup
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 
 
 class ClaimedRow(NamedTuple):
     """A row that was claimed: the right to it, and what the source knows about it.
 
-    `is_exclusive`: it has crashed a process before, so it runs with no other beside it, and the
-    second crash names the culprit. `lease_seconds`: how long its lease lasts, if longer than the
-    engine's; `retry`: how its tries are spaced, if not as the engine's. If the item has
-    `deliveries` and `failures`, the engine counts attempts and spaces the retries by them.
+    `is_exclusive`: it is a suspect (`store.blame`), so it runs with no other row beside it, and the
+    next crash has one possible cause. `failures_left`: how many failures it may still have, this
+    run's included; None if the source decides that by itself. `lease_seconds`: how long its lease
+    lasts, if longer than the engine's. `retry`: how its tries are spaced, if not as the engine's.
+    If the item has `deliveries` and `failures`, the engine counts attempts and spaces the retries
+    by them.
     """
 
     claim: Claim
@@ -31,6 +33,7 @@ class ClaimedRow(NamedTuple):
     is_exclusive: bool = False
     lease_seconds: float | None = None
     retry: BackoffPolicy | None = None
+    failures_left: int | None = None
 
     @property
     def attempt(self) -> int:
@@ -55,9 +58,10 @@ class RowOutcome(StrEnum):
 class Settlement(NamedTuple):
     """What to do with one claimed row.
 
-    `reason`: why it is dead, from a closed list (poison, failed, expired, undecodable, permanent).
-    `error`: what was raised, type and text. `result`: what the work has made, for a source that
-    keeps it.
+    `reason`: why it is dead, from a closed list (poison, lost, failed, unanswered, expired,
+    undecodable, permanent); `failed` and `unanswered` count as one failure more. `error`: what was
+    raised, type and text; `traceback`: where, masked and bounded. `result`: what the work has made,
+    for a source that keeps it.
     """
 
     claim: Claim
@@ -66,19 +70,33 @@ class Settlement(NamedTuple):
     reason: str = ""
     error: str | None = None
     result: bytes | None = None
+    traceback: str | None = None
+
+
+class GivenUp(NamedTuple):
+    """A message that a source has dead-lettered by itself: when it was claimed, or in a sweep."""
+
+    message_id: str
+    mailbox: str
+    reason: str
+
+
+def ignore_given_up(_: GivenUp) -> None:
+    """For sweeps whose caller does not report dead letters."""
 
 
 class ExchangeResult(NamedTuple):
     """The answer to one exchange: for each settlement whether the row was still the claimant's, and
     the rows newly leased.
 
-    `is_queue_empty`: nothing is left to be claimed, as far as is known; who makes something ready
-    tells.
+    `is_queue_empty`: nothing is left to be claimed, as far as is known; the process that makes a
+    row ready notifies. `given_up`: the messages that were dead-lettered instead of claimed.
     """
 
     settled: list[bool]
     claimed: list[ClaimedRow]
     is_queue_empty: bool = False
+    given_up: Sequence[GivenUp] = ()
 
 
 class ClaimSource(Protocol):
@@ -90,14 +108,43 @@ class ClaimSource(Protocol):
     were claimed: `held` tells.
     """
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
-        """Become an owner of leases; `page` is where its beat page is."""
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,
+        renew_seconds: float | None = None,
+    ) -> int:
+        """Become an owner of leases. `page`: where its beat page is; `parent`: the incarnation of
+        the process that supervises it; `renew_seconds`: the time between its renewals, None if it
+        does not renew.
+        """
+
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        """Note that the owner drains, or claims again: the end of an owner that drains blames no
+        row. Idempotent.
+        """
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         """Settle the last and claim up to `limit` next, in one transaction. Settlements come
-        first.
+        first. A suspect is claimed by itself, or not at all, by `selection`.
+        """
+
+    def count_suspects(self, *, limit: int) -> int:
+        """How many suspects are free, counted no further than `limit`; a cheap read."""
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        """What users call these rows, as far as they still exist: a message's id, or
+        EXECUTION/NODE; a read.
         """
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
@@ -108,8 +155,11 @@ class ClaimSource(Protocol):
     def held(self, *, owner: int) -> list[Claim]:
         """Every lease of the owner, as the store knows them; a read."""
 
-    def sweep(self) -> int:
-        """Give back what dead owners and ended leases hold, free what is due; how many rows."""
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
+        """Release the rows of dead owners and of ended leases, free the rows that are due, and
+        dead-letter those that have spent a budget; how many rows. `on_given_up` is called for each
+        dead letter after the commit.
+        """
 
     def next_due(self) -> float | None:
         """Seconds until something that is delayed will be ready; None if nothing is."""

@@ -212,7 +212,11 @@ class ExchangeLoop:
         owner, lease_seconds = self._lease_trust.owner, self._policy.lease.lease_seconds
         result = self._exchange_call.run(
             lambda: self._source.exchange(
-                batch, owner=owner, limit=limit, lease_seconds=lease_seconds
+                batch,
+                owner=owner,
+                limit=limit,
+                lease_seconds=lease_seconds,
+                selection=self._policy.selection,
             )
         )
         if result is None:

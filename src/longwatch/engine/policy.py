@@ -13,6 +13,7 @@ from longwatch.core.lease import LeasePolicy
 from longwatch.engine.event_logging import logged_events
 from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.host.parent_channel import ParentChannel
+from longwatch.store.claims import RowSelection
 
 MAX_SLOTS = 10_000
 MAX_BATCH = 500
@@ -38,6 +39,7 @@ class EnginePolicy:
                          a tenth of the time left
     `max_prefetch`       rows that wait here beyond those that run, at most; None: as many as can be
                          begun soon
+    `selection`          which rows it claims; under a parent, suspects have processes of their own
     `max_polls`          it claims rows so many times and no more; None: for ever
     `poll_wait`          how long one of those times may wait for a row
     """
@@ -55,6 +57,7 @@ class EnginePolicy:
     exclusive_timeout: float = 10.0
     cancel_grace: float = 1.0
     max_prefetch: int | None = None
+    selection: RowSelection = RowSelection.ANY
     max_polls: int | None = None
     poll_wait: float = 0.0
 

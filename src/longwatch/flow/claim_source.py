@@ -14,7 +14,13 @@ from math import inf
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.events.base import Events
-from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.engine.policy import PARENT_LEASE_SECONDS
 from longwatch.flow.claimer import AttemptClaimer, QueueCache, may_have_more
 from longwatch.flow.eager_lease.execution_cache import write_recalling
@@ -25,7 +31,7 @@ from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.flow.sweeper import SWEEP_INTERVAL, FlowSweeper
 from longwatch.flow.waiters import Waiters
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.database import Database, Transaction
 
 SOURCE_KIND = "flow"
@@ -74,7 +80,14 @@ class FlowClaimSource:
 
     # --- engine.ClaimSource ---
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,  # noqa: ARG002
+        renew_seconds: float | None = None,  # noqa: ARG002
+    ) -> int:
         self.registry.registered()
         return self.database.write(
             lambda tx: self._claims.register_owner(tx, incarnation, page=page)
@@ -87,6 +100,7 @@ class FlowClaimSource:
         owner: int,
         limit: int,
         lease_seconds: float,  # noqa: ARG002 - every attempt has its own
+        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
     ) -> ExchangeResult:
         queues = self._rotated_queues()
         if settlements and self.eager_leaser.knows_empty(queues):
@@ -123,7 +137,16 @@ class FlowClaimSource:
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
-    def sweep(self) -> int:
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        pass
+
+    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
+        return 0
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+        return {}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
         if self._clock.monotonic() >= self._refresh_at:
             self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
             self.registry.refresh()

@@ -13,7 +13,8 @@ from longwatch.engine.claim_source import ClaimedRow
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
 from longwatch.flow.registry import GraphQueue, Registry
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Database, Row, Transaction
 
 _STALE_DELAY = 1.0

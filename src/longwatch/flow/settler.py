@@ -35,7 +35,8 @@ from longwatch.flow.records import (
 )
 from longwatch.flow.registry import Registry
 from longwatch.flow.waiters import Waiters
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Transaction
 
 

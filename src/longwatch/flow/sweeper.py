@@ -29,7 +29,8 @@ from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.host.incarnation import boot_id
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Database, Parameters, Row, Transaction
 from longwatch.store.sweep import ClaimSweeper, LeaseOwner, blame_for
 
@@ -120,7 +121,7 @@ class FlowSweeper:
             return 0
         if not self._sweep.has_ended(owner.incarnation):
             return 0
-        blame = blame_for(owner, if_unreadable=Blame.CRASH)
+        blame = blame_for(owner)
         return self._reclaim(
             [_LostLease(Claim(*row[:3]), row[3], blame(row[0])) for row in leased], recheck=False
         )
@@ -341,10 +342,7 @@ _ERROR_TEXTS = {
 
 
 def _with_blame(rows: Sequence[Row]) -> list[_LostLease]:
-    blame_by_owner = {
-        owner: blame_for(owner, if_unreadable=Blame.CRASH)
-        for owner in {_owner_of(row) for row in rows}
-    }
+    blame_by_owner = {owner: blame_for(owner) for owner in {_owner_of(row) for row in rows}}
     return [
         _LostLease(Claim(*row[:3]), row[3], blame_by_owner[_owner_of(row)](row[0])) for row in rows
     ]

@@ -125,6 +125,11 @@ class BeatSnapshot(NamedTuple):
         """The rows that were being worked on."""
         return frozenset(slot.row for slot in self.slots if slot.row)
 
+    @property
+    def silent_rows(self) -> frozenset[int]:
+        """The rows whose code the engine has declared silent."""
+        return frozenset()
+
     def stalled_rows(self, now: float, *, older_than: float) -> dict[int, float]:
         """The rows whose slot has given no beat for so long, and for how long; 0 stands for the
         engine itself.

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from longwatch.mailbox import validation
 
 POISON = "poison"
+LOST = "lost"
 FAILED = "failed"
+UNANSWERED = "unanswered"
 EXPIRED = "expired"
 
 
@@ -35,12 +37,14 @@ class MailboxLimits:
 
     max_failures: int = 5
     max_crashes: int = 3
+    max_lost: int = 5
     max_size: int | None = None
     dead_retention: float | None = None
 
     def __post_init__(self) -> None:
         validation.validate_positive_int("max_failures", self.max_failures)
         validation.validate_positive_int("max_crashes", self.max_crashes)
+        validation.validate_positive_int("max_lost", self.max_lost)
         if self.max_size is not None:
             validation.validate_positive_int("max_size", self.max_size)
         if self.dead_retention is not None:

@@ -18,13 +18,21 @@ from itertools import count, dropwhile, islice
 from typing import Any, NoReturn, Self
 
 from longwatch.core.clock import Wakeup
-from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    RowOutcome,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits, give_up_reason
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
-from longwatch.store.claims import Blame, Claim
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.database import ClockJump, OwnerRegistry
 from longwatch.store.sweep import LeaseOwner, blame_for
 
@@ -138,7 +146,14 @@ class MemoryBackend:
 
     # --- ClaimSource ---
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,  # noqa: ARG002
+        renew_seconds: float | None = None,  # noqa: ARG002
+    ) -> int:
         contents = self.store.contents()
         with contents.lock:
             return contents.register_owner(incarnation, page)
@@ -149,7 +164,13 @@ class MemoryBackend:
         )
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
     ) -> ExchangeResult:
         contents = self.store.contents()
         with contents.lock:
@@ -173,7 +194,16 @@ class MemoryBackend:
         with contents.lock:
             return [Claim(row.seq, owner, row.term) for row in contents.leases[owner].values()]
 
-    def sweep(self) -> int:
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        pass
+
+    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
+        return 0
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+        return {}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
             queue, lapsed = contents.queue(self.name), contents.lapsed(self.store.lease_now())

@@ -33,10 +33,10 @@ SELECT count(*) FROM (
 -- name: insert_dead_letter
 -- Copy a leased message to the dead letters, with its history; lock it until the transaction ends.
 INSERT INTO longwatch_dead_letters
-    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body)
+    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
+    traceback, reply_to, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
-    deliveries - :undelivered, failures, crashes, releases, reply_to, body
+    deliveries - :undelivered, failures, crashes, lost, releases, traceback, reply_to, body
 FROM longwatch_messages
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term FOR UPDATE
 
@@ -55,10 +55,10 @@ FOR UPDATE SKIP LOCKED
 -- name: insert_expired_dead_letters
 -- Copy expired messages to the dead letters.
 INSERT INTO longwatch_dead_letters
-    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body)
-SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body
+    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
+    traceback, reply_to, body)
+SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes,
+    lost, releases, traceback, reply_to, body
 FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
 
 -- name: delete_messages
@@ -67,7 +67,8 @@ DELETE FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
 
 -- name: peek
 -- The messages that a claim would return next: free or due, not expired, oldest first.
-SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to FROM longwatch_messages
+SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases
+FROM longwatch_messages
 WHERE seq = ANY (ARRAY(
     (
         SELECT seq FROM longwatch_messages

@@ -25,10 +25,10 @@ SELECT count(*) FROM (
 -- name: insert_dead_letter
 -- Copy a leased message to the dead letters, with its history.
 INSERT INTO longwatch_dead_letters
-    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body)
+    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
+    traceback, reply_to, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
-    deliveries - :undelivered, failures, crashes, releases, reply_to, body
+    deliveries - :undelivered, failures, crashes, lost, releases, traceback, reply_to, body
 FROM longwatch_messages WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: find_expired_by_key
@@ -39,10 +39,10 @@ WHERE queue = :queue AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AN
 -- name: insert_expired_dead_letters
 -- Copy one expired message to the dead letters.
 INSERT INTO longwatch_dead_letters
-    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body)
-SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes, releases,
-    reply_to, body
+    (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
+    traceback, reply_to, body)
+SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes,
+    lost, releases, traceback, reply_to, body
 FROM longwatch_messages WHERE seq = :seq
 
 -- name: delete_messages
@@ -51,7 +51,8 @@ DELETE FROM longwatch_messages WHERE seq = :seq
 
 -- name: peek
 -- The messages that a claim would return next: free or due, not expired, oldest first.
-SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to FROM longwatch_messages
+SELECT id, body, deliveries, failures, crashes, enqueued_at, reply_to, lost, releases
+FROM longwatch_messages
 WHERE seq IN (
     SELECT seq FROM (
         SELECT seq FROM longwatch_messages

@@ -33,6 +33,8 @@ class MessageRecord(NamedTuple):
     crashes: int
     enqueued_at: float
     reply_to: str | None
+    lost: int = 0
+    releases: int = 0
 
 
 class MailboxStats(NamedTuple):
@@ -64,6 +66,8 @@ class DeadLetter(NamedTuple):
     releases: int
     reply_to: str | None
     body: bytes
+    lost: int = 0
+    traceback: str | None = None
     position: int = 0
     """Its place among the dead of its mailbox: who died later has a higher one."""
 

@@ -8,14 +8,22 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
-from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, RowOutcome, Settlement
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    RowOutcome,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame, BlameBudget
+from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Database, Row, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import ClaimSweeper
@@ -43,6 +51,7 @@ class SqlBackend:
         self.database = database
         self.name = name
         self.limits = limits or MailboxLimits()
+        self._budget = BlameBudget(self.limits.max_crashes, self.limits.max_lost)
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(
@@ -62,9 +71,23 @@ class SqlBackend:
 
     # --- engine.ClaimSource ---
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,
+        renew_seconds: float | None = None,
+    ) -> int:
         return self.database.write(
-            lambda tx: self._claims.register_owner(tx, incarnation, page=page)
+            lambda tx: self._claims.register_owner(
+                tx, incarnation, page=page, parent=parent, renew_seconds=renew_seconds
+            )
+        )
+
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        self.database.write(
+            lambda tx: self._claims.report_draining(tx, owner=owner, is_draining=is_draining)
         )
 
     def default_owner(self) -> int:
@@ -73,7 +96,13 @@ class SqlBackend:
         )
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         queue = self._queue()
         if (
@@ -86,7 +115,8 @@ class SqlBackend:
         def work(tx: Transaction) -> ExchangeResult:
             settled = self._settle(tx, settlements)
             return ExchangeResult(
-                settled, self._claim(tx, queue, owner, limit, lease_seconds) if limit else []
+                settled,
+                self._claim(tx, queue, owner, limit, lease_seconds, selection) if limit else [],
             )
 
         return self.database.write(work)
@@ -99,7 +129,18 @@ class SqlBackend:
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
-    def sweep(self) -> int:
+    def count_suspects(self, *, limit: int) -> int:
+        queue = self._queue()
+        return self.database.read(
+            lambda tx: self._claims.count_suspects(
+                tx, queue=queue, limit=limit, budget=self._budget
+            )
+        )
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+        return {}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
         """Read first; write only if something is to be changed."""
         queue = self._queue()
         dead = self.database.read(self._sweep.dead_owners)
@@ -199,8 +240,14 @@ class SqlBackend:
 
     # --- inside a transaction ---
 
-    def _claim(
-        self, tx: Transaction, queue: int, owner: int, limit: int, lease_seconds: float
+    def _claim(  # noqa: PLR0913, PLR0917 - which rows, for which owner, for how long
+        self,
+        tx: Transaction,
+        queue: int,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection,
     ) -> list[ClaimedRow]:
         """Lease messages, and give up those that have spent their limits.
 
@@ -210,7 +257,13 @@ class SqlBackend:
         given_up = 0
         while given_up < _GIVE_UP_BATCH:
             rows = self._claims.claim(
-                tx, queue=queue, owner=owner, lease_seconds=lease_seconds, limit=limit
+                tx,
+                queue=queue,
+                owner=owner,
+                lease_seconds=lease_seconds,
+                limit=limit,
+                selection=selection,
+                budget=self._budget,
             )
             claimed = [each for row in rows if (each := self._claim_row(tx, row)) is not None]
             if claimed or not rows:
@@ -223,7 +276,11 @@ class SqlBackend:
         claim, message = Claim(*row[:3]), MessageRecord(*row[3:-2])
         if self._dead_letters.give_up_if_spent(tx, claim, message, row[-2:]):
             return None
-        return ClaimedRow(claim, message, is_exclusive=message.crashes > 0)
+        return ClaimedRow(
+            claim,
+            message,
+            is_exclusive=self._budget.is_suspect(crashes=message.crashes, lost=message.lost),
+        )
 
     def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
         """Settle in order; neighbours with the same end in one statement."""

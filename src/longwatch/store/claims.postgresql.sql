@@ -4,14 +4,16 @@
 -- transactions do not deadlock.
 
 -- name: claim
--- Lease the oldest free rows: those before the first row that has crashed, or that row by itself.
+-- Lease the oldest free rows of the selection: those before the first suspect, or the suspect by
+-- itself.
 -- Finds nothing while a delayed row is due, unless another transaction is just freeing it. Returns
 -- rows in no order, each with whether the owner is registered.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ), candidates AS MATERIALIZED (
-    SELECT seq, crashes FROM {table} WHERE queue = :queue AND lease_state = 0 AND {claim_condition}
+    SELECT seq, {is_suspect} AS is_suspect FROM {table}
+    WHERE queue = :queue AND lease_state = 0 AND {selected} AND {claim_condition}
         AND NOT EXISTS (SELECT 1 FROM due)
     ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 )
@@ -20,7 +22,7 @@ UPDATE {table} SET lease_state = 2, owner = :owner, term = {next_term},
 WHERE seq = ANY (ARRAY(
     SELECT seq FROM candidates
     WHERE seq = (SELECT min(seq) FROM candidates)
-        OR seq < coalesce((SELECT min(seq) FROM candidates WHERE crashes > 0), 9223372036854775807)
+        OR seq < coalesce((SELECT min(seq) FROM candidates WHERE is_suspect), 9223372036854775807)
 ))
 RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owners.owner = :owner)
 
@@ -61,8 +63,8 @@ WITH matching AS MATERIALIZED (
     UPDATE {table} SET lease_state = CASE WHEN :delay::float8 > 0 THEN 1 ELSE 0 END,
         ready_at = CASE WHEN :delay::float8 > 0 THEN :wall_now + :delay::float8 ELSE 0 END,
         owner = NULL, {on_release}, failures = failures + :failures,
-        crashes = crashes + :crashes, releases = releases + :releases,
-        error = coalesce(:error, error)
+        crashes = crashes + :crashes, lost = lost + :lost, releases = releases + :releases,
+        error = coalesce(:error, error), traceback = coalesce(:traceback, traceback)
     WHERE seq = ANY (ARRAY(SELECT seq FROM matching))
 )
 SELECT seq, owner, term FROM matching
@@ -79,21 +81,23 @@ UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
 -- owner's machine does not matter. A lease whose owner row was deleted during the claim gets an
 -- unreadable page, which blames no row.
 SELECT seq, term, queue, leased.owner, coalesce(incarnation, ''),
-    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 1), renew_seconds
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND {lapsed} LIMIT :limit
 
 -- name: lapsed_for_update
 -- `lapsed`, with the rows locked: no owner renews them until they are released.
 SELECT seq, term, queue, leased.owner, coalesce(incarnation, ''),
-    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 1), renew_seconds
 FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND {lapsed} LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
 
 -- name: owners
 -- The owners of leases in this table that are of this boot, whose end this process can see, and
 -- those registered long ago; with the seconds since registration and whether each holds a lease.
-SELECT owner, incarnation, page, :wall_now - registered_at,
+SELECT owner, incarnation, page, parent, draining, renew_seconds, :wall_now - registered_at,
     EXISTS (SELECT 1 FROM {table} WHERE lease_state = 2 AND {table}.owner = longwatch_owners.owner)
 FROM longwatch_owners
 WHERE table_name = '{table}'
@@ -106,8 +110,10 @@ WHERE lease_state = 2 AND owner = :owner LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: insert_owner
 -- Register an owner; keeps the row of one that is registered already.
-INSERT INTO longwatch_owners (owner, incarnation, boot, page, table_name, registered_at)
-VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now) ON CONFLICT DO NOTHING
+INSERT INTO longwatch_owners (owner, incarnation, boot, page, parent, draining, renew_seconds,
+    table_name, registered_at)
+VALUES (:owner, :incarnation, :boot, :page, :parent, :draining, :renew_seconds, '{table}',
+    :wall_now) ON CONFLICT DO NOTHING
 
 -- name: delete_owner
 -- Delete an owner that holds no lease: another sweeper may still have rows of it to release.

@@ -15,6 +15,7 @@ from enum import StrEnum, auto
 from typing import NamedTuple
 
 from longwatch.host.incarnation import Incarnation
+from longwatch.store.blame import DEFAULT_BUDGET, IS_SUSPECT_SQL, Blame, BlameBudget
 from longwatch.store.database import OwnerRegistry, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
@@ -30,12 +31,19 @@ class Claim(NamedTuple):
     term: int
 
 
-class Blame(StrEnum):
-    """Why a row comes back: which of its counters rises."""
+class RowSelection(StrEnum):
+    """Which free rows a claim takes."""
 
-    FAILURE = auto()  # the work raised: spends the retry budget
-    CRASH = auto()  # the process died in it: spends the small poison budget
-    RELEASE = auto()  # nobody's fault: spends nothing
+    ANY = auto()  # ordinary rows, or one suspect by itself
+    ORDINARY = auto()  # no suspect: a process of its own runs those
+    SUSPECTS = auto()  # one suspect
+
+
+_SELECTED_SQL = {
+    RowSelection.ANY: "1 = 1",
+    RowSelection.ORDINARY: f"NOT {IS_SUSPECT_SQL}",
+    RowSelection.SUSPECTS: f"crashes + lost > 0 AND {IS_SUSPECT_SQL}",
+}
 
 
 class LeaseSql(NamedTuple):
@@ -114,37 +122,72 @@ class Claims:
     ) -> None:
         names = ", ".join(("seq", "owner", "term", *columns))
         placeholders = (lease_sql or _LEASE_UNTIL_SQL[dialect]).placeholders(dialect)
-        self.sql = load_queries(
-            "longwatch.store",
-            "claims",
-            dialect,
-            table=table,
-            columns=names,
-            claim_condition=claim_condition,
-            **placeholders,
-        )
+        self._sql_by_selection = {
+            selection: load_queries(
+                "longwatch.store",
+                "claims",
+                dialect,
+                table=table,
+                columns=names,
+                claim_condition=claim_condition,
+                selected=selected,
+                is_suspect=IS_SUSPECT_SQL,
+                **placeholders,
+            )
+            for selection, selected in _SELECTED_SQL.items()
+        }
+        self.sql = self._sql_by_selection[RowSelection.ANY]
         self._owners = owners or OwnerRegistry()
         self._takes_arrays = dialect == "postgresql"
 
     def register_owner(
-        self, transaction: Transaction, incarnation: Incarnation, *, page: str | None = None
+        self,
+        transaction: Transaction,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,
+        renew_seconds: float | None = None,
     ) -> int:
-        """Register an owner; the number that stands for it in leases."""
+        """Register an owner; the number that stands for it in leases. `parent`: the incarnation of
+        the process that supervises it; `renew_seconds`: the time between its renewals.
+        """
         owner = secrets.randbits(62)
         self._owners.records[owner] = {
             "owner": owner,
             "incarnation": str(incarnation),
             "boot": incarnation.boot,
             "page": page,
+            "parent": parent,
+            "draining": 0,
+            "renew_seconds": renew_seconds,
         }
         self.insert_owner(transaction, owner)
         return owner
 
-    def claim(
-        self, transaction: Transaction, *, queue: int, owner: int, lease_seconds: float, limit: int
+    def report_draining(
+        self, transaction: Transaction, *, owner: int, is_draining: bool = True
+    ) -> None:
+        """Note that an owner drains, or claims again: if it drains, the end of its process blames
+        no row.
+        """
+        record = {**self._owners.records[owner], "draining": int(is_draining)}
+        self._owners.records[owner] = record
+        transaction.execute(self.sql["set_draining"], record)
+
+    def claim(  # noqa: PLR0913 - which rows, for which owner, for how long
+        self,
+        transaction: Transaction,
+        *,
+        queue: int,
+        owner: int,
+        lease_seconds: float,
+        limit: int,
+        selection: RowSelection = RowSelection.ANY,
+        budget: BlameBudget = DEFAULT_BUDGET,
     ) -> list[Row]:
-        """Lease up to `limit` free rows, oldest first, in one statement. A row that has crashed
-        before comes alone.
+        """Lease up to `limit` free rows, oldest first, in one statement. A suspect by `budget`
+        comes alone.
 
         The statement finds nothing while a delayed row is due: that may be older than those that
         are free, so it is freed first.
@@ -154,13 +197,33 @@ class Claims:
             "owner": owner,
             "lease_seconds": lease_seconds,
             "limit": limit,
+            "max_crashes": budget.max_crashes,
+            "max_lost": budget.max_lost,
         }
-        found = transaction.rows(self.sql["claim"], parameters)
+        claim = self._sql_by_selection[selection]["claim"]
+        found = transaction.rows(claim, parameters)
         if not found and self.promote_due(transaction, queue=queue):
-            found = transaction.rows(self.sql["claim"], parameters)
+            found = transaction.rows(claim, parameters)
         if found and not found[0][-1]:
             self.insert_owner(transaction, owner)
         return sorted(row[:-1] for row in found)
+
+    def count_suspects(
+        self,
+        transaction: Transaction,
+        *,
+        queue: int,
+        limit: int,
+        budget: BlameBudget = DEFAULT_BUDGET,
+    ) -> int:
+        """How many suspects are free, counted no further than `limit`; a read."""
+        parameters = {
+            "queue": queue,
+            "limit": limit,
+            "max_crashes": budget.max_crashes,
+            "max_lost": budget.max_lost,
+        }
+        return len(transaction.rows(self.sql["suspects"], parameters))
 
     def renew(
         self,
@@ -210,7 +273,7 @@ class Claims:
             else []
         )
 
-    def release(
+    def release(  # noqa: PLR0913 - which rows, and what is noted of them
         self,
         transaction: Transaction,
         claims: Iterable[Claim],
@@ -218,6 +281,7 @@ class Claims:
         blame: Blame,
         delay: float = 0.0,
         error: str | None = None,
+        traceback: str | None = None,
     ) -> list[bool]:
         """Release rows, to be claimed again after the delay; for each whether its claim still
         matched.
@@ -226,8 +290,10 @@ class Claims:
             "delay": max(delay, 0.0),
             "failures": int(blame is Blame.FAILURE),
             "crashes": int(blame is Blame.CRASH),
+            "lost": int(blame is Blame.LOST),
             "releases": int(blame is Blame.RELEASE),
             "error": error,
+            "traceback": traceback,
         }
         listed = list(claims)
         if self._takes_arrays and listed:

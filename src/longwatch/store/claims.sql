@@ -7,10 +7,19 @@ SELECT min(ready_at) - :wall_now FROM {table} WHERE lease_state = 1 AND queue = 
 -- name: owners
 -- Every owner of leases in this table, with the seconds since its registration and whether it holds
 -- a lease.
-SELECT owner, incarnation, page, :wall_now - registered_at,
+SELECT owner, incarnation, page, parent, draining, renew_seconds, :wall_now - registered_at,
     EXISTS (SELECT 1 FROM {table} WHERE lease_state = 2 AND {table}.owner = longwatch_owners.owner)
 FROM longwatch_owners WHERE table_name = '{table}'
 
 -- name: of_owner
 -- The leases of one owner, up to :limit.
 SELECT seq, term, queue FROM {table} WHERE lease_state = 2 AND owner = :owner LIMIT :limit
+
+-- name: suspects
+-- Free suspects of a queue, up to :limit. The first condition is that of a small index.
+SELECT seq FROM {table}
+WHERE queue = :queue AND lease_state = 0 AND crashes + lost > 0 AND {is_suspect} LIMIT :limit
+
+-- name: set_draining
+-- Note whether an owner drains.
+UPDATE longwatch_owners SET draining = :draining WHERE owner = :owner

@@ -2,11 +2,13 @@
 -- it see the same rows.
 
 -- name: claim
--- Lease the oldest free rows: those before the first row that has crashed, or that row by itself.
+-- Lease the oldest free rows of the selection: those before the first suspect, or the suspect by
+-- itself.
 -- Finds nothing while a delayed row is due. Returns rows in no order, each with whether the owner
 -- is registered.
 WITH candidates AS MATERIALIZED (
-    SELECT seq, crashes FROM {table} WHERE queue = :queue AND lease_state = 0 AND {claim_condition}
+    SELECT seq, {is_suspect} AS is_suspect FROM {table}
+    WHERE queue = :queue AND lease_state = 0 AND {selected} AND {claim_condition}
         AND NOT EXISTS (
             SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
         )
@@ -17,7 +19,7 @@ UPDATE {table} SET lease_state = 2, owner = :owner, term = {next_term},
 WHERE seq IN (
     SELECT seq FROM candidates
     WHERE seq = (SELECT min(seq) FROM candidates)
-        OR seq < coalesce((SELECT min(seq) FROM candidates WHERE crashes > 0), 9223372036854775807)
+        OR seq < coalesce((SELECT min(seq) FROM candidates WHERE is_suspect), 9223372036854775807)
 )
 RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE owner = :owner)
 
@@ -45,8 +47,9 @@ RETURNING seq, owner, term
 -- Release a row, at once or after a delay, and raise the counter of the reason.
 UPDATE {table} SET lease_state = CASE WHEN :delay > 0 THEN 1 ELSE 0 END,
     ready_at = CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, owner = NULL, {on_release},
-    failures = failures + :failures, crashes = crashes + :crashes, releases = releases + :releases,
-    error = coalesce(:error, error)
+    failures = failures + :failures, crashes = crashes + :crashes, lost = lost + :lost,
+    releases = releases + :releases, error = coalesce(:error, error),
+    traceback = coalesce(:traceback, traceback)
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: promote_due
@@ -56,14 +59,17 @@ WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
 
 -- name: lapsed
 -- Leases that have ended, by the clock or because another boot made them.
-SELECT seq, term, queue, leased.owner, incarnation, page
+SELECT seq, term, queue, leased.owner, incarnation, page, parent, draining,
+    renew_seconds
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
 
 -- name: insert_owner
 -- Register an owner.
-INSERT INTO longwatch_owners (owner, incarnation, boot, page, table_name, registered_at)
-VALUES (:owner, :incarnation, :boot, :page, '{table}', :wall_now)
+INSERT INTO longwatch_owners (owner, incarnation, boot, page, parent, draining, renew_seconds,
+    table_name, registered_at)
+VALUES (:owner, :incarnation, :boot, :page, :parent, :draining, :renew_seconds, '{table}',
+    :wall_now)
 
 -- name: delete_owner
 -- Delete an owner.

@@ -1,24 +1,19 @@
 """Finds leases whose owner is gone, decides whose fault that was, and releases their rows.
 
 An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
-its lease has ended (a lost host, a worker that could not renew). Whose fault that was decides which
-counter of the row rises:
-
-- An owner with a beat page: rows that it had started when it died crashed; rows it only held ahead
-  are released, and so is everything once it was draining, or when its page cannot be read (a lost
-  host blames nobody).
-- An owner without a page (a bare `receive`): nobody can know, so every lease that lapses unsettled
-  counts as a crash.
+its lease has ended (a lost host, a worker that could not renew). `blame.py` decides which counter
+of each row rises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from longwatch.host.beatpage import read_page, remove_page
 from longwatch.host.incarnation import Incarnation, boot_id
-from longwatch.store.claims import Blame, Claim, Claims
+from longwatch.store.blame import Blame, OwnerEnd
+from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Parameters, Transaction
 
 SWEEP_BATCH = 500
@@ -37,6 +32,12 @@ class LeaseOwner(NamedTuple):
     id: int
     incarnation: str
     page: str | None
+    parent: str | None = None
+    """The incarnation of the process that supervises it."""
+    is_draining: bool = False
+    """Whether it has reported that it drains."""
+    renew_seconds: float | None = None
+    """The time between its renewals; None: it does not renew."""
 
 
 class ClaimSweeper:
@@ -49,7 +50,7 @@ class ClaimSweeper:
     def reclaim_lapsed(self, transaction: Transaction) -> list[int]:
         """Release the rows of leases that have ended; for each row its queue."""
         rows = transaction.rows(self._claims.for_update("lapsed"), _lapsed_parameters(SWEEP_BATCH))
-        lapsed = [(seq, term, LeaseOwner(*owner)) for seq, term, _, *owner in rows]
+        lapsed = [(seq, term, lease_owner(owner)) for seq, term, _, *owner in rows]
         blames = {owner: blame_for(owner) for owner in {owner for _, _, owner in lapsed}}
         self._release(
             transaction,
@@ -71,10 +72,10 @@ class ClaimSweeper:
             self._claims.sql["owners"], {"boot": boot_id(), "retention": OWNER_RETENTION}
         )
         return [
-            LeaseOwner(owner, incarnation, page)
-            for owner, incarnation, page, age, holds in found
-            if self.has_ended(incarnation)
-            or (not holds and age > OWNER_RETENTION and not _is_visible(incarnation))
+            lease_owner(owner)
+            for *owner, age, holds in found
+            if self.has_ended(owner[1])
+            or (not holds and age > OWNER_RETENTION and not _is_visible(owner[1]))
         ]
 
     def reclaim(self, transaction: Transaction, owner: LeaseOwner) -> list[int]:
@@ -123,22 +124,32 @@ def _lapsed_parameters(limit: int) -> Parameters:
     return {"boot": boot_id(), "limit": limit}
 
 
-def blame_for(owner: LeaseOwner, *, if_unreadable: Blame = Blame.RELEASE) -> Callable[[int], Blame]:
-    """Says of each row whether its own work is to blame for the end of its owner. The page is read
-    once, here; `if_unreadable` is the result if it cannot be.
+def lease_owner(row: Sequence[Any]) -> LeaseOwner:
+    """An owner of the columns owner, incarnation, page, parent, draining, renew_seconds."""
+    owner, incarnation, page, parent, draining, renew_seconds = row
+    return LeaseOwner(owner, incarnation, page, parent, bool(draining), renew_seconds)
+
+
+def blame_for(owner: LeaseOwner) -> Callable[[int], Blame]:
+    """Says of each row whether its own work is to blame for the end of its owner. The page and the
+    processes are looked at once, here.
     """
-    if owner.page is None:
-        return lambda _: Blame.CRASH
-    page = None if _is_of_another_boot(owner.incarnation) else read_page(owner.page)
-    if page is None:
-        return lambda _: if_unreadable
-    started = frozenset[int]() if page.draining else page.running_rows
-    return lambda seq: Blame.CRASH if seq in started else Blame.RELEASE
+    return owner_end(owner).blame
 
 
-def _is_of_another_boot(incarnation: str) -> bool:
-    found = parse_incarnation(incarnation)
-    return found is not None and found.is_from_another_boot
+def owner_end(owner: LeaseOwner) -> OwnerEnd:
+    """What this process can see of an owner whose claims end."""
+    incarnation = parse_incarnation(owner.incarnation)
+    parent = None if owner.parent is None else parse_incarnation(owner.parent)
+    is_of_another_boot = incarnation is not None and incarnation.is_from_another_boot
+    return OwnerEnd(
+        has_page=owner.page is not None,
+        page=None if owner.page is None or is_of_another_boot else read_page(owner.page),
+        is_draining=owner.is_draining,
+        is_alive=incarnation is not None and incarnation.is_visible and not incarnation.is_dead(),
+        is_of_another_boot=is_of_another_boot,
+        is_parent_dead=parent is not None and parent.is_dead(),
+    )
 
 
 def _is_visible(incarnation: str) -> bool:

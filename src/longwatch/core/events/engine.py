@@ -124,3 +124,15 @@ class LeasesRenewed(Event):
 
     engine: str
     rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDeadLettered(Event):
+    """A message was given up and is kept as a dead letter."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    mailbox: str
+    message_id: str
+    reason: str
+    """`poison`, `lost`, `failed`, `unanswered`, `permanent`, `undecodable` or `expired`."""

@@ -26,7 +26,8 @@ from longwatch.flow.execution_state import (
 from longwatch.flow.records import OpenedAttempt, attempt_row, notify_workers
 from longwatch.flow.registry import GraphQueue
 from longwatch.flow.settler import AttemptSettler, SettledAttempts
-from longwatch.store.claims import Blame, Claim
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim
 from longwatch.store.database import Database, Row, Transaction
 
 if TYPE_CHECKING:

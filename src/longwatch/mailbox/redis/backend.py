@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from longwatch.core.clock import Wakeup
-from longwatch.engine.claim_source import ExchangeResult, Settlement
+from longwatch.engine.claim_source import ExchangeResult, GivenUp, Settlement, ignore_given_up
 from longwatch.errors import InvalidParameterError, MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
@@ -22,7 +22,7 @@ from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, N
 from longwatch.mailbox.redis import codec
 from longwatch.mailbox.redis.client import RetryMode, pack_arguments
 from longwatch.mailbox.redis.sweep import sweep
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 
 if TYPE_CHECKING:
     from longwatch.mailbox.redis.store import RedisStore
@@ -70,7 +70,14 @@ class RedisBackend:
 
     # --- ClaimSource ---
 
-    def register_owner(self, incarnation: Incarnation, *, page: str | None = None) -> int:
+    def register_owner(
+        self,
+        incarnation: Incarnation,
+        *,
+        page: str | None = None,
+        parent: str | None = None,  # noqa: ARG002
+        renew_seconds: float | None = None,  # noqa: ARG002
+    ) -> int:
         owner = secrets.randbits(62)
         self.store.mailbox_number(self.name)
         self.store.owners[owner] = RedisOwner(str(incarnation), page, {self.name})
@@ -83,7 +90,13 @@ class RedisBackend:
         )
 
     def exchange(
-        self, settlements: Sequence[Settlement], *, owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
     ) -> ExchangeResult:
         queue = self.store.mailbox_number(self.name)
         if any(each.claim.seq >> codec.NUMBER_BITS != queue for each in settlements):
@@ -103,7 +116,16 @@ class RedisBackend:
     def held(self, *, owner: int) -> list[Claim]:
         return [claim for backend in self._backends_of(owner) for claim in backend.held_own(owner)]
 
-    def sweep(self) -> int:
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        pass
+
+    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
+        return 0
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+        return {}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
         return sweep(
             self, queue=self.store.mailbox_number(self.name), retention=self.limits.dead_retention
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.mailbox.records import DeadLetter, MessageRecord, NewMessage
-from longwatch.store.claims import Blame, Claim
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claim
 
 _HEAD = Struct(">dddBHIH")
 _TAIL = Struct(">BHIH")

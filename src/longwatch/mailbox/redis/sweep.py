@@ -15,7 +15,7 @@ import msgspec
 
 from longwatch.host.beatpage import remove_page
 from longwatch.mailbox.redis.codec import COUNTER_BY_BLAME, seq_of
-from longwatch.store.claims import Blame
+from longwatch.store.blame import Blame
 from longwatch.store.sweep import (
     OWNER_RETENTION,
     SWEEP_BATCH,
