@@ -540,7 +540,8 @@ class CountingClock:
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.wakes = 0
-        self.monotonic, self.wall, self.sleep = clock.monotonic, clock.wall, clock.sleep
+        self.monotonic, self.boottime = clock.monotonic, clock.boottime
+        self.wall, self.sleep = clock.wall, clock.sleep
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
         heard = self._clock.wait(wakeup, timeout)

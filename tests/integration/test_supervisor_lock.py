@@ -47,6 +47,9 @@ class HookedClock:
     def monotonic(self) -> float:
         return self._clock.monotonic()
 
+    def boottime(self) -> float:
+        return self._clock.boottime()
+
     def wall(self) -> float:
         return self._clock.wall()
 

@@ -255,6 +255,29 @@ def test_setting_the_wall_clock_moves_no_duration() -> None:
     assert (5, 40) == (clock.monotonic(), clock.wall())
 
 
+@every_ticker
+def test_a_suspend_moves_boottime_and_wall_and_wakes_nothing(ticker: Ticker) -> None:
+    """A suspend moves boottime and wall. Monotonic stands still, and timers are due as late after
+    the resume as they were before.
+    """
+    clock = FakeClock(monotonic=0, wall=100)
+    with ticker(clock, 10) as ticks:
+        clock.await_parked(1)
+        clock.suspend(3600)
+        assert (0, 3600, 3700) == (clock.monotonic(), clock.boottime(), clock.wall())
+
+        clock.advance(9)
+        assert [] == ticks
+        clock.advance(1)
+        assert [10] == ticks
+    assert (10, 3610, 3710) == (clock.monotonic(), clock.boottime(), clock.wall())
+
+
+def test_a_suspend_never_moves_time_backwards() -> None:
+    with pytest.raises(ValueError, match="time only moves forward"):
+        FakeClock().suspend(-1)
+
+
 @given(steps=st.lists(st.floats(0, 1e5)))
 def test_time_only_ever_grows_and_the_wall_goes_along(steps: list[float]) -> None:
     clock = FakeClock(monotonic=0, wall=0)
@@ -418,6 +441,14 @@ def test_monotonic_time_does_not_go_back_and_the_wall_shows_this_millennium(cloc
 
     assert before <= clock.monotonic()
     assert 1_700_000_000 < clock.wall()
+
+
+@every_clock
+def test_boottime_does_not_go_back_and_is_never_behind_monotonic(clock: Clock) -> None:
+    before, monotonic = clock.boottime(), clock.monotonic()
+
+    assert before <= clock.boottime()
+    assert monotonic <= clock.boottime()
 
 
 # --- the wakeup -----------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
 """Time and waiting, as one thing that is passed in.
 
-Durations are measured on `monotonic()`, people are shown `wall()`, and whoever waits does so
-through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with `await sleep(seconds)`. A
-fake clock (`longwatch.testing.FakeClock`) can then drive every loop, lease renewer and watchdog of
-the product without real time passing.
+Durations are measured on `monotonic()`, leases on `boottime()`, people are shown `wall()`. Code
+waits through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with
+`await sleep(seconds)`. A fake clock (`longwatch.testing.FakeClock`) can then drive every loop,
+lease renewer and watchdog of the product without real time passing.
+
+While the machine is suspended, `monotonic()` and every wait stand still and `boottime()` goes on.
+So a suspend is no stall, but it does use up a lease. A wait for a moment of `boottime()` may last
+longer than asked: code that acts on such a moment reads `boottime()` when it acts.
 """
 
 from __future__ import annotations
@@ -12,7 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Final, Protocol
+
+BOOTTIME_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The system clock that also counts suspend. macOS has no CLOCK_BOOTTIME, but counts it in
+CLOCK_MONOTONIC, which is not the clock of `time.monotonic()` there.
+"""
 
 
 class Wakeup:
@@ -81,7 +90,10 @@ class Clock(Protocol):
     """
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow; differences are durations."""
+        """Seconds that only ever grow and stand still in suspend; differences are durations."""
+
+    def boottime(self) -> float:
+        """Seconds that only ever grow and also count suspend, for leases."""
 
     def wall(self) -> float:
         """Seconds since 1970 UTC, to show to people; it may jump."""
@@ -100,6 +112,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def boottime(self) -> float:
+        return time.clock_gettime(BOOTTIME_CLOCK)
 
     def wall(self) -> float:
         return time.time()

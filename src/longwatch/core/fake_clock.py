@@ -42,11 +42,15 @@ class FakeClock:
     def __init__(self, *, monotonic: float = 1000.0, wall: float = 1_800_000_000.0) -> None:
         self._monotonic = monotonic
         self._wall = wall
+        self._suspended = 0.0
         self._parked: list[_Waiter] = []
         self._changed = threading.Condition()
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def boottime(self) -> float:
+        return self.monotonic() + self._suspended
 
     def wall(self) -> float:
         return self._wall
@@ -117,6 +121,16 @@ class FakeClock:
                 self._let_run(woken)
         self._move_to(target)
         self.await_parked(before if parked is None else parked)
+
+    def suspend(self, seconds: float) -> None:
+        """Suspend the machine for so long: boottime and wall move on, monotonic does not, and
+        nothing that waits is woken.
+        """
+        if seconds < 0:
+            raise ValueError(f"time only moves forward, not by {seconds} s")
+        with self._changed:
+            self._suspended += seconds
+            self._wall += seconds
 
     def jump_wall(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an operator or NTP would; durations are

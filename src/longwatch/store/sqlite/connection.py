@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from longwatch.core.backoff import BackoffPolicy
-from longwatch.core.clock import SystemClock
+from longwatch.core.clock import BOOTTIME_CLOCK, SystemClock
 from longwatch.core.deadline import Deadline
 from longwatch.errors import UsageError
 from longwatch.store.database import ClockJump, Parameters, PreconditionFailedError, Row
@@ -27,7 +27,6 @@ _TRANSACTION_CONTROL = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|;)*(?:BEGIN|COMMIT|END|ROLLBACK(?!(?:\s+TRANSACTION)?\s+TO))\b",
     re.IGNORECASE | re.DOTALL,
 )
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SqliteTransaction:
@@ -95,7 +94,7 @@ class SqliteTransaction:
     def _with_clocks(self, parameters: Parameters) -> dict[str, object]:
         clocks = self._clocks
         if not clocks:
-            clocks["lease_now"] = time.clock_gettime(_LEASE_CLOCK) + self._jump.lease
+            clocks["lease_now"] = time.clock_gettime(BOOTTIME_CLOCK) + self._jump.lease
             clocks["wall_now"] = time.time() + self._jump.wall
         return {**parameters, **clocks}
 
