@@ -350,6 +350,7 @@ def test_a_row_that_gives_no_beat_is_not_kept_and_the_others_are() -> None:
         reading = read_page(rig.source.pages[0])
         assert reading is not None
         assert 2 in reading.running_rows  # it has stalled: the blame is its own
+        assert frozenset({2}) == reading.silent_rows
         gate.open(1, 2)
         rig.source.wait_for_settlements((1, DONE), (2, BACK))
 

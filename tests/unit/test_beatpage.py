@@ -166,6 +166,29 @@ def test_silent_are_the_rows_whose_slot_has_not_beaten_for_so_long(page: BeatPag
     assert {5: 110.5, 6: 60.5} == reading(page).stalled_rows(210.5, older_than=60.0)
 
 
+def test_a_row_that_the_engine_declares_silent_still_runs(page: BeatPage) -> None:
+    """A silent row is among the running and among the stalled rows, until its slot ends it or
+    begins another.
+    """
+    page.begin(0, 5, 100.0)
+    page.begin(1, 6, 100.0)
+    for _ in range(2):
+        page.mark_silent(0)
+        assert frozenset({5, 6}) == reading(page).running_rows
+        assert frozenset({5}) == reading(page).silent_rows
+    assert SlotState(100.0, 5, 100.0, is_silent=True) == reading(page).slots[0]
+    assert {5, 6} == reading(page).stalled_rows(161.0, older_than=60.0).keys()
+
+    page.end(0)
+    assert frozenset() == reading(page).silent_rows
+    page.mark_silent(0)
+    page.begin(0, 7, 200.0)
+    assert (frozenset({6, 7}), frozenset()) == (
+        reading(page).running_rows,
+        reading(page).silent_rows,
+    )
+
+
 def test_zero_stands_for_the_engine_itself_once_it_has_beaten(page: BeatPage) -> None:
     assert {} == reading(page).stalled_rows(1000.0, older_than=60.0)
     page.beat_engine(100.0)
@@ -207,6 +230,17 @@ def test_of_a_process_that_is_gone_only_those_are_started_that_are_to_blame(
     assert frozenset({6}) == reading(page).running_rows
     foreign.blame_only(())
     assert frozenset() == reading(page).running_rows
+
+
+def test_a_silent_row_that_is_to_blame_stays_on_the_page_as_silent(
+    page: BeatPage, foreign: ChildBeatPage
+) -> None:
+    page.begin(0, 5, 1.0)
+    page.begin(1, 6, 1.0)
+    page.mark_silent(0)
+    page.mark_silent(1)
+    foreign.blame_only({6})
+    assert frozenset({6}) == foreign.read().silent_rows == foreign.read().running_rows
 
 
 @pytest.mark.parametrize(("rows", "draining"), [({5}, False), (set(), True)])

@@ -75,12 +75,30 @@ def test_begin_beat_and_end_are_seen_on_the_page_and_on_the_heartbeat(
     context.beat("half")
     seen = read_page(str(page.path))
     assert seen is not None
-    assert (105.0, 7, 100.0) == seen.slots[1]
+    assert (105.0, 7, 100.0, False) == seen.slots[1]
     assert (0.0, "half") == (pulse.heartbeat.elapsed(), pulse.heartbeat.progress)
     pulse.end()
     ended = read_page(str(page.path))
     assert ended is not None
     assert frozenset() == ended.running_rows
+
+
+def test_only_the_row_that_still_runs_is_declared_silent(
+    page: BeatPage, pulse: SlotActivity
+) -> None:
+    """A row that ended, or made room for the next one, meanwhile is not marked."""
+    pulse.begin(7, 100.0)
+    pulse.end()
+    pulse.mark_silent(7)
+    pulse.begin(8, 101.0)
+    pulse.mark_silent(7)
+    seen = read_page(str(page.path))
+    assert seen is not None
+    assert (frozenset({8}), frozenset()) == (seen.running_rows, seen.silent_rows)
+    pulse.mark_silent(8)
+    seen = read_page(str(page.path))
+    assert seen is not None
+    assert frozenset({8}) == seen.silent_rows
 
 
 def test_a_thread_that_was_left_behind_does_not_beat_for_the_next_row(

@@ -17,15 +17,17 @@ from longwatch.host.beatpage import BeatPage
 
 class SlotActivity:
     """The sign of life of one slot: its heartbeat and its place on the beat page, which is
-    readable from outside.
+    readable from outside. `begin` is for the slot's thread, the rest for any.
     """
 
-    __slots__ = ("_monotonic", "_page", "_slot", "heartbeat", "token_lock")
+    __slots__ = ("_monotonic", "_page", "_page_lock", "_row", "_slot", "heartbeat", "token_lock")
 
     def __init__(self, clock: Clock, page: BeatPage, slot: int) -> None:
         self.heartbeat = Heartbeat(clock)
         self.token_lock = threading.Lock()
         self._monotonic = clock.monotonic
+        self._row = 0
+        self._page_lock = threading.Lock()
         self._page = page
         self._slot = slot
 
@@ -36,11 +38,21 @@ class SlotActivity:
     def begin(self, row: int, now: float) -> None:
         """From here on this row is to blame if the process dies."""
         self.heartbeat.beat()
-        self._page.begin(self._slot, row, now)
+        with self._page_lock:
+            self._row = row
+            self._page.begin(self._slot, row, now)
 
     def end(self) -> None:
         """From here on no row is."""
-        self._page.end(self._slot)
+        with self._page_lock:
+            self._row = 0
+            self._page.end(self._slot)
+
+    def mark_silent(self, row: int) -> None:
+        """Declare that the code of this row gives no beat; nothing if it has ended."""
+        with self._page_lock:
+            if row == self._row:
+                self._page.mark_silent(self._slot)
 
 
 class RowContext:

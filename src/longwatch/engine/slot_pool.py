@@ -122,12 +122,16 @@ class SlotPool:
 
     def lose_lease(self, context: RowContext, *, is_blameless: bool) -> None:
         """Mark the lease of a running row as lost. `is_blameless`: the row is not to blame if the
-        process dies from now on.
+        process dies from now on. Otherwise its lease lapses because it gives no beat, and the beat
+        page says so.
         """
         context.lose_lease()
         for slot in self.slots:
-            if is_blameless and slot.context is context:
-                slot.activity.end()
+            if slot.context is context:
+                if is_blameless:
+                    slot.activity.end()
+                else:
+                    slot.activity.mark_silent(context.claimed.claim.seq)
 
     def _take_waiting(self) -> list[ClaimedRow]:
         waiting: list[ClaimedRow] = []

@@ -8,6 +8,10 @@ begins and first when it ends, so a reader never sees a row that is not started.
 renews the leases writes until when they are trusted, and, of a child that it has killed, which rows
 are to blame.
 
+The engine declares a row *silent* when its code has given no beat for so long that the lease is not
+renewed any more. The row's number is then negative: the row still runs, and its own code is why
+its lease lapses.
+
     offset  0  magic (8)   8  slots   16  trusted until   24  draining   32  beat of the engine
            40 …  per slot: beat, row, started (8 bytes each)
 """
@@ -36,12 +40,13 @@ _TIME = struct.Struct("@d")
 
 class SlotState(NamedTuple):
     """What one slot does: `row` is 0 when it does nothing. Times are on CLOCK_MONOTONIC of the
-    machine.
+    machine. `is_silent`: the engine does not renew the lease of this row.
     """
 
     beat_at: float
     row: int
     started_at: float
+    is_silent: bool = False
 
 
 class BeatPage:
@@ -67,6 +72,14 @@ class BeatPage:
     def end(self, slot: int) -> None:
         """The slot has settled its row, or given it up."""
         _NUMBER.pack_into(self._map, _HEADER + slot * _SLOT + 8, 0)
+
+    def mark_silent(self, slot: int) -> None:
+        """Declare that the row of this slot gives no beat and is not renewed; idempotent. Not
+        beside `begin` or `end` of the same slot in another thread.
+        """
+        offset = _HEADER + slot * _SLOT + 8
+        [row] = _NUMBER.unpack_from(self._map, offset)
+        _NUMBER.pack_into(self._map, offset, -abs(row))
 
     def beat_engine(self, now: float) -> None:
         """The engine itself turns, whatever its slots do."""
@@ -127,8 +140,8 @@ class BeatSnapshot(NamedTuple):
 
     @property
     def silent_rows(self) -> frozenset[int]:
-        """The rows whose code the engine has declared silent."""
-        return frozenset()
+        """The running rows that the engine has declared silent."""
+        return frozenset(slot.row for slot in self.slots if slot.row and slot.is_silent)
 
     def stalled_rows(self, now: float, *, older_than: float) -> dict[int, float]:
         """The rows whose slot has given no beat for so long, and for how long; 0 stands for the
@@ -221,8 +234,10 @@ def remove_page(path: str) -> None:
 
 
 def _parse_slot(data: bytes, offset: int) -> SlotState:
+    [row] = _NUMBER.unpack_from(data, offset + 8)
     return SlotState(
         _TIME.unpack_from(data, offset)[0],
-        _NUMBER.unpack_from(data, offset + 8)[0],
+        abs(row),
         _TIME.unpack_from(data, offset + 16)[0],
+        is_silent=row < 0,
     )
