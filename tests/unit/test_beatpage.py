@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -18,6 +21,7 @@ from longwatch.host.beatpage import (
     remove_page,
 )
 
+Result = TypeVar("Result")
 ROWS = st.integers(min_value=1, max_value=2**62)
 
 
@@ -124,8 +128,95 @@ def test_any_other_file_is_no_page(tmp_path_factory: pytest.TempPathFactory, dat
     assert read_page(str(path)) is None
 
 
-def test_neither_is_a_directory(tmp_path: Path) -> None:
-    assert read_page(str(tmp_path)) is None
+# --- a path that anything may have written into the database ---
+
+
+def copied_page(page: BeatPage, path: Path) -> Path:
+    path.write_bytes(page.path.read_bytes())
+    return path
+
+
+def linked_page(page: BeatPage, path: Path) -> Path:
+    path.symlink_to(page.path)
+    return path
+
+
+def foreign_page(page: BeatPage, path: Path) -> Path:
+    try:
+        os.chown(copied_page(page, path), os.geteuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can give a file to another user")
+    return path
+
+
+def huge_page(page: BeatPage, path: Path) -> Path:
+    """A page with a hole behind it: it takes no space on the disk, but would in memory."""
+    os.truncate(copied_page(page, path), 1 << 33)
+    return path
+
+
+def fifo(_: BeatPage, path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def listening_socket(_: BeatPage, path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    return path
+
+
+NOT_PAGES: dict[str, Callable[[BeatPage, Path], str | Path]] = {
+    "directory": lambda _, path: path.parent,
+    "symlink": linked_page,
+    "fifo": fifo,
+    "socket": listening_socket,
+    "endless device": lambda _, __: "/dev/zero",
+    "terminal": lambda _, __: "/dev/tty",
+    "foreign owner": foreign_page,
+    "huge file": huge_page,
+    "no path": lambda _, __: "",
+    "path with a null byte": lambda _, path: f"{path}\0",
+}
+
+
+@pytest.fixture(params=NOT_PAGES.values(), ids=list(NOT_PAGES))
+def no_page(request: pytest.FixtureRequest, page: BeatPage, tmp_path: Path) -> str:
+    return str(request.param(page, tmp_path / "page of a database"))
+
+
+def in_time(read: Callable[[], Result]) -> Result:
+    """The result of a call that must not block."""
+    results: list[Result] = []
+    thread = threading.Thread(target=lambda: results.append(read()), daemon=True)
+    thread.start()
+    thread.join(30.0)
+    assert not thread.is_alive()
+    [result] = results
+    return result
+
+
+def test_what_is_not_a_small_file_of_this_user_is_no_page(no_page: str) -> None:
+    """A reader neither waits for such a path, nor follows it, nor reads it into memory."""
+    assert in_time(lambda: read_page(no_page)) is None
+
+
+def test_what_is_not_a_small_file_of_this_user_is_not_removed(no_page: str) -> None:
+    def exists() -> bool:
+        return "\0" in no_page or not no_page or os.path.lexists(no_page)
+
+    existed = exists()
+    in_time(lambda: remove_page(no_page))
+    assert existed == exists()
+
+
+def test_what_is_not_a_small_file_of_this_user_is_no_page_of_a_child(no_page: str) -> None:
+    def attempt() -> str:
+        with pytest.raises((OSError, ValueError)) as caught:
+            ChildBeatPage(no_page)
+        return str(caught.value)
+
+    assert in_time(attempt)
 
 
 def test_the_page_of_somebody_who_is_gone_can_be_removed(page: BeatPage) -> None:

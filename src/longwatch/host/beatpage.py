@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 import threading
 from collections.abc import Collection
@@ -157,11 +158,39 @@ _EMPTY = BeatSnapshot(0.0, draining=False, beat_at=0.0, slots=())
 
 
 def read_page(path: str) -> BeatSnapshot | None:
-    """The page at this path; None if there is none, or it is not one of ours."""
-    data = b""
-    with suppress(OSError):
-        data = Path(path).read_bytes()
-    return _parse(data)
+    """The page at this path; None if there is none, or it is not one of ours.
+
+    The path may come from a database, so it may name anything: never blocks on a FIFO, follows no
+    link, and reads no more than a page has.
+    """
+    try:
+        descriptor = _open_page(path, os.O_RDONLY)
+    except (OSError, ValueError):
+        return None
+    try:
+        return _parse(os.pread(descriptor, _MAX_BYTES, 0))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _open_page(path: str, access: int) -> int:
+    """The descriptor of a regular file of this user or of root, of at most the size of a page;
+    OSError or ValueError for anything else.
+    """
+    descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    found = os.fstat(descriptor)
+    if (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid in {0, os.geteuid()}
+        and found.st_size <= _MAX_BYTES
+    ):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError(
+        f"{path} is no beat page: expected a file of this user with at most {_MAX_BYTES} bytes"
+    )
 
 
 class ChildBeatPage:
@@ -174,7 +203,7 @@ class ChildBeatPage:
         """OSError or ValueError if there is no page at the path."""
         self.path = path
         self._lock = threading.Lock()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._descriptor = _open_page(path, os.O_RDWR)
         if self._read() is None:
             self.close()
             raise ValueError(f"{path} is no beat page")
