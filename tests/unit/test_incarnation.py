@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -143,6 +145,63 @@ def test_one_of_another_boot_is_known_as_such() -> None:
     mine = Incarnation.current()
     assert not mine.is_from_another_boot
     assert replace(mine, boot="another").is_from_another_boot
+
+
+class FakeLibc:
+    """The C library of macOS: `sysctlbyname` copies a value into the caller's buffer."""
+
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        self._values = values
+
+    def sysctlbyname(
+        self, name: bytes, buffer: Any, size: Any, new: object, new_size: ctypes.c_size_t
+    ) -> int:
+        value = self._values.get(name)
+        if value is None or new is not None or new_size.value:
+            return -1
+        if len(value) + 1 > ctypes.cast(size, ctypes.POINTER(ctypes.c_size_t))[0]:
+            return -1
+        buffer.value = value
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("libc", "expected"),
+    [
+        (
+            FakeLibc({b"kern.bootsessionuuid": b"3A1C5E0E-6C1D-4A53-9B7B-7D8B1C0A55F2"}),
+            "3a1c5e0e6c1d4a539b7b7d8b1c0a55f2",
+        ),
+        (FakeLibc({}), ""),
+        (FakeLibc({b"kern.bootsessionuuid": b"x" * 4096}), ""),
+        (object(), ""),
+    ],
+    ids=["known", "unknown", "too long", "another libc"],
+)
+def test_on_macos_the_kernel_names_the_boot(
+    monkeypatch: pytest.MonkeyPatch, libc: object, expected: str
+) -> None:
+    """The boot session of the kernel is the boot id; without one there is none, as on any system
+    that does not tell.
+    """
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    assert expected == boot_id.__wrapped__()
+
+
+def test_a_lease_of_the_boot_before_does_not_survive_on_macos(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def boot(session: bytes) -> str:
+        libc = FakeLibc({b"kern.bootsessionuuid": session})
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+        return boot_id.__wrapped__()
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    before, after = boot(b"AAAA-BBBB"), boot(b"CCCC-DDDD")
+    owner = replace(Incarnation.current(), boot=before)
+    monkeypatch.setattr(incarnation, "boot_id", lambda: after)
+    assert owner.is_from_another_boot
 
 
 def test_the_boot_has_no_dots() -> None:

@@ -10,6 +10,7 @@ an owner counts as alive: a live process's lease is never taken this way.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ _THREADS_FIELD, _START_TIME_FIELD = 17, 19
 """Where they stand in /proc/PID/stat, counted from the state, which comes after the name in
 parentheses.
 """
+
+_SYSCTL_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,38 @@ class Incarnation:
 @cache
 def boot_id() -> str:
     """This boot of this machine, without dots; empty where the system does not tell."""
+    if _is_macos():
+        text = _read_sysctl("kern.bootsessionuuid")
+    else:
+        text = _read_text("/proc/sys/kernel/random/boot_id")
+    return text.strip().replace("-", "").lower()
+
+
+def _is_macos() -> bool:
+    return sys.platform == "darwin"
+
+
+def _read_text(path: str) -> str:
+    """Empty if the file cannot be read."""
     try:
-        return (
-            Path("/proc/sys/kernel/random/boot_id")
-            .read_text(encoding="ascii")
-            .strip()
-            .replace("-", "")
-        )
+        return Path(path).read_text(encoding="ascii")
     except OSError:
         return ""
+
+
+def _read_sysctl(name: str) -> str:
+    """The text of a value of the macOS kernel; empty if it does not have it."""
+    import ctypes  # noqa: PLC0415 - not needed elsewhere
+
+    buffer = ctypes.create_string_buffer(_SYSCTL_BYTES)
+    size = ctypes.c_size_t(_SYSCTL_BYTES)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(
+            name.encode("ascii"), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)
+        )
+    except (OSError, AttributeError):  # no such function in this libc
+        return ""
+    return "" if failed else buffer.value.decode("ascii", errors="replace")
 
 
 def _pid_namespace() -> int:
