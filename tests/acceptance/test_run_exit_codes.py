@@ -12,6 +12,17 @@ import pytest
 
 from run_process import NO_BACKOFF_OPTIONS, PYTHON, start_run
 
+ENDS_NOTHING = (
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGURG,
+    signal.SIGWINCH,
+)
+
 STOPS_CLEANLY = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -31,6 +42,7 @@ signal.pause()
         (128, "fatal_error_no_restart"),
         (143, "intentional_signal"),
         (130, "intentional_signal"),
+        *((128 + number, "fatal_error_no_restart") for number in ENDS_NOTHING),
         (193, "fatal_error_no_restart"),
         (255, "fatal_error_no_restart"),
     ],
@@ -88,6 +100,21 @@ def test_sigterm_with_a_program_that_dies_of_it_is_143(longwatch_bin: Path, tmp_
         run.signal(signal.SIGTERM)
         assert 143 == run.wait()
     assert ["signal 15"] == [end["cause"] for end in run.logged_events("shutdown_complete")]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_it_waits_for_the_next_start_is_0(
+    longwatch_bin: Path, tmp_path: Path, signum: int
+) -> None:
+    """Between two runs no process is there to stop: the stop is clean, whatever the last run
+    ended with.
+    """
+    slow = ("--backoff-initial", "1000", "--backoff-cap", "1000")
+    with start_run(longwatch_bin, tmp_path, ["sh", "-c", "exit 3"], options=slow) as run:
+        run.next_event("restart_scheduled")
+        run.signal(signum)
+        assert 0 == run.wait()
+    assert [0] == [stopped["exit_code"] for stopped in run.logged_events("supervisor_stopped")]
 
 
 def test_a_breaker_that_trips_is_100(longwatch_bin: Path, tmp_path: Path) -> None:

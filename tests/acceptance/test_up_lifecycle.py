@@ -323,6 +323,26 @@ def test_one_deadline_ends_every_grace(longwatch_bin: Path, tmp_path: Path) -> N
     assert {"signal 9"} == {end["cause"] for end in run.events("shutdown_complete")}
 
 
+def test_a_stop_while_a_program_waits_for_its_next_start_is_clean(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """Neither a stop of that program nor one of the supervisor takes the code of its last run for
+    the program's end: 100 of a critical program would end everything.
+    """
+    slow = {"backoff": {"initial": 1000, "cap": 1000}, "critical": True}
+    programs = {
+        "crasher": sh("exit 100", restart_codes=[100], **slow),
+        "other": sh("exit 3", **slow),
+        "healthy": SLEEPER,
+    }
+    with start_up(longwatch_bin, tmp_path, programs) as run:
+        run.wait_for_event("restart_scheduled", program="crasher")
+        run.wait_for_event("restart_scheduled", program="other")
+        [stopped] = run.request("stop", "crasher")["programs"]
+        assert ("stopped", True) == (stopped["state"], run.status("healthy")["up"])
+        run.stop_cleanly()
+
+
 def test_a_stop_before_the_programs_have_come_up_ends_with_0(
     longwatch_bin: Path, tmp_path: Path
 ) -> None:

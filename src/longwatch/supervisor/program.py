@@ -44,6 +44,8 @@ from longwatch.supervisor.program_run import ProgramRun
 from longwatch.supervisor.restart_policy import STOP_VERDICTS, EndVerdict, RestartDecision
 
 EXIT_NEEDS_OPERATOR = 100
+EXIT_CLEAN_STOP = 0
+"""Of a program that was stopped between two runs: nothing of it was left to stop."""
 _MAX_EARLY_NOTICES = 16
 _SUCCESS_VERDICTS = frozenset(
     {EndVerdict.CLEAN_EXIT, EndVerdict.INTENTIONAL_SIGNAL, *STOP_VERDICTS}
@@ -154,7 +156,7 @@ class Program:
             if tripped and self._on_breaker_tripped():
                 return EXIT_NEEDS_OPERATOR
             if not await (self._cool_down() if tripped else self._back_off(ending)):
-                return ending.cause.exit_code
+                return EXIT_CLEAN_STOP
 
     @property
     def stop_requested(self) -> bool:

@@ -7,11 +7,16 @@
 | 1 | we killed it because it was unhealthy or stalled      | yes      | `health_check_restart`   |
 | 2 | exit 0                                                | no       | `clean_exit`             |
 | 3 | exit 2 (configuration, port conflict, permission)     | no       | `configuration_error`    |
-| 4 | exit 129…192, a shell's way to say "signal n"         | as if it ended by that signal       |
+| 4 | exit 128 + n, a shell's way to say that signal n
+|   | ended it                                              | as if it ended by that signal       |
 | 5 | exit ≥ 100                                            | no       | `fatal_error_no_restart` |
 | 6 | SIGTERM or SIGINT from outside                        | no       | `intentional_signal`     |
 | 7 | everything else, a failed spawn included              | yes      | `unexpected_exit` /
                                                                          `spawn_error`            |
+
+Row 4 holds for the signals 1 to 64 that can end a process. Exit 145 to 151 and 156 are 128 + a
+signal that a process ignores or is paused by (SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
+SIGURG, SIGWINCH): no process ends by it, so the program chose that code itself, and row 5 holds.
 
 Rows 1 to 7 say what `restart = "on-failure"` does; `"always"` and `"never"` overrule them, and
 lists of exit codes overrule those. The verdict is the table's in any case: it names what happened,
@@ -29,7 +34,23 @@ from longwatch.core.end_cause import EndCause, EndKind
 
 _CONFIGURATION_EXIT = 2
 _FIRST_FATAL_EXIT = 100
-_SHELL_SIGNAL_EXITS = range(129, 193)
+_LAST_SIGNAL = 64
+_HARMLESS_SIGNALS = frozenset(
+    {
+        signals.SIGCHLD,
+        signals.SIGCONT,
+        signals.SIGSTOP,
+        signals.SIGTSTP,
+        signals.SIGTTIN,
+        signals.SIGTTOU,
+        signals.SIGURG,
+        signals.SIGWINCH,
+    }
+)
+"""Signals that end no process: it ignores them, or stops until it is continued."""
+_SHELL_SIGNAL_EXITS = frozenset(
+    128 + number for number in range(1, _LAST_SIGNAL + 1) if number not in _HARMLESS_SIGNALS
+)
 _INTENTIONAL_SIGNALS = frozenset({signals.SIGTERM, signals.SIGINT})
 
 
