@@ -19,7 +19,12 @@ from flow_rig import TIMEOUT, database_fixture, migrated_database, on_sqlite, ur
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
-from longwatch.errors import ComputationFailedError, PermanentError, UsageError
+from longwatch.errors import (
+    ComputationFailedError,
+    PermanentError,
+    ShutdownTimeoutError,
+    UsageError,
+)
 from longwatch.flow import Execution, Flow, FlowContext, FlowWorker, Graph, compute, input  # noqa: A004 - the contract's word
 from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.host.background_thread import BackgroundThread
@@ -429,6 +434,30 @@ class TestBeingCalledOff:
             )
         assert [("not_set", None)] == states_of(execution)
         assert 1 == execution.computations()[0].attempt
+
+    def test_a_shutdown_whose_time_ran_out_says_so_every_time(self, database: Database) -> None:
+        """Whichever comes first, the end of the wait or the end of the run: an attempt was left
+        behind.
+        """
+        began, may_end = queue.SimpleQueue[int](), queue.SimpleQueue[int]()
+
+        def wait(a: int) -> int:
+            began.put(a)
+            return may_end.get(timeout=10 * TIMEOUT)
+
+        flow = Flow(database, [graph(node(wait))])
+        worker = flow.worker(concurrency=1, events=Events())
+        for number in range(6):
+            thread = BackgroundThread(worker.run, name="worker")
+            thread.start()
+            execution = flow.start("work", a=number)
+            assert number == began.get(timeout=TIMEOUT)
+            assert not worker.shutdown(timeout=0.02)
+            assert thread.done.block(TIMEOUT)
+            assert isinstance(thread.error, ShutdownTimeoutError)
+            may_end.put(-number)
+            assert worker.shutdown(timeout=TIMEOUT)
+            assert -number == execution.get("b", timeout=TIMEOUT)
 
 
 class TestCaps:

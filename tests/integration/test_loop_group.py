@@ -397,6 +397,21 @@ def test_past_its_limit_a_loop_is_left_behind_with_its_stacks_on_record(crashes:
     made.loops[1].may_end.set()
 
 
+def test_a_loop_that_stops_a_moment_after_its_limit_did_not_stop_in_time() -> None:
+    """It is not left behind: the run returns, and only the answer is False."""
+    made, answers = stub_group(*stubs(2)), queue.SimpleQueue[bool]()
+    made.loops[1].ignores_shutdown = True
+    running = BackgroundRun(lambda: made.group.run(install_signals=False))
+    made.wait_idle()
+    stopping = BackgroundRun(lambda: answers.put(made.group.shutdown()))
+    made.clock.await_parked(GROUP_IDLE_THREADS + 1)
+    made.clock.advance(30.125)
+    made.loops[1].may_end.set()
+    running.wait()
+    stopping.wait()
+    assert (False, ()) == (answers.get(), made.observer.wait_for(GroupStopped).overdue)
+
+
 def test_whether_all_stopped_is_said_of_this_run_and_not_of_the_last(tmp_path: Path) -> None:
     """The second run fails, so nobody counts its loops; they have stopped all the same."""
     made, answers = stub_group(StubLoop()), queue.SimpleQueue[bool]()

@@ -219,6 +219,78 @@ def test_past_its_deadline_a_run_raises_and_leaves_its_work_behind(mailbox: Mail
     wait_until(lambda: mailbox.approximate_count() == 0)
 
 
+def test_a_shutdown_whose_time_ran_out_says_so_every_time(mailbox: Mailbox[Any]) -> None:
+    """The run gives up at the deadline, in the moment in which the wait for it ends: whichever is
+    first, work was left behind.
+    """
+    loop = GatedLoop(requests=mailbox)
+    for number in range(20):
+        mailbox.send(number)
+        running = BackgroundRun(loop.run)
+        loop.next_started()
+        assert not loop.shutdown(timeout=0.02)
+        with pytest.raises(ShutdownTimeoutError):
+            running.wait()
+        loop.open(number)
+        assert loop.shutdown(timeout=TIMEOUT)
+    assert 0 == mailbox.approximate_count()
+
+
+def test_a_shutdown_with_more_time_reports_the_work_that_another_one_left_behind(
+    mailbox: Mailbox[Any],
+) -> None:
+    loop = GatedLoop(requests=mailbox)
+    answers = queue.SimpleQueue[bool]()
+    mailbox.send("x")
+    running = BackgroundRun(loop.run)
+    loop.next_started()
+    patient = BackgroundRun(lambda: answers.put(loop.shutdown(timeout=10 * TIMEOUT)))
+    assert not loop.shutdown(timeout=0.0)
+    patient.wait()
+    assert not answers.get()
+    with pytest.raises(ShutdownTimeoutError):
+        running.wait()
+    loop.open("x")
+
+
+def test_work_that_was_left_behind_is_not_shut_down_until_it_has_ended(
+    mailbox: Mailbox[Any],
+) -> None:
+    loop = GatedLoop(requests=mailbox)
+    mailbox.send("x")
+    running = BackgroundRun(loop.run)
+    loop.next_started()
+    assert not loop.shutdown(timeout=0.0)
+    with pytest.raises(ShutdownTimeoutError):
+        running.wait()
+    assert [False, False] == [loop.shutdown(timeout=0.01), loop.shutdown(timeout=0.0)]
+    loop.open("x")
+    assert [True, True] == [loop.shutdown(timeout=TIMEOUT), loop.shutdown(timeout=0.0)]
+    assert 0 == mailbox.approximate_count()
+
+
+def test_a_run_that_failed_and_left_work_behind_did_not_stop_in_time(
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the run hides that its engine was still busy; the answer does not."""
+    loop = GatedLoop(requests=mailbox)
+    real_wait = loop._wait
+
+    def failing(*given: Any) -> None:
+        real_wait(*given)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(loop, "_wait", failing)
+    mailbox.send("x")
+    running = BackgroundRun(loop.run)
+    loop.next_started()
+    assert not loop.shutdown(timeout=0.02)
+    with pytest.raises(RuntimeError, match="a bug"):
+        running.wait()
+    loop.open("x")
+    assert loop.shutdown(timeout=TIMEOUT)
+
+
 # --- a store that is not there ---
 
 

@@ -48,6 +48,8 @@ class EngineLoop(ABC):
         self._events = events
         self._environment: EngineEnvironment | None = None
         self._engine: Engine | None = None
+        self._left_engine: Engine | None = None
+        """That of a run which left work behind."""
         self._is_drained = False
         self._run_guard = RunGuard(self._display_name, self.clock)
         if shutdown_timeout is not None and not shutdown_timeout >= 0:
@@ -106,17 +108,17 @@ class EngineLoop(ABC):
                 self._run_engine(run, policy)
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
-        """Finish what is in flight, hand back the rest, and have `run` return; whether it did,
-        within the timeout.
+        """Finish what is in flight, hand back the rest, and have `run` return. True only if all of
+        that happened within the timeout.
 
-        Before the first run: that one returns at once. From one of its own threads it cannot wait,
-        and returns False.
+        Before the first run: that one returns at once. After a run that left work behind: waits for
+        that work. From one of its own threads it cannot wait, and returns False.
         """
         deadline = Deadline.after(timeout, self.clock)
         run = self._run_guard.request_stop(deadline)
         if run is None:
-            return True
-        return not self.in_own_thread and self.clock.wait(run.ended, timeout)
+            return self._stop_left_engine(deadline)
+        return not self.in_own_thread and run.wait_ended(timeout)
 
     def drain(self) -> None:
         """Take nothing more, hand back what was not begun, until `resume` or the end of the run;
@@ -207,11 +209,23 @@ class EngineLoop(ABC):
                 self.heartbeat.beat()  # from here on its own counts again
                 self._engine = None
                 self._is_drained = False
+                if not stopped:
+                    run.has_left_work, self._left_engine = True, engine
         if not stopped:
             raise ShutdownTimeoutError(
                 f"{environment.name} was still busy when its time to stop was over; its work is "
                 f"left behind"
             )
+
+    def _stop_left_engine(self, deadline: Deadline) -> bool:
+        """Whether nothing is left behind, or what was has ended before the deadline."""
+        engine = self._left_engine
+        if engine is None:
+            return True
+        stopped = engine.stop(deadline=deadline)
+        if stopped and engine is self._left_engine:
+            self._left_engine = None
+        return stopped
 
     def _make_engine(self, environment: EngineEnvironment, policy: EnginePolicy) -> Engine:
         return Engine(

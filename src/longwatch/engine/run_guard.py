@@ -2,6 +2,10 @@
 
 never ran ──shutdown──► told beforehand ──run──► (returns at once)
 idle ──run──► running ──shutdown, or by itself──► idle
+
+A run that gives up at its deadline ends, too, and leaves work behind. That is the moment in which
+the wait of a shutdown times out, so the end alone does not say whether all work has ended.
+`has_left_work` does. The run sets it before `ended`.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ class RunHandle:
     def __init__(self, clock: Clock) -> None:
         self.stop_requested = Wakeup()
         self.ended = Wakeup()
+        self.has_left_work = False
+        """Whether it ended before its work did, or too late."""
+        self._clock = clock
         self.deadline = Deadline.never(clock)
         """Until when it has to have ended, once it was told to."""
         self._lock = threading.Lock()
@@ -46,6 +53,10 @@ class RunHandle:
         with self._lock:
             self.deadline = self.deadline.earlier(deadline)
         self.stop_requested.set()
+
+    def wait_ended(self, timeout: float | None) -> bool:
+        """Wait for its end; True only if that comes within the timeout and all work has ended."""
+        return self._clock.wait(self.ended, timeout) and not self.has_left_work
 
 
 class RunGuard:

@@ -116,8 +116,7 @@ class LoopGroup:
             return True
         if self._in_own_thread():
             return False
-        self.clock.wait(run_handle.ended)
-        return self._group_run is None or self._group_run.stopped_in_time
+        return run_handle.wait_ended(None)
 
     def drain(self) -> None:
         """Take nothing more and hand back what was not begun, until `resume` or the end of the run;

@@ -57,8 +57,8 @@ _REPORT_MARGIN = 0.25
 class GroupRun:
     """One run of a group, from the first thread to the last.
 
-    Other threads may read `is_stopping`, `stopped_in_time` and `health_address`; only the thread
-    of `run` changes them.
+    Other threads may read `is_stopping` and `health_address`; only the thread of `run` changes
+    them.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class GroupRun:
         parent: ParentChannel | None,
     ) -> None:
         self.is_stopping = False
-        self.stopped_in_time = True
         self._group = group
         self._run_handle = run_handle
         self._coordinator = coordinator
@@ -127,6 +126,7 @@ class GroupRun:
         finally:
             self._stop_loops(reason)
             if overdue := self._overdue():
+                self._run_handle.has_left_work = True
                 self._crash_file.dump(f"{', '.join(overdue)} did not stop in time")
 
     # --- beginning ---
@@ -277,6 +277,8 @@ class GroupRun:
                 runner.request_stop(deadline.remaining() or 0.0)
         for runner, deadline in zip(self._runners, deadlines, strict=True):
             runner.wait(Deadline(deadline.at + _REPORT_MARGIN, self._clock))
+            if runner.ended_at > deadline.at:
+                self._run_handle.has_left_work = True
 
     def _stop_deadline(self, runner: LoopRunner) -> Deadline:
         own: float | None = getattr(runner.loop, "shutdown_timeout", None)
@@ -301,7 +303,6 @@ class GroupRun:
 
     def _finish(self) -> None:
         overdue = self._overdue()
-        self.stopped_in_time = not overdue
         self._events.emit(
             GroupStopped(lasted=self._clock.monotonic() - self._started_at, overdue=overdue)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from longwatch.core.clock import Clock
@@ -41,6 +42,8 @@ class LoopRunner:
         self.is_running = False
         self.has_started = False
         self.error: BaseException | None = None
+        self.ended_at = -inf
+        """When its run ended; -inf before that."""
         self._clock = clock
         self._events = events
         self._on_change = on_change
@@ -122,7 +125,8 @@ class LoopRunner:
             self.error = error
         finally:
             self.is_running = False
-            self._emit_end(self._clock.monotonic() - began)
+            self.ended_at = self._clock.monotonic()
+            self._emit_end(self.ended_at - began)
 
     def _emit_end(self, lasted: float) -> None:
         crashed = self.error if self.has_crashed else None
