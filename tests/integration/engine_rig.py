@@ -320,13 +320,14 @@ def running_engine(
     *rows: FakeRow,
     policy: EnginePolicy = QUIET_POLICY,
     source: FakeSource | None = None,
+    clock: FakeClock | None = None,
 ) -> Iterator[EngineRig]:
     """A started engine; at the end whatever the test left running is let go by moving its clock
     until it is stopped.
     """
     source = source or FakeSource()
     source.put(*rows)
-    clock, observer = FakeClock(), RecordingObserver()
+    clock, observer = clock or FakeClock(), RecordingObserver()
     engine = Engine(source, runner, policy=policy, clock=clock, events=Events(observer))
     engine.start()
     try:

@@ -188,7 +188,7 @@ def test_rows_that_wait_are_not_begun_once_trust_has_ended() -> None:
         rig.source.notify()
         rig.source.wait_until(lambda: len(rig.fetcher.held) == 2)
         rig.wait_idle()
-        rig.engine._current_run._lease_renewer._end_trust()  # type: ignore[union-attr]
+        rig.engine._current_run._lease_renewer._end_trust(0.0)  # type: ignore[union-attr]
         rig.source.wait_for_settlements((2, BACK))
         gate.open(1)
         rig.source.wait_for_settlements((1, DONE), (2, BACK))

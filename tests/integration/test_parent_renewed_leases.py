@@ -104,7 +104,7 @@ class ParentRenewedEngine:
 
     def renew(self) -> None:
         """As the parent does it: it asks the store, and notes the time before that."""
-        self.page.trust_until(self.clock.monotonic() + TRUST)
+        self.page.trust_until(self.clock.boottime() + TRUST)
 
     def pass_time(self, seconds: float) -> None:
         """Move time no faster than the store answers."""
@@ -297,6 +297,32 @@ def test_a_parent_that_renews_again_mends_what_was_lost(parent: Parent) -> None:
         here.renew()
         here.pass_time(5.0)
         gate.next_started()
+
+
+def test_after_a_suspend_the_parents_renewal_is_enough(parent: Parent) -> None:
+    """The running row goes on, the engine renews nothing itself, and the result counts."""
+    gate = GatedRunner()
+    with parent_renewed_engine(gate, parent, FakeRow(1)) as here:
+        gate.next_started()
+        for _ in range(3):
+            here.clock.suspend(3600.0)
+            here.renew()
+            here.pass_time(TRUST / 2)
+        assert (False, 0) == (gate.contexts[1].lease_lost, here.source.calls.count("renew"))
+        gate.open(1)
+        here.source.wait_for_settlements((1, RowOutcome.DONE))
+
+
+def test_after_a_suspend_a_parent_that_does_not_renew_is_not_waited_for(parent: Parent) -> None:
+    gate = GatedRunner()
+    with parent_renewed_engine(gate, parent, FakeRow(1)) as here:
+        gate.next_started()
+        here.clock.await_parked(IDLE_THREADS)
+        here.clock.suspend(3600.0)
+        gate.open(1)
+        here.source.wait_for_settlements((1, RowOutcome.DONE))
+        assert [1] == [rows for rows, _ in here.source.renewals]
+        assert [] == here.observer.of(LeaseLost)
 
 
 def test_rows_begin_on_the_word_of_the_parent_alone_whatever_holds_up_the_keeper(

@@ -303,6 +303,38 @@ def test_leases_are_renewed_at_once_and_at_least_every_five_seconds_and_the_page
         assert asked[-1] + WORKER_LEASE.trust_seconds == worker.page.trusted_until
 
 
+def test_after_a_suspend_leases_are_renewed_in_the_next_round_and_trust_counts_the_suspend(
+    rig: MonitorRig,
+) -> None:
+    """The page says until when to trust on the clock that goes on in suspend, as leases do."""
+    source = rig.sources["store"] = FakeSource()
+    with fake_worker(rig) as worker:
+        rig.emit_started(worker.pid)
+        rig.report_lease(worker)
+        source.wait_for_calls("renew", 1)
+        rig.advance(1.0)
+        rig.clock.suspend(3600.0)
+        assert worker.page.trusted_until < rig.clock.boottime()
+        rig.advance(1.0)
+        assert worker.page.trusted_until > rig.clock.boottime()
+
+
+def test_after_a_suspend_nothing_is_swept_for_an_ended_worker_before_the_others_are_renewed(
+    rig: MonitorRig,
+) -> None:
+    source = rig.sources["store"] = FakeSource()
+    with fake_worker(rig) as worker:
+        rig.emit_started(worker.pid)
+        rig.report_lease(worker)
+        source.wait_for_calls("renew", 1)
+        rig.advance(1.0)
+        record = rig.worker_record(worker.pid)
+        rig.clock.suspend(3600.0)
+        rig.emit_ended(worker.pid)
+        assert eventually(lambda: not record.engine_leases)
+        assert "sweep" not in source.calls
+
+
 def renewals(source: FakeSource) -> int:
     return source.calls.count("renew")
 

@@ -4,7 +4,8 @@ Two clocks run on one lease. The store starts counting when it *handles* the cla
 row to another owner `lease_seconds` later. The holder cannot read that clock, so it starts its own
 when it is *about to send* the claim, which is never later, and stops trusting the lease after
 `trust` × `lease_seconds`, which is always earlier. The time between is for stopping the work before
-another owner can begin it. It also covers clocks that run at slightly different speeds.
+another owner can begin it. It also covers clocks that run at slightly different speeds. The store's
+clock goes on while the holder's machine is suspended, so the holder counts on `Clock.boottime()`.
 
     granted_at      renew        renew   trusted_until  expires_at
         |-------------|-------------|---------|-------------|
@@ -68,7 +69,7 @@ class LeasePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One holder's view of one lease; times are on the holder's monotonic clock.
+    """One holder's view of one lease; times are on the holder's `boottime()`.
 
     `granted_at` is the moment just before the claim, or the last confirmed renewal, was sent.
     """

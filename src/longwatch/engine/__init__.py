@@ -46,9 +46,11 @@ Invariants
        the held claims, the exchange loop its flags and lock, a slot its context, `BeginGate`
        whether rows may begin, `DrainMachine` the state of the drain.
     2. A row that was claimed and never began is released on drain, at once, and spends nothing.
-    3. No result counts once the lease is not trusted. The context says `lease_lost`, no waiting row
-       begins, and nothing is claimed until the leases are renewed. The store would refuse the
-       result anyway; the engine knows earlier.
+    3. No result counts once the lease is not trusted. No waiting row begins, and nothing is claimed
+       or swept until the leases are renewed. If the store did not answer in time, the context says
+       `lease_lost`. After a gap it does so only if the row is lost, and nothing is settled before
+       the renewal (`lease_trust.py`). The store would refuse the result anyway; the engine knows
+       earlier.
     4. Leases are renewed until the last row is settled, also during a drain and after a stop that
        timed out. The exception is a row whose code has given no beat for `stale_after`: its lease
        runs out, and the row is to blame.

@@ -161,11 +161,8 @@ class EngineRun:
         first to be taken, with what is done and could not be settled. The lease renewer
         renews them as soon as the store answers; others sweep meanwhile.
         """
-        if self._is_trusted() or not self.exchange_loop.held_count():
+        if self._lease_trust.may_act(holds_rows=self.exchange_loop.held_count() > 0):
             self._sweep_call.run(self._source.sweep)
-
-    def _is_trusted(self) -> bool:
-        return self._lease_trust.is_trusted(self._engine_context.clock.monotonic())
 
     # --- ending ---
 

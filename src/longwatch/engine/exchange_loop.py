@@ -23,6 +23,8 @@ Invariants
     2. A cycle that cannot run now is not lost: its caller wakes the thread.
     3. The thread ends when the engine stops, nothing is held, and no reservation is open.
     4. An exception in a cycle is emitted and retried with backoff. It never ends the thread.
+    5. Nothing is claimed or reserved unless the leases are trusted in that moment; after a gap
+       nothing is settled either (`lease_trust.py`).
 
 Reserved rows
     Code of this process that inserts rows may lease them to the engine at once (`reservations.py`).
@@ -139,11 +141,21 @@ class ExchangeLoop:
         self._collect()
         self._release_unknown()
         self._fetcher.start_exclusive()
-        if has_reserved:  # the first of them may be finished in a moment: claim with its settlement
+        if not self._may_exchange():
+            self._settler.stats.emit()
+        elif (
+            has_reserved
+        ):  # the first of them may be finished in a moment: claim with its settlement
             self._exchange(0, start)
             self._fetcher.claim_soon()
         else:
             self._exchange(self._fetcher.claim_limit(), start)
+
+    def _may_exchange(self) -> bool:
+        """Whether the store may be asked to settle; until then settlements stay with the
+        settler.
+        """
+        return self._lease_trust.may_settle(holds_rows=self.held_count() > 0)
 
     def _is_finished(self) -> bool:
         with self._cycle_lock, self._reservations.lock:  # no reservation is made after this
@@ -159,6 +171,8 @@ class ExchangeLoop:
         """
         if self._exchange_call.retry_in:
             self._clock.wait(self._urgent_wakeup, self._exchange_call.retry_in)
+        elif not self._may_exchange():  # `wake` is called when trust is back
+            self._clock.wait(self._urgent_wakeup, self._policy.poll_interval)
         else:
             if not self._has_work() and (seconds := self._fetcher.rest_seconds()):
                 self._rest(seconds)
@@ -208,7 +222,7 @@ class ExchangeLoop:
         if not (batch or limit):
             self._settler.stats.emit()
             return
-        requested_at = self._clock.monotonic()
+        requested_at = self._clock.boottime()
         owner, lease_seconds = self._lease_trust.owner, self._policy.lease.lease_seconds
         result = self._exchange_call.run(
             lambda: self._source.exchange(
@@ -289,10 +303,11 @@ class ExchangeLoop:
 
     def reserve(self, limit: int) -> Reservation | None:
         """Reserve capacity for up to `limit` rows; None if there is none."""
+        may_reserve = self._policy.max_polls is None and self._lease_trust.may_act(
+            holds_rows=self.held_count() > 0
+        )
         return self._reservations.reserve(
-            lambda: (
-                0 if self._policy.max_polls is not None else min(self._fetcher.capacity(), limit)
-            ),
+            lambda: min(self._fetcher.capacity(), limit) if may_reserve else 0,
             owner=self._lease_trust.owner,
         )
 

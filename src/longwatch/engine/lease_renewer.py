@@ -10,6 +10,15 @@ which has one interval.
     trust ended       no row begins; waiting rows are released; each running row is lost as
                       `untrusted` when its own lease is not trusted any more
     renewal succeeds  trust is back; have the exchange loop compare its rows with the store
+    gap               the loop woke up much later than it wanted to, and trust has ended meanwhile
+                      (suspend, SIGSTOP, a frozen container). As above, but nothing is settled, and
+                      the running rows go on: the store was not asked yet. The renewal comes first;
+                      then the comparison finds the rows that are lost. If no renewal succeeds
+                      within the time between the end of trust and the end of a lease, the rows are
+                      lost as `untrusted`.
+
+All moments are on `Clock.boottime()`. Waits do not count suspend, so the loop may wake up late by
+itself; a thread that finds trust ended wakes it (`LeaseTrust.recheck`).
 """
 
 from __future__ import annotations
@@ -17,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import LeaseLost, LeasesRenewed
 from longwatch.core.jitter import random_fraction
@@ -38,6 +46,10 @@ _EARLY = 0.2
 """Fraction of the interval that renewals are spread over, so that many engines do not renew
 together.
 """
+_GAP = 0.05
+"""Fraction of the lease by which the loop has to wake up late for that to be a gap. The least gap
+in which trust can end is larger, also under a parent; the delay of a thread is smaller as a rule.
+"""
 
 
 class RenewalCall:
@@ -52,7 +64,7 @@ class RenewalCall:
         """The number of renewed rows; None if the store did not confirm."""
         rows = self._source_call.run(renew)
         if rows is None:
-            self.schedule.failed(self._clock.monotonic(), retry_in=self._source_call.retry_in)
+            self.schedule.failed(self._clock.boottime(), retry_in=self._source_call.retry_in)
         else:
             self.schedule.succeeded()
         return rows
@@ -78,6 +90,7 @@ class LeaseRenewer:
         self._slot_pool = slot_pool
         self._held_count = exchange_loop.held_count
         self._request_audit = exchange_loop.request_audit
+        self._wake_exchange_loop = exchange_loop.wake
         self._policy = engine_context.policy
         self._name = engine_context.name
         self._clock = engine_context.clock
@@ -94,7 +107,11 @@ class LeaseRenewer:
         self._renewal_call = RenewalCall(self._schedule, engine_context)
         self._renewal: BackgroundThread | None = None
         self._unrenewed: dict[Claim, float] = {}
-        self._wakeup = Wakeup()
+        self._wakeup = lease_trust.recheck
+        self._wake_by = inf
+        """When the loop wanted to wake up."""
+        self._spared_until = -inf
+        """Until when running rows go on after a gap without a renewal."""
         self._is_stopping = False
         self.thread = BackgroundThread(
             self._loop, name=f"{engine_context.name}-lease-renewer", report_errors=True
@@ -117,9 +134,12 @@ class LeaseRenewer:
                 self._clock.wait(self._wakeup, self._cycle_call.retry_in)
 
     def _run_once(self) -> None:
-        self._clock.wait(self._wakeup, self._wait_timeout(self._clock.monotonic()))
+        now = self._clock.boottime()
+        timeout = self._wait_timeout(now)
+        self._wake_by = now + timeout
+        self._clock.wait(self._wakeup, timeout)
         self._wakeup.clear()
-        self._check(self._clock.monotonic())
+        self._check(self._clock.boottime())
 
     def _wait_timeout(self, now: float) -> float:
         """Seconds until the next decision. With nothing held, one round is early enough for
@@ -132,7 +152,10 @@ class LeaseRenewer:
         if not self._is_renewing():
             moments.append(self._schedule.next_renewal(self._lease_trust.lease, random_fraction()))
         if self._lease_trust.is_lapsed:
-            moments += [self._trusted_until(context) for context in self._trusted_contexts()]
+            moments += [
+                max(self._trusted_until(context), self._spared_until)
+                for context in self._trusted_contexts()
+            ]
         else:
             moments.append(self._lease_trust.trusted_until)
         return max(min(moments, default=now + round_seconds) - now, 0.0)
@@ -141,12 +164,14 @@ class LeaseRenewer:
         if self._is_stopping:
             return
         self._lease_trust.refresh()
-        if not (self._held_count() or self._lease_trust.is_lapsed):
+        holds_rows = self._held_count() > 0
+        if self._lease_trust.is_expired(now, holds_rows=holds_rows):
+            self._end_trust(now)
+        self._lease_trust.checked_at = now
+        if not (holds_rows or self._lease_trust.is_lapsed):
             self._request_audit()
             return
-        if self._lease_trust.is_expired(now):
-            self._end_trust()
-        if self._lease_trust.is_lapsed:
+        if self._lease_trust.is_lapsed and now >= self._spared_until:
             self._lose_untrusted(now)
         self._lose_stale(now)
         due = self._lease_trust.is_lapsed or self._schedule.is_due(self._lease_trust.lease, now)
@@ -171,8 +196,11 @@ class LeaseRenewer:
         lease_seconds = self._policy.lease.lease_seconds
         count = self._renewal_call.run(lambda: self._send_renewal(lease_seconds, skip))
         if count is not None:
+            was_lapsed = self._lease_trust.is_lapsed
             self._lease_trust.record_grant(requested_at)
             self._request_audit()
+            if was_lapsed:
+                self._wake_exchange_loop()
             self._events.emit(LeasesRenewed(engine=self._name, rows=count))
 
     def _send_renewal(self, lease_seconds: float, skip: list[Claim]) -> int:
@@ -187,9 +215,15 @@ class LeaseRenewer:
 
     # --- losing ---
 
-    def _end_trust(self) -> None:
-        """Trust has ended: no row begins, and waiting rows are released once the store answers."""
-        self._lease_trust.mark_lapsed()
+    def _end_trust(self, now: float) -> None:
+        """Trust has ended: no row begins, and waiting rows are released once the store answers.
+        After a gap the running rows go on for a while.
+        """
+        lease = self._lease_trust.lease.policy
+        is_after_gap = now - self._wake_by > _GAP * lease.lease_seconds
+        if is_after_gap:
+            self._spared_until = now + lease.lease_seconds - lease.trust_seconds
+        self._lease_trust.mark_lapsed(is_after_gap=is_after_gap)
         self._slot_pool.release_waiting()
 
     def _lose_untrusted(self, now: float) -> None:

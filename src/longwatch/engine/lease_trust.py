@@ -1,4 +1,4 @@
-"""Whether an engine trusts its leases, by the clock of its process.
+"""Whether an engine trusts its leases, by `Clock.boottime()` of its process.
 
 All leases of an engine are renewed together, so one `Lease` stands for all: that with the earliest
 grant. The first claim sets it when the engine holds nothing, and renewals extend it. A row that was
@@ -7,6 +7,18 @@ claimed later lasts longer in the store than it is trusted here.
 A parent that renews for the engine writes the end of trust on the engine's page. There it counts at
 once, even if all threads of this process are held up. It is counted from the moment before the
 parent sent the renewal, so it is right for every row that was held then.
+
+A gap
+    The process stands still while leases run on: a suspended machine, SIGSTOP, a frozen container.
+    Afterwards the lease renewer may sleep on, because waits do not count suspend. So each thread
+    that is about to begin, settle, claim or sweep reads the clock itself: `may_begin`, `may_act`.
+    The first that finds trust ended wakes the lease renewer (`recheck`), and does nothing. After
+    that nothing is done until one renewal has succeeded. That differs from a store that did not
+    answer in time: then nothing begins and nothing is claimed either, but rows that have ended are
+    settled as soon as the store takes them.
+    An engine that holds nothing has no lease to judge by. It counts from the last check of its
+    lease renewer, as if that had been a grant. Without that rule an idle engine would sweep the
+    leases of its neighbours before they have renewed them.
 """
 
 from __future__ import annotations
@@ -14,7 +26,7 @@ from __future__ import annotations
 import threading
 from math import inf
 
-from longwatch.core.clock import Clock
+from longwatch.core.clock import Clock, Wakeup
 from longwatch.core.lease import Lease, LeasePolicy
 from longwatch.host.beatpage import BeatPage
 
@@ -36,8 +48,14 @@ class LeaseTrust:
         self.owner = owner
         self.is_renewed_by_parent = is_renewed_by_parent
         self.is_lapsed = False
+        self.is_after_gap = False
+        """Whether a gap is why it is lapsed."""
         self.trusted_until = -inf
-        self._lease = Lease(clock.monotonic(), policy)
+        self.checked_at = clock.boottime()
+        """When the lease renewer last looked; written by it alone."""
+        self.recheck = Wakeup()
+        """Has the lease renewer look at once."""
+        self._lease = Lease(self.checked_at, policy)
         self._clock = clock
         self._page = page
         self._lock = threading.Lock()
@@ -52,8 +70,8 @@ class LeaseTrust:
         """
         with self._lock:
             self._lease = self._lease.renewed(requested_at)
-            if self._lease.is_trusted(self._clock.monotonic()):
-                self.is_lapsed = False
+            if self._lease.is_trusted(self._clock.boottime()):
+                self.is_lapsed = self.is_after_gap = False
                 self._trust_until(self._lease.trusted_until)
 
     def is_trusted(self, now: float) -> bool:
@@ -62,20 +80,44 @@ class LeaseTrust:
             self.is_renewed_by_parent and now < self._page.trusted_until
         )
 
+    def may_begin(self, now: float) -> bool:
+        """Whether rows may begin to run; if not, the lease renewer looks at once."""
+        is_trusted = self.is_trusted(now)
+        if not (is_trusted or self.is_lapsed):
+            self.recheck.set()
+        return is_trusted
+
+    def may_act(self, *, holds_rows: bool) -> bool:
+        """Whether rows may be claimed and swept at this moment."""
+        now = self._clock.boottime()
+        if not holds_rows and not self.is_lapsed and now < self._idle_until:
+            return True
+        return self.may_begin(now)
+
+    def may_settle(self, *, holds_rows: bool) -> bool:
+        """Whether rows may be settled at this moment."""
+        return (self.is_lapsed and not self.is_after_gap) or self.may_act(holds_rows=holds_rows)
+
     def refresh(self) -> None:
         """Read from the page what the parent has renewed."""
         if self.is_renewed_by_parent and (until := self._page.trusted_until) > self.trusted_until:
             self.record_grant(until - self._lease.policy.trust_seconds)
 
-    def is_expired(self, now: float) -> bool:
+    def is_expired(self, now: float, *, holds_rows: bool = True) -> bool:
         """Whether trust has ended and is not marked as lapsed yet."""
-        return not self.is_lapsed and now >= self.trusted_until
+        until = self.trusted_until if holds_rows else max(self.trusted_until, self._idle_until)
+        return not self.is_lapsed and now >= until
 
-    def mark_lapsed(self) -> None:
+    def mark_lapsed(self, *, is_after_gap: bool = False) -> None:
         """Trust has ended: no row begins until the leases are granted again."""
         with self._lock:
-            self.is_lapsed = True
+            self.is_lapsed, self.is_after_gap = True, is_after_gap
             self._trust_until(-inf)
+
+    @property
+    def _idle_until(self) -> float:
+        """Until when an engine that holds nothing may act without another check."""
+        return self.checked_at + self._lease.policy.trust_seconds
 
     def _trust_until(self, moment: float) -> None:
         self.trusted_until = moment

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from longwatch.engine.claim_source import ClaimedRow
 
 Delivered = tuple[list[ClaimedRow], float]
-"""Rows, and when they were asked for."""
+"""Rows, and when they were asked for, on `boottime()`."""
 
 
 class Reservation:
@@ -37,7 +37,9 @@ class Reservation:
         self._reservations = reservations
 
     def deliver(self, claimed: list[ClaimedRow], requested_at: float) -> None:
-        """Pass on rows that were leased by a call made at this moment. Thread-safe."""
+        """Pass on rows that were leased by a call made at this moment of `boottime()`.
+        Thread-safe.
+        """
         if claimed:
             self._reservations.delivered.append((claimed, requested_at))
 

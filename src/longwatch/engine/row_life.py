@@ -80,7 +80,8 @@ class BeginGate:
         self._is_open = False
 
     def may_begin(self, now: float) -> bool:
-        return self._is_open and self._lease_trust.is_trusted(now)
+        """Whether a row may begin at this moment of `boottime()`."""
+        return self._is_open and self._lease_trust.may_begin(now)
 
 
 class Slot:
@@ -134,7 +135,7 @@ class Slot:
         context = self.context = RowContext(
             claimed, self.activity, self._no_deadline, started_at=now
         )
-        if not self._gate.may_begin(now):
+        if not self._gate.may_begin(self._clock.boottime()):
             self.context = None
             return None
         self.activity.begin(claimed.claim.seq, now)

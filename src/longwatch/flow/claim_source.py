@@ -110,12 +110,12 @@ class FlowClaimSource:
         if not settlements and self.database.has_single_writer and not self._has_ready(queues):
             self._queue_cache.record_poll(has_waiting=False)
             return ExchangeResult([], [])
-        requested_at = self._clock.monotonic()
+        claimed_at = self._clock.monotonic()
 
         def work(tx: Transaction, *, recall: bool) -> tuple[SettledAttempts, list[ClaimedRow]]:
             result = self._settler.settle(tx, settlements, recall=recall)
             claimed = (
-                self._claimer.claim(tx, queues, owner=owner, limit=limit, requested_at=requested_at)
+                self._claimer.claim(tx, queues, owner=owner, limit=limit, claimed_at=claimed_at)
                 if limit
                 else []
             )

@@ -89,7 +89,7 @@ class AttemptClaimer:
         *,
         owner: int,
         limit: int,
-        requested_at: float,
+        claimed_at: float,
     ) -> list[ClaimedRow]:
         """Claim up to `limit` attempts of these queues. Stale attempts are cancelled instead."""
         claimed: list[ClaimedRow] = []
@@ -100,7 +100,7 @@ class AttemptClaimer:
                 rows = self.claims.claim(
                     tx, queue=queue.number, owner=owner, lease_seconds=0.0, limit=room
                 )
-                claimed += [self._from_row(row, queue, requested_at) for row in rows]
+                claimed += [self._from_row(row, queue, claimed_at) for row in rows]
         stale = [each for each in claimed if each.item.is_stale]
         if stale:
             self._cancel_stale(tx, stale)
@@ -136,8 +136,8 @@ class AttemptClaimer:
         remaining = [each.claim for each in stale if each.claim.seq not in cancelled]
         self.claims.release(tx, remaining, blame=Blame.RELEASE, delay=_STALE_DELAY)
 
-    def _from_row(self, row: Row, queue: GraphQueue, requested_at: float) -> ClaimedRow:
-        item = ClaimedAttempt._make((*row[3:], requested_at))
+    def _from_row(self, row: Row, queue: GraphQueue, claimed_at: float) -> ClaimedRow:
+        item = ClaimedAttempt._make((*row[3:], claimed_at))
         return self.make_row(Claim(*row[:3]), item, queue)
 
     def make_row(self, claim: Claim, item: ClaimedAttempt, queue: GraphQueue) -> ClaimedRow:

@@ -12,6 +12,9 @@ The engine declares a row *silent* when its code has given no beat for so long t
 renewed any more. The row's number is then negative: the row still runs, and its own code is why
 its lease lapses.
 
+Beats and starts are on CLOCK_MONOTONIC, so that a suspend is not a stall. The end of trust is on
+`Clock.boottime()`, so that a suspend uses it up, as it does the lease.
+
     offset  0  magic (8)   8  slots   16  trusted until   24  draining   32  beat of the engine
            40 …  per slot: beat, row, started (8 bytes each)
 """

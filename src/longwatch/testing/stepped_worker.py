@@ -107,7 +107,7 @@ class SteppedWorker(FlowWorker):
 
     def run_one(self) -> bool:
         """Claim one attempt, compute it, settle it; False if there was none."""
-        asked = self.clock.monotonic()
+        asked = self.clock.boottime()
         found = self._source.exchange(
             [],
             owner=self.owner,
@@ -139,21 +139,21 @@ class SteppedWorker(FlowWorker):
 
     def next_tick(self) -> float:
         """Seconds until it renews, or has to look at the limits of what runs."""
-        due = [self._renewals.next_renewal(self._lease_trust.lease)]
+        until_renewal = self._renewals.next_renewal(self._lease_trust.lease) - self.clock.boottime()
         assert self._watchdog is not None
-        due += [
-            running.expiry()[0]
+        until_limit = [
+            running.expiry()[0] - self.clock.monotonic()
             for running in self._watchdog._running.values()  # noqa: SLF001
             if running.work.forced_settlement is None
         ]
-        return min(due) - self.clock.monotonic()
+        return min([until_renewal, *until_limit])
 
     def tick(self) -> None:
         """What its other threads would do by now: renew, notice what is called off, rule on what
         has had its time.
         """
         assert self._watchdog is not None
-        now, lease = self.clock.monotonic(), self._lease_trust.lease
+        now, lease = self.clock.boottime(), self._lease_trust.lease
         if self._renewals.is_due(lease, now):
             self._source.renew(owner=self.owner, lease_seconds=lease.policy.lease_seconds)
             self._lease_trust.record_grant(now)

@@ -96,7 +96,7 @@ class WorkersHealth(Service):
         reason = workers[-1].reason
         return (
             HealthReason.UNREACHABLE
-            if reason is HealthReason.OK and workers[-1].is_unreachable(self._clock.monotonic())
+            if reason is HealthReason.OK and workers[-1].is_unreachable(self._clock.boottime())
             else reason
         )
 

@@ -85,7 +85,7 @@ class WorkerLeaseRenewer(Service):
         return self._periodic.stop(deadline=deadline)
 
     def _run_once(self) -> None:
-        now = self._clock.monotonic()
+        now = self._clock.boottime()
         if self._schedule.is_backing_off(now):
             return
         with self._lock:
@@ -96,7 +96,7 @@ class WorkerLeaseRenewer(Service):
 
     def _renew(self, leases: EngineLeases) -> bool:
         """Whether the store has confirmed it."""
-        requested_at = self._clock.monotonic()
+        requested_at = self._clock.boottime()
         rows = self._renewal_call.run(lambda: leases.renew(requested_at))
         if rows:
             self._events.emit(LeasesRenewed(engine=leases.engine, rows=rows))

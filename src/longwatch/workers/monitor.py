@@ -210,10 +210,15 @@ class WorkerMonitor(Service, ProgramListener):
             return worker
 
     def _reclaim(self, worker: WorkerRecord) -> None:
-        """Sweep the rows of an ended worker, so that others can claim them now."""
+        """Sweep the rows of an ended worker, so that others can claim them now. Not if its lease
+        has ended unrenewed: after a suspend those of the other workers have, too, and are about to
+        be renewed.
+        """
         released = 0
         for leases in tuple(worker.engine_leases.values()):
             self._renewers[leases.store_url].remove(leases)
+            if leases.is_unreachable(self._clock.boottime()):
+                continue
             with suppress(LongwatchError):  # another sweeper does it soon
                 released += leases.source.sweep()
         if released:

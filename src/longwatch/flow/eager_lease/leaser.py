@@ -55,14 +55,14 @@ class EagerLease:
         *,
         owner: int,
         room: int,
-        requested_at: float,
+        claimed_at: float,
     ) -> None:
         graphs = claimer.registry.registered()
         self.owner = owner
-        self.requested_at = requested_at
         self.claimed: list[ClaimedRow] = []
         self.attempts: dict[str, dict[str, Attempt]] = {}
         self.is_owner_registered = True
+        self._claimed_at = claimed_at
         self._claimer = claimer
         self._room = room
         self._queues = {
@@ -116,7 +116,7 @@ class EagerLease:
             term,
             owner,
         )
-        item = _claimed_attempt(state, new_attempt, self.requested_at)
+        item = _claimed_attempt(state, new_attempt, self._claimed_at)
         self.claimed.append(
             self._claimer.make_row(Claim(seq, owner, term), item, self._queues[item.queue])
         )
@@ -151,7 +151,7 @@ class EagerLeaser:
         self, settlements: Sequence[Settlement], *, owner: int, limit: int
     ) -> ExchangeResult:
         """Settle these attempts and lease the ones that they open, without a claim."""
-        requested_at = self.clock.monotonic()
+        claimed_at = self.clock.monotonic()
 
         def work(tx: Transaction, *, recall: bool) -> tuple[SettledAttempts, EagerLease]:
             lease = EagerLease(
@@ -159,7 +159,7 @@ class EagerLeaser:
                 self.claimer.registry.graphs,
                 owner=owner,
                 room=limit,
-                requested_at=requested_at,
+                claimed_at=claimed_at,
             )
             result = self.settler.settle(tx, settlements, lease, recall=recall)
             notify_workers(tx, result.ready)
@@ -222,6 +222,7 @@ class EagerWrite:
 
     def _transact(self, tx: Transaction, change: Change) -> tuple[ExecutionState, EagerLease]:
         leaser, reservation = self.leaser, self.reservation
+        requested_at, claimed_at = leaser.clock.boottime(), leaser.clock.monotonic()
         queues = leaser.claimer.registry.registered()[self.graph_id].queues
         is_empty = leaser.knows_empty(queues)
         lease = EagerLease(
@@ -229,7 +230,7 @@ class EagerWrite:
             [self.graph_id],
             owner=reservation.owner,
             room=reservation.limit if is_empty and not reservation.is_closed else 0,
-            requested_at=leaser.clock.monotonic(),
+            claimed_at=claimed_at,
         )
         state = change(tx)
         has_queued = bool(leaser.claimer.records.save(tx, [state], lease))
@@ -238,30 +239,36 @@ class EagerWrite:
             leaser.claimer.claims.release(tx, claims, blame=Blame.RELEASE)
             has_queued = bool(state.new_attempts)
         elif state.new_attempts and is_empty:
-            tx.after_commit(partial(self._deliver, lease, state, lease.claimed))
+            tx.after_commit(partial(self._deliver, lease, state, lease.claimed, requested_at))
         elif state.new_attempts:  # older rows may wait: claim from the head of the queues
-            claimed = self._claim(tx, queues, lease.requested_at)
+            claimed = self._claim(tx, queues, claimed_at)
             has_queued = may_have_more(claimed, reservation.limit)
-            tx.after_commit(partial(self._deliver, lease, state, claimed))
+            tx.after_commit(partial(self._deliver, lease, state, claimed, requested_at))
         if has_queued:
             notify_workers(tx, [self.graph_id])
         return state, lease
 
     def _claim(
-        self, tx: Transaction, queues: Sequence[GraphQueue], requested_at: float
+        self, tx: Transaction, queues: Sequence[GraphQueue], claimed_at: float
     ) -> list[ClaimedRow]:
         return self.leaser.claimer.claim(
             tx,
             queues,
             owner=self.reservation.owner,
             limit=self.reservation.limit,
-            requested_at=requested_at,
+            claimed_at=claimed_at,
         )
 
-    def _deliver(self, lease: EagerLease, state: ExecutionState, claimed: list[ClaimedRow]) -> None:
+    def _deliver(
+        self,
+        lease: EagerLease,
+        state: ExecutionState,
+        claimed: list[ClaimedRow],
+        requested_at: float,
+    ) -> None:
         self.leaser.record_commit(lease, (), claimed, [state])
         self.reservation.is_uncertain = not lease.is_complete
-        self.reservation.deliver(claimed, lease.requested_at)
+        self.reservation.deliver(claimed, requested_at)
 
 
 class _LocalWorker(NamedTuple):
@@ -301,7 +308,7 @@ class LocalWorkers:
 
 
 def _claimed_attempt(
-    state: ExecutionState, new_attempt: NewAttempt, requested_at: float
+    state: ExecutionState, new_attempt: NewAttempt, claimed_at: float
 ) -> ClaimedAttempt:
     """What a claim of this attempt would have returned."""
     spec = new_attempt.spec
@@ -318,7 +325,7 @@ def _claimed_attempt(
         inputs=_encode_inputs(state, new_attempt),
         is_stale=False,
         id=state.id,
-        claimed_at=requested_at,
+        claimed_at=claimed_at,
     )
 
 
