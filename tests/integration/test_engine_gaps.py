@@ -222,6 +222,28 @@ def test_a_suspend_is_no_stall() -> None:
         rig.source.wait_for_settlements((1, DONE))
 
 
+def test_an_engine_works_on_a_machine_that_has_just_booted() -> None:
+    """Clocks that are near 0 make nothing due late, nothing stalled and nothing lapsed."""
+    gate = GatedRunner()
+    policy = dataclasses.replace(POLICY, stale_after=LEASE)
+    clock = StoppableClock(monotonic=0.0)
+    with running_engine(
+        gate, FakeRow(1), FakeRow(2, alone=True), policy=policy, clock=clock
+    ) as rig:
+        assert 1 == gate.next_started()
+        rig.wait_idle()
+        tick(rig, 2.0)
+        assert 2 <= rig.source.calls.count("sweep")
+        assert [] == rig.source.renewals
+        tick(rig, LEASE / 3)
+        assert [(1, ())] == rig.source.renewals[:1]
+        gate.open(1)
+        assert 2 == gate.next_started()
+        gate.open(2)
+        rig.source.wait_for_settlements((1, DONE), (2, DONE))
+        assert [] == rig.observer.of(LeaseLost)
+
+
 # --- with a store whose leases run on ---
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from longwatch.core.clock import Clock
 from longwatch.engine.claim_source import ClaimedRow
@@ -131,7 +132,7 @@ class ExclusiveRows:
         self._clock = clock
         self._timeout = timeout
         self._waiting: deque[ClaimedRow] = deque()
-        self._waiting_since = 0.0
+        self._waiting_since = -inf
         self._running: ClaimedRow | None = None
 
     @property

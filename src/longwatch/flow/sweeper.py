@@ -17,6 +17,7 @@ unspent. Where nobody can tell (another machine's page), it counts as begun.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from longwatch.core.clock import Clock, SystemClock
@@ -272,7 +273,7 @@ class FlowSweeper:
         it.
         """
         now = self._clock.monotonic()
-        if interval and now < self._not_before.get(sweep_name, 0.0):
+        if interval and now < self._not_before.get(sweep_name, -inf):
             return 0
         self._not_before[sweep_name] = now + interval * (0.8 + 0.2 * random_fraction())
         parameters = {"sweep": sweep_name, "interval": interval * 0.75}

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 from longwatch.core.clock import Clock
@@ -313,7 +314,7 @@ class HealthConnection(asyncio.Protocol):
     """One connection: one request after another, each answered before the next is looked at."""
 
     def __init__(self, server: _RunningServer) -> None:
-        self.idle_since = 0.0
+        self.idle_since = inf
         self.busy = False
         """Whether it waits for an answer; meanwhile nothing more is read from it."""
         self._server = server

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import isfinite
+from math import inf, isfinite
 from typing import ClassVar, NamedTuple, Self
 
 from longwatch.core.clock import Clock
@@ -100,7 +100,7 @@ class Watchdog(Service):
         self._owns_file = crash_file is None
         self._before_kill = before_kill
         self._backstop = _Backstop()
-        self._checked_at = 0.0
+        self._checked_at = -inf
         self._skipped = False
         cadence = Cadence(interval=check_interval, immediately=False)
         self._periodic = Periodic(self._round, cadence, name="watchdog", clock=clock)

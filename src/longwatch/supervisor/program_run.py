@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from math import inf
 
 from longwatch.core.clock import Clock
 from longwatch.core.events.base import Event
@@ -59,7 +60,7 @@ class ProgramRun:
         self.announced_stop = False
         """Whether it has said that it is about to end."""
         self._ready = asyncio.Event()
-        self._ready_deadline = 0.0
+        self._ready_deadline = -inf
         self._clock = clock
         self._emit = emit
         self._listener = listener

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class WorkerMonitor(Service, ProgramListener):
         """Ended workers: a last report may arrive after the end."""
         self._serials = count(_PARENT_SERIAL + 1)
         self._channels: list[WorkerChannel] = []
-        self._checked_at = 0.0
+        self._checked_at = -inf
         self._checker = Periodic(
             self._check,
             Cadence(interval=CHECK_INTERVAL),

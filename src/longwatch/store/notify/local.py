@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from longwatch.core.clock import Wakeup
@@ -102,7 +103,7 @@ class PeerSockets:
         self._prefix = prefix
         self._now = now
         self._mtime = -1
-        self._mtime_seen_at = 0.0
+        self._mtime_seen_at = inf
         self._paths: list[str] = []
         self._is_current = False
 
