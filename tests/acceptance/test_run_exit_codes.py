@@ -114,6 +114,7 @@ def test_a_stop_while_it_waits_for_the_next_start_is_0(
         run.next_event("restart_scheduled")
         run.signal(signum)
         assert 0 == run.wait()
+    assert [1] == [start["start_number"] for start in run.logged_events("program_started")]
     assert [0] == [stopped["exit_code"] for stopped in run.logged_events("supervisor_stopped")]
 
 

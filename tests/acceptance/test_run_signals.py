@@ -210,14 +210,3 @@ def test_a_stopped_program_is_woken_to_stop(longwatch_bin: Path, tmp_path: Path)
         os.kill(run.next_event("program_started")["pid"], signal.SIGSTOP)
         run.signal(signal.SIGTERM)
         assert 3 == run.wait()
-
-
-def test_sigterm_in_the_backoff_ends_with_the_last_code(
-    longwatch_bin: Path, tmp_path: Path
-) -> None:
-    options = ("--backoff-initial", "3600", "--backoff-cap", "3600")
-    with start_run(longwatch_bin, tmp_path, ["sh", "-c", "exit 7"], options=options) as run:
-        assert 3600.0 == run.next_event("restart_scheduled")["delay"]
-        run.signal(signal.SIGTERM)
-        assert 7 == run.wait()
-    assert [1] == [start["start_number"] for start in run.logged_events("program_started")]

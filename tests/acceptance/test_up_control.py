@@ -7,12 +7,17 @@ import os
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from longwatch.errors import LongwatchError
 from polling import eventually
 from run_process import TIMEOUT, run_longwatch
-from up_process import NO_BACKOFF, SLEEPER, UpProcess, sh, start_up
+from up_process import NO_BACKOFF, SLEEPER, UpProcess, py, sh, start_up
 
 FACTS = {
     "name",
@@ -107,6 +112,46 @@ def test_stop_start_and_restart_do_what_they_say_and_say_what_they_did(
     assert ["stop", "start", "restart"] == [
         told["command"] for told in run.logged_events("control_command_received")
     ]
+
+
+COUNTS_SIGTERM = """
+import os, signal, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: (heard.append(1), os.write(1, b"heard\\n")))
+print("ready")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("signals:", len(heard))
+"""
+
+
+@pytest.mark.parametrize("command", ["stop", "restart"])
+def test_a_program_that_is_being_stopped_gets_one_signal_however_often_it_is_stopped(
+    longwatch_bin: Path, tmp_path: Path, command: str
+) -> None:
+    """A command, the same command again and the end of the supervisor are one stop for the
+    program. Many programs take a second SIGTERM for "quit now".
+    """
+
+    def request() -> None:
+        with suppress(LongwatchError):  # the supervisor ends before it has an answer
+            run.request(command, "a")
+
+    requests = [threading.Thread(target=request) for _ in range(2)]
+    with start_up(longwatch_bin, tmp_path, {"a": py(COUNTS_SIGTERM, stop_grace=1000)}) as run:
+        run.wait_for_output("a | ready")
+        for number, each in enumerate(requests, 1):
+            each.start()
+            run.wait_for_event("control_command_received", command=command, times=number)
+        run.wait_for_output("a | heard")
+        run.signal(signal.SIGTERM)
+        run.wait_for_event("signal_received", action="stop")
+        (tmp_path / "go").touch()
+        assert 0 == run.wait()
+        for each in requests:
+            each.join(TIMEOUT)
+    assert b"a | signals: 1\n" in run.out.lines
+    assert [15] == [told["signal"] for told in run.events("program_stopping")]
 
 
 def test_an_unknown_program_gets_the_nearest_name(longwatch_bin: Path, tmp_path: Path) -> None:

@@ -157,3 +157,36 @@ def test_what_is_in_flight_is_finished_before_its_process_is_replaced(
         run.stop_cleanly()
     assert [(1, 0, 0)] * 3 == [note[3:] for note in run.notes.all("end")]
     assert 1 == most_down(run.events())
+
+
+LINGERS = "def linger(context, job):\n    wait(context, job)\n    time.sleep(1.0)\n"
+
+
+def test_a_shutdown_during_a_rolling_restart_leaves_work_in_flight_its_grace(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    """The process that is being replaced gets no second signal, which would end it at once. The
+    round ends without a word, although its process does not come back.
+    """
+    write_app(tmp_path, LINGERS)
+    with (
+        start_worker(longwatch_bin, tmp_path, "--processes", "2") as run,
+        opened_mailbox(store_url(tmp_path)) as mailbox,
+    ):
+        run.joined_pids(*NAMES[:2])
+        mailbox.send_many([{"id": name, "do": "linger", "until": f"go-{name}"} for name in "ab"])
+        jobs = {run.notes.wait_for("begin", name).pid: name for name in "ab"}
+        run.signal(signal.SIGHUP)
+        first = run.wait_for_event("program_stopping")["pid"]
+        run.signal(signal.SIGTERM)
+        [second] = jobs.keys() - {first}
+        run.wait_for_event("program_stopping", pid=second)
+        for pid in (first, second):
+            (tmp_path / f"go-{jobs[pid]}").touch()
+            assert "exit 0" == run.wait_for_event("shutdown_complete", pid=pid)["cause"]
+        assert 0 == run.wait()
+        assert is_drained(mailbox)
+    assert [(1, 0, 0)] * 2 == [note[3:] for note in run.notes.all("end")]
+    assert [first, second] == [told["pid"] for told in run.events("program_stopping")]
+    assert [] == run.events("config_reload_rejected")
+    assert b"Traceback" not in run.err.text

@@ -90,6 +90,43 @@ def test_a_child_that_ignores_the_signal_is_killed_when_its_grace_is_over_and_no
     assert ("signal 9", 1, 0) == result(stopping)
 
 
+def test_a_child_that_is_being_stopped_gets_one_signal_however_often_it_is_stopped(
+    guardian: GuardianFixture,
+) -> None:
+    """The second stop and the third wait for the same end. What the leader left in another session
+    gets one signal as well, once the leader has ended.
+    """
+    reader, writer = os.pipe()
+    child = guardian.spawn(
+        """
+        heard = []
+        def stay(name):
+            signal.signal(signal.SIGTERM, lambda *_: (heard.append(1), say(name, "heard")))
+            say(name, "ready")
+            while not heard:
+                signal.pause()
+            os.read(0, 1)
+            say(f"{name}-counted", len(heard))
+            os._exit(0)
+        orphan(lambda: stay("orphan"))
+        stay("leader")
+        """,
+        stdin=reader,
+    )
+    os.close(reader)
+    child.out.wait_for_text("leader ready")
+    child.out.wait_for_text("orphan ready")
+    stops = [child.start_stop(PATIENT)]
+    for name in ("leader", "orphan"):
+        child.out.wait_for_text(f"{name} heard")
+        stops.append(child.start_stop(PATIENT))
+        stops.append(child.start_stop(StopPolicy(signal=signal.SIGTERM, grace=20.0)))
+        os.write(writer, b".")
+        assert ["1"] == child.out.words_after(f"{name}-counted")
+    os.close(writer)
+    assert {("exit 0", 0, 0)} == {result(stop) for stop in stops}
+
+
 def test_what_a_leader_leaves_when_it_obeys_has_its_grace_too(guardian: GuardianFixture) -> None:
     reader, writer = os.pipe()
     child = guardian.spawn(

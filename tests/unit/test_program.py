@@ -422,6 +422,59 @@ def test_a_stop_and_a_kill_at_the_same_moment_are_a_kill(rig: ProgramRig) -> Non
     assert 137 == rig.code()
 
 
+def test_a_program_that_is_being_stopped_gets_no_second_signal(rig: ProgramRig) -> None:
+    """Many programs take the second SIGTERM for "quit now" and drop their work."""
+    rig.guardian.obedient = False
+    rig.start(stop=StopPolicy(grace=7.0))
+    rig.run_on_loop(lambda: rig.program.stop(shutting_down=False))
+    rig.run_on_loop(rig.program.stop)
+    rig.run_on_loop(lambda: rig.program.stop(StopPolicy(signal=signal.SIGINT, grace=7.0)))
+    assert [signal.SIGTERM, signal.SIGCONT] == rig.guardian.signals
+    assert [signal.SIGTERM] == [event.signal for event in rig.observer.of(ProgramStopping)]
+    rig.run_on_loop(lambda: rig.guardian.end(0))
+    assert (0, ["shutdown_complete"]) == (rig.code(), rig.verdicts)
+
+
+def test_of_two_graces_the_one_that_ends_first_counts(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start(stop=StopPolicy(grace=20.0))
+    rig.run_on_loop(rig.program.stop)
+    rig.advance(5.0, parked=2)
+    rig.run_on_loop(lambda: rig.program.stop(StopPolicy(grace=3.0)))
+    rig.advance(2.9, parked=3)
+    assert not rig.outcome.done()
+    rig.advance(0.1, parked=0)
+    assert 137 == rig.code()
+    assert [signal.SIGTERM, signal.SIGCONT] == rig.guardian.signals
+
+
+def test_a_second_stop_gives_no_more_time_than_the_first(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start(stop=StopPolicy(grace=10.0))
+    rig.run_on_loop(rig.program.stop)
+    rig.advance(9.0, parked=2)
+    rig.run_on_loop(lambda: rig.program.stop(StopPolicy(grace=50.0)))
+    rig.advance(1.0, parked=0)
+    assert 137 == rig.code()
+
+
+def test_more_time_that_a_stopping_program_asks_for_holds_for_both_stops(rig: ProgramRig) -> None:
+    rig.guardian.obedient = False
+    rig.start(stop=StopPolicy(grace=10.0))
+    rig.run_on_loop(rig.program.stop, rig.program.stop)
+    rig.run_on_loop(lambda: rig.program.handle_notice(Notice(pid=1001, extend_seconds=30.0)))
+    rig.advance(29.9, parked=3)
+    assert not rig.outcome.done()
+    rig.advance(0.1, parked=0)
+    assert 137 == rig.code()
+
+
+def test_a_stop_after_a_kill_sends_nothing_and_waits_for_no_grace(rig: ProgramRig) -> None:
+    rig.start()
+    rig.run_on_loop(rig.program.kill, rig.program.stop)
+    assert (137, []) == (rig.code(), rig.guardian.signals)
+
+
 def test_a_stop_during_a_wait_ends_it_at_once_and_cleanly(rig: ProgramRig) -> None:
     """Nothing runs between two runs, so a stop finds nothing to end: exit code 0."""
     rig.start()

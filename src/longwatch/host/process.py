@@ -28,11 +28,16 @@ from longwatch.host.loop import wait_until_done
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
     """How a child is stopped: `signal` to its process group, `grace` seconds for the whole tree
-    to end, then SIGKILL to all.
+    to end, then SIGKILL to all. With SIGKILL as its signal it kills the tree without grace.
     """
 
     signal: int = signal.SIGTERM
     grace: float = 15.0
+
+    @property
+    def kills(self) -> bool:
+        """Whether the child gets no chance to end by itself."""
+        return self.signal == signal.SIGKILL
 
 
 _GUARDIAN_TIMEOUT = 8.0
@@ -100,13 +105,6 @@ class ProcessEnd:
     """What more there is to say to a person, of a start that failed for one."""
 
 
-@dataclass(slots=True)
-class GracePeriod:
-    """How long one stop waits before it kills: until then on the clock, unless that is extended."""
-
-    until: float
-
-
 class GuardianLink(Protocol):
     """What a child needs of its guardian."""
 
@@ -116,7 +114,12 @@ class GuardianLink(Protocol):
 
 
 class Child:
-    """One running child and its tree. Made by `GuardianClient.spawn`."""
+    """One running child and its tree. Made by `GuardianClient.spawn`.
+
+    A child that is being stopped gets one stop signal: many programs take a second one for "quit
+    now" and drop their work. All stops share one end of grace. A later stop can only bring it
+    forward, or kill at once; the child itself may ask for more time.
+    """
 
     def __init__(self, number: int, mark: str, guardian: GuardianLink, clock: Clock) -> None:
         self.number = number
@@ -132,7 +135,8 @@ class Child:
         self._stopping = False
         self._stop_signal = 0
         self._out_of_memory = False
-        self._graces: list[GracePeriod] = []
+        self._grace_end: float | None = None
+        """When the tree is killed, on the clock; None before the first stop with a grace."""
         self._captures: list[Capture] = []
         self._stops: set[asyncio.Task[ProcessEnd]] = set()
         loop = asyncio.get_running_loop()
@@ -185,17 +189,15 @@ class Child:
         )
 
     async def stop(self, policy: StopPolicy) -> ProcessEnd:
-        """Signal, grace, kill; idempotent, and a second call with a shorter grace hastens the
-        first.
+        """Signal, grace, kill; returns how it ended. Idempotent: a second call sends no second
+        signal. It hastens the first if its grace ends earlier, or if it kills.
         """
-        self._stopping = True
+        first, self._stopping = not self._stopping, True
         if self._cleared.done():
             return await self.wait()
-        if policy.signal != signal.SIGKILL:
-            self._stop_signal = policy.signal
-            self.signal(policy.signal)
-            self.signal(signal.SIGCONT)
-            self._signal_remaining()
+        if not policy.kills:
+            if first:
+                self._send_stop_signal(policy.signal)
             await self._wait_grace(policy.grace)
         if not self._cleared.done():
             self.kill()
@@ -206,9 +208,14 @@ class Child:
         """While it is being stopped: its grace lasts at least so long from now. Nothing while it
         is not.
         """
-        until = self._clock.monotonic() + seconds
-        for grace in self._graces:
-            grace.until = max(grace.until, until)
+        if self._grace_end is not None:
+            self._grace_end = max(self._grace_end, self._clock.monotonic() + seconds)
+
+    def _send_stop_signal(self, signum: int) -> None:
+        self._stop_signal = signum
+        self.signal(signum)
+        self.signal(signal.SIGCONT)
+        self._signal_remaining()
 
     def _signal_remaining(self) -> None:
         """Once its leader has ended, what it has left in other sessions is asked to stop as
@@ -219,18 +226,17 @@ class Child:
                 self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
 
     async def _wait_grace(self, seconds: float) -> None:
-        """Wait for the tree to end, for so long and however often that is extended meanwhile."""
-        grace = GracePeriod(self._clock.monotonic() + seconds)
-        self._graces.append(grace)
+        """Wait for the tree to end until its grace is over, however often that is moved
+        meanwhile.
+        """
+        end = self._clock.monotonic() + seconds
+        self._grace_end = end if self._grace_end is None else min(self._grace_end, end)
         waited_until = None
-        try:
-            while not self._cleared.done() and waited_until != grace.until:
-                waited_until = grace.until
-                await wait_until_done(
-                    self._cleared, waited_until - self._clock.monotonic(), self._clock
-                )
-        finally:
-            self._graces.remove(grace)
+        while not self._cleared.done() and waited_until != self._grace_end:
+            waited_until = self._grace_end
+            await wait_until_done(
+                self._cleared, waited_until - self._clock.monotonic(), self._clock
+            )
 
     async def _await_kill(self) -> None:
         """For as long as killing may take; one that does not answer (stopped, stuck) is given up,

@@ -166,8 +166,8 @@ class Program:
     # --- told from outside ---
 
     def stop(self, policy: StopPolicy | None = None, *, shutting_down: bool = True) -> None:
-        """End its life: signal, grace, kill. A second call hastens the first with the policy it
-        brings.
+        """End its life: signal, grace, kill. A second call sends no second signal: it hastens the
+        first if its grace ends earlier, or if it kills.
         """
         self._stop_policy = policy or self.plan.stop
         self._shutting_down = shutting_down

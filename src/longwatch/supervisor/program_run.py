@@ -91,12 +91,16 @@ class ProgramRun:
             return await self.child.wait()
 
     def stop(self, policy: StopPolicy) -> None:
-        """Signal, grace, kill; without waiting for it. A second call hastens the first."""
-        self.stopping = True
+        """Signal, grace, kill; without waiting for it. A second call sends no second signal: it
+        can only hasten the first, and is reported only if it kills.
+        """
+        repeated, self.stopping = self.stopping and not policy.kills, True
+        self.child.begin_stop(policy)
+        if repeated:
+            return
         name, pid = self.plan.name, self.child.pid
         self._emit(ProgramStopping(program=name, pid=pid, signal=policy.signal, grace=policy.grace))
         self._listener.program_stopping(ProgramStop(program=name, kind=self.plan.kind, pid=pid))
-        self.child.begin_stop(policy)
         self._on_changed()
 
     def kill_unhealthy(self, reason: str) -> None:

@@ -96,7 +96,7 @@ class Supervisor(Service):
         self.events = events or Events()
         self.state_dir = state_dir
         self.loop = EventLoopThread(clock=self.clock)
-        self._kill_counter = _ShutdownKillCounter(lambda: self._shutdown_task is not None)
+        self._kill_counter = _ShutdownKillCounter(lambda: self.is_shutting_down)
         self._listeners = ProgramListeners(on_error=self._on_listener_error)
         self._listeners.add(self._kill_counter)
         self.guardian = GuardianClient(
@@ -132,9 +132,7 @@ class Supervisor(Service):
             clock=self.clock,
             events=self.events,
             flush_records=self._flush_records,
-            refusal=lambda: (
-                "the supervisor is shutting down" if self._shutdown_task is not None else ""
-            ),
+            refusal=lambda: "the supervisor is shutting down" if self.is_shutting_down else "",
         )
 
     def _reset(self) -> None:
@@ -157,6 +155,11 @@ class Supervisor(Service):
         if self._error is not None:
             raise self._error
         return int(self._kill_counter.killed > 0) if self._exit_code is None else self._exit_code
+
+    @property
+    def is_shutting_down(self) -> bool:
+        """Whether it has begun to stop everything."""
+        return self._shutdown_task is not None
 
     def status(self, *names: str) -> list[ProgramStatus]:
         """The facts of these programs, or of all."""
@@ -438,7 +441,7 @@ class Supervisor(Service):
         return changes
 
     def _check_running(self) -> None:
-        if self._shutdown_task is not None:
+        if self.is_shutting_down:
             raise ServiceStateError("the supervisor is shutting down")
 
     # --- calls from other threads ---

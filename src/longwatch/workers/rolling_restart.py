@@ -17,7 +17,7 @@ class RollingRestart:
 
     `check` raises if the programs could not run now: then none is restarted. A program that does
     not become ready ends the round; the programs after it keep running as they are. Both emit
-    `ConfigReloadRejected`.
+    `ConfigReloadRejected`. A shutdown of the supervisor ends the round without an event.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RollingRestart:
             self._thread.start()
 
     def _loop(self) -> None:
-        while self._is_requested:
+        while self._is_requested and not self._supervisor.is_shutting_down:
             self._is_requested = False
             self._restart_all()
 
@@ -49,6 +49,7 @@ class RollingRestart:
             for name in self._names:
                 self._supervisor.restart_programs(name, ready=True)
         except CancelledError:
-            return  # the supervisor shuts down
+            return  # the supervisor has stopped its loop
         except LongwatchError as error:
-            self._supervisor.events.emit(ConfigReloadRejected(reason=str(error)))
+            if not self._supervisor.is_shutting_down:
+                self._supervisor.events.emit(ConfigReloadRejected(reason=str(error)))
