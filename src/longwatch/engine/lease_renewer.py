@@ -13,9 +13,10 @@ which has one interval.
     gap               the loop woke up much later than it wanted to, and trust has ended meanwhile
                       (suspend, SIGSTOP, a frozen container). As above, but nothing is settled, and
                       the running rows go on: the store was not asked yet. The renewal comes first;
-                      then the comparison finds the rows that are lost. If no renewal succeeds
-                      within the time between the end of trust and the end of a lease, the rows are
-                      lost as `untrusted`.
+                      then the comparison finds the rows that are lost. Without a renewal the rows
+                      are lost as `untrusted` after as long as if the lease had been granted at the
+                      end of the gap. A row could not beat while the process stood still, so none
+                      is found silent for the first `stale_after` seconds after the gap.
 
 All moments are on `Clock.boottime()`. Waits do not count suspend, so the loop may wake up late by
 itself; a thread that finds trust ended wakes it (`LeaseTrust.recheck`).
@@ -110,6 +111,8 @@ class LeaseRenewer:
         self._wakeup = lease_trust.recheck
         self._wake_by = inf
         """When the loop wanted to wake up."""
+        self._resumed_at = -inf
+        """When the loop last woke up much later than that."""
         self._spared_until = -inf
         """Until when running rows go on after a gap without a renewal."""
         self._is_stopping = False
@@ -158,11 +161,13 @@ class LeaseRenewer:
             ]
         else:
             moments.append(self._lease_trust.trusted_until)
-        return max(min(moments, default=now + round_seconds) - now, 0.0)
+        return max(min([*moments, now + round_seconds]) - now, 0.0)
 
     def _check(self, now: float) -> None:
         if self._is_stopping:
             return
+        if now - self._wake_by > _GAP * self._policy.lease.lease_seconds:
+            self._resumed_at = now
         self._lease_trust.refresh()
         holds_rows = self._held_count() > 0
         if self._lease_trust.is_expired(now, holds_rows=holds_rows):
@@ -184,7 +189,7 @@ class LeaseRenewer:
         return self._renewal is not None and not self._renewal.done.is_set()
 
     def _start_renewal(self, now: float) -> None:
-        skip = self._stale_claims()
+        skip = self._stale_claims(now)
         renewal = BackgroundThread(
             lambda: self._renew(skip, now), name=f"{self._name}-renewal", report_errors=True
         )
@@ -219,10 +224,10 @@ class LeaseRenewer:
         """Trust has ended: no row begins, and waiting rows are released once the store answers.
         After a gap the running rows go on for a while.
         """
-        lease = self._lease_trust.lease.policy
-        is_after_gap = now - self._wake_by > _GAP * lease.lease_seconds
+        lease = self._policy.lease
+        is_after_gap = now == self._resumed_at
         if is_after_gap:
-            self._spared_until = now + lease.lease_seconds - lease.trust_seconds
+            self._spared_until = now + lease.trust_seconds
         self._lease_trust.mark_lapsed(is_after_gap=is_after_gap)
         self._slot_pool.release_waiting()
 
@@ -253,15 +258,16 @@ class LeaseRenewer:
             * lease.policy.trust
         )
 
-    def _stale_claims(self) -> list[Claim]:
+    def _stale_claims(self, now: float) -> list[Claim]:
         """The rows that are not renewed because their code gives no beat; their trust ends by
         itself.
         """
-        if self._policy.stale_after is None:
+        stale_after = self._policy.stale_after
+        if stale_after is None:
             return []
-        stale = {
-            context.claimed.claim for context in self._slot_pool.stale(self._policy.stale_after)
-        }
+        stale = {context.claimed.claim for context in self._slot_pool.stale(stale_after)}
+        if now - self._resumed_at <= stale_after:
+            stale &= self._unrenewed.keys()
         until = self._lease_trust.trusted_until
         self._unrenewed = {claim: self._unrenewed.get(claim, until) for claim in stale}
         return list(stale)
