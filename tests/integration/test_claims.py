@@ -74,6 +74,11 @@ class MessageTable:
     def settle(self, *claims: Claim) -> list[bool]:
         return self.database.write(lambda tx: self.claims.settle(tx, claims))
 
+    def swept(self) -> int:
+        """How many rows a sweep releases."""
+        plan = self.sweep.look(self.database)
+        return len(self.database.write(lambda tx: self.sweep.reclaim(tx, plan)).rows)
+
     def count(self, condition: str = "1") -> int:
         return int(
             self.database.read(
@@ -160,8 +165,8 @@ def test_a_process_killed_after_its_claim_leaves_a_lease_that_a_sweep_takes(
         assert 2 == table.count("lease_state = 2")
         child.signal(signal.SIGKILL)
         child.wait()
-        [dead] = table.database.read(table.sweep.dead_owners)
-        assert 2 == len(table.database.write(lambda tx: table.sweep.reclaim(tx, dead)))
+        assert 1 == len(table.sweep.look(table.database).dead)
+        assert 2 == table.swept()
     assert (0, 3) == (table.count("lease_state = 2"), table.count("lease_state = 0"))
 
 
@@ -194,8 +199,7 @@ def test_a_wall_clock_that_jumps_an_hour_changes_no_lease(table: MessageTable, j
     table.add(1)
     [claim] = table.claim(table.enter())
     table.database.jump.wall = jump
-    assert not table.database.read(table.sweep.has_lapsed)
-    assert 0 == len(table.database.write(table.sweep.reclaim_lapsed))
+    assert 0 == table.swept()
     assert [True] == table.settle(claim)
 
 
@@ -203,7 +207,7 @@ def test_a_lease_ends_on_the_lease_clock(table: MessageTable) -> None:
     table.add(1)
     [claim] = table.claim(table.enter())
     table.database.jump.lease = 61
-    assert 1 == len(table.database.write(table.sweep.reclaim_lapsed))
+    assert 1 == table.swept()
     assert [False] == table.settle(claim)
 
 
@@ -211,8 +215,7 @@ def test_a_lease_of_another_boot_has_ended_however_long_it_was(table: MessageTab
     table.add(1)
     table.claim(table.enter())
     table.database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET boot = 'another'"))
-    assert table.database.read(table.sweep.has_lapsed)
-    assert 1 == len(table.database.write(table.sweep.reclaim_lapsed))
+    assert 1 == table.swept()
 
 
 def test_two_sweepers_at_once_give_a_row_back_once(table: MessageTable) -> None:
@@ -220,12 +223,7 @@ def test_two_sweepers_at_once_give_a_row_back_once(table: MessageTable) -> None:
     table.claim(table.enter())
     table.database.jump.lease = 61
     found: list[int] = []
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(len(table.database.write(table.sweep.reclaim_lapsed)))
-        )
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(table.swept())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -238,7 +236,7 @@ def test_a_release_is_refused_after_the_row_was_given_to_somebody_else(table: Me
     table.add(1)
     [old] = table.claim(table.enter())
     table.database.jump.lease = 61
-    table.database.write(table.sweep.reclaim_lapsed)
+    assert 1 == table.swept()
     [new] = table.claim(table.enter())
     assert [False] == table.database.write(
         lambda tx: table.claims.release(tx, [old], blame=Blame.FAILURE)

@@ -16,7 +16,8 @@ from longwatch.errors import MailboxFullError
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
-from longwatch.mailbox.memory import MemoryBackend, MemoryContents, MemoryStore
+from longwatch.mailbox.memory import MemoryBackend, MemoryStore
+from longwatch.mailbox.memory_contents import MemoryContents
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import NewMessage
 from longwatch.store.blame import Blame

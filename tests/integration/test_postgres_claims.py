@@ -5,7 +5,7 @@ another's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,10 +19,11 @@ from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.sql import SqlBackend
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.database import StoreResetError
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.store.postgres.statement import bind
+from longwatch.store.sweep import ReclaimedRow
 from polling import eventually
 from postgres_server import PostgresServer, shared_server
 
@@ -124,14 +125,16 @@ def test_of_two_sweepers_at_once_one_gives_the_rows_back_and_the_other_does_not_
     database.jump.lease = 2.0
     meanwhile: list[int] = []
 
-    def first(tx: Any) -> list[int]:
-        queues = backend._sweep.reclaim_lapsed(tx)
+    plan = backend._sweep.look(database)
+
+    def first(tx: Any) -> list[ReclaimedRow]:
+        rows = backend._sweep.reclaim(tx, plan).rows
         other = threading.Thread(
             target=lambda: meanwhile.append(SqlBackend(database, "work").sweep())
         )
         other.start()
         other.join()
-        return queues
+        return rows
 
     assert 5 == len(database.write(first))
     assert [0] == meanwhile
@@ -152,13 +155,16 @@ def test_a_lease_that_is_being_swept_cannot_be_renewed_any_more(
             database.write(lambda tx: backend._claims.renew(tx, owner=owner, lease_seconds=LONG))
         )
 
+    plan = backend._sweep.look(database)
+
     def sweep(tx: Any) -> None:
-        [row] = tx.rows(backend._claims.for_update("lapsed"), {"limit": 10})
+        parameters = {"owners": [owner], "limit": 10}
+        [row] = tx.rows(backend._claims.sql["lapsed_of"], parameters)
         assert claim.seq == row[0]
         other = threading.Thread(target=renew)
         other.start()
         other.join()
-        backend._sweep.reclaim_lapsed(tx)
+        backend._sweep.reclaim(tx, plan)
 
     database.write(sweep)
     assert ([0], 0) == (outcomes, backend.renew(owner=owner, lease_seconds=LONG))
@@ -171,9 +177,10 @@ def test_a_lease_that_was_renewed_just_before_is_not_swept(
     owner = enter(backend)
     take(backend, owner, duration=1.0)
     database.jump.lease = 2.0
-    assert database.read(backend._sweep.has_lapsed)
+    plan = backend._sweep.look(database)
+    assert 1 == len(plan.lapsed)
     backend.renew(owner=owner, lease_seconds=LONG)
-    assert [] == database.write(backend._sweep.reclaim_lapsed)
+    assert [] == database.write(lambda tx: backend._sweep.reclaim(tx, plan)).rows
 
 
 def test_what_is_given_up_is_not_also_given_back(
@@ -416,8 +423,17 @@ def test_renewals_touch_no_index(
     assert (hot - hot_before) / (renewed - claimed) >= 0.9
 
 
+CLAIM = {
+    "queue": 1,
+    "owner": 1,
+    "lease_seconds": 1.0,
+    "limit": 100,
+    "max_crashes": 3,
+    "max_lost": 5,
+}
 PLANS = {
-    "claim": ("messages_free", {"queue": 1, "owner": 1, "lease_seconds": 1.0, "limit": 100}),
+    "claim": ("messages_free", CLAIM),
+    "suspects": ("messages_blamed", CLAIM),
     "settle": ("messages_pkey", {"seqs": [1, 2], "owners": [1, 1], "terms": [1, 1]}),
     "release": (
         "messages_pkey",
@@ -428,13 +444,17 @@ PLANS = {
             "delay": 0.0,
             "failures": 0,
             "crashes": 0,
+            "lost": 0,
             "releases": 1,
             "error": None,
+            "traceback": None,
         },
     ),
     "renew": ("messages_leased", {"owner": 1, "lease_seconds": 1.0, "skip": []}),
     "promote_due": ("messages_delayed", {"queue": 1}),
-    "lapsed": ("messages_leased", {"limit": 100}),
+    "lapsed_owners": ("messages_leased", {}),
+    "lapsed_of": ("messages_leased", {"owners": [1], "limit": 100}),
+    "count_renewing": ("messages_leased", {}),
     "of_owner": ("messages_leased", {"owner": 1, "limit": 100}),
 }
 
@@ -447,9 +467,60 @@ def test_a_plan_made_for_an_empty_table_or_a_full_one_goes_by_the_index_that_is_
     index, parameters = PLANS[query]
     if rows:
         put(backend, rows)
-    sql = "EXPLAIN " + backend._claims.sql[query]
-    plan = "\n".join(line for (line,) in database.write(lambda tx: tx.rows(sql, parameters)))
+    plan = explain(database, backend._claims.sql[query], parameters)
     assert index in plan
-    assert "Seq Scan on messages" not in plan
-    assert "Sort" not in plan
+    assert "Seq Scan on longwatch_messages" not in plan
+    assert "Sort" not in plan or query == "lapsed_owners"
     assert ("messages_leased" in plan) == (index == "messages_leased")
+
+
+@pytest.mark.parametrize(
+    ("selection", "index"),
+    [
+        (RowSelection.ANY, "messages_free"),
+        (RowSelection.ORDINARY, "messages_free"),
+        (RowSelection.SUSPECTS, "messages_blamed"),
+    ],
+)
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_claim_of_a_selection_goes_by_its_index_beside_many_ready_rows(
+    database: PostgresDatabase,
+    backend: SqlBackend,
+    selection: RowSelection,
+    index: str,
+    is_analyzed: bool,  # noqa: FBT001
+) -> None:
+    """100,000 ready rows, three of which are suspects. Where the statistics say that almost every
+    row is ready, the primary key finds the oldest as fast.
+    """
+    parameters = {**CLAIM, "queue": backend._queue()}
+    database.write(lambda tx: tx.execute(MANY_READY, parameters))
+    database.write(
+        lambda tx: tx.execute(
+            "UPDATE longwatch_messages SET crashes = 2 WHERE seq IN (7, 8, 90000)"
+        )
+    )
+    if is_analyzed:
+        with psycopg.connect(database.url, autocommit=True) as connection:
+            connection.execute("ANALYZE longwatch_messages")
+    for query in ("claim", "has_selected"):
+        plan = explain(database, backend._claims._sql_by_selection[selection][query], parameters)
+        assert index in plan or (is_analyzed and selection is not RowSelection.SUSPECTS)
+        assert "Sort" not in plan
+        assert query == "has_selected" or "Seq Scan on longwatch_messages" not in plan
+    expected = {RowSelection.ORDINARY: 100, RowSelection.SUSPECTS: 1, RowSelection.ANY: 6}
+    exchanged = backend.exchange(
+        (), owner=enter(backend), limit=100, lease_seconds=LONG, selection=selection
+    )
+    assert expected[selection] == len(exchanged.claimed)
+
+
+MANY_READY = (
+    "INSERT INTO longwatch_messages (queue, id, enqueued_at, body) "
+    "SELECT :queue, 'm' || number, 0, '1' FROM generate_series(1, 100000) AS number"
+)
+
+
+def explain(database: PostgresDatabase, sql: str, parameters: Mapping[str, object]) -> str:
+    lines = database.write(lambda tx: tx.rows("EXPLAIN " + sql, parameters))
+    return "\n".join(line for (line,) in lines)

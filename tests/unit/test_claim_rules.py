@@ -5,8 +5,9 @@ moves.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.blame import Blame
-from longwatch.store.claims import Claim, Claims
+from longwatch.store.blame import DEFAULT_BUDGET, Blame
+from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Parameters
 from longwatch.store.migrations import load_migrations, migrate
 from longwatch.store.sqlite.connection import SqliteTransaction
@@ -74,10 +75,20 @@ class Table:
         return [self.tx.rows(sql)[0][0] for _ in range(count)]
 
     def claim(
-        self, limit: int = 1, *, owner: int | None = None, duration: float = 30.0
+        self,
+        limit: int = 1,
+        *,
+        owner: int | None = None,
+        duration: float = 30.0,
+        selection: RowSelection = RowSelection.ANY,
     ) -> list[Claim]:
         rows = self.claims.claim(
-            self.tx, queue=1, owner=owner or self.owner, lease_seconds=duration, limit=limit
+            self.tx,
+            queue=1,
+            owner=owner or self.owner,
+            lease_seconds=duration,
+            limit=limit,
+            selection=selection,
         )
         return [Claim(*row[:3]) for row in rows]
 
@@ -87,10 +98,27 @@ class Table:
     def settle(self, claim: Claim) -> bool:
         return self.claims.settle(self.tx, [claim])[0]
 
+    def read(self, work: Callable[[SqliteTransaction], Any]) -> Any:
+        """As a database reads, for the look of a sweep."""
+        return work(self.tx)
+
+    def has_lapsed(self) -> bool:
+        return bool(self.sweep.look(cast("Any", self)).lapsed)
+
+    def swept(self) -> int:
+        """How many rows a sweep releases."""
+        return len(self.sweep.reclaim(self.tx, self.sweep.look(cast("Any", self))).rows)
+
     def row(self, seq: int) -> dict[str, object]:
         cursor = self.raw.execute("SELECT * FROM longwatch_messages WHERE seq = ?", (seq,))
         names = [column[0] for column in cursor.description]
         return dict(zip(names, cursor.fetchone(), strict=True))
+
+    def is_suspect(self, seq: int) -> bool:
+        row = self.row(seq)
+        return DEFAULT_BUDGET.is_suspect(
+            crashes=cast("int", row["crashes"]), lost=cast("int", row["lost"])
+        )
 
     def contents(self) -> list[tuple[object, ...]]:
         return self.tx.rows("SELECT * FROM longwatch_messages ORDER BY seq")
@@ -143,14 +171,74 @@ class TestClaiming:
             table.tx, queue=2, owner=table.owner, lease_seconds=1.0, limit=10
         )
 
-    def test_a_row_that_has_crashed_comes_alone(self, table: Table) -> None:
-        before, crashed, after = table.add(3)
+    @pytest.mark.parametrize("counters", ["crashes = 2", "lost = 4"])
+    def test_a_suspect_comes_alone(self, table: Table, counters: str) -> None:
+        before, suspect, after = table.add(3)
         table.tx.execute(
-            "UPDATE longwatch_messages SET crashes = 1 WHERE seq = :seq", {"seq": crashed}
+            f"UPDATE longwatch_messages SET {counters} WHERE seq = :seq", {"seq": suspect}
         )
-        assert [[before], [crashed], [after]] == [
+        assert [[before], [suspect], [after]] == [
             [claim.seq for claim in table.claim(10)] for _ in range(3)
         ]
+
+    def test_of_ordinary_rows_passes_over_suspects(self, table: Table) -> None:
+        """Rows that have crashed once are not suspects; the claim of ordinary rows takes them."""
+        first, suspect, crashed, last = table.add(4)
+        table.tx.execute("UPDATE longwatch_messages SET crashes = 2 WHERE seq = 2")
+        table.tx.execute("UPDATE longwatch_messages SET crashes = 1, lost = 3 WHERE seq = 3")
+        claims = table.claim(10, selection=RowSelection.ORDINARY)
+        assert [first, crashed, last] == [claim.seq for claim in claims]
+        assert [] == table.claim(10, selection=RowSelection.ORDINARY)
+        assert not self.has_selected(table, RowSelection.ORDINARY)
+        assert 1 == table.claims.count_suspects(table.tx, queue=1, limit=10)
+        assert [suspect] == [claim.seq for claim in table.claim(10)]
+
+    def test_of_suspects_takes_one_at_a_time_and_no_ordinary_row(self, table: Table) -> None:
+        _, first, second = table.add(3)
+        table.tx.execute("UPDATE longwatch_messages SET crashes = 2 WHERE seq = 2")
+        table.tx.execute("UPDATE longwatch_messages SET lost = 4 WHERE seq = 3")
+        assert [1, 2, 2] == [
+            table.claims.count_suspects(table.tx, queue=1, limit=limit) for limit in (1, 2, 3)
+        ]
+        claimed = [table.claim(10, selection=RowSelection.SUSPECTS) for _ in range(3)]
+        assert [[first], [second], []] == [[claim.seq for claim in each] for each in claimed]
+        assert not self.has_selected(table, RowSelection.SUSPECTS)
+        assert self.has_selected(table, RowSelection.ORDINARY)
+
+    @staticmethod
+    def has_selected(table: Table, selection: RowSelection) -> bool:
+        return table.claims.has_selected(table.tx, queue=1, selection=selection)
+
+    def test_an_owner_that_drains_and_was_deleted_registers_again_as_draining(
+        self, table: Table
+    ) -> None:
+        table.add()
+        table.claims.report_draining(table.tx, owner=table.owner)
+        table.tx.execute("DELETE FROM longwatch_owners")
+        table.claim()
+        assert [(1,)] == table.tx.rows("SELECT draining FROM longwatch_owners")
+        table.claims.report_draining(table.tx, owner=table.owner, is_draining=False)
+        assert [(0,)] == table.tx.rows("SELECT draining FROM longwatch_owners")
+
+    @pytest.mark.parametrize(
+        ("selection", "index"),
+        [
+            (RowSelection.ANY, "messages_free"),
+            (RowSelection.ORDINARY, "messages_free"),
+            (RowSelection.SUSPECTS, "messages_blamed"),
+        ],
+    )
+    def test_goes_by_the_index_that_is_there_for_its_selection(
+        self, table: Table, selection: RowSelection, index: str
+    ) -> None:
+        parameters = {"queue": 1, "owner": 1, "lease_seconds": 1.0, "limit": 10}
+        budget = {"max_crashes": 3, "max_lost": 5}
+        for query in ("claim", "has_selected"):
+            sql = "EXPLAIN QUERY PLAN " + table.claims._sql_by_selection[selection][query]
+            plan = [row[3] for row in table.tx.rows(sql, {**parameters, **budget})]
+            assert any(f"longwatch_{index}" in line for line in plan), plan
+            assert not any("SCAN longwatch_messages" in line for line in plan), plan
+            assert not any("TEMP B-TREE" in line for line in plan), plan
 
     def test_an_owner_that_was_forgotten_enters_again(self, table: Table) -> None:
         table.add()
@@ -235,16 +323,21 @@ class TestRenewing:
 class TestReleasing:
     @pytest.mark.parametrize(
         ("blame", "expected"),
-        [(Blame.FAILURE, (1, 0, 0)), (Blame.CRASH, (0, 1, 0)), (Blame.RELEASE, (0, 0, 1))],
+        [
+            (Blame.FAILURE, (1, 0, 0, 0)),
+            (Blame.CRASH, (0, 1, 0, 0)),
+            (Blame.LOST, (0, 0, 1, 0)),
+            (Blame.RELEASE, (0, 0, 0, 1)),
+        ],
     )
     def test_counts_exactly_why(
-        self, table: Table, blame: Blame, expected: tuple[int, int, int]
+        self, table: Table, blame: Blame, expected: tuple[int, int, int, int]
     ) -> None:
         [seq] = table.add()
         [claim] = table.claim()
         assert table.release(claim, blame)
         row = table.row(seq)
-        assert expected == (row["failures"], row["crashes"], row["releases"])
+        assert expected == (row["failures"], row["crashes"], row["lost"], row["releases"])
         assert (0, None, None) == (row["lease_state"], row["owner"], row["lease_until"])
 
     def test_with_a_delay_holds_it_back_until_wall_time_has_come(self, table: Table) -> None:
@@ -272,13 +365,13 @@ class TestTheEndOfALease:
         [claim] = table.claim(duration=5)
         table.clock.lease += 6
         assert table.settle(claim)
-        assert 0 == len(table.sweep.reclaim_lapsed(table.tx))
+        assert 0 == table.swept()
 
     def test_a_late_settle_after_the_sweep_changes_nothing(self, table: Table) -> None:
         [seq] = table.add()
         [claim] = table.claim(duration=5)
         table.clock.lease += 6
-        assert 1 == len(table.sweep.reclaim_lapsed(table.tx))
+        assert 1 == table.swept()
         assert not table.settle(claim)
         assert 0 == table.row(seq)["lease_state"]
 
@@ -287,7 +380,7 @@ class TestTheEndOfALease:
         [claim] = table.claim(duration=5)
         table.clock.lease += 6
         table.claims.renew(table.tx, owner=table.owner, lease_seconds=5)
-        assert 0 == len(table.sweep.reclaim_lapsed(table.tx))
+        assert 0 == table.swept()
         assert table.settle(claim)
 
     @given(duration=SECONDS, passed=SECONDS)
@@ -299,8 +392,8 @@ class TestTheEndOfALease:
         table.claim(duration=duration)
         table.clock.lease += passed
         ended = 1000.0 + duration < 1000.0 + passed
-        assert ended == table.sweep.has_lapsed(table.tx)
-        assert int(ended) == len(table.sweep.reclaim_lapsed(table.tx))
+        assert ended == table.has_lapsed()
+        assert int(ended) == table.swept()
         table.raw.close()
 
     @pytest.mark.parametrize("jump", [HOUR, -HOUR])
@@ -308,18 +401,17 @@ class TestTheEndOfALease:
         table.add()
         [claim] = table.claim(duration=5)
         table.clock.wall += jump
-        assert not table.sweep.has_lapsed(table.tx)
+        assert not table.has_lapsed()
         table.clock.lease += 6
         table.clock.wall += jump
-        assert table.sweep.has_lapsed(table.tx)
+        assert table.has_lapsed()
         assert table.settle(claim)
 
     def test_a_lease_of_another_boot_has_ended(self, table: Table) -> None:
         owner = table.enter(boot="another")
         table.add()
         [claim] = table.claim(owner=owner, duration=10 * HOUR)
-        assert table.sweep.has_lapsed(table.tx)
-        assert 1 == len(table.sweep.reclaim_lapsed(table.tx))
+        assert 1 == table.swept()
         assert not table.settle(claim)
 
     def test_the_sweep_takes_a_page_at_a_time(
@@ -329,7 +421,7 @@ class TestTheEndOfALease:
         table.add(3)
         table.claim(3, duration=1)
         table.clock.lease += 2
-        assert [2, 1, 0] == [len(table.sweep.reclaim_lapsed(table.tx)) for _ in range(3)]
+        assert [2, 1, 0] == [table.swept() for _ in range(3)]
 
 
 class ClaimsAgainstAModel(RuleBasedStateMachine):
@@ -352,8 +444,8 @@ class ClaimsAgainstAModel(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1), limit=st.integers(1, 4), duration=st.integers(0, 20))
     def claim(self, who: int, limit: int, duration: int) -> None:
         claims = self.table.claim(limit, owner=self.owners[who], duration=duration)
-        crashed = [bool(self.table.row(seq)["crashes"]) for seq in sorted(self.free)[:limit]]
-        alone = crashed.index(True) if True in crashed else len(crashed)
+        suspect = [self.table.is_suspect(seq) for seq in sorted(self.free)[:limit]]
+        alone = suspect.index(True) if True in suspect else len(suspect)
         assert sorted(self.free)[: max(alone, 1)][:limit] == [claim.seq for claim in claims]
         for claim in claims:
             assert claim not in self.given_out
@@ -400,7 +492,7 @@ class ClaimsAgainstAModel(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         ended = {seq for seq, (_, until) in self.leases.items() if until < self.table.clock.lease}
-        assert len(ended) == len(self.table.sweep.reclaim_lapsed(self.table.tx))
+        assert len(ended) == self.table.swept()
         for seq in ended:
             del self.leases[seq]
         self.free |= ended

@@ -109,7 +109,7 @@ class TestEverySqlFileOfTheProduct:
             "for_update",
             "execution",
         }
-        assert {"table", "columns", "claim_condition", *lease} >= set(
+        assert {"table", "columns", "claim_condition", "selected", "is_suspect", *lease} >= set(
             re.findall(r"\{(.*?)\}", path.read_text())
         )
 

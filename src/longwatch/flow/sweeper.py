@@ -118,7 +118,8 @@ class FlowSweeper:
             )
         )
         if not leased:
-            self._database.write(lambda tx: self._sweep.delete_owner(tx, owner))
+            if self._database.write(lambda tx: self._sweep.delete_owner(tx, owner)):
+                self._sweep.remove_pages([owner])
             return 0
         if not self._sweep.has_ended(owner.incarnation):
             return 0

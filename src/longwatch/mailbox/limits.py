@@ -1,9 +1,18 @@
 """The limits of a mailbox, and the one rule by which it gives a message up.
 
-A message is given up when it would be claimed, in the transaction of that claim, so no worker runs
-it again. The rule looks at three facts of the message, in this order:
+Three budgets say how often a message may fail, crash its process and be lost. A message that spends
+one is given up in the transaction that counts the last event, so no worker runs it again:
+
+    event              counted by                               budget spent
+    crash, loss        the sweep                                dead letter `poison` or `lost`
+    failure            the settlement FAILED                    dead letter `failed`
+    last failure       the settlement DEAD of the worker        dead letter `failed`, `unanswered`
+
+A claim applies the rule once more, because the limits may have been lowered since then, and because
+a message expires by time alone. The rule looks at four facts of the message, in this order:
 
     crashes reach `max_crashes`     poison    kept as a dead letter
+    losses reach `max_lost`         lost      kept as a dead letter
     failures reach `max_failures`   failed    kept as a dead letter
     its expiry time has passed      expired   kept only if the sender asked for it, else removed
 
@@ -11,11 +20,16 @@ A sweep also gives up expired messages that no worker claims. `give_up_reason` d
 memory and SQL backends; whether a row has expired is an expression in SQL, because the store's
 clock decides it. Redis claims in a script, so `exchange.lua` has the same rule under the same
 names. `tests/integration/test_give_up_rule.py` compares all four backends with it.
+
+The budgets belong to the mailbox and are stored with it: a sweep reclaims rows of every mailbox,
+and applies the budgets of each. A process that sets a budget stores it when it first uses the
+mailbox. A process that leaves it out uses the stored one, or the default if no process has set it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from longwatch.mailbox import validation
 
@@ -24,20 +38,31 @@ LOST = "lost"
 FAILED = "failed"
 UNANSWERED = "unanswered"
 EXPIRED = "expired"
+COUNTED_AS_FAILURE = frozenset({FAILED, UNANSWERED})
+"""The reasons of a worker that count one failure more."""
+BUDGETS = ("max_failures", "max_crashes", "max_lost")
+
+
+class DefaultBudget(int):
+    """The value of a budget that the caller has not set."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailboxLimits:
     """When a mailbox gives a message up, and how many messages it takes.
 
-    A message is dead-lettered after `max_failures` failures or `max_crashes` crashes, when it would
-    be claimed next. `max_size` counts ready, delayed and leased messages; None: no limit. Dead
-    letters older than `dead_retention` seconds are removed; None: never.
+    A message is dead-lettered with its failure number `max_failures`, its crash number
+    `max_crashes` or its loss number `max_lost`. These budgets are stored with
+    the mailbox; the stored value holds where one is left out. `max_size` counts ready, delayed and
+    leased messages; None: no limit. Dead letters older than `dead_retention` seconds are removed;
+    None: never.
     """
 
-    max_failures: int = 5
-    max_crashes: int = 3
-    max_lost: int = 5
+    max_failures: int = DefaultBudget(5)
+    max_crashes: int = DefaultBudget(3)
+    max_lost: int = DefaultBudget(5)
     max_size: int | None = None
     dead_retention: float | None = None
 
@@ -50,13 +75,42 @@ class MailboxLimits:
         if self.dead_retention is not None:
             validation.validate_retention(self.dead_retention)
 
+    @property
+    def set_budgets(self) -> dict[str, int | None]:
+        """The budgets by name; None for one that the caller has not set."""
+        values = {name: getattr(self, name) for name in BUDGETS}
+        return {
+            name: None if isinstance(value, DefaultBudget) else value
+            for name, value in values.items()
+        }
+
+    def with_stored(self, stored: Sequence[int | None]) -> MailboxLimits:
+        """These limits, with the stored budgets, in the order of `BUDGETS`, for those that the
+        caller has not set.
+        """
+        unset = {
+            name: value
+            for name, value in zip(BUDGETS, stored, strict=True)
+            if value is not None and isinstance(getattr(self, name), DefaultBudget)
+        }
+        return replace(self, **unset) if unset else self
+
+    def must_be_stored(self, stored: Sequence[int | None]) -> bool:
+        """Whether the caller has set a budget that is stored otherwise."""
+        return any(
+            value not in {None, other}
+            for value, other in zip(self.set_budgets.values(), stored, strict=True)
+        )
+
 
 def give_up_reason(
-    limits: MailboxLimits, *, crashes: int, failures: int, is_expired: bool
+    limits: MailboxLimits, *, crashes: int, failures: int, is_expired: bool, lost: int = 0
 ) -> str | None:
-    """Why a message is given up instead of claimed; None if it is claimed."""
+    """Why a message is given up; None if it is not."""
     if crashes >= limits.max_crashes:
         return POISON
+    if lost >= limits.max_lost:
+        return LOST
     if failures >= limits.max_failures:
         return FAILED
     return EXPIRED if is_expired else None

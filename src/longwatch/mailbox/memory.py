@@ -9,12 +9,9 @@ empty, because two processes with a copy each would both do the work.
 from __future__ import annotations
 
 import os
-import secrets
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import count, dropwhile, islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import dropwhile, islice
 from typing import Any, NoReturn, Self
 
 from longwatch.core.clock import Wakeup
@@ -28,13 +25,15 @@ from longwatch.engine.claim_source import (
 )
 from longwatch.errors import MailboxFullError, UnsupportedError
 from longwatch.host.incarnation import Incarnation
-from longwatch.mailbox.limits import MailboxLimits, give_up_reason
+from longwatch.mailbox.limits import COUNTED_AS_FAILURE, MailboxLimits
+from longwatch.mailbox.memory_contents import MemoryContents
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
-from longwatch.store.blame import Blame
+from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.database import ClockJump, OwnerRegistry
-from longwatch.store.sweep import LeaseOwner, blame_for
+from longwatch.store.lapse_guard import LapsedOwner
+from longwatch.store.sweep import LeaseOwner, owner_end
 
 _SHARED_STORES: dict[str, MemoryStore] = {}
 _NO_TRANSACTION = (
@@ -87,49 +86,6 @@ class MemoryStore:
         self.close()
 
 
-class MemoryContents:
-    """All queues, owners and leases of a store in one process, and the lock over them."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._queues: dict[str, MemoryQueue] = {}
-        self.owners: dict[int, LeaseOwner] = {}
-        self.leases: dict[int, dict[int, StoredMessage]] = defaultdict(dict)
-        self.sequence = count(1)
-
-    def queue(self, name: str) -> MemoryQueue:
-        found = self._queues.get(name)
-        return found if found is not None else self._queues.setdefault(name, MemoryQueue(name))
-
-    def register_owner(self, incarnation: Incarnation, page: str | None) -> int:
-        owner = secrets.randbits(
-            62
-        )  # by chance: a receipt of another store, or of before a fork, fits nothing here
-        self.owners[owner] = LeaseOwner(owner, str(incarnation), page)
-        return owner
-
-    def lease(self, row: StoredMessage, *, owner: int, until: float) -> Claim:
-        row.queue.lease(row)
-        row.owner, row.lease_until = owner, until
-        row.term += 1
-        row.deliveries += 1
-        self.leases[owner][row.seq] = row
-        return Claim(row.seq, owner, row.term)
-
-    def find_claimed(self, claim: Claim) -> StoredMessage | None:
-        """The row a claim is about, if it is still the claimant's."""
-        row = self.leases.get(claim.owner, {}).get(claim.seq)
-        return row if row is not None and row.term == claim.term else None
-
-    def end_lease(self, row: StoredMessage) -> None:
-        del self.leases[row.owner][row.seq]
-
-    def lapsed(self, now: float) -> list[StoredMessage]:
-        return [
-            row for rows in self.leases.values() for row in rows.values() if row.lease_until < now
-        ]
-
-
 class MemoryBackend:
     """One queue of a memory store."""
 
@@ -139,6 +95,7 @@ class MemoryBackend:
         self.store = store
         self.name = name
         self.limits = limits or MailboxLimits()
+        self._known: MemoryContents | None = None
 
     @property
     def store_identity(self) -> object:
@@ -151,12 +108,13 @@ class MemoryBackend:
         incarnation: Incarnation,
         *,
         page: str | None = None,
-        parent: str | None = None,  # noqa: ARG002
-        renew_seconds: float | None = None,  # noqa: ARG002
+        parent: str | None = None,
+        renew_seconds: float | None = None,
     ) -> int:
         contents = self.store.contents()
+        owner = LeaseOwner(0, str(incarnation), page, parent, renew_seconds=renew_seconds)
         with contents.lock:
-            return contents.register_owner(incarnation, page)
+            return contents.register_owner(owner)
 
     def default_owner(self) -> int:
         return self.store.owners.default_owner(
@@ -170,14 +128,14 @@ class MemoryBackend:
         owner: int,
         limit: int,
         lease_seconds: float,
-        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         contents = self.store.contents()
         with contents.lock:
-            settled, changed = self._settle(contents, settlements)
-            claimed = self._claim(contents, owner, limit, lease_seconds)
+            settled, changed, spent = self._settle(contents, settlements)
+            claimed, given_up = self._claim(contents, owner, limit, lease_seconds, selection)
         _notify(changed)
-        return ExchangeResult(settled, claimed)
+        return ExchangeResult(settled, claimed, given_up=spent + given_up)
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         contents = self.store.contents()
@@ -195,34 +153,34 @@ class MemoryBackend:
             return [Claim(row.seq, owner, row.term) for row in contents.leases[owner].values()]
 
     def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        pass
-
-    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
-        return 0
-
-    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
-        return {}
-
-    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
-        contents, wall = self.store.contents(), self.store.wall_now()
+        contents = self.store.contents()
         with contents.lock:
-            queue, lapsed = contents.queue(self.name), contents.lapsed(self.store.lease_now())
-            blame = {
-                owner: blame_for(contents.owners[owner]) for owner in {row.owner for row in lapsed}
-            }
-            for row in lapsed:
-                self._release(contents, row, blame[row.owner](row.seq))
-            freed = queue.promote_due(wall)
-            expired = queue.expire(wall)
-            if self.limits.dead_retention is not None:
-                queue.delete_old_dead_letters(wall - self.limits.dead_retention)
-        _notify({row.queue for row in lapsed} | ({queue} if freed else set()))
-        return len(lapsed) + freed + expired
+            contents.owners[owner] = contents.owners[owner]._replace(is_draining=is_draining)
+
+    def count_suspects(self, *, limit: int) -> int:
+        contents = self.store.contents()
+        with contents.lock:
+            return self._queue(contents).count_suspects(limit=limit)
+
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        contents, wanted = self.store.contents(), set(seqs)
+        with contents.lock:
+            rows = self._queue(contents).messages.values()
+            return {row.seq: row.id for row in rows if row.seq in wanted}
+
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
+        contents = self.store.contents()
+        ends = self._look(contents)
+        with contents.lock:
+            swept, given_up = self._sweep(contents, ends)
+        for each in given_up:
+            on_given_up(each)
+        return swept
 
     def next_due(self) -> float | None:
         contents = self.store.contents()
         with contents.lock:
-            moment = contents.queue(self.name).next_due()
+            moment = self._queue(contents).next_due()
         return None if moment is None else max(moment - self.store.wall_now(), 0.0)
 
     def locator(self) -> dict[str, str] | None:
@@ -232,7 +190,7 @@ class MemoryBackend:
     def listen(self, wakeup: Wakeup) -> Callable[[], None]:
         contents = self.store.contents()
         with contents.lock:
-            listeners = contents.queue(self.name).wakeups
+            listeners = self._queue(contents).wakeups
             listeners.add(wakeup)
         return lambda: listeners.discard(wakeup)
 
@@ -242,7 +200,7 @@ class MemoryBackend:
         _require_no_transaction(tx)
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             queue.expire(wall)
             self._require_room(queue, messages)
             ids = [self._put(contents, queue, message, wall) for message in messages]
@@ -253,7 +211,7 @@ class MemoryBackend:
         _require_no_transaction(tx)
         contents = self.store.contents()
         with contents.lock:
-            settled, changed = self._settle(contents, settlements)
+            settled, changed, _ = self._settle(contents, settlements)
         _notify(changed)
         return settled
 
@@ -268,7 +226,7 @@ class MemoryBackend:
     def stats(self) -> MailboxStats:
         contents, wall = self.store.contents(), self.store.wall_now()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             ready, delayed, leased = (
                 queue.counts[lease_state]
                 for lease_state in (LeaseState.READY, LeaseState.DELAYED, LeaseState.LEASED)
@@ -284,13 +242,13 @@ class MemoryBackend:
         with contents.lock:
             return [
                 row.record()
-                for row in contents.queue(self.name).claimable(self.store.wall_now(), limit=limit)
+                for row in self._queue(contents).claimable(self.store.wall_now(), limit=limit)
             ]
 
     def cancel(self, message_id: str) -> bool:
         contents = self.store.contents()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             row = queue.messages.get(message_id)
             if row is None or row.lease_state is LeaseState.LEASED:
                 return False
@@ -300,14 +258,14 @@ class MemoryBackend:
     def pause(self, *, paused: bool) -> None:
         contents = self.store.contents()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             queue.paused = paused
         _notify([queue])
 
     def purge(self) -> int:
         contents = self.store.contents()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             idle = [
                 row for row in queue.messages.values() if row.lease_state is not LeaseState.LEASED
             ]
@@ -318,18 +276,18 @@ class MemoryBackend:
     def dead_letters(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         contents = self.store.contents()
         with contents.lock:
-            letters = contents.queue(self.name).dead_letters.values()
+            letters = self._queue(contents).dead_letters.values()
             return list(islice(dropwhile(lambda letter: letter.position <= after, letters), limit))
 
     def find_dead_letter(self, message_id: str) -> DeadLetter | None:
         contents = self.store.contents()
         with contents.lock:
-            return contents.queue(self.name).dead_letters.get(message_id)
+            return self._queue(contents).dead_letters.get(message_id)
 
     def replay(self, ids: Sequence[str]) -> list[bool]:
         contents = self.store.contents()
         with contents.lock:
-            queue = contents.queue(self.name)
+            queue = self._queue(contents)
             replayed = [self._replay(contents, queue, each) for each in ids]
         _notify([queue])
         return replayed
@@ -337,98 +295,140 @@ class MemoryBackend:
     def drop(self, ids: Sequence[str]) -> list[bool]:
         contents = self.store.contents()
         with contents.lock:
-            dead = contents.queue(self.name).dead_letters
+            dead = self._queue(contents).dead_letters
             return [dead.pop(each, None) is not None for each in ids]
 
     # --- under the lock ---
 
-    def _claim(
-        self, contents: MemoryContents, owner: int, limit: int, lease_seconds: float
-    ) -> list[ClaimedRow]:
-        """Lease rows, oldest first; those that are spent go to the dead at once, one that has
-        crashed before comes alone.
-        """
+    def _queue(self, contents: MemoryContents) -> MemoryQueue:
+        """The queue of this mailbox. The first use stores the budgets that the caller has set."""
         queue = contents.queue(self.name)
-        if queue.paused or not limit:
-            return []
+        if self._known is not contents:
+            self._known = contents
+            queue.set_budgets(self.limits)
+        return queue
+
+    def _look(self, contents: MemoryContents) -> dict[int, OwnerEnd]:
+        """The owners whose lapsed leases may be reclaimed, and what is seen of each. Not under the
+        lock, because it reads beat pages.
+        """
+        with contents.lock:
+            owners, renewing = contents.lapsed_owners(self.store.lease_now())
+        ends = {owner.id: owner_end(owner) for owner in owners}
+        reclaimable = contents.lapse_guard.reclaimable(
+            [
+                LapsedOwner(owner.id, owner.renew_seconds, is_alive=ends[owner.id].is_alive)
+                for owner in owners
+            ],
+            renewing_holders=renewing,
+            now=time.monotonic(),
+        )
+        return {owner: ends[owner] for owner in reclaimable}
+
+    def _sweep(
+        self, contents: MemoryContents, ends: Mapping[int, OwnerEnd]
+    ) -> tuple[int, list[GivenUp]]:
+        """How many rows were changed, and the dead letters."""
+        wall, queue = self.store.wall_now(), self._queue(contents)
+        lapsed = [row for row in contents.lapsed(self.store.lease_now()) if row.owner in ends]
+        given_up = [
+            dead
+            for row in lapsed
+            for dead in self._release(contents, row, ends[row.owner].blame(row.seq))
+        ]
+        freed = queue.promote_due(wall)
+        expired, kept = queue.expire(wall)
+        if self.limits.dead_retention is not None:
+            queue.delete_old_dead_letters(wall - self.limits.dead_retention)
+        _notify({row.queue for row in lapsed} | ({queue} if freed else set()))
+        return len(lapsed) + freed + expired, given_up + kept
+
+    def _claim(
+        self,
+        contents: MemoryContents,
+        owner: int,
+        limit: int,
+        lease_seconds: float,
+        selection: RowSelection,
+    ) -> tuple[list[ClaimedRow], list[GivenUp]]:
+        """Lease rows, oldest first; those that are spent become dead letters, a suspect comes
+        alone.
+        """
+        queue = self._queue(contents)
+        claimed: list[ClaimedRow] = []
+        given_up: list[GivenUp] = []
+        if queue.paused:
+            return claimed, given_up
         wall, until = self.store.wall_now(), self.store.lease_now() + lease_seconds
         queue.promote_due(wall)
-        claimed: list[ClaimedRow] = []
-        while len(claimed) < limit and (row := queue.next_ready()) is not None:
-            if (reason := self._give_up_reason(row, wall)) is not None:
-                queue.give_up(row, reason, wall=wall)
+        while len(claimed) < limit and (row := queue.next_ready(selection)) is not None:
+            if (reason := queue.give_up_reason(row, wall)) is not None:
+                given_up += queue.give_up(row, reason, wall=wall)
                 continue
-            if row.crashes and claimed:
+            is_suspect = queue.is_suspect(row)
+            if is_suspect and claimed:
                 break
             claimed.append(
                 ClaimedRow(
                     contents.lease(row, owner=owner, until=until),
                     row.record(),
-                    is_exclusive=row.crashes > 0,
+                    is_exclusive=is_suspect,
+                    failures_left=queue.limits.max_failures - row.failures,
                 )
             )
-            if row.crashes:
+            if is_suspect:
                 break
-        return claimed
-
-    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
-        return give_up_reason(
-            self.limits,
-            crashes=row.crashes,
-            failures=row.failures,
-            is_expired=row.is_expired(wall),
-        )
+        return claimed, given_up
 
     def _settle(
         self, contents: MemoryContents, settlements: Sequence[Settlement]
-    ) -> tuple[list[bool], set[MemoryQueue]]:
-        """For each settlement whether its claim still matched; and the queues in which a message
-        became free.
+    ) -> tuple[list[bool], set[MemoryQueue], list[GivenUp]]:
+        """For each settlement whether its claim still matched; the queues in which a message
+        became free; the messages that have spent a budget.
         """
         changed: set[MemoryQueue] = set()
-        settled = []
+        settled: list[bool] = []
+        given_up: list[GivenUp] = []
         for settlement in settlements:
             row = contents.find_claimed(settlement.claim)
             settled.append(row is not None)
-            if row is not None and self._settle_one(contents, row, settlement):
-                changed.add(row.queue)
-        return settled, changed
+            if row is not None:
+                given_up += self._settle_one(contents, row, settlement)
+                changed |= {row.queue} if row.lease_state is LeaseState.READY else set()
+        return settled, changed, given_up
 
     def _settle_one(
         self, contents: MemoryContents, row: StoredMessage, settlement: Settlement
-    ) -> bool:
-        """Whether the row is free again."""
+    ) -> list[GivenUp]:
+        """The message, if it has spent a budget."""
         match settlement.outcome:
             case RowOutcome.DONE:
                 contents.end_lease(row)
                 row.queue.remove(row)
-                return False
+                return []
             case RowOutcome.DEAD:
                 contents.end_lease(row)
-                row.queue.dead_letter(
-                    row, settlement.reason, wall=self.store.wall_now(), error=settlement.error
-                )
-                return False
+                row.failures += settlement.reason in COUNTED_AS_FAILURE
+                row.note(settlement.error, settlement.traceback)
+                row.queue.dead_letter(row, settlement.reason, wall=self.store.wall_now())
+                return []
             case outcome:
+                row.note(settlement.error, settlement.traceback)
                 blame = Blame.FAILURE if outcome is RowOutcome.FAILED else Blame.RELEASE
-                self._release(contents, row, blame, delay=settlement.delay, error=settlement.error)
-                return not settlement.delay
+                return self._release(contents, row, blame, delay=settlement.delay)
 
     def _release(
-        self,
-        contents: MemoryContents,
-        row: StoredMessage,
-        blame: Blame,
-        *,
-        delay: float = 0.0,
-        error: str | None = None,
-    ) -> None:
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, *, delay: float = 0.0
+    ) -> list[GivenUp]:
+        """Free the row, or dead-letter it if it has spent a budget."""
         contents.end_lease(row)
-        row.failures += blame is Blame.FAILURE
-        row.crashes += blame is Blame.CRASH
-        row.releases += blame is Blame.RELEASE
-        row.error = row.error if error is None else error
-        row.queue.release(row, ready_at=self.store.wall_now() + delay if delay > 0 else 0.0)
+        row.count(blame)
+        wall = self.store.wall_now()
+        reason = None if blame is Blame.RELEASE else row.queue.give_up_reason(row, wall)
+        if reason is not None:
+            return [row.queue.dead_letter(row, reason, wall=wall)]
+        row.queue.release(row, ready_at=wall + delay if delay > 0 else 0.0)
+        return []
 
     def _require_room(self, queue: MemoryQueue, messages: Sequence[NewMessage]) -> None:
         max_size = self.limits.max_size

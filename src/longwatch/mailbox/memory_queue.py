@@ -3,6 +3,7 @@ them.
 
     new        rows in the order they were sent, none of which was ever leased   a deque
     returned   rows that were released, by number                                a heap
+    suspects   rows that were released and are suspects, by number               a heap
     delayed    rows that are not due yet                                         a heap by time
     expiring   rows that have an expiry                                          a heap by time
 
@@ -14,14 +15,18 @@ Nothing here takes a lock or reads a clock: `memory.py` does.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import chain, count
+from itertools import chain, count, islice
 
 from longwatch.core.clock import Wakeup
-from longwatch.mailbox.limits import EXPIRED, is_kept
+from longwatch.engine.claim_source import GivenUp
+from longwatch.mailbox.limits import EXPIRED, MailboxLimits, give_up_reason, is_kept
 from longwatch.mailbox.records import DeadLetter, MessageRecord
+from longwatch.store.blame import Blame, BlameBudget
+from longwatch.store.claims import RowSelection
 
 MAX_REMOVED = 1000
 """Removed rows that the indexes may hold, however few others there are."""
@@ -56,8 +61,10 @@ class StoredMessage:
     deliveries: int = 0
     failures: int = 0
     crashes: int = 0
+    lost: int = 0
     releases: int = 0
     error: str | None = None
+    traceback: str | None = None
     is_tracked_for_expiry: bool = False
     """Whether it stands among the expiring."""
 
@@ -70,16 +77,28 @@ class StoredMessage:
             self.crashes,
             self.enqueued_at,
             self.reply_to,
+            self.lost,
+            self.releases,
         )
 
-    def dead_letter(
-        self, reason: str, error: str | None, died_at: float, position: int
-    ) -> DeadLetter:
+    def count(self, blame: Blame) -> None:
+        """Raise the counter of the blame."""
+        self.failures += blame is Blame.FAILURE
+        self.crashes += blame is Blame.CRASH
+        self.lost += blame is Blame.LOST
+        self.releases += blame is Blame.RELEASE
+
+    def note(self, error: str | None, traceback: str | None) -> None:
+        """Keep what was raised; None keeps what is there."""
+        self.error = self.error if error is None else error
+        self.traceback = self.traceback if traceback is None else traceback
+
+    def dead_letter(self, reason: str, died_at: float, position: int) -> DeadLetter:
         return DeadLetter(
             id=self.id,
             mailbox=self.queue.name,
             reason=reason,
-            error=error,
+            error=self.error,
             died_at=died_at,
             enqueued_at=self.enqueued_at,
             deliveries=self.deliveries,
@@ -88,6 +107,8 @@ class StoredMessage:
             releases=self.releases,
             reply_to=self.reply_to,
             body=self.body,
+            lost=self.lost,
+            traceback=self.traceback,
             position=position,
         )
 
@@ -101,7 +122,7 @@ class StoredMessage:
 
 
 class MemoryQueue:
-    """The rows of one mailbox, its dead letters, and its listeners."""
+    """The rows of one mailbox, its dead letters, its budgets, and its listeners."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,15 +133,46 @@ class MemoryQueue:
         self.counts = dict.fromkeys(LeaseState, 0)
         self.expired = 0
         self.paused = False
+        self.limits = MailboxLimits()
         self.wakeups: set[Wakeup] = set()
         self._new: deque[StoredMessage] = deque()
         self._returned: list[tuple[int, StoredMessage]] = []
+        self._suspects: list[tuple[int, StoredMessage]] = []
         self._delayed: list[tuple[float, int, StoredMessage]] = []
         self._expiring: list[tuple[float, int, StoredMessage]] = []
         self._removed = 0
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def set_budgets(self, limits: MailboxLimits) -> None:
+        """Keep the budgets of these limits, which decide which of the released rows are
+        suspects.
+        """
+        self.limits = limits.with_stored([*self.limits.set_budgets.values()])
+        released = [row for _, row in chain(self._returned, self._suspects)]
+        self._returned, self._suspects = [], []
+        for row in released:
+            self._push_ready(row)
+
+    def is_suspect(self, row: StoredMessage) -> bool:
+        budget = BlameBudget(self.limits.max_crashes, self.limits.max_lost)
+        return budget.is_suspect(crashes=row.crashes, lost=row.lost)
+
+    def give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
+        """Why the row is given up; None if it is not."""
+        return give_up_reason(
+            self.limits,
+            crashes=row.crashes,
+            failures=row.failures,
+            lost=row.lost,
+            is_expired=row.is_expired(wall),
+        )
+
+    def count_suspects(self, *, limit: int) -> int:
+        """How many suspects are free, counted no further than `limit`."""
+        free = (1 for _, row in self._suspects if row.lease_state is not LeaseState.REMOVED)
+        return sum(islice(free, limit))
 
     def add(self, row: StoredMessage, *, ready_at: float = 0.0) -> None:
         """Put a new row at the end of the line, or among the delayed."""
@@ -142,22 +194,23 @@ class MemoryQueue:
             self._make_ready(row)
         self._track_expiry(row)
 
-    def next_ready(self) -> StoredMessage | None:
-        """The oldest free row; it stays where it is."""
+    def next_ready(self, selection: RowSelection = RowSelection.ANY) -> StoredMessage | None:
+        """The oldest free row of the selection; it stays where it is."""
         while self._new and self._new[0].lease_state is LeaseState.REMOVED:
             self._new.popleft()
-        while self._returned and self._returned[0][1].lease_state is LeaseState.REMOVED:
-            heappop(self._returned)
-        if self._returned and (not self._new or self._returned[0][0] < self._new[0].seq):
-            return self._returned[0][1]
-        return self._new[0] if self._new else None
+        first = [] if selection is RowSelection.SUSPECTS or not self._new else [self._new[0]]
+        for heap in self._heaps(selection):
+            while heap and heap[0][1].lease_state is LeaseState.REMOVED:
+                heappop(heap)
+            first += [heap[0][1]] if heap else []
+        return min(first, key=lambda row: row.seq, default=None)
 
     def lease(self, row: StoredMessage) -> None:
         """Lease the row that `next_ready` has just returned."""
         if self._new and self._new[0] is row:
             self._new.popleft()
         else:
-            heappop(self._returned)
+            heappop(next(heap for heap in self._heaps() if heap and heap[0][1] is row))
         self._set_lease_state(row, LeaseState.LEASED)
 
     def remove(self, row: StoredMessage) -> None:
@@ -171,28 +224,26 @@ class MemoryQueue:
         if self._removed > max(MAX_REMOVED, len(self.messages)):
             self._compact()
 
-    def give_up(self, row: StoredMessage, reason: str, *, wall: float) -> None:
-        """Remove it, and keep it as a dead letter if `limits.is_kept`."""
+    def give_up(self, row: StoredMessage, reason: str, *, wall: float) -> list[GivenUp]:
+        """Remove it, and keep it as a dead letter if `limits.is_kept`; what is kept."""
         self.expired += reason == EXPIRED
         if is_kept(reason, keep_expired=row.keep_expired):
-            self.dead_letter(row, reason, wall=wall)
-        else:
-            self.remove(row)
-
-    def dead_letter(
-        self, row: StoredMessage, reason: str, *, wall: float, error: str | None = None
-    ) -> None:
-        """Move it to the dead letters, with its history."""
-        self.dead_letters[row.id] = row.dead_letter(
-            reason, row.error if error is None else error, wall, next(self._dead_positions)
-        )
+            return [self.dead_letter(row, reason, wall=wall)]
         self.remove(row)
+        return []
 
-    def expire(self, wall: float) -> int:
-        """Give up what nobody took in its time; how many rows. A leased one is looked at again
-        when it comes back.
+    def dead_letter(self, row: StoredMessage, reason: str, *, wall: float) -> GivenUp:
+        """Move it to the dead letters, with its history."""
+        self.dead_letters[row.id] = row.dead_letter(reason, wall, next(self._dead_positions))
+        self.remove(row)
+        return GivenUp(row.id, self.name, reason)
+
+    def expire(self, wall: float) -> tuple[int, list[GivenUp]]:
+        """Give up what no worker claimed in its time; how many rows, and those that are kept. A
+        leased one is looked at again when it is released.
         """
         expired = 0
+        given_up: list[GivenUp] = []
         while self._expiring and self._expiring[0][0] <= wall:
             row = heappop(self._expiring)[2]
             row.is_tracked_for_expiry = False
@@ -200,9 +251,9 @@ class MemoryQueue:
                 row.lease_state is not LeaseState.REMOVED
                 and row.lease_state is not LeaseState.LEASED
             ):
-                self.give_up(row, EXPIRED, wall=wall)
+                given_up += self.give_up(row, EXPIRED, wall=wall)
                 expired += 1
-        return expired
+        return expired, given_up
 
     def delete_old_dead_letters(self, before: float) -> None:
         """Remove the dead that died before this moment."""
@@ -231,7 +282,7 @@ class MemoryQueue:
         due = (row for ready_at, _, row in self._delayed if ready_at <= wall)
         there = (
             row
-            for row in chain(self._new, (row for _, row in self._returned), due)
+            for row in chain(self._new, (row for heap in self._heaps() for _, row in heap), due)
             if row.lease_state is not LeaseState.REMOVED
         )
         return nsmallest(
@@ -256,6 +307,9 @@ class MemoryQueue:
         self._returned = [
             entry for entry in self._returned if entry[1].lease_state is not LeaseState.REMOVED
         ]
+        self._suspects = [
+            entry for entry in self._suspects if entry[1].lease_state is not LeaseState.REMOVED
+        ]
         self._delayed = [
             entry for entry in self._delayed if entry[2].lease_state is not LeaseState.REMOVED
         ]
@@ -263,12 +317,25 @@ class MemoryQueue:
             entry for entry in self._expiring if entry[2].lease_state is not LeaseState.REMOVED
         ]
         heapify(self._returned)
+        heapify(self._suspects)
         heapify(self._delayed)
         heapify(self._expiring)
 
     def _make_ready(self, row: StoredMessage) -> None:
         self._set_lease_state(row, LeaseState.READY)
-        heappush(self._returned, (row.seq, row))
+        self._push_ready(row)
+
+    def _push_ready(self, row: StoredMessage) -> None:
+        heappush(self._suspects if self.is_suspect(row) else self._returned, (row.seq, row))
+
+    def _heaps(
+        self, selection: RowSelection = RowSelection.ANY
+    ) -> Iterator[list[tuple[int, StoredMessage]]]:
+        """The heaps of free rows of a selection."""
+        if selection is not RowSelection.SUSPECTS:
+            yield self._returned
+        if selection is not RowSelection.ORDINARY:
+            yield self._suspects
 
     def _delay(self, row: StoredMessage, ready_at: float) -> None:
         self._set_lease_state(row, LeaseState.DELAYED)

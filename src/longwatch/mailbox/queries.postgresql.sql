@@ -31,35 +31,47 @@ SELECT count(*) FROM (
 ) AS present
 
 -- name: insert_dead_letter
--- Copy a leased message to the dead letters, with its history; lock it until the transaction ends.
+-- Copy a leased message to the dead letters, with its history and :failures more; lock it until the transaction ends.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
     traceback, reply_to, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
-    deliveries - :undelivered, failures, crashes, lost, releases, traceback, reply_to, body
+    deliveries - :undelivered, failures + :failures, crashes, lost, releases,
+    coalesce(:traceback, traceback), reply_to, body
 FROM longwatch_messages
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term FOR UPDATE
 
 -- name: lock_expired
 -- `find_expired`, with the messages locked until they are deleted.
-SELECT seq, keep_expired FROM longwatch_messages
+SELECT seq, keep_expired, id FROM longwatch_messages
 WHERE expires_at <= :wall_now AND queue = :queue AND lease_state <> 2
 LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: find_expired_by_key
 -- The message that has a dedupe key, if it has expired and is not leased.
-SELECT seq, keep_expired FROM longwatch_messages
+SELECT seq, keep_expired, id FROM longwatch_messages
 WHERE queue = :queue AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND lease_state <> 2
 FOR UPDATE SKIP LOCKED
 
--- name: insert_expired_dead_letters
--- Copy expired messages to the dead letters.
+-- name: insert_dead_letters
+-- Copy messages that are not leased to the dead letters, in the order of the arrays.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
     traceback, reply_to, body)
-SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes,
+SELECT queue, id, given_up.reason, error, :wall_now, enqueued_at, deliveries, failures, crashes,
     lost, releases, traceback, reply_to, body
-FROM longwatch_messages WHERE seq = ANY (:seq::int8[])
+FROM unnest(:seq::int8[], :reason::text[]) WITH ORDINALITY AS given_up (seq, reason, place)
+JOIN longwatch_messages USING (seq) ORDER BY place
+
+-- name: find_counters
+-- The counters of messages that were just released, and the budgets of their mailboxes.
+SELECT seq, mailbox.name, id, failures, crashes, lost, max_failures, max_crashes, max_lost
+FROM longwatch_messages JOIN longwatch_mailboxes AS mailbox USING (queue)
+WHERE seq = ANY (:seqs::int8[]) ORDER BY seq
+
+-- name: find_ids
+-- The ids of messages by their seq.
+SELECT seq, id FROM longwatch_messages WHERE seq = ANY (:seqs::int8[])
 
 -- name: delete_messages
 -- Delete messages by their seq.

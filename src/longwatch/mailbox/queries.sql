@@ -1,13 +1,18 @@
 -- Queries of `sql.py` that are the same on every database.
 
 -- name: queue
--- The queue number of a mailbox; inserts a new mailbox.
-INSERT INTO longwatch_mailboxes (name) VALUES (:name)
-ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING queue
+-- Insert a mailbox, or store the budgets that are not null with it. Its queue number and budgets.
+INSERT INTO longwatch_mailboxes (name, max_failures, max_crashes, max_lost)
+VALUES (:name, :max_failures, :max_crashes, :max_lost)
+ON CONFLICT (name) DO UPDATE SET
+    max_failures = coalesce(excluded.max_failures, longwatch_mailboxes.max_failures),
+    max_crashes = coalesce(excluded.max_crashes, longwatch_mailboxes.max_crashes),
+    max_lost = coalesce(excluded.max_lost, longwatch_mailboxes.max_lost)
+RETURNING queue, max_failures, max_crashes, max_lost
 
 -- name: find_queue
--- The queue number of a mailbox, if it exists.
-SELECT queue FROM longwatch_mailboxes WHERE name = :name
+-- The queue number and the budgets of a mailbox, if it exists.
+SELECT queue, max_failures, max_crashes, max_lost FROM longwatch_mailboxes WHERE name = :name
 
 -- name: mailbox_name
 -- The name of a mailbox by its queue number.
@@ -21,13 +26,9 @@ UPDATE longwatch_mailboxes SET paused = :paused WHERE queue = :queue
 -- The message that has a dedupe key.
 SELECT id FROM longwatch_messages WHERE queue = :queue AND dedupe_key = :dedupe_key
 
--- name: has_ready
--- Whether any message is free.
-SELECT 1 FROM longwatch_messages WHERE queue = :queue AND lease_state = 0 LIMIT 1
-
 -- name: find_expired
 -- Messages of a queue that have expired and are not leased.
-SELECT seq, keep_expired FROM longwatch_messages
+SELECT seq, keep_expired, id FROM longwatch_messages
 WHERE expires_at <= :wall_now AND queue = :queue AND lease_state <> 2 LIMIT :limit
 
 -- name: count_expired

@@ -23,27 +23,38 @@ SELECT count(*) FROM (
 )
 
 -- name: insert_dead_letter
--- Copy a leased message to the dead letters, with its history.
+-- Copy a leased message to the dead letters, with its history and :failures more.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
     traceback, reply_to, body)
 SELECT queue, id, :reason, coalesce(:error, error), :wall_now, enqueued_at,
-    deliveries - :undelivered, failures, crashes, lost, releases, traceback, reply_to, body
+    deliveries - :undelivered, failures + :failures, crashes, lost, releases,
+    coalesce(:traceback, traceback), reply_to, body
 FROM longwatch_messages WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: find_expired_by_key
 -- The message that has a dedupe key, if it has expired and is not leased.
-SELECT seq, keep_expired FROM longwatch_messages
+SELECT seq, keep_expired, id FROM longwatch_messages
 WHERE queue = :queue AND dedupe_key = :dedupe_key AND expires_at <= :wall_now AND lease_state <> 2
 
--- name: insert_expired_dead_letters
--- Copy one expired message to the dead letters.
+-- name: insert_dead_letters
+-- Copy one message that is not leased to the dead letters.
 INSERT INTO longwatch_dead_letters
     (queue, id, reason, error, died_at, enqueued_at, deliveries, failures, crashes, lost, releases,
     traceback, reply_to, body)
-SELECT queue, id, 'expired', error, :wall_now, enqueued_at, deliveries, failures, crashes,
+SELECT queue, id, :reason, error, :wall_now, enqueued_at, deliveries, failures, crashes,
     lost, releases, traceback, reply_to, body
 FROM longwatch_messages WHERE seq = :seq
+
+-- name: find_counters
+-- The counters of messages that were just released, and the budgets of their mailboxes.
+SELECT seq, mailbox.name, id, failures, crashes, lost, max_failures, max_crashes, max_lost
+FROM longwatch_messages AS message JOIN longwatch_mailboxes AS mailbox USING (queue)
+WHERE seq IN (SELECT value FROM json_each(:seqs)) ORDER BY seq
+
+-- name: find_ids
+-- The ids of messages by their seq.
+SELECT seq, id FROM longwatch_messages WHERE seq IN (SELECT value FROM json_each(:seqs))
 
 -- name: delete_messages
 -- Delete one message by its seq.

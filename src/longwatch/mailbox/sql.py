@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -16,17 +16,18 @@ from longwatch.engine.claim_source import (
     Settlement,
     ignore_given_up,
 )
-from longwatch.errors import MailboxFullError
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
-from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.limits import MailboxLimits, give_up_reason
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
-from longwatch.store.blame import Blame, BlameBudget
+from longwatch.mailbox.sql_queue import SqlQueue, SqlQueueFinder
+from longwatch.mailbox.sql_sender import SqlSender
+from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Database, Row, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
-from longwatch.store.sweep import ClaimSweeper
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner
 
 T = TypeVar("T")
 
@@ -51,7 +52,6 @@ class SqlBackend:
         self.database = database
         self.name = name
         self.limits = limits or MailboxLimits()
-        self._budget = BlameBudget(self.limits.max_crashes, self.limits.max_lost)
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
         columns = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(
@@ -61,9 +61,12 @@ class SqlBackend:
             claim_condition=_IS_NOT_PAUSED,
             owners=database.owners,
         )
-        self._dead_letters = SqlDeadLetters(name, self._sql, self._claims, self.limits)
+        self._dead_letters = SqlDeadLetters(
+            name, self._sql, self._claims, retention=self.limits.dead_retention
+        )
+        self._sender = SqlSender(name, self._sql, self._dead_letters, max_size=self.limits.max_size)
         self._sweep = ClaimSweeper(self._claims, is_shared=database.is_shared)
-        self._queues: dict[tuple[int, int], int] = {}
+        self._finder = SqlQueueFinder(database, name, self._sql, self.limits)
 
     @property
     def store_identity(self) -> object:
@@ -104,20 +107,27 @@ class SqlBackend:
         lease_seconds: float,
         selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        queue = self._queue()
+        queue = self._finder.find()
         if (
             not settlements
             and self.database.has_single_writer
-            and not self.database.read(lambda tx: self._has_claimable(tx, queue))
+            and not self.database.read(lambda tx: self._has_claimable(tx, queue, selection))
         ):
             return ExchangeResult([], [])
+        claim_rows = partial(
+            self._claims.claim,
+            queue=queue.number,
+            owner=owner,
+            lease_seconds=lease_seconds,
+            limit=limit,
+            selection=selection,
+            budget=queue.budget,
+        )
 
         def work(tx: Transaction) -> ExchangeResult:
-            settled = self._settle(tx, settlements)
-            return ExchangeResult(
-                settled,
-                self._claim(tx, queue, owner, limit, lease_seconds, selection) if limit else [],
-            )
+            settled, spent = self._settle(tx, settlements)
+            claimed, given_up = self._claim(tx, queue, claim_rows) if limit else ([], [])
+            return ExchangeResult(settled, claimed, given_up=spent + given_up)
 
         return self.database.write(work)
 
@@ -130,34 +140,40 @@ class SqlBackend:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
     def count_suspects(self, *, limit: int) -> int:
-        queue = self._queue()
+        queue = self._finder.find()
         return self.database.read(
             lambda tx: self._claims.count_suspects(
-                tx, queue=queue, limit=limit, budget=self._budget
+                tx, queue=queue.number, limit=limit, budget=queue.budget
             )
         )
 
-    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
-        return {}
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        parameters = {"seqs": self._claims.array_parameter(seqs)}
+        return dict(self.database.read(lambda tx: tx.rows(self._sql["find_ids"], parameters)))
 
-    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
-        """Read first; write only if something is to be changed."""
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
+        """Read and look first; write only if something is to be changed."""
         queue = self._queue()
-        dead = self.database.read(self._sweep.dead_owners)
-        if not dead and not self.database.read(lambda tx: self._needs_sweep(tx, queue)):
+        plan = self._sweep.look(self.database)
+        if not any(plan) and not self.database.read(lambda tx: self._needs_sweep(tx, queue)):
             return 0
 
-        def work(tx: Transaction) -> int:
-            freed = [
-                swept for owner in dead for swept in self._sweep.reclaim(tx, owner)
-            ] + self._sweep.reclaim_lapsed(tx)
-            promoted = self._claims.promote_due(tx, queue=queue)
-            freed += [queue] * (promoted + self._dead_letters.expire(tx, queue))
+        def work(tx: Transaction) -> tuple[int, list[GivenUp], list[LeaseOwner]]:
+            rows, deleted = self._sweep.reclaim(tx, plan)
+            blamed = [row.claim.seq for row in rows if row.blame is not Blame.RELEASE]
+            given_up = self._dead_letters.give_up_spent(tx, blamed)
+            expired = self._dead_letters.expire(tx, queue)
+            promoted = self._claims.promote_due(tx, queue=queue) + expired.total
             self._dead_letters.delete_old(tx, queue)
+            freed = [row.queue for row in rows] + [queue] * promoted
             self._notify(tx, freed)
-            return len(freed)
+            return len(freed), given_up + expired.given_up, deleted
 
-        return self.database.write(work)
+        count, given_up, deleted = self.database.write(work)
+        self._sweep.remove_pages(deleted)
+        for each in given_up:
+            on_given_up(each)
+        return count
 
     def next_due(self) -> float | None:
         queue = self._queue()
@@ -174,12 +190,12 @@ class SqlBackend:
     def put(self, messages: Sequence[NewMessage], *, tx: Any = None) -> list[str]:
         if tx is not None:
             return self._put_in_transaction(self.database.join(tx), messages)
-        return self._retry_if_vanished(
-            lambda queue: self.database.write(lambda tx: self._put(tx, queue, messages))
+        return self._finder.retry_if_vanished(
+            lambda queue: self.database.write(lambda tx: self._sender.put(tx, queue, messages))
         )
 
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
-        return self._in_transaction(tx, lambda tx: self._settle(tx, settlements))
+        return self._in_transaction(tx, lambda tx: self._settle(tx, settlements)[0])
 
     def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
         return self.database.write(
@@ -187,7 +203,7 @@ class SqlBackend:
         )
 
     def stats(self) -> MailboxStats:
-        return self._retry_if_vanished(
+        return self._finder.retry_if_vanished(
             lambda queue: self.database.read(lambda tx: self._stats(tx, queue))
         )
 
@@ -240,54 +256,52 @@ class SqlBackend:
 
     # --- inside a transaction ---
 
-    def _claim(  # noqa: PLR0913, PLR0917 - which rows, for which owner, for how long
-        self,
-        tx: Transaction,
-        queue: int,
-        owner: int,
-        limit: int,
-        lease_seconds: float,
-        selection: RowSelection,
-    ) -> list[ClaimedRow]:
+    def _claim(
+        self, tx: Transaction, queue: SqlQueue, claim_rows: Callable[[Transaction], list[Row]]
+    ) -> tuple[list[ClaimedRow], list[GivenUp]]:
         """Lease messages, and give up those that have spent their limits.
 
         One transaction gives up a bounded number, because other writers wait meanwhile; then it
         notifies the receivers to claim again.
         """
-        given_up = 0
-        while given_up < _GIVE_UP_BATCH:
-            rows = self._claims.claim(
-                tx,
-                queue=queue,
-                owner=owner,
-                lease_seconds=lease_seconds,
-                limit=limit,
-                selection=selection,
-                budget=self._budget,
-            )
-            claimed = [each for row in rows if (each := self._claim_row(tx, row)) is not None]
+        claimed: list[ClaimedRow] = []
+        given_up: list[GivenUp] = []
+        gone = 0
+        while gone < _GIVE_UP_BATCH:
+            rows = claim_rows(tx)
+            for row in rows:
+                *facts, is_expired, keep_expired = row
+                claim, message = Claim(*facts[:3]), MessageRecord(*facts[3:])
+                reason = _give_up_reason(queue, message, is_expired=bool(is_expired))
+                if reason is None:
+                    claimed.append(_claimed_row(queue, claim, message))
+                    continue
+                given_up += self._dead_letters.give_up(
+                    tx, claim, message.id, reason, keep_expired=bool(keep_expired)
+                )
             if claimed or not rows:
-                return claimed
-            given_up += len(rows) + self._dead_letters.expire(tx, queue)
+                return claimed, given_up
+            expired = self._dead_letters.expire(tx, queue.number)
+            given_up += expired.given_up
+            gone += len(rows) + expired.total
         tx.notify(self.name)
-        return []
+        return [], given_up
 
-    def _claim_row(self, tx: Transaction, row: Row) -> ClaimedRow | None:
-        claim, message = Claim(*row[:3]), MessageRecord(*row[3:-2])
-        if self._dead_letters.give_up_if_spent(tx, claim, message, row[-2:]):
-            return None
-        return ClaimedRow(
-            claim,
-            message,
-            is_exclusive=self._budget.is_suspect(crashes=message.crashes, lost=message.lost),
-        )
-
-    def _settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> list[bool]:
-        """Settle in order; neighbours with the same end in one statement."""
+    def _settle(
+        self, tx: Transaction, settlements: Sequence[Settlement]
+    ) -> tuple[list[bool], list[GivenUp]]:
+        """Settle in order; neighbours with the same end in one statement. Messages that failed for
+        the last time are dead-lettered.
+        """
         settled: list[bool] = []
         for template, group in groupby(settlements, _without_claim):
             settled += self._settle_group(tx, template, [settlement.claim for settlement in group])
-        return settled
+        failed = [
+            settlement.claim.seq
+            for settlement, is_settled in zip(settlements, settled, strict=True)
+            if is_settled and settlement.outcome is RowOutcome.FAILED
+        ]
+        return settled, self._dead_letters.give_up_spent(tx, failed)
 
     def _settle_group(
         self, tx: Transaction, template: Settlement, claims: list[Claim]
@@ -297,7 +311,7 @@ class SqlBackend:
                 return self._claims.settle(tx, claims)
             case RowOutcome.DEAD:
                 return [
-                    self._dead_letters.dead_letter(tx, claim, template.reason, template.error)
+                    self._dead_letters.dead_letter(tx, template._replace(claim=claim))
                     for claim in claims
                 ]
             case outcome:
@@ -308,70 +322,15 @@ class SqlBackend:
                     blame=_BLAME_BY_OUTCOME[outcome],
                     delay=template.delay,
                     error=template.error,
+                    traceback=template.traceback,
                 )
 
     def _put_in_transaction(self, tx: Transaction, messages: Sequence[NewMessage]) -> list[str]:
         try:
-            return self._put(
-                tx, self._queues.get(self._queue_key()) or self._queue_in(tx), messages
-            )
+            return self._sender.put(tx, self._finder.number_in(tx), messages)
         except StoreResetError:
-            self._queues = {}
+            self._finder.forget()
             raise
-
-    def _put(self, tx: Transaction, queue: int, messages: Sequence[NewMessage]) -> list[str]:
-        self._lock_size(tx, queue)
-        keys = {message.dedupe_key for message in messages if message.dedupe_key is not None}
-        repeated = sum(self._has_key(tx, queue, key) for key in keys)
-        keyless = sum(message.dedupe_key is None for message in messages)
-        self._require_room(tx, queue, keyless + len(keys) - repeated)
-        tx.notify(self.name)
-        if keys:
-            return [self._put_one(tx, queue, message) for message in messages]
-        tx.defer_many(self._sql["put"], [_put_parameters(queue, message) for message in messages])
-        return [message.id for message in messages]
-
-    def _put_one(self, tx: Transaction, queue: int, message: NewMessage) -> str:
-        """Insert a message; its id, or that of the message that has its key. Tries again if that
-        message is removed in between.
-        """
-        while (
-            tx.execute_many(self._sql["put"], [_put_parameters(queue, message)]) == 0
-            and message.dedupe_key is not None
-        ):
-            for (first,) in tx.rows(
-                self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": message.dedupe_key}
-            ):
-                return str(first)
-        return message.id
-
-    def _has_key(self, tx: Transaction, queue: int, key: str) -> bool:
-        """Whether a message has this key. An expired message does not replace a new one."""
-        self._dead_letters.expire_by_key(tx, queue, key)
-        return bool(tx.rows(self._sql["find_by_dedupe_key"], {"queue": queue, "dedupe_key": key}))
-
-    def _lock_size(self, tx: Transaction, queue: int) -> None:
-        """Where several transactions write at once, let those that count messages take turns."""
-        if self.limits.max_size is not None and (lock := self._sql.get("lock_size")):
-            tx.rows(lock, {"queue": queue})
-
-    def _require_room(self, tx: Transaction, queue: int, added: int) -> None:
-        """Raise MailboxFullError if they do not fit. Expired messages are given up first."""
-        max_size = self.limits.max_size
-        if max_size is None:
-            return
-        count = self._count(tx, queue, max_size)
-        if count + added > max_size and self._dead_letters.expire(tx, queue):
-            count = self._count(tx, queue, max_size)
-        if count + added > max_size:
-            raise MailboxFullError(
-                f"mailbox {self.name!r} holds {count} of {max_size} messages; let its workers "
-                f"catch up, or raise max_size"
-            )
-
-    def _count(self, tx: Transaction, queue: int, limit: int) -> int:
-        [(count,)] = tx.rows(self._sql["count_messages"], {"queue": queue, "limit": limit + 1})
-        return int(count)
 
     def _stats(self, tx: Transaction, queue: int) -> MailboxStats:
         for ready, delayed, leased, dead, age, paused, expired in tx.rows(
@@ -390,20 +349,19 @@ class SqlBackend:
             f"mailbox {self.name!r} is gone, its store was restored or emptied meanwhile; ask again"
         )
 
-    def _has_claimable(self, tx: Transaction, queue: int) -> bool:
-        due = self._claims.next_due(tx, queue=queue)
-        return bool(tx.rows(self._sql["has_ready"], {"queue": queue})) or (
-            due is not None and due <= 0
+    def _has_claimable(self, tx: Transaction, queue: SqlQueue, selection: RowSelection) -> bool:
+        """Whether a claim of this selection would write. A row that is due is freed by it, of
+        whatever selection it is.
+        """
+        due = self._claims.next_due(tx, queue=queue.number)
+        return (due is not None and due <= 0) or self._claims.has_selected(
+            tx, queue=queue.number, selection=selection, budget=queue.budget
         )
 
     def _needs_sweep(self, tx: Transaction, queue: int) -> bool:
-        """Whether a sweep would change anything."""
+        """Whether a sweep that has nothing to reclaim would change anything."""
         due = self._claims.next_due(tx, queue=queue)
-        return (
-            self._dead_letters.has_stale(tx, queue)
-            or (due is not None and due <= 0)
-            or self._sweep.has_lapsed(tx)
-        )
+        return self._dead_letters.has_stale(tx, queue) or (due is not None and due <= 0)
 
     def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
         """Notify the mailboxes of these queues; a sweep frees rows of other mailboxes, too."""
@@ -414,37 +372,7 @@ class SqlBackend:
     # --- helpers ---
 
     def _queue(self) -> int:
-        """The queue number of this mailbox, looked up once a process and again when the store may
-        be another one.
-        """
-        key = self._queue_key()
-        queue = self._queues.get(key)
-        if queue is None:
-            found = self.database.read(
-                lambda tx: tx.rows(self._sql["find_queue"], {"name": self.name})
-            )
-            queue = int(found[0][0]) if found else self.database.write(self._queue_in)
-            self._queues = {key: queue}
-        return queue
-
-    def _retry_if_vanished(self, call: Callable[[int], T]) -> T:
-        """Call with the queue number; if the mailbox is gone, because the store was restored or
-        emptied, call again with its new number.
-        """
-        try:
-            return call(self._queue())
-        except StoreResetError:
-            self._queues = {}
-            return call(self._queue())
-
-    def _queue_in(self, tx: Transaction) -> int:
-        """Find it first: an insert locks the row until the transaction ends."""
-        name = {"name": self.name}
-        [(queue,)] = tx.rows(self._sql["find_queue"], name) or tx.rows(self._sql["queue"], name)
-        return int(queue)
-
-    def _queue_key(self) -> tuple[int, int]:
-        return os.getpid(), self.database.generation
+        return self._finder.find().number
 
     def _in_transaction(self, tx: Any, work: Callable[[Transaction], T]) -> T:
         return self.database.write(work) if tx is None else work(self.database.join(tx))
@@ -462,6 +390,25 @@ def list_mailbox_names(database: Database) -> list[str]:
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
 
 
+def _give_up_reason(queue: SqlQueue, message: MessageRecord, *, is_expired: bool) -> str | None:
+    return give_up_reason(
+        queue.limits,
+        crashes=message.crashes,
+        failures=message.failures,
+        lost=message.lost,
+        is_expired=is_expired,
+    )
+
+
+def _claimed_row(queue: SqlQueue, claim: Claim, message: MessageRecord) -> ClaimedRow:
+    return ClaimedRow(
+        claim,
+        message,
+        is_exclusive=queue.budget.is_suspect(crashes=message.crashes, lost=message.lost),
+        failures_left=queue.limits.max_failures - message.failures,
+    )
+
+
 def _without_claim(settlement: Settlement) -> Settlement:
     """How a settlement ends, without the claim that it is about."""
     return (
@@ -469,16 +416,3 @@ def _without_claim(settlement: Settlement) -> Settlement:
         if settlement.outcome is RowOutcome.DONE
         else settlement._replace(claim=_NO_CLAIM)
     )
-
-
-def _put_parameters(queue: int, message: NewMessage) -> dict[str, object]:
-    return {
-        "queue": queue,
-        "delay": message.delay,
-        "id": message.id,
-        "expires_in": message.expires_in,
-        "keep_expired": int(message.keep_expired),
-        "dedupe_key": message.dedupe_key,
-        "reply_to": message.reply_to,
-        "body": message.body,
-    }

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
-from longwatch.mailbox.limits import EXPIRED, MailboxLimits, give_up_reason, is_kept
-from longwatch.mailbox.records import DeadLetter, MessageRecord
+from longwatch.engine.claim_source import GivenUp, Settlement
+from longwatch.mailbox.limits import (
+    COUNTED_AS_FAILURE,
+    EXPIRED,
+    MailboxLimits,
+    give_up_reason,
+    is_kept,
+)
+from longwatch.mailbox.records import DeadLetter
 from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Row, Transaction
 
 _EXPIRE_BATCH = 500
+
+
+class Expired(NamedTuple):
+    """How many messages have expired, and those of them that are kept as dead letters."""
+
+    total: int
+    given_up: list[GivenUp]
 
 
 class SqlDeadLetters:
@@ -19,42 +34,57 @@ class SqlDeadLetters:
     """
 
     def __init__(
-        self, name: str, queries: Mapping[str, str], claims: Claims, limits: MailboxLimits
+        self, name: str, queries: Mapping[str, str], claims: Claims, *, retention: float | None
     ) -> None:
         self._name = name
         self._sql = queries
         self._claims = claims
-        self._limits = limits
+        self._retention = retention
 
-    def give_up_if_spent(
-        self, tx: Transaction, claim: Claim, message: MessageRecord, expiry: Sequence[int]
-    ) -> bool:
-        """Give a claimed message up by the rule of `limits`; whether it was. Its claim does not
-        count as a delivery. `expiry`: whether it has expired, and whether it is kept then.
+    def give_up(
+        self, tx: Transaction, claim: Claim, message_id: str, reason: str, *, keep_expired: bool
+    ) -> list[GivenUp]:
+        """Give a claimed message up before it is run; what is kept of it. Its claim does not count
+        as a delivery.
         """
-        is_expired, keep_expired = expiry
-        reason = give_up_reason(
-            self._limits,
-            crashes=message.crashes,
-            failures=message.failures,
-            is_expired=bool(is_expired),
-        )
-        if reason is None:
-            return False
-        if is_kept(reason, keep_expired=bool(keep_expired)):
+        kept = is_kept(reason, keep_expired=keep_expired)
+        if kept:
             self._insert(tx, claim, reason, undelivered=1)
         if reason == EXPIRED:
             tx.execute(self._sql["count_expired"], {"name": self._name, "count": 1})
         self._claims.settle(tx, [claim])
-        return True
+        return [GivenUp(message_id, self._name, reason)] if kept else []
 
-    def dead_letter(self, tx: Transaction, claim: Claim, reason: str, error: str | None) -> bool:
+    def give_up_spent(self, tx: Transaction, seqs: Collection[int]) -> list[GivenUp]:
+        """Dead-letter the messages, of those just released, that have spent a budget of their
+        mailbox.
+        """
+        if not seqs:
+            return []
+        parameters = {"seqs": self._claims.array_parameter(seqs)}
+        spent = [
+            (seq, GivenUp(message_id, mailbox, reason))
+            for seq, mailbox, message_id, *counts in tx.rows(self._sql["find_counters"], parameters)
+            if (reason := _spent_reason(counts)) is not None
+        ]
+        self._move(tx, [(seq, given_up.reason) for seq, given_up in spent])
+        return [given_up for _, given_up in spent]
+
+    def dead_letter(self, tx: Transaction, settlement: Settlement) -> bool:
         """Dead-letter a message that its worker gave up; False if the claim no longer matches."""
-        self._insert(tx, claim, reason, error=error)
+        claim, reason = settlement.claim, settlement.reason
+        self._insert(
+            tx,
+            claim,
+            reason,
+            error=settlement.error,
+            traceback=settlement.traceback,
+            failures=int(reason in COUNTED_AS_FAILURE),
+        )
         return self._claims.settle(tx, [claim])[0]
 
-    def expire(self, tx: Transaction, queue: int) -> int:
-        """Give up messages that expired before a claim; how many."""
+    def expire(self, tx: Transaction, queue: int) -> Expired:
+        """Give up messages that expired before a claim."""
         find_expired = self._sql.get("lock_expired", self._sql["find_expired"])
         return self._expire_rows(
             tx, tx.rows(find_expired, {"queue": queue, "limit": _EXPIRE_BATCH})
@@ -70,14 +100,14 @@ class SqlDeadLetters:
         """Whether a message has expired, or a dead letter is older than the retention; a read."""
         if tx.rows(self._sql["find_expired"], {"queue": queue, "limit": 1}):
             return True
-        retention = self._limits.dead_retention
+        retention = self._retention
         return retention is not None and bool(
             tx.rows(self._sql["has_old_dead_letters"], {"queue": queue, "retention": retention})
         )
 
     def delete_old(self, tx: Transaction, queue: int) -> None:
         """Delete the dead letters that are older than the retention."""
-        retention = self._limits.dead_retention
+        retention = self._retention
         if retention is not None:
             tx.execute(
                 self._sql["delete_old_dead_letters"], {"queue": queue, "retention": retention}
@@ -102,25 +132,62 @@ class SqlDeadLetters:
         parameters = {"queue": queue, "id": message_id}
         return tx.execute(self._sql["drop_dead_letter"], parameters) == 1
 
-    def _insert(
+    def _insert(  # noqa: PLR0913 - a message and what is noted of its end
         self,
         tx: Transaction,
         claim: Claim,
         reason: str,
         *,
         error: str | None = None,
+        traceback: str | None = None,
         undelivered: int = 0,
+        failures: int = 0,
     ) -> None:
-        facts = {"reason": reason, "error": error, "undelivered": undelivered}
+        facts = {
+            "reason": reason,
+            "error": error,
+            "traceback": traceback,
+            "undelivered": undelivered,
+            "failures": failures,
+        }
         tx.execute(self._sql["insert_dead_letter"], {**claim._asdict(), **facts})
 
-    def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        if kept := [{"seq": seq} for seq, keep in rows if is_kept(EXPIRED, keep_expired=keep)]:
-            tx.execute_many(self._sql["insert_expired_dead_letters"], kept)
+    def _expire_rows(self, tx: Transaction, rows: Sequence[Row]) -> Expired:
+        kept = [
+            (seq, message_id)
+            for seq, keep, message_id in rows
+            if is_kept(EXPIRED, keep_expired=bool(keep))
+        ]
         if rows:
-            tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq, _ in rows])
+            self._move(tx, [(seq, EXPIRED) for seq, _ in kept])
+            gone = {row[0] for row in rows} - {seq for seq, _ in kept}
+            self._delete(tx, sorted(gone))
             tx.execute(self._sql["count_expired"], {"name": self._name, "count": len(rows)})
-        return len(rows)
+        given_up = [GivenUp(message_id, self._name, EXPIRED) for _, message_id in kept]
+        return Expired(len(rows), given_up)
+
+    def _move(self, tx: Transaction, reasons: Sequence[tuple[int, str]]) -> None:
+        """Move messages that are not leased to the dead letters, each with its reason."""
+        if reasons:
+            letters = [{"seq": seq, "reason": reason} for seq, reason in reasons]
+            tx.execute_many(self._sql["insert_dead_letters"], letters)
+            self._delete(tx, [seq for seq, _ in reasons])
+
+    def _delete(self, tx: Transaction, seqs: Sequence[int]) -> None:
+        if seqs:
+            tx.execute_many(self._sql["delete_messages"], [{"seq": seq} for seq in seqs])
 
     def _to_dead_letter(self, row: Row) -> DeadLetter:
         return DeadLetter(row[0], self._name, *row[1:])
+
+
+def _spent_reason(counts: Sequence[int | None]) -> str | None:
+    """Why a message is given up, by its counters and the stored budgets of its mailbox."""
+    failures, crashes, lost, *stored = counts
+    return give_up_reason(
+        MailboxLimits().with_stored(stored),
+        crashes=crashes or 0,
+        failures=failures or 0,
+        lost=lost or 0,
+        is_expired=False,
+    )

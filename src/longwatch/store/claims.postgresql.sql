@@ -76,23 +76,22 @@ UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
     LIMIT 100000 FOR UPDATE SKIP LOCKED
 ))
 
--- name: lapsed
--- Leases that have ended; a read that locks nothing. The server's clock decides, so the boot of the
--- owner's machine does not matter. A lease whose owner row was deleted during the claim gets an
--- unreadable page, which blames no row.
-SELECT seq, term, queue, leased.owner, coalesce(incarnation, ''),
+-- name: lapsed_owners
+-- The owners of leases that have ended; a read that locks nothing. The server's clock decides, so
+-- the boot of the owner's machine does not matter. An owner whose row was deleted during the claim
+-- counts as one that drains, which blames no row.
+SELECT leased.owner, coalesce(incarnation, ''),
     CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
     coalesce(draining, 1), renew_seconds
-FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND {lapsed} LIMIT :limit
+FROM (SELECT DISTINCT owner FROM {table} WHERE lease_state = 2 AND {lapsed}) AS leased
+LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 
--- name: lapsed_for_update
--- `lapsed`, with the rows locked: no owner renews them until they are released.
-SELECT seq, term, queue, leased.owner, coalesce(incarnation, ''),
-    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
-    coalesce(draining, 1), renew_seconds
-FROM {table} AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND {lapsed} LIMIT :limit FOR UPDATE OF leased SKIP LOCKED
+-- name: lapsed_of
+-- The leases of some owners that have ended, up to :limit, locked: no owner renews them until they
+-- are released.
+SELECT seq, term, queue, owner FROM {table}
+WHERE lease_state = 2 AND owner = ANY (:owners::int8[]) AND {lapsed}
+LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: owners
 -- The owners of leases in this table that are of this boot, whose end this process can see, and

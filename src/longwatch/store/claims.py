@@ -225,6 +225,22 @@ class Claims:
         }
         return len(transaction.rows(self.sql["suspects"], parameters))
 
+    def has_selected(
+        self,
+        transaction: Transaction,
+        *,
+        queue: int,
+        selection: RowSelection,
+        budget: BlameBudget = DEFAULT_BUDGET,
+    ) -> bool:
+        """Whether a claim of this selection would find a free row; a read."""
+        parameters = {
+            "queue": queue,
+            "max_crashes": budget.max_crashes,
+            "max_lost": budget.max_lost,
+        }
+        return bool(transaction.rows(self._sql_by_selection[selection]["has_selected"], parameters))
+
     def renew(
         self,
         transaction: Transaction,
@@ -236,11 +252,10 @@ class Claims:
         """Extend every lease of an owner except those in `skip` to `lease_seconds` from now, in
         one statement; how many there are.
         """
-        skipped = [claim.seq for claim in skip]
         parameters = {
             "owner": owner,
             "lease_seconds": lease_seconds,
-            "skip": skipped if self._takes_arrays else json.dumps(skipped),
+            "skip": self.array_parameter([claim.seq for claim in skip]),
         }
         return transaction.execute(self.sql["renew"], parameters)
 
@@ -320,6 +335,10 @@ class Claims:
         """Seconds until the next delayed row of the queue is due; None if none is delayed."""
         [(wait,)] = transaction.rows(self.sql["next_due"], {"queue": queue})
         return None if wait is None else max(float(wait), 0.0)
+
+    def array_parameter(self, numbers: Iterable[int]) -> object:
+        """Numbers as one parameter: an array, or a JSON text where the database has no arrays."""
+        return list(numbers) if self._takes_arrays else json.dumps(list(numbers))
 
     def _parameters(self, claims: Sequence[Claim]) -> dict[str, object]:
         return claim_parameters(claims, arrays=self._takes_arrays)

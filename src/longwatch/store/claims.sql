@@ -15,6 +15,17 @@ FROM longwatch_owners WHERE table_name = '{table}'
 -- The leases of one owner, up to :limit.
 SELECT seq, term, queue FROM {table} WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
+-- name: has_selected
+-- Whether any row of the selection is free.
+SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 0 AND {selected} LIMIT 1
+
+-- name: count_renewing
+-- How many owners that renew hold leases in this table.
+SELECT count(*) FROM longwatch_owners WHERE table_name = '{table}' AND renew_seconds IS NOT NULL
+    AND EXISTS (
+        SELECT 1 FROM {table} WHERE lease_state = 2 AND {table}.owner = longwatch_owners.owner
+    )
+
 -- name: suspects
 -- Free suspects of a queue, up to :limit. The first condition is that of a small index.
 SELECT seq FROM {table}

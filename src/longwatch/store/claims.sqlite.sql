@@ -57,12 +57,18 @@ WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 UPDATE {table} SET lease_state = 0
 WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
 
--- name: lapsed
--- Leases that have ended, by the clock or because another boot made them.
-SELECT seq, term, queue, leased.owner, incarnation, page, parent, draining,
-    renew_seconds
+-- name: lapsed_owners
+-- The owners of leases that have ended, by the clock or because another boot made them.
+SELECT DISTINCT longwatch_owners.owner, incarnation, page, parent, draining, renew_seconds
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND ({lapsed} OR boot <> :boot) LIMIT :limit
+WHERE lease_state = 2 AND ({lapsed} OR boot <> :boot)
+
+-- name: lapsed_of
+-- The leases of some owners that have ended, up to :limit.
+SELECT seq, term, queue, leased.owner
+FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+WHERE lease_state = 2 AND leased.owner IN (SELECT value FROM json_each(:owners))
+    AND ({lapsed} OR boot <> :boot) LIMIT :limit
 
 -- name: insert_owner
 -- Register an owner.

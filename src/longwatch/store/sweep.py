@@ -3,18 +3,31 @@
 An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
 its lease has ended (a lost host, a worker that could not renew). `blame.py` decides which counter
 of each row rises.
+
+A sweep has two steps, because processes and beat pages are files of any kind, which may take long
+to read, while every sender waits for a write transaction:
+
+1. `look` reads the candidates, then looks at their processes and pages, in no transaction. Owners
+   whose leases may have lapsed only because the store's clock moved are left out
+   (`lapse_guard.py`).
+2. `reclaim` finds the rows of these owners again, in the write transaction, and releases those that
+   are still leased to a dead owner, or still lapsed. A row of an owner that step 1 did not look at
+   waits for the next sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from longwatch.core.clock import Clock, SystemClock
 from longwatch.host.beatpage import read_page, remove_page
 from longwatch.host.incarnation import Incarnation, boot_id
 from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim, Claims
-from longwatch.store.database import Parameters, Transaction
+from longwatch.store.database import Database, Transaction
+from longwatch.store.lapse_guard import LapsedOwner, LapseGuard
 
 SWEEP_BATCH = 500
 """Leases looked at in one transaction: a sweep never holds the store for long."""
@@ -40,27 +53,90 @@ class LeaseOwner(NamedTuple):
     """The time between its renewals; None: it does not renew."""
 
 
+class SeenOwner(NamedTuple):
+    """An owner to reclaim from, and what was seen of it."""
+
+    owner: LeaseOwner
+    end: OwnerEnd
+
+
+class SweepPlan(NamedTuple):
+    """What a look has found. `dead`: owners that certainly have ended and hold leases. `lapsed`:
+    other owners, whose ended leases may be reclaimed. `idle`: owners to delete if they hold
+    nothing.
+    """
+
+    dead: Sequence[SeenOwner] = ()
+    lapsed: Sequence[SeenOwner] = ()
+    idle: Sequence[LeaseOwner] = ()
+
+
+class ReclaimedRow(NamedTuple):
+    """A row that was released."""
+
+    claim: Claim
+    queue: int
+    blame: Blame
+
+
+class _Candidates(NamedTuple):
+    """What a look reads: the registered owners with their age and whether they hold a lease, the
+    owners of lapsed leases, and how many owners that renew hold leases.
+    """
+
+    owners: list[tuple[LeaseOwner, float, bool]]
+    lapsed: list[LeaseOwner]
+    renewing: int
+
+
+class Reclaimed(NamedTuple):
+    """What a sweep has changed: the rows that it released, the owners that it deleted."""
+
+    rows: list[ReclaimedRow]
+    deleted: list[LeaseOwner]
+
+
 class ClaimSweeper:
     """Sweeps one table of claims. `is_shared`: other machines may use it as well."""
 
-    def __init__(self, claims: Claims, *, is_shared: bool = False) -> None:
+    def __init__(
+        self, claims: Claims, *, is_shared: bool = False, clock: Clock | None = None
+    ) -> None:
         self._claims = claims
         self._is_shared = is_shared
+        self._clock = clock or SystemClock()
+        self._lapse_guard = LapseGuard()
 
-    def reclaim_lapsed(self, transaction: Transaction) -> list[int]:
-        """Release the rows of leases that have ended; for each row its queue."""
-        rows = transaction.rows(self._claims.for_update("lapsed"), _lapsed_parameters(SWEEP_BATCH))
-        lapsed = [(seq, term, lease_owner(owner)) for seq, term, _, *owner in rows]
-        blames = {owner: blame_for(owner) for owner in {owner for _, _, owner in lapsed}}
-        self._release(
-            transaction,
-            [(Claim(seq, owner.id, term), blames[owner](seq)) for seq, term, owner in lapsed],
+    def look(self, database: Database) -> SweepPlan:
+        """Find the owners to reclaim from. Reads files, so call it outside any transaction."""
+        found = database.read(self._find_candidates)
+        dead = [
+            (owner, holds) for owner, _, holds in found.owners if self.has_ended(owner.incarnation)
+        ]
+        ended = {owner.id for owner, _ in dead}
+        renewing = sum(holds and owner.renew_seconds is not None for owner, holds in dead)
+        return SweepPlan(
+            dead=[_see(owner) for owner, holds in dead if holds],
+            lapsed=self._reclaimable(
+                [_see(owner) for owner in found.lapsed if owner.id not in ended],
+                renewing_holders=found.renewing - renewing,
+            ),
+            idle=[owner for owner, holds in dead if not holds]
+            + [owner for owner, age, holds in found.owners if _is_forgotten(owner, age, holds)],
         )
-        return [row[2] for row in rows]
 
-    def has_lapsed(self, transaction: Transaction) -> bool:
-        """Whether any lease has ended; a read."""
-        return bool(transaction.rows(self._claims.sql["lapsed"], _lapsed_parameters(1)))
+    def reclaim(self, transaction: Transaction, plan: SweepPlan) -> Reclaimed:
+        """Release the rows of the plan's owners, one batch at a time, and delete the owners that
+        hold nothing. After the commit `remove_pages` removes the pages of those deleted.
+        """
+        rows = [row for seen in plan.dead for row in self._rows_of(transaction, seen)]
+        rows += self._lapsed_rows(transaction, plan.lapsed)
+        for blame in {row.blame for row in rows}:
+            claims = [row.claim for row in rows if row.blame is blame]
+            self._claims.release(transaction, claims, blame=blame)
+        return Reclaimed(
+            rows, [owner for owner in plan.idle if self._delete_if_idle(transaction, owner)]
+        )
 
     def dead_owners(self, transaction: Transaction) -> list[LeaseOwner]:
         """Owners to reclaim from: a read, so that it costs the writer nothing.
@@ -68,47 +144,26 @@ class ClaimSweeper:
         They have certainly ended, or they hold nothing, entered long ago and cannot be seen from
         here.
         """
-        found = transaction.rows(
-            self._claims.sql["owners"], {"boot": boot_id(), "retention": OWNER_RETENTION}
-        )
         return [
-            lease_owner(owner)
-            for *owner, age, holds in found
-            if self.has_ended(owner[1])
-            or (not holds and age > OWNER_RETENTION and not _is_visible(owner[1]))
+            owner
+            for owner, age, holds in self._find_owners(transaction)
+            if self.has_ended(owner.incarnation) or _is_forgotten(owner, age, holds)
         ]
 
-    def reclaim(self, transaction: Transaction, owner: LeaseOwner) -> list[int]:
-        """Release the rows of a dead owner, one batch at a time; for each row its queue. An owner
-        that holds nothing is deleted.
+    def delete_owner(self, transaction: Transaction, owner: LeaseOwner) -> bool:
+        """Delete an owner; whether it was there. Only once its rows are released: until then a
+        sweeper may need its page, which `remove_pages` removes after the commit.
         """
-        held = transaction.rows(
-            self._claims.for_update("of_owner"), {"owner": owner.id, "limit": SWEEP_BATCH}
-        )
-        if not held:
-            self.delete_owner(transaction, owner)
-            return []
-        if not self.has_ended(owner.incarnation):
-            return []
-        blame = blame_for(owner)
-        self._release(
-            transaction, [(Claim(seq, owner.id, term), blame(seq)) for seq, term, _ in held]
-        )
-        return [queue for _, _, queue in held]
+        return transaction.execute(self._claims.sql["delete_owner"], {"owner": owner.id}) > 0
 
-    def _release(self, transaction: Transaction, blamed: Sequence[tuple[Claim, Blame]]) -> None:
-        for blame in {blame for _, blame in blamed}:
-            self._claims.release(
-                transaction, [claim for claim, assigned in blamed if assigned is blame], blame=blame
-            )
-
-    def delete_owner(self, transaction: Transaction, owner: LeaseOwner) -> None:
-        """Delete an owner. Only once its rows are released: until then a sweeper may need its
-        page.
+    def remove_pages(self, deleted: Iterable[LeaseOwner]) -> None:
+        """Remove the beat pages of deleted owners that have ended. Call it outside any
+        transaction.
         """
-        deleted = transaction.execute(self._claims.sql["delete_owner"], {"owner": owner.id})
-        if deleted and owner.page is not None and self.has_ended(owner.incarnation):
-            remove_page(owner.page)
+        for owner in deleted:
+            if owner.page is not None and self.has_ended(owner.incarnation):
+                with suppress(OSError):
+                    remove_page(owner.page)
 
     def has_ended(self, incarnation: str) -> bool:
         """Whether an owner certainly has. In a store of one machine that of an earlier boot has;
@@ -119,9 +174,80 @@ class ClaimSweeper:
             found.is_dead() or (not self._is_shared and found.is_from_another_boot)
         )
 
+    def _find_candidates(self, transaction: Transaction) -> _Candidates:
+        lapsed = [
+            lease_owner(row)
+            for row in transaction.rows(self._claims.sql["lapsed_owners"], {"boot": boot_id()})
+        ]
+        renewing = 0
+        if any(owner.renew_seconds is not None for owner in lapsed):
+            [(renewing,)] = transaction.rows(self._claims.sql["count_renewing"])
+        return _Candidates(self._find_owners(transaction), lapsed, renewing)
 
-def _lapsed_parameters(limit: int) -> Parameters:
-    return {"boot": boot_id(), "limit": limit}
+    def _find_owners(self, transaction: Transaction) -> list[tuple[LeaseOwner, float, bool]]:
+        parameters = {"boot": boot_id(), "retention": OWNER_RETENTION}
+        return [
+            (lease_owner(owner), age, bool(holds))
+            for *owner, age, holds in transaction.rows(self._claims.sql["owners"], parameters)
+        ]
+
+    def _reclaimable(
+        self, lapsed: Sequence[SeenOwner], *, renewing_holders: int
+    ) -> list[SeenOwner]:
+        reclaimable = self._lapse_guard.reclaimable(
+            [
+                LapsedOwner(owner.id, owner.renew_seconds, is_alive=end.is_alive)
+                for owner, end in lapsed
+            ],
+            renewing_holders=renewing_holders,
+            now=self._clock.monotonic(),
+        )
+        return [seen for seen in lapsed if seen.owner.id in reclaimable]
+
+    def _rows_of(self, transaction: Transaction, seen: SeenOwner) -> list[ReclaimedRow]:
+        owner = seen.owner.id
+        held = transaction.rows(
+            self._claims.for_update("of_owner"), {"owner": owner, "limit": SWEEP_BATCH}
+        )
+        return [
+            ReclaimedRow(Claim(seq, owner, term), queue, seen.end.blame(seq))
+            for seq, term, queue in held
+        ]
+
+    def _lapsed_rows(
+        self, transaction: Transaction, lapsed: Sequence[SeenOwner]
+    ) -> list[ReclaimedRow]:
+        if not lapsed:
+            return []
+        ends = {seen.owner.id: seen.end for seen in lapsed}
+        parameters = {
+            "owners": self._claims.array_parameter(ends),
+            "boot": boot_id(),
+            "limit": SWEEP_BATCH,
+        }
+        return [
+            ReclaimedRow(Claim(seq, owner, term), queue, ends[owner].blame(seq))
+            for seq, term, queue, owner in transaction.rows(
+                self._claims.sql["lapsed_of"], parameters
+            )
+        ]
+
+    def _delete_if_idle(self, transaction: Transaction, owner: LeaseOwner) -> bool:
+        parameters = {"owner": owner.id, "limit": 1}
+        return not transaction.rows(self._claims.sql["of_owner"], parameters) and self.delete_owner(
+            transaction, owner
+        )
+
+
+def _see(owner: LeaseOwner) -> SeenOwner:
+    return SeenOwner(owner, owner_end(owner))
+
+
+def _is_forgotten(owner: LeaseOwner, age: float, holds: bool) -> bool:  # noqa: FBT001 - columns
+    """Whether an owner is deleted though this process cannot see its end: it holds nothing, and
+    was registered long ago.
+    """
+    return not holds and age > OWNER_RETENTION and not _is_visible(owner.incarnation)
 
 
 def lease_owner(row: Sequence[Any]) -> LeaseOwner:
