@@ -17,7 +17,6 @@ from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.errors import SchemaTooOldError, StoreFullError, UnsupportedError
 from longwatch.host.beatpage import BeatPage
-from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.mailbox.redis.backend import RedisBackend
@@ -32,9 +31,16 @@ from longwatch.mailbox.redis.store import (
     preferred_number,
 )
 from longwatch.store.claims import Claim
+from redis_rig import (
+    FOREVER,
+    claim,
+    dead_process,
+    elsewhere,
+    enter,
+    new_messages,
+    settled,
+)
 from redis_server import RedisServer, running_server
-
-FOREVER = 40_000.0
 
 
 @pytest.fixture(scope="module")
@@ -55,28 +61,6 @@ def store(server: RedisServer) -> Iterator[RedisStore]:
 @pytest.fixture
 def backend(store: RedisStore) -> RedisBackend:
     return store.backend("work")
-
-
-def new_messages(count: int, body: bytes = b"1", **options: Any) -> list[NewMessage]:
-    return [NewMessage(id=new_id(), body=body, **options) for _ in range(count)]
-
-
-def claim(
-    backend: RedisBackend, owner: int, want: int = 1, duration: float = FOREVER
-) -> list[ClaimedRow]:
-    return backend.exchange((), owner=owner, limit=want, lease_seconds=duration).claimed
-
-
-def settled(
-    backend: RedisBackend, *claims: Claim, outcome: RowOutcome = RowOutcome.DONE, **facts: Any
-) -> list[bool]:
-    return backend.settle([Settlement(each, outcome, **facts) for each in claims])
-
-
-def enter(
-    backend: RedisBackend, incarnation: Incarnation | None = None, page: str | None = None
-) -> int:
-    return backend.register_owner(incarnation or Incarnation.current(), page=page)
 
 
 def busy_mailbox(backend: RedisBackend) -> None:
@@ -265,17 +249,6 @@ def test_a_number_that_comes_again_with_an_older_state_leads_no_settlement_astra
 
 
 # --- sweeping ---
-
-
-def elsewhere() -> Incarnation:
-    """This process, as if on another machine."""
-    mine = Incarnation.current()
-    return Incarnation(mine.id, "another-boot", mine.namespace, mine.pid, mine.start)
-
-
-def dead_process() -> Incarnation:
-    mine = Incarnation.current()
-    return Incarnation(mine.id, mine.boot, mine.namespace, mine.pid, mine.start + 1)
 
 
 def test_the_leases_of_another_host_wait_for_their_end(backend: RedisBackend) -> None:
@@ -560,7 +533,7 @@ def test_a_transaction_is_refused(store: RedisStore) -> None:
 def test_every_script_says_what_it_does_and_all_are_known() -> None:
     folder = Path(str(files("longwatch.mailbox.redis") / "lua"))
     sources = {path.stem: path.read_text() for path in folder.glob("*.lua")}
-    assert {*SCRIPT_NAMES, "keys", "messages"} == set(sources)
+    assert {*SCRIPT_NAMES, "keys", "messages", "blame", "claim"} == set(sources)
     assert set() == {name for name, source in sources.items() if not source.startswith("-- ")}
     assert set() == {
         name for name, source in sources.items() for line in source.splitlines() if len(line) > 100

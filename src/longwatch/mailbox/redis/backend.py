@@ -41,15 +41,33 @@ _MAX_BATCH_BYTES = 256 << 20
 """Redis takes no more than twice as much in one piece."""
 _PURGE_BATCH = 2000
 _MAX_CONFIRMED = 1000
+_ROW_IDS_BATCH = 1000
 
 
 @dataclass(slots=True)
 class RedisOwner:
     """An owner of leases, and the mailboxes in which it has claimed."""
 
-    incarnation: str
-    page: str | None
+    incarnation: str = ""
+    page: str | None = None
+    parent: str | None = None
+    renew_seconds: float | None = None
+    is_draining: bool = False
     mailboxes: set[str] = field(default_factory=set)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As `register_owner` of `lua/keys.lua` takes it."""
+        return {
+            "incarnation": self.incarnation,
+            "page": self.page,
+            "parent": self.parent,
+            "renew_seconds": self.renew_seconds,
+            "is_draining": self.is_draining,
+        }
+
+
+_UNKNOWN_OWNER = RedisOwner()
 
 
 class RedisBackend:
@@ -61,6 +79,7 @@ class RedisBackend:
         self.store = store
         self.name = name
         self.limits = limits or MailboxLimits()
+        self._has_limits_to_store = limits is not None
         self.key = f"longwatch:{{{name}}}"
         self._confirmed_puts: deque[str] = deque()
 
@@ -75,14 +94,30 @@ class RedisBackend:
         incarnation: Incarnation,
         *,
         page: str | None = None,
-        parent: str | None = None,  # noqa: ARG002
-        renew_seconds: float | None = None,  # noqa: ARG002
+        parent: str | None = None,
+        renew_seconds: float | None = None,
     ) -> int:
         owner = secrets.randbits(62)
-        self.store.mailbox_number(self.name)
-        self.store.owners[owner] = RedisOwner(str(incarnation), page, {self.name})
-        self.run_script("register_owner", owner=str(owner), incarnation=str(incarnation), page=page)
+        self._open()
+        registered = RedisOwner(
+            str(incarnation), page, parent, renew_seconds, mailboxes={self.name}
+        )
+        self.store.owners[owner] = registered
+        self.run_script("register_owner", owner=str(owner), record=registered.record)
         return owner
+
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        """One call for each mailbox in which the owner has claimed."""
+        registered = self.store.owners.get(owner)
+        if registered is not None:
+            registered.is_draining = is_draining
+        for backend in self._backends_of(owner):
+            backend.run_script(
+                "report_draining",
+                owner=str(owner),
+                is_draining=is_draining,
+                record=None if registered is None else registered.record,
+            )
 
     def default_owner(self) -> int:
         return self.store.owner_registry.default_owner(
@@ -96,14 +131,20 @@ class RedisBackend:
         owner: int,
         limit: int,
         lease_seconds: float,
-        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        queue = self.store.mailbox_number(self.name)
-        if any(each.claim.seq >> codec.NUMBER_BITS != queue for each in settlements):
-            return ExchangeResult(
-                self.settle(settlements), self.exchange_own((), owner, limit, lease_seconds).claimed
-            )
-        return self.exchange_own(settlements, owner, limit, lease_seconds)
+        queue = self._open()
+        claim: dict[str, Any] = {
+            "owner": owner,
+            "limit": limit,
+            "lease_seconds": lease_seconds,
+            "selection": selection,
+        }
+        if all(each.claim.seq >> codec.NUMBER_BITS == queue for each in settlements):
+            return self.exchange_own(settlements, **claim)
+        settled, given_up = self._settle_everywhere(settlements)
+        result = self.exchange_own((), **claim)
+        return ExchangeResult(settled, result.claimed, given_up=[*given_up, *result.given_up])
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
         """One call for each mailbox in which the owner has claimed: they may be on different
@@ -116,19 +157,25 @@ class RedisBackend:
     def held(self, *, owner: int) -> list[Claim]:
         return [claim for backend in self._backends_of(owner) for claim in backend.held_own(owner)]
 
-    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        pass
+    def count_suspects(self, *, limit: int) -> int:
+        return min(int(self.run_script("count_suspects")), limit)
 
-    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
-        return 0
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        self.store.mailbox_number(self.name)
+        found: dict[int, str] = {}
+        listed = list(seqs)
+        names = _positions_by_name(self.store.mailbox_of_seq(seq) for seq in listed)
+        for name, positions in names.items():
+            if name is not None:
+                numbers = [codec.number_of(listed[position]) for position in positions]
+                found |= self._backend(name).row_ids_own(numbers)
+        return found
 
-    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
-        return {}
-
-    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
-        return sweep(
-            self, queue=self.store.mailbox_number(self.name), retention=self.limits.dead_retention
-        )
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
+        swept = sweep(self, queue=self._open(), retention=self.limits.dead_retention)
+        for given_up in codec.unpack_given_up(self.name, swept.given_up):
+            on_given_up(given_up)
+        return swept.rows
 
     def next_due(self) -> float | None:
         due = self.run_script("next_due")
@@ -147,7 +194,7 @@ class RedisBackend:
         even if all was consumed by then.
         """
         _require_no_transaction(tx)
-        self.store.mailbox_number(self.name)
+        self._open()
         request = secrets.token_hex(8)
         arguments = {
             "request": request,
@@ -177,23 +224,12 @@ class RedisBackend:
     def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
         """In one step for each mailbox that they are about."""
         _require_no_transaction(tx)
-        self.store.mailbox_number(self.name)
-        settled = [False] * len(settlements)
-        for name, positions in _positions_by_name(
-            self.store.mailbox_of(each.claim) for each in settlements
-        ).items():
-            if name is not None:
-                batch = [settlements[position] for position in positions]
-                results = (
-                    self._backend(name).exchange_own(batch, batch[0].claim.owner, 0, 0.0).settled
-                )
-                for position, result in zip(positions, results, strict=True):
-                    settled[position] = result
-        return settled
+        self._open()
+        return self._settle_everywhere(settlements)[0]
 
     def renew_one(self, claim: Claim, *, lease_seconds: float) -> bool:
         self.store.mailbox_number(self.name)
-        name = self.store.mailbox_of(claim)
+        name = self.store.mailbox_of_seq(claim.seq)
         if name is None:
             return False
         number = codec.number_of(claim.seq)
@@ -281,43 +317,64 @@ class RedisBackend:
         ]
 
     def exchange_own(
-        self, settlements: Sequence[Settlement], owner: int, limit: int, lease_seconds: float
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        owner: int,
+        limit: int = 0,
+        lease_seconds: float = 0.0,
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         """Ask until something was leased, or nothing is there: a script passes over so many
         spent rows at the most.
         """
-        registered = self.store.owners.get(owner)
+        registered = self.store.owners.get(owner, _UNKNOWN_OWNER)
         arguments = {
             "owner": str(owner),
-            "incarnation": "" if registered is None else registered.incarnation,
-            "page": None if registered is None else registered.page,
+            "record": registered.record,
             "limit": limit,
+            "selection": selection.value,
             "lease_seconds": lease_seconds,
-            "max_failures": self.limits.max_failures,
-            "max_crashes": self.limits.max_crashes,
             "max_bytes": MAX_RESPONSE_BYTES,
             "settlements": [codec.pack_settlement(each, owner) for each in settlements],
         }
-        if registered is not None and limit:
+        if registered is not _UNKNOWN_OWNER and limit:
             registered.mailboxes.add(self.name)
-        results, claim_again, response = self._run_packed(
-            "exchange", pack_arguments(arguments), retry=RetryMode.NEVER
-        )
+        results, claim_again, *claimed, given_up = self._run_exchange(arguments)
         while claim_again:
-            _, claim_again, response = self._run_packed(
-                "exchange", pack_arguments({**arguments, "settlements": ()}), retry=RetryMode.NEVER
-            )
-        settled = [result == ord("1") for result in results]
+            _, claim_again, *claimed, more = self._run_exchange({**arguments, "settlements": ()})
+            given_up += more
+        rows, is_exclusive, max_failures = claimed
         return ExchangeResult(
-            settled,
-            codec.unpack_claimed(response, owner=owner, queue=self.store.mailbox_number(self.name)),
+            [result == ord("1") for result in results],
+            codec.unpack_claimed(
+                rows,
+                owner=owner,
+                queue=self.store.mailbox_number(self.name),
+                is_exclusive=bool(is_exclusive),
+                max_failures=max_failures,
+            ),
+            given_up=codec.unpack_given_up(self.name, given_up),
         )
+
+    def _run_exchange(self, arguments: dict[str, Any]) -> Any:
+        return self._run_packed("exchange", pack_arguments(arguments), retry=RetryMode.NEVER)
+
+    def row_ids_own(self, numbers: Sequence[int]) -> dict[int, str]:
+        """The ids of leased or ready messages, by the number of the row in the store."""
+        queue, found = self.store.mailbox_number(self.name), {}
+        for first in range(0, len(numbers), _ROW_IDS_BATCH):
+            batch = numbers[first : first + _ROW_IDS_BATCH]
+            response = self.run_script("row_ids", numbers=batch)
+            for number, message_id in zip(response[::2], response[1::2], strict=True):
+                found[codec.seq_of(queue, int(number))] = message_id.decode()
+        return found
 
     def renew_own(self, owner: int, lease_seconds: float, skip: Collection[Claim]) -> int:
         numbers = [
             codec.number_of(claim.seq)
             for claim in skip
-            if self.store.mailbox_of(claim) == self.name
+            if self.store.mailbox_of_seq(claim.seq) == self.name
         ]
         return int(
             self.run_script("renew", owner=str(owner), lease_seconds=lease_seconds, skip=numbers)
@@ -330,6 +387,39 @@ class RedisBackend:
         )
 
     # --- helpers ---
+
+    def _open(self) -> int:
+        """The number of this mailbox. The first call stores the limits that it was opened with, for
+        every process that uses the mailbox.
+        """
+        number = self.store.mailbox_number(self.name)
+        if self._has_limits_to_store:
+            self.run_script(
+                "set_limits",
+                max_failures=self.limits.max_failures,
+                max_crashes=self.limits.max_crashes,
+                max_lost=self.limits.max_lost,
+            )
+            self._has_limits_to_store = False
+        return number
+
+    def _settle_everywhere(
+        self, settlements: Sequence[Settlement]
+    ) -> tuple[list[bool], list[GivenUp]]:
+        """Settle in the mailboxes that the claims are of: the results, and the messages that spent
+        a budget.
+        """
+        settled, given_up = [False] * len(settlements), list[GivenUp]()
+        for name, positions in _positions_by_name(
+            self.store.mailbox_of_seq(each.claim.seq) for each in settlements
+        ).items():
+            if name is not None:
+                batch = [settlements[position] for position in positions]
+                result = self._backend(name).exchange_own(batch, owner=batch[0].claim.owner)
+                given_up += result.given_up
+                for position, is_settled in zip(positions, result.settled, strict=True):
+                    settled[position] = is_settled
+        return settled, given_up
 
     def _backend(self, name: str) -> RedisBackend:
         return self if name == self.name else self.store.backend(name)

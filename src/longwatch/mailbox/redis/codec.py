@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any
 
-from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
+from longwatch.engine.claim_source import ClaimedRow, GivenUp, RowOutcome, Settlement
 from longwatch.mailbox.records import DeadLetter, MessageRecord, NewMessage
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim
@@ -14,10 +14,11 @@ from longwatch.store.claims import Claim
 _HEAD = Struct(">dddBHIH")
 _TAIL = Struct(">BHIH")
 _NEW_MESSAGE = Struct(">ddIBHIH")
-_HISTORY = Struct(">IIIIdB")
+_COUNTERS = Struct(">IIIII")
+_NO_COUNTERS = bytes(_COUNTERS.size)
 _LEASE = Struct(">d")
 _CLAIMED_HEAD = Struct(">IId")
-_DEAD_LETTER = Struct(">dIIIIBI")
+_DEAD_LETTER = Struct(">dIIIIIBII")
 _KEEP_EXPIRED, _HAS_KEY = 1, 2
 
 NUMBER_BITS = 44
@@ -25,7 +26,12 @@ NUMBER_BITS = 44
 in all.
 """
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
-COUNTER_BY_BLAME = {Blame.CRASH: "crashes", Blame.RELEASE: "releases", Blame.FAILURE: "failures"}
+COUNTER_BY_BLAME = {
+    Blame.CRASH: "crashes",
+    Blame.LOST: "lost",
+    Blame.RELEASE: "releases",
+    Blame.FAILURE: "failures",
+}
 _COUNTER_BY_OUTCOME = {
     RowOutcome.DONE: None,
     RowOutcome.DEAD: "dead",
@@ -75,11 +81,6 @@ def pack_settlement(settlement: Settlement, owner: int) -> tuple[Any, ...]:
     claim, outcome = settlement.claim, settlement.outcome
     if outcome is RowOutcome.DONE and claim.owner == owner:
         return claim.seq & _NUMBER_MASK, claim.term
-    error = (
-        None
-        if settlement.error is None
-        else settlement.error.encode("utf-8", "backslashreplace").decode()
-    )
     return (
         claim.seq & _NUMBER_MASK,
         claim.term,
@@ -87,29 +88,43 @@ def pack_settlement(settlement: Settlement, owner: int) -> tuple[Any, ...]:
         str(claim.owner),
         settlement.delay,
         settlement.reason,
-        error,
+        _storable_text(settlement.error),
+        _storable_text(settlement.traceback),
     )
+
+
+def _storable_text(text: str | None) -> str | None:
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
 # --- on the way out ---
 
 
-def unpack_claimed(response: bytes, *, owner: int, queue: int) -> list[ClaimedRow]:
+def unpack_claimed(
+    response: bytes, *, owner: int, queue: int, is_exclusive: bool, max_failures: int
+) -> list[ClaimedRow]:
     """The rows that an exchange leased."""
-    return list(_iterate_claimed(response, owner, queue << NUMBER_BITS))
+    return [
+        ClaimedRow(
+            claim, record, is_exclusive, failures_left=max(max_failures - record.failures, 0)
+        )
+        for claim, record in _iterate_claimed(response, owner, queue << NUMBER_BITS)
+    ]
 
 
-def _iterate_claimed(response: bytes, owner: int, queue: int) -> Iterator[ClaimedRow]:
+def _iterate_claimed(
+    response: bytes, owner: int, queue: int
+) -> Iterator[tuple[Claim, MessageRecord]]:
     position, end = 0, len(response)
     while position < end:
-        size, history_size, term = _CLAIMED_HEAD.unpack_from(response, position)
+        size, counters_size, term = _CLAIMED_HEAD.unpack_from(response, position)
         start = position + _CLAIMED_HEAD.size
-        position = start + size + history_size
+        position = start + size + counters_size
         number, enqueued_at, _, _, name, key, reply = _HEAD.unpack_from(response, start)
         text = start + _HEAD.size
         rest = text + name + key
-        deliveries, failures, crashes = (
-            _HISTORY.unpack_from(response, start + size)[:3] if history_size else (0, 0, 0)
+        deliveries, failures, crashes, lost, releases = (
+            _COUNTERS.unpack_from(response, start + size) if counters_size else (0, 0, 0, 0, 0)
         )
         record = MessageRecord(
             response[text : text + name].decode(),
@@ -119,31 +134,42 @@ def _iterate_claimed(response: bytes, owner: int, queue: int) -> Iterator[Claime
             crashes,
             enqueued_at,
             response[rest : rest + reply].decode() if reply else None,
+            lost,
+            releases,
         )
-        yield ClaimedRow(Claim(queue | int(number), owner, int(term)), record, crashes > 0)
+        yield Claim(queue | int(number), owner, int(term)), record
+
+
+def unpack_given_up(mailbox: str, response: Sequence[bytes]) -> list[GivenUp]:
+    """The messages that a script dead-lettered: ids and reasons, in turn."""
+    return [
+        GivenUp(message_id.decode(), mailbox, reason.decode())
+        for message_id, reason in zip(response[::2], response[1::2], strict=True)
+    ]
 
 
 def unpack_records(response: Sequence[bytes]) -> list[MessageRecord]:
-    """Rows and histories, in turn, as records, oldest first."""
+    """Rows and counters, in turn, as records, oldest first."""
     pairs = sorted(
         zip(response[::2], response[1::2], strict=True),
         key=lambda pair: _HEAD.unpack_from(pair[0])[0],
     )
-    return [_unpack_record(row, history) for row, history in pairs]
+    return [_unpack_record(row, counters) for row, counters in pairs]
 
 
 def unpack_dead_letter(mailbox: str, packed: bytes) -> DeadLetter:
-    died_at, deliveries, failures, crashes, releases, reason, error = _DEAD_LETTER.unpack_from(
-        packed
+    died_at, deliveries, failures, crashes, lost, releases, reason, error, traceback = (
+        _DEAD_LETTER.unpack_from(packed)
     )
     text = _DEAD_LETTER.size + reason
-    row = text + max(error - 1, 0)
+    middle = text + max(error - 1, 0)
+    row = middle + max(traceback - 1, 0)
     record = _unpack_record(packed[row:], b"")
     return DeadLetter(
         id=record.id,
         mailbox=mailbox,
         reason=packed[_DEAD_LETTER.size : text].decode(),
-        error=packed[text:row].decode(errors="replace") if error else None,
+        error=packed[text:middle].decode(errors="replace") if error else None,
         died_at=died_at,
         enqueued_at=record.enqueued_at,
         deliveries=deliveries,
@@ -152,6 +178,8 @@ def unpack_dead_letter(mailbox: str, packed: bytes) -> DeadLetter:
         releases=releases,
         reply_to=record.reply_to,
         body=record.body,
+        lost=lost,
+        traceback=packed[middle:row].decode(errors="replace") if traceback else None,
     )
 
 
@@ -161,11 +189,11 @@ def unpack_claims(response: Sequence[bytes], *, owner: int, queue: int) -> Itera
         yield Claim(seq_of(queue, int(number)), owner, int(_LEASE.unpack_from(lease)[0]))
 
 
-def _unpack_record(row: bytes, history: bytes) -> MessageRecord:
+def _unpack_record(row: bytes, counters: bytes) -> MessageRecord:
     _, enqueued_at, _, _, name, key, reply = _HEAD.unpack_from(row)
     text = _HEAD.size
     rest = text + name + key
-    deliveries, failures, crashes = _HISTORY.unpack_from(history)[:3] if history else (0, 0, 0)
+    deliveries, failures, crashes, lost, releases = _COUNTERS.unpack(counters or _NO_COUNTERS)
     reply_to = row[rest : rest + reply].decode() if reply else None
     return MessageRecord(
         row[text : text + name].decode(),
@@ -175,4 +203,6 @@ def _unpack_record(row: bytes, history: bytes) -> MessageRecord:
         crashes,
         enqueued_at,
         reply_to,
+        lost,
+        releases,
     )

@@ -20,8 +20,8 @@ ErrorMeaning = tuple[type[StoreError], str]
 
 
 OTHER_SCHEMA = (
-    "holds mailboxes of another version of Longwatch; empty them with that version, or use another "
-    "database"
+    "holds mailboxes of another version of Longwatch; empty them with that version and delete the "
+    "keys longwatch:*, or use another database"
 )
 _PASSWORD: ErrorMeaning = (
     StoreAuthenticationError,

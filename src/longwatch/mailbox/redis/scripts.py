@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 _WITH_KEYS = ("keys",)
 _WITH_MESSAGES = ("keys", "messages")
+_WITH_BLAME = ("keys", "messages", "blame")
 _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "cancel": _WITH_MESSAGES,
+    "count_suspects": _WITH_KEYS,
     "dead_letters": _WITH_MESSAGES,
     "drop": _WITH_KEYS,
     "register_owner": _WITH_KEYS,
-    "exchange": _WITH_MESSAGES,
+    "exchange": (*_WITH_BLAME, "claim"),
     "renew_one": _WITH_KEYS,
     "find_stale": _WITH_KEYS,
     "next_due": _WITH_KEYS,
@@ -27,8 +29,11 @@ _PRELUDE_BY_SCRIPT: dict[str, tuple[str, ...]] = {
     "register_mailbox": (),
     "renew": _WITH_KEYS,
     "replay": _WITH_MESSAGES,
+    "report_draining": _WITH_KEYS,
+    "row_ids": _WITH_KEYS,
+    "set_limits": _WITH_MESSAGES,
     "stats": _WITH_KEYS,
-    "sweep": _WITH_MESSAGES,
+    "sweep": _WITH_BLAME,
 }
 SCRIPT_NAMES = tuple(_PRELUDE_BY_SCRIPT)
 

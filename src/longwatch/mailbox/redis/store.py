@@ -36,15 +36,16 @@ from longwatch.mailbox.redis.errors import OTHER_SCHEMA
 from longwatch.mailbox.redis.listener import RedisListener
 from longwatch.mailbox.redis.transport import RedisNode
 from longwatch.mailbox.redis.url import invalid_url
-from longwatch.store.claims import Claim
 from longwatch.store.database import ClockJump, OwnerRegistry
 from longwatch.store.forks import register_fork_hooks
 
 MAILBOXES_KEY = "longwatch:mailboxes"
 """The hash number -> name of every mailbox; the one key outside the tags of the mailboxes."""
 SCHEMA_FIELD = "schema"
-SCHEMA_VERSION = 4
-"""The layout of the keys (lua/keys.lua), kept in the hash of mailboxes; 4 as in a SQL store."""
+SCHEMA_VERSION = 5
+"""The layout of the keys (lua/keys.lua), kept in the hash of mailboxes. A process refuses any other
+layout: a process of another version would misread the counters.
+"""
 MAX_MAILBOXES = 1 << (63 - NUMBER_BITS)
 
 
@@ -108,11 +109,9 @@ class RedisStore:
             self._numbers[name] = number
         return number
 
-    def mailbox_of(self, claim: Claim) -> str | None:
-        """The mailbox whose row a claim is about; None if it is none that this store has given
-        rows of.
-        """
-        return self._names.get(claim.seq >> NUMBER_BITS)
+    def mailbox_of_seq(self, seq: int) -> str | None:
+        """The mailbox whose row has this number; None if this store has given no rows of it."""
+        return self._names.get(seq >> NUMBER_BITS)
 
     def mailbox_names(self) -> list[str]:
         """Every mailbox, by name."""

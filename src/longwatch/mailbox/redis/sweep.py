@@ -8,7 +8,7 @@ lease has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from longwatch.store.sweep import (
     OWNER_RETENTION,
     SWEEP_BATCH,
     LeaseOwner,
-    blame_for,
+    owner_end,
     parse_incarnation,
 )
 
@@ -34,6 +34,15 @@ class Sweepable(Protocol):
     def run_script(self, script: str, **arguments: Any) -> Any: ...
 
     def leased_numbers(self, owner: int) -> list[int]: ...
+
+
+class SweepResult(NamedTuple):
+    """How many rows a sweep changed, and the messages that it dead-lettered: ids and reasons, in
+    turn.
+    """
+
+    rows: int = 0
+    given_up: Sequence[bytes] = ()
 
 
 class OwnerStatus(NamedTuple):
@@ -61,16 +70,15 @@ class OwnerStatus(NamedTuple):
         )
 
 
-def sweep(mailbox: Sweepable, *, queue: int, retention: float | None) -> int:
-    """Give back what dead owners and ended leases hold, and do what time asks for; how many
-    rows.
+def sweep(mailbox: Sweepable, *, queue: int, retention: float | None) -> SweepResult:
+    """Release the rows of dead owners and of ended leases, make due rows ready, and give up rows
+    that expired or spent a budget.
     """
     owners, members, stale = msgspec.msgpack.decode(
         mailbox.run_script("find_stale", limit=SWEEP_BATCH, retention=retention)
     )
     statuses = [
-        OwnerStatus(LeaseOwner(int(owner), incarnation, page or None), age, holds)
-        for owner, incarnation, page, age, holds in owners
+        OwnerStatus(_lease_owner(owner), age, has_leases) for *owner, age, has_leases in owners
     ]
     dead = [status for status in statuses if status.is_dead]
     leases = [*_leases_of_dead(mailbox, dead, queue), *_lapsed_leases(members, statuses, queue)]
@@ -80,13 +88,21 @@ def sweep(mailbox: Sweepable, *, queue: int, retention: float | None) -> int:
         if not status.has_leases and (status in dead or status.is_forgettable)
     ]
     if not (leases or forget or stale):
-        return 0
+        return SweepResult()
     names = [str(holder.id) for holder in forget]
-    found, forgotten = mailbox.run_script(
+    rows, forgotten, given_up = mailbox.run_script(
         "sweep", leases=leases, forget=names, limit=SWEEP_BATCH, retention=retention
     )
     _remove_pages(holder for holder in forget if str(holder.id).encode() in forgotten)
-    return int(found)
+    return SweepResult(rows, given_up)
+
+
+def _lease_owner(record: Sequence[Any]) -> LeaseOwner:
+    """An owner as `find_stale.lua` returns it; it has false for a value that is missing."""
+    owner, incarnation, page, parent, is_draining, renew_seconds = record
+    return LeaseOwner(
+        int(owner), incarnation, page or None, parent or None, is_draining, renew_seconds or None
+    )
 
 
 def _leases_of_dead(
@@ -95,7 +111,7 @@ def _leases_of_dead(
     """What they hold, a page of it at a time."""
     for status in dead:
         if status.has_leases:
-            blame = blame_for(status.holder)
+            blame = owner_end(status.holder).blame
             for number in mailbox.leased_numbers(status.holder.id)[:SWEEP_BATCH]:
                 yield (
                     str(status.holder.id),
@@ -114,7 +130,7 @@ def _lapsed_leases(
         owner, _, number = member.partition(":")
         if owner not in blames:
             blames[owner] = (
-                blame_for(holders[owner]) if owner in holders else lambda _: Blame.RELEASE
+                owner_end(holders[owner]).blame if owner in holders else lambda _: Blame.RELEASE
             )
         yield owner, int(number), COUNTER_BY_BLAME[blames[owner](seq_of(queue, int(number)))], True
 

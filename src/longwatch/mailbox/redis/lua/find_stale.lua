@@ -1,14 +1,19 @@
 -- What a sweep would change; a read. args: limit, retention (of dead letters, in seconds; none:
--- for ever). The response, in msgpack: owners {owner, incarnation, page, seconds since
--- registration, whether it holds a lease}, lapsed leases {OWNER:number}, and whether any message is
--- due or has expired, or any dead letter is older than the retention.
+-- for ever). The response, in msgpack: owners {owner, incarnation, page, parent, whether it drains,
+-- seconds between its renewals, seconds since registration, whether it holds a lease}, lapsed
+-- leases {OWNER:number}, and whether any message is due or has expired, or any dead letter is older
+-- than the retention.
 
 local function owners()
   local found, flat = {}, redis.call('HGETALL', OWNERS)
   for i = 1, #flat, 2 do
-    local record = cmsgpack.unpack(flat[i + 1])
+    local incarnation, page, registered, parent, is_draining, renew_seconds =
+      unpack(cmsgpack.unpack(flat[i + 1]))
     local has_leases = redis.call('EXISTS', LEASES .. flat[i]) == 1
-    found[#found + 1] = {flat[i], record[1], record[2], WALL_NOW - record[3], has_leases}
+    found[#found + 1] = {
+      flat[i], incarnation, page, parent, is_draining, renew_seconds, WALL_NOW - registered,
+      has_leases,
+    }
   end
   return found
 end

@@ -4,16 +4,20 @@
 -- all of them are in one slot.
 --
 --   (itself)       hash    paused, seq (the last number given), expired (a count), dead_seq (the
---                          last position given to a dead letter)
+--                          last position given to a dead letter), max_failures, max_crashes and
+--                          max_lost (the limits of the last process that opened the mailbox with
+--                          limits of its own; none: the defaults in blame.lua)
 --   :messages      hash    id -> row: every message that is ready, delayed or leased
 --   :ready         zset    id by number: messages that may be leased, in order
+--   :suspects      zset    the same of suspects (blame.lua), which are leased one at a time
 --   :delayed       zset    id by the time it becomes ready
---   :expiring      zset    id by the time it expires: ready and delayed messages with an expiry
+--   :expiring      zset    id by the time it expires: messages with an expiry that are not leased
 --   :history       hash    id -> history, of messages that were released at least once
 --   :dedupe        hash    dedupe key -> id
 --   :leases:OWNER  hash    number -> lease, for every lease of an owner
 --   :lease_ends    zset    OWNER:number by the time its lease ends
---   :owners        hash    owner -> incarnation, beat page, time of registration
+--   :owners        hash    owner -> incarnation, beat page, time of registration, incarnation of
+--                          its parent, whether it drains, seconds between its renewals
 --   :dead          hash    id -> dead letter
 --   :dead_order    zset    id by position, in the order they died
 --   :put:REQUEST   string  the response to a put; the only key that expires in Redis
@@ -26,7 +30,7 @@
 -- number.
 
 local BASE = KEYS[1]
-local READY, DELAYED = BASE .. ':ready', BASE .. ':delayed'
+local READY, SUSPECTS, DELAYED = BASE .. ':ready', BASE .. ':suspects', BASE .. ':delayed'
 local EXPIRING, LEASE_ENDS = BASE .. ':expiring', BASE .. ':lease_ends'
 local MESSAGES, HISTORY = BASE .. ':messages', BASE .. ':history'
 local DEDUPE, OWNERS = BASE .. ':dedupe', BASE .. ':owners'
@@ -42,6 +46,14 @@ local LEASE_NOW, WALL_NOW = CLOCK + ARGV[1], CLOCK + ARGV[2]
 -- nothing: otherwise no worker could empty it.
 local function allow_when_full()
   redis.call('ZREM', LEASE_ENDS, '')
+end
+
+-- Register an owner, unless it is. record: incarnation, page, parent, is_draining, renew_seconds.
+local function register_owner(owner, record)
+  local page, parent = record.page or false, record.parent or false
+  redis.call('HSETNX', OWNERS, owner, cmsgpack.pack({
+    record.incarnation, page, WALL_NOW, parent, record.is_draining, record.renew_seconds or false,
+  }))
 end
 
 -- Notify listeners. A failure, as for a user who may not publish, must not stop the script

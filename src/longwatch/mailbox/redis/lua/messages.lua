@@ -3,13 +3,15 @@
 --
 --   row          number, enqueued at, expires at (0: never), flags, length of id, key and reply_to,
 --                then these three, then the body
---   history      deliveries, failures, crashes, releases, term, 1 if there is an error, the error
+--   history      deliveries, failures, crashes, lost, releases, term, length of error and of
+--                traceback (+1; 0: none), then these two
 --   lease        term, flags, then the id
---   dead letter  died at, deliveries, failures, crashes, releases, length of reason and of error
---                (+1; 0: none), then these two, then the row
+--   dead letter  died at, deliveries, failures, crashes, lost, releases, length of reason, and of
+--                error and traceback (+1; 0: none), then these three, then the row
 
-local ROW_FORMAT, HEAD_FORMAT, HISTORY_FORMAT = '>ddd', '>dddBI2I4I2', '>I4I4I4I4dB'
-local LEASE_FORMAT, DEAD_LETTER_FORMAT = '>dB', '>dI4I4I4I4BI4'
+local ROW_FORMAT, HEAD_FORMAT, HISTORY_FORMAT = '>ddd', '>dddBI2I4I2', '>I4I4I4I4I4dI4I4'
+local LEASE_FORMAT, DEAD_LETTER_FORMAT = '>dB', '>dI4I4I4I4I4BI4I4'
+local COUNTERS_SIZE = 20  -- the counters, at the start of a history
 local KEEP_EXPIRED, HAS_KEY = 1, 2  -- flags of a row
 local LEASE_HAS_KEY, LEASE_HAS_EXPIRY, LEASE_HAS_HISTORY = 1, 2, 4  -- flags of a lease
 local BATCH = 4000  -- values in one call; Lua cannot pass many more
@@ -44,28 +46,37 @@ local function key_of(row)
 end
 
 local function history_of(packed)
-  local history = {deliveries = 0, failures = 0, crashes = 0, releases = 0, term = 0}
+  local history = {deliveries = 0, failures = 0, crashes = 0, lost = 0, releases = 0, term = 0}
   if packed then
-    local error
-    history.deliveries, history.failures, history.crashes, history.releases, history.term, error =
-      struct.unpack(HISTORY_FORMAT, packed)
-    history.error = error == 1 and packed:sub(26) or nil
+    local error, traceback, start
+    history.deliveries, history.failures, history.crashes, history.lost, history.releases,
+      history.term, error, traceback, start = struct.unpack(HISTORY_FORMAT, packed)
+    local middle = start + math.max(error - 1, 0)
+    history.error = error > 0 and packed:sub(start, middle - 1) or nil
+    history.traceback = traceback > 0 and packed:sub(middle) or nil
   end
   return history
 end
 
+-- The length of a text that may be missing, as layouts hold it.
+local function size_of(text)
+  return text and #text + 1 or 0
+end
+
 local function pack_history(history)
-  local error = history.error and 1 or 0
-  return struct.pack(HISTORY_FORMAT, history.deliveries, history.failures, history.crashes,
-    history.releases, history.term, error) .. (history.error or '')
+  local head = struct.pack(HISTORY_FORMAT, history.deliveries, history.failures, history.crashes,
+    history.lost, history.releases, history.term, size_of(history.error),
+    size_of(history.traceback))
+  return head .. (history.error or '') .. (history.traceback or '')
 end
 
 -- Add a dead letter. The message itself stays.
-local function add_dead_letter(id, row, history, reason, error)
-  error = error or history.error
+local function add_dead_letter(id, row, history, reason)
   local head = struct.pack(DEAD_LETTER_FORMAT, WALL_NOW, history.deliveries, history.failures,
-    history.crashes, history.releases, #reason, error and #error + 1 or 0)
-  redis.call('HSET', DEAD, id, head .. reason .. (error or '') .. row)
+    history.crashes, history.lost, history.releases, #reason, size_of(history.error),
+    size_of(history.traceback))
+  local texts = reason .. (history.error or '') .. (history.traceback or '')
+  redis.call('HSET', DEAD, id, head .. texts .. row)
   redis.call('ZADD', DEAD_ORDER, redis.call('HINCRBY', BASE, 'dead_seq', 1), id)
 end
 
@@ -89,56 +100,24 @@ local function is_kept(reason, row)
 end
 
 -- Give up messages that expired before a claim: count them, and keep those with KEEP_EXPIRED as
--- dead letters.
+-- dead letters. The response: how many expired, and the ids of the dead letters.
 local function expire(ids)
-  if #ids == 0 then return 0 end
+  local kept = {}
+  if #ids == 0 then return 0, kept end
   for i, row in ipairs(values_of(MESSAGES, ids)) do
     if row and is_kept('expired', row) then
       add_dead_letter(ids[i], row, history_of(redis.call('HGET', HISTORY, ids[i])), 'expired')
+      kept[#kept + 1] = ids[i]
     end
   end
   in_parts('ZREM', READY, ids)
+  in_parts('ZREM', SUSPECTS, ids)
   in_parts('ZREM', DELAYED, ids)
   erase(ids)
   redis.call('HINCRBY', BASE, 'expired', #ids)
-  return #ids
+  return #ids, kept
 end
 
 local function find_expired(limit)
   return redis.call('ZRANGEBYSCORE', EXPIRING, '-inf', WALL_NOW, 'LIMIT', 0, limit)
-end
-
--- Make the delayed messages ready that are due; how many.
-local function promote_due()
-  local ids = redis.call('ZRANGEBYSCORE', DELAYED, '-inf', WALL_NOW, 'LIMIT', 0, BATCH / 2)
-  if #ids == 0 then return 0 end
-  local due = {}
-  for i, row in ipairs(values_of(MESSAGES, ids)) do
-    if row then
-      due[#due + 1] = struct.unpack(ROW_FORMAT, row)
-      due[#due + 1] = ids[i]
-    end
-  end
-  in_parts('ZADD', READY, due)
-  in_parts('ZREM', DELAYED, ids)
-  return #ids
-end
-
--- Release a leased message to its old place, or delay it, and raise a counter: failures, crashes or
--- releases.
-local function release(number, lease, counter, delay, error)
-  local term, flags = struct.unpack(LEASE_FORMAT, lease)
-  local id = lease:sub(10)
-  local history = history_of(has(flags, LEASE_HAS_HISTORY) and redis.call('HGET', HISTORY, id))
-  history.deliveries, history.term = history.deliveries + 1, term
-  history.error = error or history.error
-  history[counter] = history[counter] + 1
-  redis.call('HSET', HISTORY, id, pack_history(history))
-  if delay > 0 then
-    redis.call('ZADD', DELAYED, WALL_NOW + delay, id)
-  else
-    redis.call('ZADD', READY, number, id)
-  end
-  local row = has(flags, LEASE_HAS_EXPIRY) and redis.call('HGET', MESSAGES, id)
-  if row then redis.call('ZADD', EXPIRING, select(3, struct.unpack(ROW_FORMAT, row)), id) end
 end

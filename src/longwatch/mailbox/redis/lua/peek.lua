@@ -1,5 +1,5 @@
--- The messages that a claim would lease next, ready or due but not expired, each followed by its
--- history; in no order. args: limit.
+-- The messages that a claim would lease next, ready or due but not expired, each followed by the
+-- counters of its history; in no order. args: limit.
 
 local response = {}
 
@@ -9,7 +9,8 @@ local function add(ids)
   for i, row in ipairs(values_of(MESSAGES, ids)) do
     local expires = row and select(3, struct.unpack(ROW_FORMAT, row))
     if row and (expires == 0 or expires > WALL_NOW) then
-      response[#response + 1], response[#response + 2] = row, histories[i] or ''
+      local counters = histories[i] and histories[i]:sub(1, COUNTERS_SIZE) or ''
+      response[#response + 1], response[#response + 2] = row, counters
       added = added + 1
     end
   end
@@ -26,7 +27,9 @@ local function add_pages(page_from)
   end
 end
 
-add_pages(function(first) return redis.call('ZRANGE', READY, first, first + 199) end)
+for _, zset in ipairs({READY, SUSPECTS}) do
+  add_pages(function(first) return redis.call('ZRANGE', zset, first, first + 199) end)
+end
 add_pages(function(first)
   return redis.call('ZRANGEBYSCORE', DELAYED, '-inf', WALL_NOW, 'LIMIT', first, 200)
 end)

@@ -1,5 +1,4 @@
--- Register an owner of leases. args: owner, incarnation, page.
+-- Register an owner of leases. args: owner, record (keys.lua, `register_owner`).
 
 allow_when_full()
-redis.call('HSETNX', OWNERS, args.owner,
-  cmsgpack.pack({args.incarnation, args.page or false, WALL_NOW}))
+register_owner(args.owner, args.record)

@@ -3,8 +3,9 @@
 
 -- The row of a dead letter, without key and expiry, under a new number.
 local function new_row(letter)
-  local _, _, _, _, _, reason, error = struct.unpack(DEAD_LETTER_FORMAT, letter)
-  local row = letter:sub(30 + reason + math.max(error - 1, 0))
+  local _, _, _, _, _, _, reason, error, traceback, start =
+    struct.unpack(DEAD_LETTER_FORMAT, letter)
+  local row = letter:sub(start + reason + math.max(error - 1, 0) + math.max(traceback - 1, 0))
   local _, enqueued, _, _, id, key, reply = struct.unpack(HEAD_FORMAT, row)
   local number = redis.call('HINCRBY', BASE, 'seq', 1)
   local head = struct.pack(HEAD_FORMAT, number, enqueued, 0, 0, id, 0, reply)

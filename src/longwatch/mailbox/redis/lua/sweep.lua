@@ -1,10 +1,10 @@
--- Release the messages of dead owners and of ended leases, make due messages ready, give up expired
--- messages, and delete dead owners and old dead letters.
+-- Release the messages of dead owners and of ended leases, make due messages ready, give up
+-- messages that expired or spent a budget, and delete dead owners and old dead letters.
 --
 -- args: leases {owner, number, counter to raise, whether only if the lease has ended}, forget
 -- {owner}, limit, retention. The state may have changed since `find_stale`: a lease that was
 -- renewed stays, and so does an owner that holds a lease. The response: how many messages changed,
--- and the owners that were deleted.
+-- the owners that were deleted, and the new dead letters (id and reason, in turn).
 
 local changed = 0
 
@@ -45,8 +45,11 @@ end
 
 allow_when_full()
 for _, lease in ipairs(args.leases) do release_one(unpack(lease)) end
-changed = changed + promote_due() + expire(find_expired(args.limit))
+changed = changed + promote_due()
+local expired, kept = expire(find_expired(args.limit))
+changed = changed + expired
+for _, id in ipairs(kept) do report_dead_letter(id, 'expired') end
 if args.retention then delete_old_dead_letters(args.limit) end
 local deleted = delete_owners(args.forget)
 if changed > 0 then notify() end
-return {changed, deleted}
+return {changed, deleted, dead_lettered}
