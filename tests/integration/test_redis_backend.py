@@ -37,6 +37,7 @@ from redis_rig import (
     dead_process,
     elsewhere,
     enter,
+    fresh_store,
     new_messages,
     settled,
 )
@@ -51,11 +52,8 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def store(server: RedisServer) -> Iterator[RedisStore]:
-    opened = RedisStore(server.url)
-    yield opened
-    opened.close()
-    with server.client() as client:
-        client.flushall()
+    with fresh_store(server) as opened:
+        yield opened
 
 
 @pytest.fixture

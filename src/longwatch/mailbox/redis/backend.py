@@ -23,6 +23,7 @@ from longwatch.mailbox.redis import codec
 from longwatch.mailbox.redis.client import RetryMode, pack_arguments
 from longwatch.mailbox.redis.sweep import sweep
 from longwatch.store.claims import Claim, RowSelection
+from longwatch.store.lapse_guard import LapseGuard
 
 if TYPE_CHECKING:
     from longwatch.mailbox.redis.store import RedisStore
@@ -82,6 +83,7 @@ class RedisBackend:
         self._has_limits_to_store = limits is not None
         self.key = f"longwatch:{{{name}}}"
         self._confirmed_puts: deque[str] = deque()
+        self._lapse_guard = LapseGuard()
 
     @property
     def store_identity(self) -> object:
@@ -172,7 +174,13 @@ class RedisBackend:
         return found
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
-        swept = sweep(self, queue=self._open(), retention=self.limits.dead_retention)
+        swept = sweep(
+            self,
+            queue=self._open(),
+            retention=self.limits.dead_retention,
+            guard=self._lapse_guard,
+            now=self.store.clock.monotonic(),
+        )
         for given_up in codec.unpack_given_up(self.name, swept.given_up):
             on_given_up(given_up)
         return swept.rows

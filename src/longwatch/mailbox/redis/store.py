@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Self
 from weakref import finalize
 
+from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.masking import mask_text
 from longwatch.errors import SchemaTooOldError, StoreClosedError, UnsupportedError
 from longwatch.mailbox.limits import MailboxLimits
@@ -74,8 +75,9 @@ class RedisStore:
     connections of its own.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         self.url = url
+        self.clock = clock or SystemClock()
         self.jump = ClockJump()
         self.owners: dict[int, RedisOwner] = {}
         self.owner_registry = OwnerRegistry()

@@ -3,19 +3,22 @@ pages can be looked at.
 
 Look first, a read; act only if there is something to do. In between things change, so the script
 that acts looks again. Other hosts share the server: an owner of another boot is alive until its
-lease has ended.
+lease has ended. When most owners that renew lapse at once, the server's clock has moved, and
+`store/lapse_guard.py` lets their leases wait for one renewal interval.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from longwatch.host.beatpage import remove_page
 from longwatch.mailbox.redis.codec import COUNTER_BY_BLAME, seq_of
-from longwatch.store.blame import Blame
+from longwatch.store.blame import OwnerEnd
+from longwatch.store.lapse_guard import LapsedOwner, LapseGuard
 from longwatch.store.sweep import (
     OWNER_RETENTION,
     SWEEP_BATCH,
@@ -45,6 +48,14 @@ class SweepResult(NamedTuple):
     given_up: Sequence[bytes] = ()
 
 
+class LapsedLeases(NamedTuple):
+    """Leases of one owner that have ended, and what is known of the owner."""
+
+    owner: str
+    numbers: Sequence[str]
+    end: OwnerEnd
+
+
 class OwnerStatus(NamedTuple):
     """An owner as the server knows it."""
 
@@ -70,22 +81,35 @@ class OwnerStatus(NamedTuple):
         )
 
 
-def sweep(mailbox: Sweepable, *, queue: int, retention: float | None) -> SweepResult:
+def sweep(
+    mailbox: Sweepable, *, queue: int, retention: float | None, guard: LapseGuard, now: float
+) -> SweepResult:
     """Release the rows of dead owners and of ended leases, make due rows ready, and give up rows
-    that expired or spent a budget.
+    that expired or spent a budget. `now` is on `Clock.monotonic()`.
     """
-    owners, members, stale = msgspec.msgpack.decode(
+    owners, lapsed, stale = msgspec.msgpack.decode(
         mailbox.run_script("find_stale", limit=SWEEP_BATCH, retention=retention)
     )
     statuses = [
         OwnerStatus(_lease_owner(owner), age, has_leases) for *owner, age, has_leases in owners
     ]
     dead = [status for status in statuses if status.is_dead]
-    leases = [*_leases_of_dead(mailbox, dead, queue), *_lapsed_leases(members, statuses, queue)]
+    dead_ids = {status.holder.id for status in dead}
+    living = {status.holder.id: status for status in statuses if status.holder.id not in dead_ids}
+    found = [
+        LapsedLeases(owner, numbers, _end_of(living.get(int(owner))))
+        for owner, numbers in lapsed
+        if int(owner) not in dead_ids
+    ]
+    reclaimable = _reclaimable(found, living, guard, now)
+    leases = [
+        *_leases_of_dead(mailbox, dead, queue),
+        *islice(_lapsed_leases(reclaimable, queue), SWEEP_BATCH),
+    ]
     forget = [
         status.holder
         for status in statuses
-        if not status.has_leases and (status in dead or status.is_forgettable)
+        if not status.has_leases and (status.holder.id in dead_ids or status.is_forgettable)
     ]
     if not (leases or forget or stale):
         return SweepResult()
@@ -121,18 +145,39 @@ def _leases_of_dead(
                 )
 
 
-def _lapsed_leases(
-    members: Iterable[str], statuses: Iterable[OwnerStatus], queue: int
-) -> Iterator[ReleaseRequest]:
-    holders = {str(status.holder.id): status.holder for status in statuses}
-    blames: dict[str, Any] = {}
-    for member in members:
-        owner, _, number = member.partition(":")
-        if owner not in blames:
-            blames[owner] = (
-                owner_end(holders[owner]).blame if owner in holders else lambda _: Blame.RELEASE
+def _reclaimable(
+    lapsed: Sequence[LapsedLeases],
+    living: dict[int, OwnerStatus],
+    guard: LapseGuard,
+    now: float,
+) -> list[LapsedLeases]:
+    """The lapsed leases of owners that are not dead, as far as they may be reclaimed now."""
+    renew_seconds = {owner: status.holder.renew_seconds for owner, status in living.items()}
+    reclaimable = guard.reclaimable(
+        [
+            LapsedOwner(
+                int(each.owner), renew_seconds.get(int(each.owner)), is_alive=each.end.is_alive
             )
-        yield owner, int(number), COUNTER_BY_BLAME[blames[owner](seq_of(queue, int(number)))], True
+            for each in lapsed
+        ],
+        renewing_holders=sum(
+            status.has_leases and status.holder.renew_seconds is not None
+            for status in living.values()
+        ),
+        now=now,
+    )
+    return [each for each in lapsed if int(each.owner) in reclaimable]
+
+
+def _end_of(status: OwnerStatus | None) -> OwnerEnd:
+    """What is known of the end of an owner; one whose record is missing blames no row."""
+    return OwnerEnd(has_page=True, is_draining=True) if status is None else owner_end(status.holder)
+
+
+def _lapsed_leases(lapsed: Iterable[LapsedLeases], queue: int) -> Iterator[ReleaseRequest]:
+    for owner, numbers, end in lapsed:
+        for number in map(int, numbers):
+            yield owner, number, COUNTER_BY_BLAME[end.blame(seq_of(queue, number))], True
 
 
 def _remove_pages(holders: Iterable[LeaseOwner]) -> None:
