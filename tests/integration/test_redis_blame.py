@@ -361,7 +361,7 @@ def test_every_dead_letter_of_a_long_row_of_them_is_reported(backend: RedisBacke
 
 
 def test_a_traceback_stays_with_its_error_through_releases_and_any_text(
-    backend: RedisBackend,
+    server: RedisServer, backend: RedisBackend
 ) -> None:
     backend.put(new_messages(1))
     owner = enter(backend)
@@ -376,6 +376,8 @@ def test_a_traceback_stays_with_its_error_through_releases_and_any_text(
         letter.traceback,
     )
     assert letter == backend.find_dead_letter(letter.id)._replace(position=letter.position)  # type: ignore[union-attr]
+    with server.client() as client:
+        assert 0 == client.exists("longwatch:{work}:history", "longwatch:{work}:tracebacks")
     assert [True] == backend.replay([letter.id])
     [row] = claim(backend, owner)
     assert (b"1", 1, 0, 0, 0, 0) == (

@@ -59,34 +59,35 @@ local function promote_due()
 end
 
 -- Count the end of a lease: the id of the message and its new history.
-local function count_end(lease, counter, error, traceback)
+local function count_end(lease, counter, error)
   local term, flags = struct.unpack(LEASE_FORMAT, lease)
   local id = lease:sub(10)
   local history = history_of(has(flags, LEASE_HAS_HISTORY) and redis.call('HGET', HISTORY, id))
   history.deliveries, history.term = history.deliveries + 1, term
-  history.error, history.traceback = error or history.error, traceback or history.traceback
+  history.error = error or history.error
   if counter then history[counter] = history[counter] + 1 end
   return id, history
 end
 
 -- Make a dead letter of a leased message. The caller ends the lease.
-local function dead_letter(id, history, reason)
+local function dead_letter(id, history, reason, traceback)
   local row = redis.call('HGET', MESSAGES, id)
-  if row then add_dead_letter(id, row, history, reason) end
+  if row then add_dead_letter(id, row, history, reason, traceback) end
   erase({id})
 end
 
 -- Release a leased message and raise a counter: to its old place, or delayed, or as a dead letter
 -- if that spent a budget. The caller ends the lease.
 local function release(number, lease, counter, delay, error, traceback)
-  local id, history = count_end(lease, counter, error, traceback)
+  local id, history = count_end(lease, counter, error)
   local reason = counter ~= 'releases' and spent_reason(history)
   if reason then
-    dead_letter(id, history, reason)
+    dead_letter(id, history, reason, traceback)
     report_dead_letter(id, reason)
     return
   end
   redis.call('HSET', HISTORY, id, pack_history(history))
+  if traceback then redis.call('HSET', TRACEBACKS, id, traceback) end
   if delay > 0 then
     redis.call('ZADD', DELAYED, WALL_NOW + delay, id)
   else

@@ -71,8 +71,8 @@ local function settle(settlements)
     local number, _, outcome, _, delay, reason, error, traceback = unpack(each, 1, 8)
     if outcome == 'dead' then
       local counter = FAILURE_REASONS[reason] and 'failures'
-      local id, history = count_end(lease, counter, error, traceback)
-      dead_letter(id, history, reason)
+      local id, history = count_end(lease, counter, error)
+      dead_letter(id, history, reason, traceback)
     else
       release(number, lease, outcome, delay, error, traceback)
       released = true

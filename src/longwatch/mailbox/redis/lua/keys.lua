@@ -13,6 +13,7 @@
 --   :delayed       zset    id by the time it becomes ready
 --   :expiring      zset    id by the time it expires: messages with an expiry that are not leased
 --   :history       hash    id -> history, of messages that were released at least once
+--   :tracebacks    hash    id -> traceback of its last failure; apart, so that histories stay small
 --   :dedupe        hash    dedupe key -> id
 --   :leases:OWNER  hash    number -> lease, for every lease of an owner
 --   :lease_ends    zset    OWNER:number by the time its lease ends
@@ -33,7 +34,8 @@ local BASE = KEYS[1]
 local READY, SUSPECTS, DELAYED = BASE .. ':ready', BASE .. ':suspects', BASE .. ':delayed'
 local EXPIRING, LEASE_ENDS = BASE .. ':expiring', BASE .. ':lease_ends'
 local MESSAGES, HISTORY = BASE .. ':messages', BASE .. ':history'
-local DEDUPE, OWNERS = BASE .. ':dedupe', BASE .. ':owners'
+local TRACEBACKS, DEDUPE = BASE .. ':tracebacks', BASE .. ':dedupe'
+local OWNERS = BASE .. ':owners'
 local DEAD, DEAD_ORDER, LEASES = BASE .. ':dead', BASE .. ':dead_order', BASE .. ':leases:'
 
 local args = cmsgpack.unpack(ARGV[3])

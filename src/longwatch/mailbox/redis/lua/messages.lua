@@ -3,13 +3,13 @@
 --
 --   row          number, enqueued at, expires at (0: never), flags, length of id, key and reply_to,
 --                then these three, then the body
---   history      deliveries, failures, crashes, lost, releases, term, length of error and of
---                traceback (+1; 0: none), then these two
+--   history      deliveries, failures, crashes, lost, releases, term, 1 if there is an error, the
+--                error
 --   lease        term, flags, then the id
 --   dead letter  died at, deliveries, failures, crashes, lost, releases, length of reason, and of
 --                error and traceback (+1; 0: none), then these three, then the row
 
-local ROW_FORMAT, HEAD_FORMAT, HISTORY_FORMAT = '>ddd', '>dddBI2I4I2', '>I4I4I4I4I4dI4I4'
+local ROW_FORMAT, HEAD_FORMAT, HISTORY_FORMAT = '>ddd', '>dddBI2I4I2', '>I4I4I4I4I4dB'
 local LEASE_FORMAT, DEAD_LETTER_FORMAT = '>dB', '>dI4I4I4I4I4BI4I4'
 local COUNTERS_SIZE = 20  -- the counters, at the start of a history
 local KEEP_EXPIRED, HAS_KEY = 1, 2  -- flags of a row
@@ -48,35 +48,29 @@ end
 local function history_of(packed)
   local history = {deliveries = 0, failures = 0, crashes = 0, lost = 0, releases = 0, term = 0}
   if packed then
-    local error, traceback, start
+    local error, start
     history.deliveries, history.failures, history.crashes, history.lost, history.releases,
-      history.term, error, traceback, start = struct.unpack(HISTORY_FORMAT, packed)
-    local middle = start + math.max(error - 1, 0)
-    history.error = error > 0 and packed:sub(start, middle - 1) or nil
-    history.traceback = traceback > 0 and packed:sub(middle) or nil
+      history.term, error, start = struct.unpack(HISTORY_FORMAT, packed)
+    history.error = error == 1 and packed:sub(start) or nil
   end
   return history
 end
 
--- The length of a text that may be missing, as layouts hold it.
-local function size_of(text)
-  return text and #text + 1 or 0
-end
-
 local function pack_history(history)
-  local head = struct.pack(HISTORY_FORMAT, history.deliveries, history.failures, history.crashes,
-    history.lost, history.releases, history.term, size_of(history.error),
-    size_of(history.traceback))
-  return head .. (history.error or '') .. (history.traceback or '')
+  local error = history.error and 1 or 0
+  return struct.pack(HISTORY_FORMAT, history.deliveries, history.failures, history.crashes,
+    history.lost, history.releases, history.term, error) .. (history.error or '')
 end
 
--- Add a dead letter. The message itself stays.
-local function add_dead_letter(id, row, history, reason)
+-- Add a dead letter. The message itself stays. Without a traceback it gets that of the last
+-- failure.
+local function add_dead_letter(id, row, history, reason, traceback)
+  local error = history.error
+  traceback = traceback or history.deliveries > 0 and redis.call('HGET', TRACEBACKS, id)
   local head = struct.pack(DEAD_LETTER_FORMAT, WALL_NOW, history.deliveries, history.failures,
-    history.crashes, history.lost, history.releases, #reason, size_of(history.error),
-    size_of(history.traceback))
-  local texts = reason .. (history.error or '') .. (history.traceback or '')
-  redis.call('HSET', DEAD, id, head .. texts .. row)
+    history.crashes, history.lost, history.releases, #reason, error and #error + 1 or 0,
+    traceback and #traceback + 1 or 0)
+  redis.call('HSET', DEAD, id, head .. reason .. (error or '') .. (traceback or '') .. row)
   redis.call('ZADD', DEAD_ORDER, redis.call('HINCRBY', BASE, 'dead_seq', 1), id)
 end
 
@@ -89,6 +83,7 @@ local function erase(ids)
   end
   in_parts('HDEL', MESSAGES, ids)
   in_parts('HDEL', HISTORY, ids)
+  in_parts('HDEL', TRACEBACKS, ids)
   in_parts('ZREM', EXPIRING, ids)
   in_parts('HDEL', DEDUPE, keys)
 end
