@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -104,18 +104,7 @@ def unpack_claimed(
     response: bytes, *, owner: int, queue: int, is_exclusive: bool, max_failures: int
 ) -> list[ClaimedRow]:
     """The rows that an exchange leased."""
-    return [
-        ClaimedRow(
-            claim, record, is_exclusive, failures_left=max(max_failures - record.failures, 0)
-        )
-        for claim, record in _iterate_claimed(response, owner, queue << NUMBER_BITS)
-    ]
-
-
-def _iterate_claimed(
-    response: bytes, owner: int, queue: int
-) -> Iterator[tuple[Claim, MessageRecord]]:
-    position, end = 0, len(response)
+    rows, position, end, first_seq = list[ClaimedRow](), 0, len(response), queue << NUMBER_BITS
     while position < end:
         size, counters_size, term = _CLAIMED_HEAD.unpack_from(response, position)
         start = position + _CLAIMED_HEAD.size
@@ -137,7 +126,9 @@ def _iterate_claimed(
             lost,
             releases,
         )
-        yield Claim(queue | int(number), owner, int(term)), record
+        claim = Claim(first_seq | int(number), owner, int(term))
+        rows.append(ClaimedRow(claim, record, is_exclusive, None, None, max_failures - failures))
+    return rows
 
 
 def unpack_given_up(mailbox: str, response: Sequence[bytes]) -> list[GivenUp]:

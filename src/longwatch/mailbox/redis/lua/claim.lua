@@ -35,13 +35,13 @@ local function page_of(zset, first, count)
   local rows = values_of(MESSAGES, ids)
   local histories = redis.call('EXISTS', HISTORY) == 1 and values_of(HISTORY, ids) or {}
   for i, id in ipairs(ids) do
-    local row, packed = rows[i], histories[i]
-    local history = packed and history_of(packed)
-    local each = {
-      id = id, number = found[2 * i], row = row, history = history,
-      counters = packed and packed:sub(1, COUNTERS_SIZE) or '',
-      is_suspect = history and is_suspect(history),
-    }
+    local row, packed, history = rows[i], histories[i], nil
+    local each = {id = id, number = found[2 * i], row = row, counters = ''}
+    if packed then
+      history = history_of(packed)
+      each.history, each.is_suspect = history, is_suspect(history)
+      each.counters = packed:sub(1, COUNTERS_SIZE)
+    end
     if row then
       local _, _, expires, flags = struct.unpack(HEAD_FORMAT, row)
       each.expires, each.flags, each.reason = expires, flags, give_up_reason(history, expires)
@@ -84,19 +84,17 @@ local function select_ready(limit, up_to)
         found.is_end = true
         return found
       end
-      local is_leasable = each.row and not each.reason
-      local is_alone = is_leasable and each.is_suspect and args.selection == 'any'
       if each.reason then
         table.insert(found.given_up, each)
-      elseif is_leasable and each.is_suspect and not is_alone then
+      elseif each.is_suspect and args.selection == 'ordinary' then
         table.insert(found.moved, each)
-      elseif is_leasable then
-        if #leased > 0 and (is_alone or size + #each.row > args.max_bytes) then return found end
-        leased[#leased + 1] = each
+      elseif each.row then
         size = size + #each.row
+        if #leased > 0 and (each.is_suspect or size > args.max_bytes) then return found end
+        leased[#leased + 1] = each
       end
       found.seen = found.seen + 1
-      if is_alone then return found end
+      if each.is_suspect and leased[1] == each then return found end
     end
   end
   return found
