@@ -453,7 +453,7 @@ def test_a_lease_whose_owner_is_not_known_is_found(worker: ListeningWorker) -> N
     execution, _ = begun(worker)
     worker.write("DELETE FROM longwatch_owners")
     assert 1 == worker.flow.sweep()
-    assert ["abandoned", "not_set"] == [each.state for each in execution.computations()]
+    assert ["lost", None] == [each.end_cause for each in execution.computations()]
 
 
 @on_postgres

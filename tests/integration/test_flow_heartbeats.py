@@ -36,6 +36,7 @@ LIMITS = (
     "started_at - :wall_now",
 )
 RETRIED = [("pages", "abandoned", "heartbeat"), ("pages", "not_set", None)]
+LOST = [("pages", "abandoned", "lost"), ("pages", "not_set", None)]
 
 
 @pytest.fixture
@@ -303,7 +304,12 @@ class TestAWorkerThatDied:
             execution
         )
         again = worker.claim_one()
-        assert (2, 1, True) == (again.item.number, again.item.crashes, again.is_exclusive)
+        assert (2, 1, 0, False) == (
+            again.item.number,
+            again.item.crashes,
+            again.item.failures,
+            again.is_exclusive,
+        )
 
     def test_what_it_had_not_begun_goes_back_unspent(
         self, worker: ManualWorker, execution: Execution, page: BeatPage
@@ -326,14 +332,12 @@ class TestAWorkerThatDied:
         assert 1 == worker.source.sweep()
         assert [("pages", "not_set", None)] == worker.states(execution)
 
-    def test_without_a_page_that_can_be_read_it_counts_as_begun(
+    def test_without_a_page_that_can_be_read_it_is_lost(
         self, worker: ManualWorker, execution: Execution
     ) -> None:
         worker.claim_one(owner=worker.register_owner(pid=NO_SUCH_PID, page="/nowhere"))
         assert 1 == worker.source.sweep()
-        assert [("pages", "abandoned", "crash"), ("pages", "not_set", None)] == worker.states(
-            execution
-        )
+        assert LOST == worker.states(execution)
 
     @on_postgres
     def test_of_another_machine_is_found_by_its_missing_pulse(
@@ -343,7 +347,7 @@ class TestAWorkerThatDied:
         assert 0 == worker.flow.sweep()
         worker.database.jump.lease = TIMEOUT + 10
         assert 1 == worker.flow.sweep()
-        assert RETRIED == worker.states(execution)
+        assert LOST == worker.states(execution)
 
     @on_sqlite
     def test_of_an_earlier_boot_of_this_machine_is_found_at_once(
@@ -351,7 +355,7 @@ class TestAWorkerThatDied:
     ) -> None:
         worker.claim_one(owner=worker.register_owner(boot="earlier", page="/nowhere"))
         assert 1 == worker.source.sweep()
-        assert ("pages", "abandoned", "crash") == worker.states(execution)[0]
+        assert LOST == worker.states(execution)
 
     def test_silent_with_a_page_that_says_not_begun_goes_back_unspent(
         self, worker: ManualWorker, execution: Execution, page: BeatPage

@@ -154,16 +154,15 @@ def test_one_that_cannot_have_the_executions_leaves_their_attempts_to_who_has_th
     assert (3, [0], [3, 0]) == (worker.flow.sweep(), counts, asked)
 
 
-@on_postgres
 def test_what_was_renewed_between_the_look_and_the_lock_is_left_alone(
     worker: ManualWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [execution] = silent(worker, 1)
     bring_back = FlowSweeper._reclaim
 
-    def late(self: FlowSweeper, lost: Any, *, recheck: bool) -> int:
+    def late(self: FlowSweeper, lost: Any) -> int:
         assert 1 == len(lost) == worker.source.renew(owner=worker.owner, lease_seconds=1.0)
-        return bring_back(self, lost, recheck=recheck)
+        return bring_back(self, lost)
 
     monkeypatch.setattr(FlowSweeper, "_reclaim", late)
     assert 0 == worker.flow.sweep()

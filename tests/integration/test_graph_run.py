@@ -311,7 +311,7 @@ class TestCrashes:
                 execution.get("pages", wait=False)
             run.advance(1.0)
             assert 306 == execution.get("report", wait=False)
-            assert [("abandoned", "heartbeat"), ("success", "done")] == attempt_states(
+            assert [("abandoned", "lost"), ("success", "done")] == attempt_states(
                 execution, "pages"
             )
 
@@ -402,10 +402,22 @@ class TestCheckGraph:
         check_graph(graph, scenario)
         assert 1 + 2 * len(Step) == len(runs)
 
-    def test_a_node_with_one_attempt_does_not_survive_and_that_is_said(self) -> None:
+    def test_a_node_with_one_attempt_survives_a_crash_which_is_no_failure(self) -> None:
         graph = Graph("once", version="1")
         graph.input("number")
         graph.compute(after=["number"], name="node", max_attempts=1)(lambda number: number)
+        check_graph(graph, lambda run: run.start(number=1))
+
+    def test_a_node_that_cannot_run_twice_does_not_survive_and_that_is_said(self) -> None:
+        graph = Graph("once", version="1")
+        graph.input("number")
+
+        @graph.compute(after=["number"], max_attempts=1)
+        def node(number: int, context: FlowContext) -> int:
+            if context.attempt > 1:
+                raise ArithmeticError("it was half done")
+            return number
+
         with pytest.raises(
             AssertionError, match="on this machine when 'node' was begun, not computed: node"
         ):

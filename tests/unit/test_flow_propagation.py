@@ -24,6 +24,7 @@ from longwatch.flow.execution_state import (
     AttemptEndCause,
     AttemptState,
     ExecutionState,
+    GiveUpReason,
     GraphId,
     NodeRecord,
 )
@@ -128,10 +129,13 @@ class FakeExecution:
         cause: AttemptEndCause = AttemptEndCause.RAISED,
         *,
         error: str = "broken",
+        traceback: str | None = None,
         delay: float = 0.0,
     ) -> ExecutionState:
         return self.change(
-            lambda state: state.fail(self.open[node], cause, error=error, delay=delay)
+            lambda state: state.fail(
+                self.open[node], cause, error=error, traceback=traceback, delay=delay
+            )
         )
 
     def run(self, *nodes: str) -> None:
@@ -415,7 +419,6 @@ class TestAttempts:
         [
             AttemptEndCause.DEADLINE,
             AttemptEndCause.HEARTBEAT,
-            AttemptEndCause.CRASH,
             AttemptEndCause.STALLED,
             AttemptEndCause.MEMORY,
             AttemptEndCause.KILLED,
@@ -429,8 +432,62 @@ class TestAttempts:
         execution.fail("b", cause)
         assert (AttemptState.ABANDONED, cause) == execution.ended[2]
         execution.fail("b", cause)
-        assert {} == execution.open
-        assert cause is not AttemptEndCause.CRASH or 2 == execution.nodes["b"].crashes
+        assert ({}, 3) == (execution.open, execution.nodes["b"].failed_attempts)
+
+    @pytest.mark.parametrize(
+        ("cause", "budget", "reason"),
+        [
+            (AttemptEndCause.CRASH, 3, GiveUpReason.POISON),
+            (AttemptEndCause.LOST, 5, GiveUpReason.LOST),
+        ],
+    )
+    def test_crashes_and_losses_have_budgets_of_their_own(
+        self, cause: AttemptEndCause, budget: int, reason: GiveUpReason
+    ) -> None:
+        """Every attempt raises the number; a failure in between changes neither count."""
+        execution = graph_of("a", b="a")
+        execution.set(a=1)
+        execution.fail("b")
+        for spent in range(budget):
+            assert (spent + 2, None) == (
+                execution.open["b"].number,
+                execution.nodes["b"].give_up_reason,
+            )
+            execution.fail("b", cause)
+            assert (AttemptState.ABANDONED, cause) == execution.ended[spent + 2]
+        stored = execution.nodes["b"]
+        assert ({}, reason, f"{reason}: broken") == (
+            execution.open,
+            stored.give_up_reason,
+            stored.error,
+        )
+        assert (1, budget) == (stored.failed_attempts, stored.crashes + stored.lost)
+
+    def test_the_first_crash_is_not_final_though_one_attempt_is_allowed(self) -> None:
+        nodes = [input("a"), compute("b", "a", total, max_attempts=1)]
+        execution = FakeExecution(Graph("g", version="1", nodes=nodes))
+        execution.set(a=1)
+        execution.fail("b", AttemptEndCause.CRASH)
+        assert 2 == execution.open["b"].number
+        execution.fail("b")
+        assert ({}, GiveUpReason.FAILED) == (execution.open, execution.nodes["b"].give_up_reason)
+
+    def test_new_inputs_clear_crashes_losses_and_the_traceback(self) -> None:
+        execution = graph_of("a", b="a")
+        execution.set(a=1)
+        execution.fail("b", traceback="line 1\0")
+        execution.fail("b", AttemptEndCause.CRASH)
+        execution.fail("b", AttemptEndCause.LOST)
+        assert "line 1\\x00" == execution.nodes["b"].traceback
+        execution.set(a=2)
+        execution.fail("b")
+        stored = execution.nodes["b"]
+        assert (1, 0, 0, None) == (
+            stored.failed_attempts,
+            stored.crashes,
+            stored.lost,
+            stored.traceback,
+        )
 
     def test_a_permanent_error_is_the_end_at_once(self) -> None:
         execution = graph_of("a", b="a")

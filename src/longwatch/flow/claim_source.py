@@ -22,7 +22,12 @@ from longwatch.engine.claim_source import (
     ignore_given_up,
 )
 from longwatch.engine.policy import PARENT_LEASE_SECONDS
-from longwatch.flow.claimer import AttemptClaimer, QueueCache, may_have_more
+from longwatch.flow.claimer import (
+    AttemptClaimer,
+    QueueCache,
+    may_have_more,
+    unselected_graphs,
+)
 from longwatch.flow.eager_lease.execution_cache import write_recalling
 from longwatch.flow.eager_lease.leaser import EagerLeaser
 from longwatch.flow.records import Records, notify_workers, work_channel
@@ -31,7 +36,8 @@ from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.flow.sweeper import SWEEP_INTERVAL, FlowSweeper
 from longwatch.flow.waiters import Waiters
 from longwatch.host.incarnation import Incarnation
-from longwatch.store.claims import Claim, RowSelection
+from longwatch.store.blame import DEFAULT_BUDGET
+from longwatch.store.claims import NO_LIMIT, Claim, RowSelection
 from longwatch.store.database import Database, Transaction
 
 SOURCE_KIND = "flow"
@@ -85,12 +91,19 @@ class FlowClaimSource:
         incarnation: Incarnation,
         *,
         page: str | None = None,
-        parent: str | None = None,  # noqa: ARG002
-        renew_seconds: float | None = None,  # noqa: ARG002
+        parent: str | None = None,
+        renew_seconds: float | None = None,
     ) -> int:
         self.registry.registered()
         return self.database.write(
-            lambda tx: self._claims.register_owner(tx, incarnation, page=page)
+            lambda tx: self._claims.register_owner(
+                tx, incarnation, page=page, parent=parent, renew_seconds=renew_seconds
+            )
+        )
+
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        self.database.write(
+            lambda tx: self._claims.report_draining(tx, owner=owner, is_draining=is_draining)
         )
 
     def exchange(
@@ -100,14 +113,18 @@ class FlowClaimSource:
         owner: int,
         limit: int,
         lease_seconds: float,  # noqa: ARG002 - every attempt has its own
-        selection: RowSelection = RowSelection.ANY,  # noqa: ARG002
+        selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
         queues = self._rotated_queues()
-        if settlements and self.eager_leaser.knows_empty(queues):
+        if settlements and self.eager_leaser.may_lease(queues, selection):
             return self.eager_leaser.exchange(settlements, owner=owner, limit=limit)
         if limit:
             self._queue_cache.invalidate()
-        if not settlements and self.database.has_single_writer and not self._has_ready(queues):
+        if (
+            not settlements
+            and self.database.has_single_writer
+            and not self._has_ready(queues, selection)
+        ):
             self._queue_cache.record_poll(has_waiting=False)
             return ExchangeResult([], [])
         claimed_at = self._clock.monotonic()
@@ -115,12 +132,23 @@ class FlowClaimSource:
         def work(tx: Transaction, *, recall: bool) -> tuple[SettledAttempts, list[ClaimedRow]]:
             result = self._settler.settle(tx, settlements, recall=recall)
             claimed = (
-                self._claimer.claim(tx, queues, owner=owner, limit=limit, claimed_at=claimed_at)
+                self._claimer.claim(
+                    tx,
+                    queues,
+                    owner=owner,
+                    limit=limit,
+                    claimed_at=claimed_at,
+                    selection=selection,
+                )
                 if limit
                 else []
             )
-            if may_have_more(claimed, limit):
-                notify_workers(tx, result.ready)
+            notify_workers(
+                tx,
+                result.ready
+                if may_have_more(claimed, limit)
+                else unselected_graphs(result.written, selection),
+            )
             return result, claimed
 
         result, claimed = write_recalling(self.database, work)
@@ -137,16 +165,19 @@ class FlowClaimSource:
     def held(self, *, owner: int) -> list[Claim]:
         return self.database.read(lambda tx: self._claims.held(tx, owner=owner))
 
-    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        pass
+    def count_suspects(self, *, limit: int) -> int:
+        """Those that a cap does not allow to claim now are left out."""
+        queues = self._rotated_queues()
+        return self.database.read(lambda tx: self._count_suspects(tx, queues, limit))
 
-    def count_suspects(self, *, limit: int) -> int:  # noqa: ARG002
-        return 0
+    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
+        """EXECUTION/NODE of each."""
+        parameters = {"seqs": self.records.array_parameter(list(seqs))}
+        query = self.records.sql["row_ids"]
+        rows = self.database.read(lambda tx: tx.rows(query, parameters)) if seqs else []
+        return {seq: f"{execution}/{node}" for seq, execution, node in rows}
 
-    def row_ids(self, seqs: Collection[int]) -> dict[int, str]:  # noqa: ARG002
-        return {}
-
-    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:  # noqa: ARG002 - a node that is given up is no dead letter
         if self._clock.monotonic() >= self._refresh_at:
             self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
             self.registry.refresh()
@@ -203,10 +234,25 @@ class FlowClaimSource:
         nodes = chain.from_iterable(graph.computed_nodes for graph in self.registry.graphs.values())
         return min((node.options.heartbeat_timeout_seconds for node in nodes), default=inf)
 
-    def _has_ready(self, queues: Sequence[GraphQueue]) -> bool:
-        numbers = self.records.array_parameter([queue.number for queue in queues])
+    def _has_ready(self, queues: Sequence[GraphQueue], selection: RowSelection) -> bool:
+        if selection is RowSelection.SUSPECTS:
+            return bool(self.count_suspects(limit=1)) or self._query_next_due() == 0.0
+        is_ordinary = selection is RowSelection.ORDINARY
+        parameters = {
+            "queues": self.records.array_parameter([queue.number for queue in queues]),
+            "max_crashes": DEFAULT_BUDGET.max_crashes if is_ordinary else NO_LIMIT,
+            "max_lost": DEFAULT_BUDGET.max_lost if is_ordinary else NO_LIMIT,
+        }
         query = self.records.sql["ready_queues"]
-        return bool(self.database.read(lambda tx: tx.rows(query, {"queues": numbers})))
+        return bool(self.database.read(lambda tx: tx.rows(query, parameters)))
+
+    def _count_suspects(self, tx: Transaction, queues: Sequence[GraphQueue], limit: int) -> int:
+        found = 0
+        for queue in queues:
+            if found < limit:
+                suspects = self._claims.count_suspects(tx, queue=queue.number, limit=limit - found)
+                found += max(self._claimer.free_capacity(tx, queue, suspects), 0)
+        return found
 
     def _query_next_due(self) -> float | None:
         numbers = self.records.array_parameter([queue.number for queue in self._rotated_queues()])

@@ -4,17 +4,18 @@ found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.engine.claim_source import ClaimedRow
+from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
 from longwatch.flow.registry import GraphQueue, Registry
-from longwatch.store.blame import Blame
-from longwatch.store.claims import Claim, Claims
+from longwatch.store.blame import DEFAULT_BUDGET, Blame
+from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Database, Row, Transaction
 
 _STALE_DELAY = 1.0
@@ -33,6 +34,7 @@ _COLUMNS = (
     "computed_with",
     "failures",
     "crashes",
+    "lost",
     "abandon_after",
     "heartbeat_timeout",
 )
@@ -48,6 +50,7 @@ class ClaimedAttempt(NamedTuple):
     computed_with: str
     failures: int
     crashes: int
+    lost: int
     abandon_after: float
     heartbeat_timeout: float | None
     inputs: str | None
@@ -82,7 +85,7 @@ class AttemptClaimer:
             lease_sql=LEASE_SQL[database.dialect],
         )
 
-    def claim(
+    def claim(  # noqa: PLR0913 - which attempts, for which owner
         self,
         tx: Transaction,
         queues: Sequence[GraphQueue],
@@ -90,15 +93,24 @@ class AttemptClaimer:
         owner: int,
         limit: int,
         claimed_at: float,
+        selection: RowSelection = RowSelection.ANY,
     ) -> list[ClaimedRow]:
-        """Claim up to `limit` attempts of these queues. Stale attempts are cancelled instead."""
+        """Claim up to `limit` attempts of these queues, of the suspects at most one. Stale attempts
+        are cancelled instead.
+        """
         claimed: list[ClaimedRow] = []
+        limit = min(limit, 1) if selection is RowSelection.SUSPECTS else limit
         self._lock_capped(tx, queues)
         for queue in queues:
-            room = self._free_capacity(tx, queue, limit - len(claimed))
+            room = self.free_capacity(tx, queue, limit - len(claimed))
             if room > 0:
                 rows = self.claims.claim(
-                    tx, queue=queue.number, owner=owner, lease_seconds=0.0, limit=room
+                    tx,
+                    queue=queue.number,
+                    owner=owner,
+                    lease_seconds=0.0,
+                    limit=room,
+                    selection=selection,
                 )
                 claimed += [self._from_row(row, queue, claimed_at) for row in rows]
         stale = [each for each in claimed if each.item.is_stale]
@@ -111,8 +123,10 @@ class AttemptClaimer:
         for number in sorted({numbers[0] for queue in queues for numbers, _ in queue.caps}):
             self.records.lock_queue(tx, number)
 
-    def _free_capacity(self, tx: Transaction, queue: GraphQueue, limit: int) -> int:
-        """How many attempts the caps of a queue allow to claim; the queue is locked."""
+    def free_capacity(self, tx: Transaction, queue: GraphQueue, limit: int) -> int:
+        """How many attempts the caps of a queue allow to claim, at most `limit`. Exact only while
+        the queue is locked.
+        """
         for numbers, maximum in queue.caps:
             if limit > 0:
                 running = sum(
@@ -147,7 +161,7 @@ class AttemptClaimer:
         return ClaimedRow(
             claim,
             item,
-            is_exclusive=item.crashes > 0,
+            is_exclusive=DEFAULT_BUDGET.is_suspect(crashes=item.crashes, lost=item.lost),
             lease_seconds=item.heartbeat_timeout,
             retry=retry,
         )
@@ -207,6 +221,20 @@ class QueueCache:
         return (
             self._listeners > 0 and not self._notified.is_set() and self._clock.monotonic() < until
         )
+
+
+def unselected_graphs(states: Iterable[ExecutionState], selection: RowSelection) -> set[GraphId]:
+    """The graphs of new attempts that a claim by this selection does not take: other workers have
+    to be notified of them.
+    """
+    if selection is RowSelection.ANY:
+        return set()
+    takes_suspects = selection is RowSelection.SUSPECTS
+    return {
+        state.graph_id
+        for state in states
+        if any(new.is_suspect is not takes_suspects for new in state.new_attempts.values())
+    }
 
 
 def may_have_more(claimed: Sequence[ClaimedRow], limit: int) -> bool:

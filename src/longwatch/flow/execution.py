@@ -45,7 +45,8 @@ class Value(NamedTuple):
 
 class Computation(NamedTuple):
     """One attempt. Times are wall time; `heartbeat_in` and `deadline_in` are seconds left, of one
-    that runs; `ready_in` of one that waits for its time.
+    that runs; `ready_in` of one that waits for its time. `failures`, `crashes` and `lost` count the
+    attempts of the same inputs that ended before it.
     """
 
     number: int
@@ -66,6 +67,10 @@ class Computation(NamedTuple):
     ready_in: float | None
     crashes: int
     releases: int
+    lost: int = 0
+    failures: int = 0
+    traceback: str | None = None
+    """Where the code of this attempt raised."""
 
     @classmethod
     def from_row(cls, row: Row) -> Self:
@@ -371,7 +376,7 @@ class Execution:
             subject = "it" if failed_node == node else f"{failed_node!r}, which it waits for,"
             raise ComputationFailedError(
                 f"node {node!r} of {self.id} will get no value: {subject} failed "
-                f"{record.failed_attempts} "
+                f"{record.spent_attempts} "
                 f"times: {record.error};"
                 f" `retry` has it tried again"
             )

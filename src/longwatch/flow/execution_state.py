@@ -9,6 +9,15 @@ one transaction.
                             exception, a deadline, a sweep, a request.
     `propagation.propagate` then opens, cancels and clears what follows.
 
+Each cause spends one budget of the node (`store.blame`):
+
+    crash       `crashes`: the worker ended while the attempt ran; 3 give the node up as `poison`
+    lost        `lost`: the worker ended with its host or its parent; 5 give it up as `lost`
+    the others  `failed_attempts`: the code raised, was too slow or gave no sign of life;
+                `max_attempts` give it up
+
+The number of an attempt rises with every one of them. A released attempt spends nothing.
+
 An attempt is identified by what it is computed with: the revisions of all nodes that its node
 depends on, as a text. So an attempt of other inputs is recognised, and failures of other inputs do
 not count.
@@ -25,10 +34,12 @@ import msgspec
 
 from longwatch.core.error_text import MAX_ERROR_LENGTH
 from longwatch.core.sanitize import sanitize
+from longwatch.store.blame import DEFAULT_BUDGET
 
 ENDED = 3
 """The `lease_state` of an ended attempt; lower ones are those of every claimable row."""
 LEASED = 2
+MAX_TRACEBACK_LENGTH = 16 << 10
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
@@ -52,6 +63,7 @@ class AttemptEndCause(StrEnum):
     DEADLINE = "deadline"
     HEARTBEAT = "heartbeat"
     CRASH = "crash"
+    LOST = "lost"
     STALLED = "stalled"
     MEMORY = "memory"
     KILLED = "killed"
@@ -66,6 +78,7 @@ ABANDONING_CAUSES = frozenset(
         AttemptEndCause.DEADLINE,
         AttemptEndCause.HEARTBEAT,
         AttemptEndCause.CRASH,
+        AttemptEndCause.LOST,
         AttemptEndCause.STALLED,
         AttemptEndCause.MEMORY,
         AttemptEndCause.KILLED,
@@ -73,6 +86,16 @@ ABANDONING_CAUSES = frozenset(
     }
 )
 """Causes that make an attempt abandoned rather than failed: nobody knows how far it came."""
+_OWN_BUDGET_CAUSES = frozenset({AttemptEndCause.CRASH, AttemptEndCause.LOST})
+"""Causes that do not count as a failed attempt."""
+
+
+class GiveUpReason(StrEnum):
+    """Why a node was given up: which of its budgets is spent."""
+
+    FAILED = "failed"
+    POISON = "poison"
+    LOST = "lost"
 
 
 class GraphId(NamedTuple):
@@ -99,16 +122,34 @@ class NodeRecord:
     error: str | None = None
     term: int = 0
     """The highest of its attempts that are over."""
+    lost: int = 0
+    traceback: str | None = None
+    """Of the last attempt that raised."""
+
+    @property
+    def spent_attempts(self) -> int:
+        """How many attempts have ended without a result, for whatever cause."""
+        return self.failed_attempts + self.crashes + self.lost
+
+    @property
+    def give_up_reason(self) -> GiveUpReason | None:
+        """Why it was given up; None if it was not."""
+        if not self.failed:
+            return None
+        if self.crashes >= DEFAULT_BUDGET.max_crashes:
+            return GiveUpReason.POISON
+        return GiveUpReason.LOST if self.lost >= DEFAULT_BUDGET.max_lost else GiveUpReason.FAILED
 
     def reset_attempts(self, inputs: str | None) -> None:
         """Attempts are counted anew."""
-        self.attempted_with, self.failed_attempts, self.crashes, self.failed, self.error = (
-            inputs,
-            0,
-            0,
-            False,
-            None,
-        )
+        self.attempted_with, self.failed, self.error, self.traceback = inputs, False, None, None
+        self.failed_attempts = self.crashes = self.lost = 0
+
+    def count(self, cause: AttemptEndCause) -> None:
+        """Spend the budget of this cause."""
+        self.crashes += cause is AttemptEndCause.CRASH
+        self.lost += cause is AttemptEndCause.LOST
+        self.failed_attempts += cause not in _OWN_BUDGET_CAUSES
 
 
 class AttemptSpec(NamedTuple):
@@ -139,9 +180,15 @@ class NewAttempt(NamedTuple):
     node: str
     computed_with: str
     number: int
+    failures: int
     crashes: int
+    lost: int
     delay: float
     spec: AttemptSpec
+
+    @property
+    def is_suspect(self) -> bool:
+        return DEFAULT_BUDGET.is_suspect(crashes=self.crashes, lost=self.lost)
 
 
 class AttemptEnd(NamedTuple):
@@ -151,6 +198,7 @@ class AttemptEnd(NamedTuple):
     state: AttemptState
     cause: AttemptEndCause
     error: str | None = None
+    traceback: str | None = None
 
 
 class ExecutionState:
@@ -275,28 +323,33 @@ class ExecutionState:
         cause: AttemptEndCause,
         *,
         error: str | None = None,
+        traceback: str | None = None,
         delay: float = 0.0,
     ) -> None:
-        """It came to nothing: counted, and tried again after the delay, unless that was the last
-        time.
+        """It came to nothing: counted, and tried again after the delay, unless that has spent a
+        budget.
         """
         error = None if error is None else sanitize(error, max_length=MAX_ERROR_LENGTH)
+        if traceback is not None:
+            traceback = sanitize(traceback, max_length=MAX_TRACEBACK_LENGTH)
         self._end_attempt(
             attempt,
             AttemptState.ABANDONED if cause in ABANDONING_CAUSES else AttemptState.FAILED,
             cause,
             error,
+            traceback,
         )
         record = self.node(attempt.node)
         if record.attempted_with != attempt.computed_with:
             record.reset_attempts(attempt.computed_with)
-        record.failed_attempts += 1
-        record.crashes += cause is AttemptEndCause.CRASH
-        record.error = error or str(cause)
+        record.count(cause)
         record.failed = (
             cause is AttemptEndCause.PERMANENT
             or record.failed_attempts >= attempt.spec.max_attempts
+            or DEFAULT_BUDGET.is_spent(crashes=record.crashes, lost=record.lost)
         )
+        record.error = _error_text(record, error or str(cause))
+        record.traceback = traceback or record.traceback
         self.changed_nodes.add(attempt.node)
         if not (record.failed or self.cancelled):
             self.open_attempt(attempt.node, attempt.computed_with, attempt.spec, delay=delay)
@@ -310,13 +363,18 @@ class ExecutionState:
     ) -> None:
         """Have a node computed from these inputs."""
         record = self.nodes.get(node)
-        failed_attempts, crashes = (
-            (record.failed_attempts, record.crashes)
-            if record is not None and record.attempted_with == inputs
-            else (0, 0)
-        )
+        if record is None or record.attempted_with != inputs:
+            self.new_attempts[node] = NewAttempt(node, inputs, 1, 0, 0, 0, delay, spec)
+            return
         self.new_attempts[node] = NewAttempt(
-            node, inputs, failed_attempts + 1, crashes, delay, spec
+            node,
+            inputs,
+            record.spent_attempts + 1,
+            record.failed_attempts,
+            record.crashes,
+            record.lost,
+            delay,
+            spec,
         )
 
     def drop_outdated(self, node: str, inputs: str) -> None:
@@ -349,6 +407,7 @@ class ExecutionState:
         state: AttemptState,
         cause: AttemptEndCause,
         error: str | None = None,
+        traceback: str | None = None,
     ) -> None:
         if self.open_attempts.get(attempt.node) == attempt:
             del self.open_attempts[attempt.node]
@@ -356,12 +415,18 @@ class ExecutionState:
         record.term = max(record.term, attempt.term)
         self.changed_nodes.add(attempt.node)
         self._ended_attempts.append(attempt)
-        self.attempt_ends.append(AttemptEnd(attempt.seq, state, cause, error))
+        self.attempt_ends.append(AttemptEnd(attempt.seq, state, cause, error, traceback))
 
     def _next_revision(self) -> int:
         """One for everything that changes in this transaction."""
         self.revision = self._loaded_revision + 1
         return self.revision
+
+
+def _error_text(record: NodeRecord, error: str) -> str:
+    """The error of a node; it begins with the reason if a budget of crashes or losses is spent."""
+    reason = record.give_up_reason
+    return error if reason in {None, GiveUpReason.FAILED} else f"{reason}: {error}"
 
 
 def _is_same_value(old: str | None, new: str) -> bool:

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from longwatch.flow.execution_state import LEASED, ExecutionState
+from longwatch.flow.execution_state import LEASED, Attempt, ExecutionState, NodeRecord
 from longwatch.flow.gates import NOT_TEXT, GateResult
 from longwatch.flow.graph import Graph
 from longwatch.flow.nodes import Node
 from longwatch.flow.propagation import NodeStatus, input_revisions, status_of
+from longwatch.store.blame import DEFAULT_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +148,23 @@ def _explain_open(
     statuses: dict[str, NodeStatus],  # noqa: ARG001
 ) -> tuple[str, str]:
     attempt = state.open_attempts[node.name]
-    number = f"attempt {attempt.number} of {attempt.spec.max_attempts}"
+    number = _attempt_text(attempt, state.node(node.name))
     if attempt.lease_state == LEASED:
         return "running", f"is being computed, {number}"
     error = state.node(node.name).error
     after = f" after: {error}" if error and attempt.number > 1 else ""
     return "waiting", f"is ready and waits for a worker, {number}{after}"
+
+
+def _attempt_text(attempt: Attempt, record: NodeRecord) -> str:
+    """Which attempt it is; crashes and losses have budgets of their own and are said apart."""
+    if record.attempted_with != attempt.computed_with or not (record.crashes or record.lost):
+        return f"attempt {attempt.number} of {attempt.spec.max_attempts}"
+    return (
+        f"attempt {attempt.number}: {record.failed_attempts} of {attempt.spec.max_attempts} failed,"
+        f" {record.crashes} of {DEFAULT_BUDGET.max_crashes} crashed,"
+        f" {record.lost} of {DEFAULT_BUDGET.max_lost} lost"
+    )
 
 
 def _explain_failed(
@@ -164,7 +176,7 @@ def _explain_failed(
     return (
         "failed",
         (
-            f"was given up after {record.failed_attempts} attempts: {record.error}; retry it, "
+            f"was given up after {record.spent_attempts} attempts: {record.error}; retry it, "
             f"or change "
             f"what it comes after"
         ),

@@ -13,7 +13,8 @@ SELECT execution, id, revision, changes, cancelled, graph, version FROM longwatc
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback
+FROM longwatch_values
 WHERE execution = ANY (:executions::int8[])
 
 -- name: open_attempts
@@ -22,9 +23,10 @@ SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, h
 FROM longwatch_computations WHERE lease_state < 3 AND execution = ANY (:executions::int8[])
 
 -- name: valid_claims
--- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
+-- Those of these claims that are still their claimants', with whether they are past their deadline, or their heartbeat is missed.
 -- Nobody releases them until the end of the transaction. They are found by their numbers, and by nothing else.
-SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int, coalesce({lapsed}, false)::int
+SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, false)::int,
+    coalesce(heartbeat_deadline < :lease_now, false)::int
 FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]) AND lease_state = 2
     AND ((seq, owner, term) IN (SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[]))) IS TRUE
 ORDER BY seq FOR UPDATE
@@ -36,30 +38,35 @@ SELECT seq, execution FROM longwatch_computations WHERE seq = ANY (:seqs::int8[]
 -- name: upsert_value_many
 -- The same for many nodes, given as arrays.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, changed_at)
+    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
+    changed_at)
 SELECT kept.*, :wall_now
 FROM unnest(:execution::int8[], :node::text[], :is_set::int2[], :value::text[], :revision::int8[], :computed_with::text[],
-    :attempted_with::text[], :failed_attempts::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[]) AS kept
+    :attempted_with::text[], :failed_attempts::int4[], :crashes::int4[], :failed::int2[], :error::text[], :term::int8[],
+    :lost::int4[], :traceback::text[]) AS kept
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
-    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
+    failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
+    changed_at = excluded.changed_at
 
 -- name: insert_attempt_many
 -- The same for many, given as arrays.
 INSERT INTO longwatch_computations
-    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
-    created_at)
+    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
+    max_attempts, created_at)
 SELECT queue, CASE WHEN delay > 0 THEN 1 ELSE 0 END, CASE WHEN delay > 0 THEN :wall_now + delay ELSE 0 END, execution, node, attempt,
-    term, crashes, attempt - 1, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
+    term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, :wall_now
 FROM unnest(:queue::int8[], :delay::float8[], :execution::int8[], :node::text[], :attempt::int4[], :term::int8[], :crashes::int4[],
-    :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
-    AS new_attempt (queue, delay, execution, node, attempt, term, crashes, computed_with, heartbeat_timeout, abandon_after, max_attempts)
+    :lost::int4[], :failures::int4[], :computed_with::text[], :heartbeat_timeout::float8[], :abandon_after::float8[], :max_attempts::int4[])
+    AS new_attempt (queue, delay, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
+        max_attempts)
 
 -- name: end_attempt_many
 -- The same for many, given as arrays.
 UPDATE longwatch_computations AS attempt SET lease_state = 3, state = attempt_end.state, end_cause = cause, error = attempt_end.error,
-    ended_at = :wall_now
-FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[]) AS attempt_end (seq, state, cause, error)
+    traceback = attempt_end.traceback, ended_at = :wall_now
+FROM unnest(:seq::int8[], :state::text[], :cause::text[], :error::text[], :traceback::text[])
+    AS attempt_end (seq, state, cause, error, traceback)
 WHERE attempt.seq = attempt_end.seq AND lease_state < 3
 
 -- name: touch_execution_many
@@ -68,21 +75,27 @@ UPDATE longwatch_executions AS changed SET revision = given.revision, changes = 
 FROM unnest(:execution::int8[], :revision::int8[]) AS given (execution, revision)
 WHERE changed.execution = given.execution
 
+-- name: row_ids
+-- The executions and nodes of attempts.
+SELECT seq, id, node FROM longwatch_computations AS c JOIN longwatch_executions AS e ON e.execution = c.execution
+WHERE seq = ANY (:seqs::int8[])
+
 -- name: lapsed_leases
 -- Leased attempts whose lease has ended or that are past their deadline, except those to skip: a read without a lock.
 -- An attempt whose owner was deleted has an unreadable page.
-SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+SELECT seq, leased.owner, term, execution, heartbeat_timeout, coalesce(incarnation, ''),
+    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent, coalesce(draining, 0), renew_seconds
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) LIMIT :limit
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for: a read.
-SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
+SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- Those of these queues that hold a free attempt, or a delayed one that is due.
+-- Those of these queues that hold a free attempt that is no suspect, or a delayed one that is due.
 SELECT queue FROM unnest(:queues::int8[]) AS wanted (queue)
-WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0)
+WHERE EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 0 AND NOT {is_suspect})
     OR EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due

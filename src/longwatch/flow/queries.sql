@@ -44,7 +44,8 @@ FROM longwatch_executions AS e WHERE (e.graph = :graph OR :graph = '') AND e.exe
 -- name: attempts_of_execution
 -- Every attempt of an execution, oldest first.
 SELECT seq, node, state, attempt, computed_with, created_at, started_at, ended_at, owner, term, end_cause, error, last_heartbeat_at,
-    CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases
+    CASE WHEN lease_state = 2 THEN heartbeat_deadline - :lease_now END, CASE WHEN lease_state = 2 THEN deadline - :lease_now END, CASE WHEN lease_state = 1 THEN ready_at - :wall_now END, crashes, releases,
+    lost, failures, traceback
 FROM longwatch_computations WHERE execution = :execution ORDER BY seq
 
 -- name: unchanged
@@ -54,31 +55,36 @@ AND EXISTS (SELECT 1 FROM longwatch_computations WHERE seq = :seq AND lease_stat
 
 -- name: end_attempt
 -- An attempt is over.
-UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :cause, error = :error, ended_at = :wall_now
+UPDATE longwatch_computations SET lease_state = 3, state = :state, end_cause = :cause, error = :error, traceback = :traceback,
+    ended_at = :wall_now
 WHERE seq = :seq AND lease_state < 3
 
 -- name: upsert_value
 -- What is kept of a node.
 INSERT INTO longwatch_values
-    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, changed_at)
-VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :wall_now)
+    (execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback,
+    changed_at)
+VALUES ({execution}, :node, :is_set, :value, :revision, :computed_with, :attempted_with, :failed_attempts, :crashes, :failed, :error, :term, :lost,
+    :traceback, :wall_now)
 ON CONFLICT (execution, node) DO UPDATE SET is_set = excluded.is_set, value = excluded.value, revision = excluded.revision,
     computed_with = excluded.computed_with, attempted_with = excluded.attempted_with, failed_attempts = excluded.failed_attempts, crashes = excluded.crashes,
-    failed = excluded.failed, error = excluded.error, term = excluded.term, changed_at = excluded.changed_at
+    failed = excluded.failed, error = excluded.error, term = excluded.term, lost = excluded.lost, traceback = excluded.traceback,
+    changed_at = excluded.changed_at
 
 -- name: insert_attempt
 -- Insert an attempt into its queue, ready at once or after a delay.
 INSERT INTO longwatch_computations
-    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
-    created_at)
+    (queue, lease_state, ready_at, execution, node, attempt, term, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after,
+    max_attempts, created_at)
 VALUES (:queue, CASE WHEN :delay > 0 THEN 1 ELSE 0 END, CASE WHEN :delay > 0 THEN :wall_now + :delay ELSE 0 END, {execution}, :node,
-    :attempt, :term, :crashes, :attempt - 1, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
+    :attempt, :term, :crashes, :lost, :failures, :computed_with, :heartbeat_timeout, :abandon_after, :max_attempts, :wall_now)
 
 -- name: insert_leased_attempt
 -- Insert an attempt that is leased at once; also return whether its owner is registered.
 INSERT INTO longwatch_computations
-    (queue, {leased_columns}, execution, node, attempt, crashes, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts, created_at)
-SELECT :queue, {leased_values}, {execution}, :node, :attempt, :crashes, :attempt - 1, :computed_with, heartbeat_timeout, abandon_after,
+    (queue, {leased_columns}, execution, node, attempt, crashes, lost, failures, computed_with, heartbeat_timeout, abandon_after, max_attempts,
+    created_at)
+SELECT :queue, {leased_values}, {execution}, :node, :attempt, :crashes, :lost, :failures, :computed_with, heartbeat_timeout, abandon_after,
     :max_attempts, :wall_now
 FROM (SELECT CAST(:owner AS bigint) AS owner, CAST(:term AS bigint) AS term,
     CAST(:heartbeat_timeout AS double precision) AS heartbeat_timeout, CAST(:abandon_after AS double precision) AS abandon_after) AS new_attempt

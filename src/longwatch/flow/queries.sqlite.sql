@@ -7,7 +7,8 @@ WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: values
 -- What is kept of the nodes of executions.
-SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term FROM longwatch_values
+SELECT execution, node, is_set, value, revision, computed_with, attempted_with, failed_attempts, crashes, failed, error, term, lost, traceback
+FROM longwatch_values
 WHERE execution IN (SELECT value FROM json_each(:executions))
 
 -- name: open_attempts
@@ -16,8 +17,8 @@ SELECT execution, seq, node, lease_state, computed_with, attempt, term, queue, h
 FROM longwatch_computations WHERE lease_state < 3 AND execution IN (SELECT value FROM json_each(:executions))
 
 -- name: valid_claims
--- Those of these claims that are still their claimants', with whether they are past their deadline, or their lease has ended.
-SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce({lapsed}, 0)
+-- Those of these claims that are still their claimants', with whether they are past their deadline, or their heartbeat is missed.
+SELECT seq, owner, term, execution, node, coalesce(deadline < :lease_now, 0), coalesce(heartbeat_deadline < :lease_now, 0)
 FROM json_each(:claims) AS claim JOIN longwatch_computations ON seq = json_extract(claim.value, '$[0]')
 WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]') AND term = json_extract(claim.value, '$[2]')
 
@@ -25,22 +26,28 @@ WHERE lease_state = 2 AND owner = json_extract(claim.value, '$[1]') AND term = j
 -- The executions of attempts.
 SELECT seq, execution FROM longwatch_computations WHERE seq IN (SELECT value FROM json_each(:seqs))
 
+-- name: row_ids
+-- The executions and nodes of attempts.
+SELECT seq, id, node FROM longwatch_computations AS c JOIN longwatch_executions AS e ON e.execution = c.execution
+WHERE seq IN (SELECT value FROM json_each(:seqs))
+
 -- name: lapsed_leases
 -- Leased attempts whose lease has ended, by the clock or because of another boot, or that are past their deadline,
 -- except those to skip. An attempt whose owner was deleted has an unreadable page.
-SELECT seq, leased.owner, term, execution, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END
+SELECT seq, leased.owner, term, execution, heartbeat_timeout, coalesce(incarnation, ''),
+    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent, coalesce(draining, 0), renew_seconds
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
     AND seq NOT IN (SELECT value FROM json_each(:skip)) LIMIT :limit
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for.
-SELECT seq, owner, term, execution FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
+SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computations WHERE lease_state = 2 AND owner = :owner LIMIT :limit
 
 -- name: ready_queues
--- Those of these queues that hold a free attempt, or a delayed one that is due.
+-- Those of these queues that hold a free attempt that is no suspect, or a delayed one that is due.
 SELECT value FROM json_each(:queues) AS queue
-WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 0)
+WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 0 AND NOT {is_suspect})
     OR EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 1 AND ready_at <= :wall_now)
 
 -- name: next_due

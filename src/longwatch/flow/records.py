@@ -22,6 +22,7 @@ from longwatch.flow.execution_state import (
     NewAttempt,
     NodeRecord,
 )
+from longwatch.store.blame import IS_SUSPECT_SQL
 from longwatch.store.claims import Claim, LeaseSql, claim_parameters
 from longwatch.store.database import Parameters, Row, Transaction
 from longwatch.store.named_sql import load_queries
@@ -74,7 +75,11 @@ class ValidClaim(NamedTuple):
     execution: int
     node: str
     is_past_deadline: bool
-    has_lapsed: bool
+    is_heartbeat_missed: bool
+
+    @property
+    def has_lapsed(self) -> bool:
+        return self.is_past_deadline or self.is_heartbeat_missed
 
 
 OpenedAttempt = tuple[ExecutionState, NewAttempt]
@@ -102,6 +107,7 @@ class Records:
             "longwatch.flow",
             "queries",
             dialect,
+            is_suspect=IS_SUSPECT_SQL,
             **_PLACEHOLDERS[dialect],
             **LEASE_SQL[dialect].placeholders(dialect),
         )
@@ -345,7 +351,7 @@ def _valid_claims(rows: Iterable[Row]) -> dict[Claim, ValidClaim]:
 
 
 def _node_record(row: Sequence[Any]) -> NodeRecord:
-    is_set, value, revision, computed_with, tried_with, spent, crashes, failed, error, term = row
+    is_set, value, revision, computed_with, tried_with, spent, crashes, failed, *others = row
     return NodeRecord(
         bool(is_set),
         value,
@@ -355,8 +361,7 @@ def _node_record(row: Sequence[Any]) -> NodeRecord:
         spent,
         crashes,
         bool(failed),
-        error,
-        term,
+        *others,
     )
 
 
@@ -380,6 +385,8 @@ def _value_row(state: ExecutionState, node: str) -> dict[str, object]:
         "failed": int(record.failed),
         "error": record.error,
         "term": record.term,
+        "lost": record.lost,
+        "traceback": record.traceback,
     }
 
 
@@ -393,7 +400,9 @@ def attempt_row(state: ExecutionState, new_attempt: NewAttempt) -> dict[str, obj
         "execution": state.number or None,
         "node": new_attempt.node,
         "attempt": new_attempt.number,
+        "failures": new_attempt.failures,
         "crashes": new_attempt.crashes,
+        "lost": new_attempt.lost,
         "computed_with": new_attempt.computed_with,
         "heartbeat_timeout": new_attempt.spec.heartbeat_timeout,
         "abandon_after": float(new_attempt.spec.abandon_after),
@@ -415,4 +424,5 @@ def _end_row(attempt_end: AttemptEnd) -> dict[str, object]:
         "state": str(attempt_end.state),
         "cause": str(attempt_end.cause),
         "error": attempt_end.error,
+        "traceback": attempt_end.traceback,
     }

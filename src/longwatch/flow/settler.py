@@ -23,7 +23,13 @@ from longwatch.flow.eager_lease.execution_cache import (
     LeasedAttempts,
     require_own_ends,
 )
-from longwatch.flow.execution_state import Attempt, AttemptEndCause, ExecutionState, GraphId
+from longwatch.flow.execution_state import (
+    Attempt,
+    AttemptEndCause,
+    ExecutionState,
+    GiveUpReason,
+    GraphId,
+)
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import (
     AttemptTaker,
@@ -176,11 +182,20 @@ def _apply(settlement: Settlement, state: ExecutionState, attempt: Attempt) -> N
     if settlement.outcome is RowOutcome.DONE:
         state.succeed(attempt, (settlement.result or b"null").decode())
     else:
-        state.fail(attempt, _end_cause(settlement), error=settlement.error, delay=settlement.delay)
+        state.fail(
+            attempt,
+            _end_cause(settlement),
+            error=settlement.error,
+            traceback=settlement.traceback,
+            delay=settlement.delay,
+        )
 
 
 def _end_cause(settlement: Settlement) -> AttemptEndCause:
-    """Why an attempt failed; it raised, unless `reason` names another cause."""
+    """Why an attempt failed; it raised, unless `reason` names another cause. An attempt that is
+    dead because it failed is counted like any other: `max_attempts` decides.
+    """
     if settlement.outcome is RowOutcome.DEAD:
-        return AttemptEndCause.PERMANENT
+        is_last_failure = settlement.reason == GiveUpReason.FAILED
+        return AttemptEndCause.RAISED if is_last_failure else AttemptEndCause.PERMANENT
     return AttemptEndCause(settlement.reason) if settlement.reason else AttemptEndCause.RAISED

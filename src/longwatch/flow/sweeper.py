@@ -2,7 +2,7 @@
 the others' errors.
 
     dead        at every look: owners that have certainly ended; what they had begun is abandoned
-                and tried again, at once
+                and tried again, at once, as `crash` or `lost`
     abandoned   every 10 s: attempts whose heartbeat has lapsed, or whose deadline has passed
     stalled     every 60 s: executions of a graph of which nothing waits or runs, though something
                 could; a page at a time
@@ -10,8 +10,8 @@ the others' errors.
 A sweep with an interval is made by whoever comes first when it is due; the others pass. What it
 came to is on record. Rows are found by a read, and changed only if they are still so once their
 execution is locked; what somebody else has locked is passed over: sweepers that meet do not fight,
-and one that froze in the middle holds up nobody. An attempt that its worker had not begun goes back
-unspent. Where nobody can tell (another machine's page), it counts as begun.
+and one that froze in the middle holds up nobody. Pages and processes of owners are looked at before
+the transaction, because a file may be slow; `attempt_blame` decides how each attempt ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
+from longwatch.flow.attempt_blame import ReclaimedLease
 from longwatch.flow.execution_state import AttemptEndCause, ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.host.incarnation import boot_id
-from longwatch.store.blame import Blame
+from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim, Claims
 from longwatch.store.database import Database, Parameters, Row, Transaction
-from longwatch.store.sweep import ClaimSweeper, LeaseOwner, blame_for
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner, lease_owner, owner_end
 
 SWEEP_INTERVAL = 10.0
 STALLED_INTERVAL = 60.0
@@ -52,14 +53,6 @@ class SweepRun(NamedTuple):
     seconds: float
     row_count: int
     error: str | None
-
-
-class _LostLease(NamedTuple):
-    """A lease whose owner is gone, or late."""
-
-    claim: Claim
-    execution: int
-    blame: Blame
 
 
 class FlowSweeper:
@@ -123,10 +116,8 @@ class FlowSweeper:
             return 0
         if not self._sweep.has_ended(owner.incarnation):
             return 0
-        blame = blame_for(owner)
-        return self._reclaim(
-            [_LostLease(Claim(*row[:3]), row[3], blame(row[0])) for row in leased], recheck=False
-        )
+        look = self._look_at(owner)
+        return self._reclaim([look.lease(row) for row in leased])
 
     # --- leases that have ended ---
 
@@ -147,7 +138,7 @@ class FlowSweeper:
                 )
             )
             try:
-                found += self._reclaim(_with_blame(rows), recheck=self._database.is_shared)
+                found += self._reclaim(self._lapsed(rows))
             except Exception as error:  # noqa: BLE001 - the next page has nothing to do with it
                 errors.append(error)
             if len(rows) < PAGE_SIZE:
@@ -157,15 +148,27 @@ class FlowSweeper:
             raise errors[0]
         return found
 
-    def _reclaim(self, lost: Sequence[_LostLease], *, recheck: bool) -> int:
+    def _lapsed(self, rows: Sequence[Row]) -> list[ReclaimedLease]:
+        owner_by_row = [(row, _owner_of(row)) for row in rows]
+        looks = {owner: self._look_at(owner) for owner in {owner for _, owner in owner_by_row}}
+        return [looks[owner].lease(row) for row, owner in owner_by_row]
+
+    def _look_at(self, owner: LeaseOwner) -> _OwnerLook:
+        """What can be seen of an owner now; an unknown owner of a store of one machine is one of
+        an earlier boot.
+        """
+        has_ended = self._sweep.has_ended(owner.incarnation) or not (
+            owner.incarnation or self._database.is_shared
+        )
+        return _OwnerLook(owner_end(owner), has_ended, self._clock.monotonic())
+
+    def _reclaim(self, lost: Sequence[ReclaimedLease]) -> int:
         """In one transaction; if that cannot be, one row at a time, so that a bad one keeps
         nobody else.
         """
-        return self._retry_one_by_one(
-            lost, lambda some: self._reclaim_together(some, recheck=recheck)
-        )
+        return self._retry_one_by_one(lost, self._reclaim_together)
 
-    def _reclaim_together(self, lost: Sequence[_LostLease], *, recheck: bool) -> int:
+    def _reclaim_together(self, lost: Sequence[ReclaimedLease]) -> int:
         def work(tx: Transaction) -> tuple[int, list[AttemptAbandoned]]:
             loaded, gone = self._records.load_unlocked(tx, (each.execution for each in lost))
             valid = self._records.unlocked_claims(
@@ -175,24 +178,24 @@ class FlowSweeper:
             due = [
                 (each, found)
                 for each in lost
-                if (found := valid.get(each.claim)) and (found.has_lapsed or not recheck)
+                if (found := valid.get(each.claim)) and (found.has_lapsed or each.has_owner_ended)
             ]
             self._records.cancel_orphans(tx, [found for _, found in due if found.execution in gone])
-            due = [(each, found) for each, found in due if found.execution in loaded]
-            unbegun = {each.claim for each, _ in due if each.blame is Blame.RELEASE}
-            self._claims.release(tx, sorted(unbegun), blame=Blame.RELEASE)
-            notify_workers(
-                tx,
-                {loaded[found.execution].graph_id for each, found in due if each.claim in unbegun},
-            )
+            ends = [
+                (found, loaded[found.execution], each.end_cause(found))
+                for each, found in due
+                if found.execution in loaded
+            ]
+            unspent = {found.claim: state for found, state, cause in ends if cause is None}
+            self._claims.release(tx, sorted(unspent), blame=Blame.RELEASE)
+            notify_workers(tx, {state.graph_id for state in unspent.values()})
             abandoned = [
                 abandonment
-                for each, found in due
-                if each.claim not in unbegun
-                and (abandonment := _abandon(each, found, loaded[found.execution]))
+                for found, state, cause in ends
+                if cause is not None and (abandonment := _abandon(found, state, cause))
             ]
             notify_workers(tx, self._records.save(tx, loaded.values()))
-            return len(unbegun) + len(abandoned), abandoned
+            return len(unspent) + len(abandoned), abandoned
 
         count, abandoned = self._database.write(work)
         for event in abandoned:
@@ -318,36 +321,37 @@ class FlowSweeper:
             return self._run_all([lambda row=row: work([row]) for row in rows])  # type: ignore[misc]
 
 
-def _abandon(lost: _LostLease, valid: ValidClaim, state: ExecutionState) -> AttemptAbandoned | None:
+def _abandon(
+    valid: ValidClaim, state: ExecutionState, cause: AttemptEndCause
+) -> AttemptAbandoned | None:
     """Abandon one, to be tried again if it may be: what is to be told of it."""
     attempt = state.open_attempts.get(valid.node)
-    if attempt is None or attempt.seq != lost.claim.seq:
+    if attempt is None or attempt.seq != valid.claim.seq:
         return None
-    cause = _end_cause(valid)
     state.fail(attempt, cause, error=_ERROR_TEXTS[cause])
     return AttemptAbandoned(
         execution=state.id, node=attempt.node, attempt=attempt.number, cause=str(cause)
     )
 
 
-def _end_cause(valid: ValidClaim) -> AttemptEndCause:
-    if valid.is_past_deadline:
-        return AttemptEndCause.DEADLINE
-    return AttemptEndCause.HEARTBEAT if valid.has_lapsed else AttemptEndCause.CRASH
-
-
 _ERROR_TEXTS = {
     AttemptEndCause.DEADLINE: "it took longer than it may (abandon_after_seconds)",
     AttemptEndCause.HEARTBEAT: "its worker gave no sign of life (heartbeat_timeout_seconds)",
     AttemptEndCause.CRASH: "its worker ended while it ran",
+    AttemptEndCause.LOST: "its worker was lost with its host or its parent",
 }
 
 
-def _with_blame(rows: Sequence[Row]) -> list[_LostLease]:
-    blame_by_owner = {owner: blame_for(owner) for owner in {_owner_of(row) for row in rows}}
-    return [
-        _LostLease(Claim(*row[:3]), row[3], blame_by_owner[_owner_of(row)](row[0])) for row in rows
-    ]
+class _OwnerLook(NamedTuple):
+    """What was seen of an owner, and when."""
+
+    end: OwnerEnd
+    has_ended: bool
+    looked_at: float
+
+    def lease(self, row: Row) -> ReclaimedLease:
+        """A lease of this owner: seq, owner, term, execution, heartbeat_timeout."""
+        return ReclaimedLease(Claim(*row[:3]), row[3], row[4], *self)
 
 
 def _sweep_name(graph_id: GraphId) -> str:
@@ -355,4 +359,4 @@ def _sweep_name(graph_id: GraphId) -> str:
 
 
 def _owner_of(row: Row) -> LeaseOwner:
-    return LeaseOwner(row[1], row[4], row[5])
+    return lease_owner((row[1], *row[5:]))

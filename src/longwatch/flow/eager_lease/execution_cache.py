@@ -49,7 +49,9 @@ class ExecutionCache:
         if any(claim not in leased for claim in executions):  # released and claimed again
             return None
         valid = {
-            claim: ValidClaim(claim, *leased[claim], is_past_deadline=False, has_lapsed=False)
+            claim: ValidClaim(
+                claim, *leased[claim], is_past_deadline=False, is_heartbeat_missed=False
+            )
             for claim in executions
         }
         self._records.require_unchanged(tx, loaded, valid.values())

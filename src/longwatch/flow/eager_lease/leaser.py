@@ -14,7 +14,13 @@ from longwatch.core.clock import Clock
 from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
 from longwatch.engine.reservations import Reservation
 from longwatch.errors import StoreError
-from longwatch.flow.claimer import AttemptClaimer, ClaimedAttempt, QueueCache, may_have_more
+from longwatch.flow.claimer import (
+    AttemptClaimer,
+    ClaimedAttempt,
+    QueueCache,
+    may_have_more,
+    unselected_graphs,
+)
 from longwatch.flow.eager_lease.execution_cache import write_recalling
 from longwatch.flow.execution_state import (
     LEASED,
@@ -27,7 +33,7 @@ from longwatch.flow.records import OpenedAttempt, attempt_row, notify_workers
 from longwatch.flow.registry import GraphQueue
 from longwatch.flow.settler import AttemptSettler, SettledAttempts
 from longwatch.store.blame import Blame
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.database import Database, Row, Transaction
 
 if TYPE_CHECKING:
@@ -100,7 +106,7 @@ class EagerLease:
         return (
             self._inserted < self._room
             and not new_attempt.delay
-            and not new_attempt.crashes
+            and not new_attempt.is_suspect
             and new_attempt.spec.queue in self._queues
         )
 
@@ -146,6 +152,12 @@ class EagerLeaser:
         could take.
         """
         return self._queue_cache.is_known_empty and not any(queue.caps for queue in queues)
+
+    def may_lease(self, queues: Iterable[GraphQueue], selection: RowSelection) -> bool:
+        """Whether an engine of this selection may lease new attempts of these queues. One that runs
+        suspects claims them from the queues only.
+        """
+        return selection is not RowSelection.SUSPECTS and self.knows_empty(queues)
 
     def exchange(
         self, settlements: Sequence[Settlement], *, owner: int, limit: int
@@ -203,10 +215,17 @@ class EagerLeaser:
 class EagerWrite:
     """One change of an execution of this graph, for a worker that has reserved room."""
 
-    def __init__(self, leaser: EagerLeaser, reservation: Reservation, graph_id: GraphId) -> None:
+    def __init__(
+        self,
+        leaser: EagerLeaser,
+        reservation: Reservation,
+        graph_id: GraphId,
+        selection: RowSelection = RowSelection.ANY,
+    ) -> None:
         self.leaser = leaser
         self.reservation = reservation
         self.graph_id = graph_id
+        self.selection = selection
 
     def write(self, change: Change) -> ExecutionState:
         """Run and save a change in a transaction; lease its new attempts and deliver them."""
@@ -242,7 +261,9 @@ class EagerWrite:
             tx.after_commit(partial(self._deliver, lease, state, lease.claimed, requested_at))
         elif state.new_attempts:  # older rows may wait: claim from the head of the queues
             claimed = self._claim(tx, queues, claimed_at)
-            has_queued = may_have_more(claimed, reservation.limit)
+            has_queued = may_have_more(claimed, reservation.limit) or bool(
+                unselected_graphs([state], self.selection)
+            )
             tx.after_commit(partial(self._deliver, lease, state, claimed, requested_at))
         if has_queued:
             notify_workers(tx, [self.graph_id])
@@ -257,6 +278,7 @@ class EagerWrite:
             owner=self.reservation.owner,
             limit=self.reservation.limit,
             claimed_at=claimed_at,
+            selection=self.selection,
         )
 
     def _deliver(
@@ -298,12 +320,14 @@ class LocalWorkers:
         which closes the reservation.
         """
         for worker in self._workers:
+            selection = worker.engine.policy.selection
             if (
                 worker.pid == os.getpid()
+                and selection is not RowSelection.SUSPECTS
                 and graph_id in worker.leaser.claimer.registry.graphs
                 and (reservation := worker.engine.reserve(_MAX_RESERVED))
             ):
-                return EagerWrite(worker.leaser, reservation, graph_id)
+                return EagerWrite(worker.leaser, reservation, graph_id, selection)
         return None
 
 
@@ -318,8 +342,9 @@ def _claimed_attempt(
         queue=spec.queue,
         number=new_attempt.number,
         computed_with=new_attempt.computed_with,
-        failures=new_attempt.number - 1,
+        failures=new_attempt.failures,
         crashes=new_attempt.crashes,
+        lost=new_attempt.lost,
         abandon_after=spec.abandon_after,
         heartbeat_timeout=spec.heartbeat_timeout,
         inputs=_encode_inputs(state, new_attempt),
