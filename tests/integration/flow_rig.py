@@ -22,6 +22,7 @@ from longwatch.flow.claim_source import FlowClaimSource
 from longwatch.flow.invocation import arguments, encode_result
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.incarnation import Incarnation
+from longwatch.store.claims import RowSelection
 from longwatch.store.database import Database
 from longwatch.store.notify.local import LocalNotifier
 from longwatch.store.postgres.listener import PostgresListener
@@ -132,14 +133,32 @@ class ManualWorker:
 
     # --- workers ---
 
-    def register_owner(self, *, page: str | None = None, **changes: Any) -> int:
+    def register_owner(
+        self,
+        *,
+        page: str | None = None,
+        parent: str | None = None,
+        renew_seconds: float | None = None,
+        **changes: Any,
+    ) -> int:
         """A worker more; one of another pid is dead."""
-        return self.source.register_owner(replace(Incarnation.current(), **changes), page=page)
+        return self.source.register_owner(
+            replace(Incarnation.current(), **changes),
+            page=page,
+            parent=parent,
+            renew_seconds=renew_seconds,
+        )
 
-    def claim(self, want: int = 100, *, owner: int | None = None) -> list[ClaimedRow]:
+    def claim(
+        self,
+        want: int = 100,
+        *,
+        owner: int | None = None,
+        selection: RowSelection = RowSelection.ANY,
+    ) -> list[ClaimedRow]:
         """Claim what is ready."""
         return self.source.exchange(
-            [], owner=owner or self.owner, limit=want, lease_seconds=0.0
+            [], owner=owner or self.owner, limit=want, lease_seconds=0.0, selection=selection
         ).claimed
 
     def claim_one(self, *, owner: int | None = None) -> ClaimedRow:

@@ -86,7 +86,7 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
             assert 1 == run.runs["pages"]
             run.advance(1.0)
             assert 3 == execution.get("pages", wait=False)
-            assert ["heartbeat", "done"] == causes(execution)
+            assert ["lost", "done"] == causes(execution)
 
     @on_each_store
     def test_on_this_host_is_begun_by_another_at_once(self, kind: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class TestAFiveHourJobWhoseWorkerDiesInItsFirstMinute:
                 assert [None] == causes(execution)
                 rig.database.jump.lease = 241.0
                 assert 2 == execution.get("work", timeout=TIMEOUT)[0]
-            assert ["heartbeat", "done"] == causes(execution)
+            assert ["lost", "done"] == causes(execution)
 
 
 def wait_for_sweeps(flow: Flow, *, times: int) -> bool:

@@ -35,6 +35,8 @@ _COLUMNS = (
     "failures",
     "crashes",
     "lost",
+    "releases",
+    "max_attempts",
     "abandon_after",
     "heartbeat_timeout",
 )
@@ -51,6 +53,8 @@ class ClaimedAttempt(NamedTuple):
     failures: int
     crashes: int
     lost: int
+    releases: int
+    max_attempts: int
     abandon_after: float
     heartbeat_timeout: float | None
     inputs: str | None
@@ -164,6 +168,7 @@ class AttemptClaimer:
             is_exclusive=DEFAULT_BUDGET.is_suspect(crashes=item.crashes, lost=item.lost),
             lease_seconds=item.heartbeat_timeout,
             retry=retry,
+            failures_left=max(item.max_attempts - item.failures, 1),
         )
 
 

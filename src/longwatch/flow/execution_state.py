@@ -327,18 +327,11 @@ class ExecutionState:
         delay: float = 0.0,
     ) -> None:
         """It came to nothing: counted, and tried again after the delay, unless that has spent a
-        budget.
+        budget. The error of the last crash or loss begins with the reason.
         """
         error = None if error is None else sanitize(error, max_length=MAX_ERROR_LENGTH)
         if traceback is not None:
             traceback = sanitize(traceback, max_length=MAX_TRACEBACK_LENGTH)
-        self._end_attempt(
-            attempt,
-            AttemptState.ABANDONED if cause in ABANDONING_CAUSES else AttemptState.FAILED,
-            cause,
-            error,
-            traceback,
-        )
         record = self.node(attempt.node)
         if record.attempted_with != attempt.computed_with:
             record.reset_attempts(attempt.computed_with)
@@ -348,9 +341,17 @@ class ExecutionState:
             or record.failed_attempts >= attempt.spec.max_attempts
             or DEFAULT_BUDGET.is_spent(crashes=record.crashes, lost=record.lost)
         )
-        record.error = _error_text(record, error or str(cause))
+        if record.give_up_reason in {GiveUpReason.POISON, GiveUpReason.LOST}:
+            error = f"{record.give_up_reason}: {error or cause}"
+        record.error = error or str(cause)
         record.traceback = traceback or record.traceback
-        self.changed_nodes.add(attempt.node)
+        self._end_attempt(
+            attempt,
+            AttemptState.ABANDONED if cause in ABANDONING_CAUSES else AttemptState.FAILED,
+            cause,
+            error,
+            traceback,
+        )
         if not (record.failed or self.cancelled):
             self.open_attempt(attempt.node, attempt.computed_with, attempt.spec, delay=delay)
 
@@ -421,12 +422,6 @@ class ExecutionState:
         """One for everything that changes in this transaction."""
         self.revision = self._loaded_revision + 1
         return self.revision
-
-
-def _error_text(record: NodeRecord, error: str) -> str:
-    """The error of a node; it begins with the reason if a budget of crashes or losses is spent."""
-    reason = record.give_up_reason
-    return error if reason in {None, GiveUpReason.FAILED} else f"{reason}: {error}"
 
 
 def _is_same_value(old: str | None, new: str) -> bool:

@@ -345,6 +345,8 @@ def _claimed_attempt(
         failures=new_attempt.failures,
         crashes=new_attempt.crashes,
         lost=new_attempt.lost,
+        releases=0,
+        max_attempts=spec.max_attempts,
         abandon_after=spec.abandon_after,
         heartbeat_timeout=spec.heartbeat_timeout,
         inputs=_encode_inputs(state, new_attempt),
