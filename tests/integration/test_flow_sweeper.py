@@ -266,7 +266,7 @@ class TestRecord:
         assert ("stalled", None) == (stalled.sweep, stalled.error)
 
 
-def _broken(_: object) -> int:
+def _broken(*_: object, **__: object) -> int:
     raise ArithmeticError("broken")
 
 
@@ -346,6 +346,7 @@ def test_a_sweep_looks_at_what_is_leased_and_not_at_all_there_was(worker: Manual
         f"{words} {worker.source.records.sql['lapsed_leases']}",
         boot="",
         skip=worker.source.records.array_parameter([]),
+        skip_owners=worker.source.records.array_parameter([]),
         limit=200,
     )
     plan = "\n".join(str(row) for row in rows)

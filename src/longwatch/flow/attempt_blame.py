@@ -33,6 +33,7 @@ from longwatch.flow.execution_state import AttemptEndCause
 from longwatch.flow.records import ValidClaim
 from longwatch.store.blame import Blame, OwnerEnd
 from longwatch.store.claims import Claim
+from longwatch.store.database import Row
 
 _SILENT_SHARE = 0.5
 """Of `heartbeat_timeout_seconds`: a slot without a beat for so long is silent."""
@@ -42,29 +43,51 @@ _CAUSES = {
     Blame.FAILURE: AttemptEndCause.HEARTBEAT,
     Blame.RELEASE: None,
 }
+_CAUSES_OF_CODE = frozenset({AttemptEndCause.DEADLINE, AttemptEndCause.HEARTBEAT})
+"""Causes that no renewal would have prevented."""
+
+
+class OwnerLook(NamedTuple):
+    """What was seen of an owner. `has_ended`: for certain. `looked_at`: when its page was read, on
+    the clock of the page. `is_held`: its renewals may still arrive (`lapsed_owners`).
+    """
+
+    end: OwnerEnd
+    has_ended: bool
+    looked_at: float
+    is_held: bool = False
+
+    def lease(self, row: Row) -> ReclaimedLease:
+        """A lease of this owner: seq, owner, term, execution, heartbeat_timeout."""
+        return ReclaimedLease(Claim(*row[:3]), row[3], row[4], self)
 
 
 class ReclaimedLease(NamedTuple):
-    """A lease to be reclaimed. `has_owner_ended`: for certain; otherwise the lease must have
-    lapsed. `looked_at`: when its owner's page was read, on the clock of the page.
-    """
+    """A lease to be reclaimed."""
 
     claim: Claim
     execution: int
     heartbeat_timeout: float | None
-    owner_end: OwnerEnd
-    has_owner_ended: bool
-    looked_at: float
+    look: OwnerLook
+
+    def is_due(self, valid: ValidClaim) -> bool:
+        """Whether it is reclaimed now: its owner has ended, or it has lapsed. An owner that is held
+        keeps what it has not renewed, but for attempts that are too slow or silent.
+        """
+        if self.look.has_ended:
+            return True
+        return valid.has_lapsed and (
+            not self.look.is_held or self.end_cause(valid) in _CAUSES_OF_CODE
+        )
 
     def end_cause(self, valid: ValidClaim) -> AttemptEndCause | None:
         """The cause that its attempt ends with; None: it goes back to its queue unspent."""
-        end = self.owner_end
-        if end.is_alive:
+        if self.look.end.is_alive:
             return self._cause_if_alive(valid)
-        is_renewed = not (self.has_owner_ended or valid.is_heartbeat_missed)
+        is_renewed = not (self.look.has_ended or valid.is_heartbeat_missed)
         if is_renewed and valid.is_past_deadline and self._may_have_begun:
             return AttemptEndCause.DEADLINE
-        return _CAUSES[end.blame(self.claim.seq)]
+        return _CAUSES[self.look.end.blame(self.claim.seq)]
 
     def _cause_if_alive(self, valid: ValidClaim) -> AttemptEndCause | None:
         if not self._may_have_begun:
@@ -75,14 +98,16 @@ class ReclaimedLease(NamedTuple):
 
     @property
     def _may_have_begun(self) -> bool:
-        page = self.owner_end.page
+        page = self.look.end.page
         return page is None or self.claim.seq in page.running_rows
 
     @property
     def _is_silent(self) -> bool:
-        page = self.owner_end.page
+        page = self.look.end.page
         if page is None:
-            return not self.owner_end.has_page
+            return not self.look.end.has_page
         older_than = (self.heartbeat_timeout or 0.0) * _SILENT_SHARE
-        silent = page.silent_rows | page.stalled_rows(self.looked_at, older_than=older_than).keys()
+        silent = (
+            page.silent_rows | page.stalled_rows(self.look.looked_at, older_than=older_than).keys()
+        )
         return not page.draining and self.claim.seq in silent

@@ -81,12 +81,17 @@ SELECT seq, id, node FROM longwatch_computations AS c JOIN longwatch_executions 
 WHERE seq = ANY (:seqs::int8[])
 
 -- name: lapsed_leases
--- Leased attempts whose lease has ended or that are past their deadline, except those to skip: a read without a lock.
--- An attempt whose owner was deleted has an unreadable page.
-SELECT seq, leased.owner, term, execution, heartbeat_timeout, coalesce(incarnation, ''),
-    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent, coalesce(draining, 0), renew_seconds
+-- Leased attempts whose lease has ended or that are past their deadline, except those to skip, and those of owners to skip: a read
+-- without a lock.
+SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computations
+WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) AND owner <> ALL (:skip_owners::int8[]) LIMIT :limit
+
+-- name: lapsed_owners
+-- The owners of such attempts. One that was deleted has an unreadable page.
+SELECT DISTINCT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 0), renew_seconds
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) LIMIT :limit
+WHERE lease_state = 2 AND {lapsed}
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for: a read.

@@ -123,6 +123,11 @@ DELETE FROM longwatch_sweep_runs WHERE run <= (SELECT max(run) FROM longwatch_sw
 -- The newest runs.
 SELECT sweep, started_at, seconds, row_count, error FROM longwatch_sweep_runs ORDER BY run DESC LIMIT :limit
 
+-- name: renewing_owners
+-- The incarnations of the owners that renew and hold attempts.
+SELECT incarnation FROM longwatch_owners AS o WHERE table_name = 'longwatch_computations' AND renew_seconds IS NOT NULL
+    AND EXISTS (SELECT 1 FROM longwatch_computations AS c WHERE c.lease_state = 2 AND c.owner = o.owner)
+
 -- name: idle_executions
 -- A page of executions of a graph of which nothing waits or runs.
 SELECT execution FROM longwatch_executions AS e

@@ -33,12 +33,19 @@ WHERE seq IN (SELECT value FROM json_each(:seqs))
 
 -- name: lapsed_leases
 -- Leased attempts whose lease has ended, by the clock or because of another boot, or that are past their deadline,
--- except those to skip. An attempt whose owner was deleted has an unreadable page.
-SELECT seq, leased.owner, term, execution, heartbeat_timeout, coalesce(incarnation, ''),
-    CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent, coalesce(draining, 0), renew_seconds
+-- except those to skip, and those of owners to skip.
+SELECT seq, leased.owner, term, execution, heartbeat_timeout
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
-    AND seq NOT IN (SELECT value FROM json_each(:skip)) LIMIT :limit
+    AND seq NOT IN (SELECT value FROM json_each(:skip))
+    AND leased.owner NOT IN (SELECT value FROM json_each(:skip_owners)) LIMIT :limit
+
+-- name: lapsed_owners
+-- The owners of such attempts. One that was deleted has an unreadable page.
+SELECT DISTINCT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 0), renew_seconds
+FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
+WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for.

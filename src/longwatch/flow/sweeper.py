@@ -27,14 +27,15 @@ from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.jitter import random_fraction
 from longwatch.flow.attempt_blame import ReclaimedLease
 from longwatch.flow.execution_state import AttemptEndCause, ExecutionState, GraphId
+from longwatch.flow.lapsed_owners import LapsedOwners
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import Records, ValidClaim, notify_workers
 from longwatch.flow.registry import Registry
 from longwatch.host.incarnation import boot_id
-from longwatch.store.blame import Blame, OwnerEnd
-from longwatch.store.claims import Claim, Claims
-from longwatch.store.database import Database, Parameters, Row, Transaction
-from longwatch.store.sweep import ClaimSweeper, LeaseOwner, lease_owner, owner_end
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claims
+from longwatch.store.database import Database, Parameters, Transaction
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner
 
 SWEEP_INTERVAL = 10.0
 STALLED_INTERVAL = 60.0
@@ -77,19 +78,26 @@ class FlowSweeper:
         self._registry = registry
         self._clock = clock or SystemClock()
         self._sweep = ClaimSweeper(claims, is_shared=database.is_shared)
+        self._lapsed_owners = LapsedOwners(database, records, self._sweep, self._clock)
         self._not_before: dict[str, float] = {}
 
     def sweep_due(self) -> int:
         """Make the sweeps that are due; how many rows they have moved. One that fails does not
         keep the others.
         """
+        is_overdue = self._clock.monotonic() >= self._lapsed_owners.look_again_at
         return self._run_all(
-            [self.reclaim_from_dead_owners, *self._timed_sweeps(self.interval, STALLED_INTERVAL)]
+            [
+                self.reclaim_from_dead_owners,
+                *self._timed_sweeps(0.0 if is_overdue else self.interval, STALLED_INTERVAL),
+            ]
         )
 
     def sweep_all(self) -> int:
-        """Make every sweep, due or not."""
-        return self._run_all([self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0)])
+        """Make every sweep, due or not; no owner is held (`lapsed_owners`)."""
+        return self._run_all(
+            [self.reclaim_from_dead_owners, *self._timed_sweeps(0.0, 0.0, holds=False)]
+        )
 
     def runs(self, *, limit: int) -> list[SweepRun]:
         """The newest first."""
@@ -116,20 +124,24 @@ class FlowSweeper:
             return 0
         if not self._sweep.has_ended(owner.incarnation):
             return 0
-        look = self._look_at(owner)
+        look = self._lapsed_owners.look_at(owner)
         return self._reclaim([look.lease(row) for row in leased])
 
     # --- leases that have ended ---
 
-    def _reclaim_lapsed(self) -> int:
+    def _reclaim_lapsed(self, *, holds: bool = True) -> int:
         """All of them, a page at a time; a row that cannot be brought back is passed over, and
-        told of in the end.
+        told of in the end. What lapses meanwhile, of an owner that was not looked at, waits for
+        the next sweep.
         """
+        looks = self._lapsed_owners.look(holds=holds)
+        unseen = [each for each, look in looks.items() if look.is_held and not look.end.is_alive]
         found, seen, errors = 0, list[int](), []
-        while True:
+        while looks:
             parameters = {
                 "boot": boot_id(),
                 "skip": self._records.array_parameter(seen),
+                "skip_owners": self._records.array_parameter(unseen),
                 "limit": PAGE_SIZE,
             }
             rows = self._database.read(
@@ -138,7 +150,9 @@ class FlowSweeper:
                 )
             )
             try:
-                found += self._reclaim(self._lapsed(rows))
+                found += self._reclaim(
+                    [looks[row[1]].lease(row) for row in rows if row[1] in looks]
+                )
             except Exception as error:  # noqa: BLE001 - the next page has nothing to do with it
                 errors.append(error)
             if len(rows) < PAGE_SIZE:
@@ -147,20 +161,6 @@ class FlowSweeper:
         if errors:
             raise errors[0]
         return found
-
-    def _lapsed(self, rows: Sequence[Row]) -> list[ReclaimedLease]:
-        owner_by_row = [(row, _owner_of(row)) for row in rows]
-        looks = {owner: self._look_at(owner) for owner in {owner for _, owner in owner_by_row}}
-        return [looks[owner].lease(row) for row, owner in owner_by_row]
-
-    def _look_at(self, owner: LeaseOwner) -> _OwnerLook:
-        """What can be seen of an owner now; an unknown owner of a store of one machine is one of
-        an earlier boot.
-        """
-        has_ended = self._sweep.has_ended(owner.incarnation) or not (
-            owner.incarnation or self._database.is_shared
-        )
-        return _OwnerLook(owner_end(owner), has_ended, self._clock.monotonic())
 
     def _reclaim(self, lost: Sequence[ReclaimedLease]) -> int:
         """In one transaction; if that cannot be, one row at a time, so that a bad one keeps
@@ -178,7 +178,7 @@ class FlowSweeper:
             due = [
                 (each, found)
                 for each in lost
-                if (found := valid.get(each.claim)) and (found.has_lapsed or each.has_owner_ended)
+                if (found := valid.get(each.claim)) and each.is_due(found)
             ]
             self._records.cancel_orphans(tx, [found for _, found in due if found.execution in gone])
             ends = [
@@ -254,13 +254,13 @@ class FlowSweeper:
         return found
 
     def _timed_sweeps(
-        self, abandoned_interval: float, stalled_interval: float
+        self, abandoned_interval: float, stalled_interval: float, *, holds: bool = True
     ) -> Iterator[Callable[[], int]]:
         """Those over executions are made graph by graph: whoever makes one has to know the
         graph.
         """
         yield lambda: self._run_timed(
-            "abandoned", "abandoned", abandoned_interval, self._reclaim_lapsed
+            "abandoned", "abandoned", abandoned_interval, lambda: self._reclaim_lapsed(holds=holds)
         )
         for graph_id in self._registry.graphs:
             yield lambda graph_id=graph_id: self._run_timed(  # type: ignore[misc]
@@ -342,21 +342,5 @@ _ERROR_TEXTS = {
 }
 
 
-class _OwnerLook(NamedTuple):
-    """What was seen of an owner, and when."""
-
-    end: OwnerEnd
-    has_ended: bool
-    looked_at: float
-
-    def lease(self, row: Row) -> ReclaimedLease:
-        """A lease of this owner: seq, owner, term, execution, heartbeat_timeout."""
-        return ReclaimedLease(Claim(*row[:3]), row[3], row[4], *self)
-
-
 def _sweep_name(graph_id: GraphId) -> str:
     return f"stalled/{graph_id.graph}/{graph_id.version}"
-
-
-def _owner_of(row: Row) -> LeaseOwner:
-    return lease_owner((row[1], *row[5:]))

@@ -1,0 +1,92 @@
+"""Looks at the owners of attempts whose lease has lapsed, before anything is reclaimed from them.
+
+Two promises end at one time in the store. The engine of a worker promises to renew all its attempts
+(`heartbeat_deadline`), and the code of a node promises to end in time and to give signs of life on
+its slot. A step of the store's clock, or a suspended machine, breaks the first for healthy workers:
+every attempt lapses, though its code beats. So `store.lapse_guard` holds an owner for one renewal
+interval if it is certainly alive, or if most owners have lapsed at the same look.
+
+The guard is about renewals alone. What the code itself has broken does not wait for it: an attempt
+of a live owner that is past its deadline, or whose slot gives no beat, is abandoned at once
+(`attempt_blame`). An owner that cannot be seen shows nothing of its slots, so all its attempts
+wait.
+
+    state of an owner       its lapsed attempts
+    ended, seen from here   come back at once; they are no sign of a moved clock and not counted
+    held, alive             come back at once if their code was too slow or silent; others wait
+    held, not seen          wait
+    else                    come back at once
+
+Sweeps are made in turns, so the next look is often made by another worker, which counts its own
+interval. The worker that has held an owner therefore looks again by itself (`look_again_at`):
+attempts come back one renewal interval after the first look, however many workers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from longwatch.core.clock import Clock
+from longwatch.flow.attempt_blame import OwnerLook
+from longwatch.flow.records import Records
+from longwatch.host.incarnation import boot_id
+from longwatch.store.database import Database, Transaction
+from longwatch.store.lapse_guard import LapsedOwner, LapseGuard
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner, lease_owner, owner_end
+
+
+class LapsedOwners:
+    """The owners of lapsed attempts, as one worker sees them."""
+
+    def __init__(
+        self, database: Database, records: Records, sweep: ClaimSweeper, clock: Clock
+    ) -> None:
+        self.look_again_at = inf
+        """When the first of the held owners may be reclaimed from, on the clock of this process."""
+        self._database = database
+        self._records = records
+        self._sweep = sweep
+        self._clock = clock
+        self._guard = LapseGuard()
+
+    def look(self, *, holds: bool) -> dict[int, OwnerLook]:
+        """The owners with a lapsed attempt, by number. Reads pages and processes, so call it in no
+        transaction. Without `holds` the clock is trusted, and no owner is held.
+        """
+        owners, renewing = self._database.read(self._find)
+        looks = {owner.id: self.look_at(owner) for owner in owners}
+        if not holds:
+            return looks
+        now = self._clock.monotonic()
+        reclaimable = self._guard.reclaimable(
+            [_lapsed(owner, looks[owner.id]) for owner in owners if not looks[owner.id].has_ended],
+            renewing_holders=sum(not self._sweep.has_ended(each) for each in renewing),
+            now=now,
+        )
+        held = [o for o in owners if not (looks[o.id].has_ended or o.id in reclaimable)]
+        self.look_again_at = now + min((each.renew_seconds or 0.0 for each in held), default=inf)
+        return looks | {each.id: looks[each.id]._replace(is_held=True) for each in held}
+
+    def look_at(self, owner: LeaseOwner) -> OwnerLook:
+        """What can be seen of one owner. An unknown owner in a store of one machine is one of an
+        earlier boot.
+        """
+        has_ended = self._sweep.has_ended(owner.incarnation) or not (
+            owner.incarnation or self._database.is_shared
+        )
+        return OwnerLook(owner_end(owner), has_ended, self._clock.monotonic())
+
+    def _find(self, tx: Transaction) -> tuple[list[LeaseOwner], Iterable[str]]:
+        """Owners with a lapsed attempt, and the incarnations of all that renew and hold any."""
+        owners = [
+            lease_owner(row)
+            for row in tx.rows(self._records.sql["lapsed_owners"], {"boot": boot_id()})
+        ]
+        if all(owner.renew_seconds is None for owner in owners):
+            return owners, ()
+        return owners, [row[0] for row in tx.rows(self._records.sql["renewing_owners"])]
+
+
+def _lapsed(owner: LeaseOwner, look: OwnerLook) -> LapsedOwner:
+    return LapsedOwner(owner.id, owner.renew_seconds, is_alive=look.end.is_alive)
