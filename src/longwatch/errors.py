@@ -41,12 +41,18 @@ LongwatchError                      exit code 1    something went wrong
 │   └── ComputationFailedError                     the node's attempts are spent; it gets no value
 ├── CancelledError                                 the work was cancelled
 ├── PermanentError                                 raised by your code: this work never succeeds
+├── Release                                        raised by your code: give this message back
 └── SpawnError                                     a child could not be started
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+MAX_RELEASE_DELAY = 366 * 86_400.0
+"""Seconds for which a handler can give work back, at most."""
 
 
 class UnsafeSettingsWarning(UserWarning):
@@ -187,6 +193,30 @@ class PermanentError(LongwatchError):
     """Raise it, or a subclass, from your own code: this piece of work will never succeed, so it
     is not tried again.
     """
+
+
+class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises it to give work back
+    """Raise it from a handler to give its message back without blame; it is delivered again after
+    `delay` seconds, at least one second from the third time on.
+
+    `reason` is for the log. ValueError if the delay is no number of seconds from 0 up.
+    """
+
+    def __init__(self, *, delay: float = 0.0, reason: str = "") -> None:
+        given: Any = delay
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not is_number or not 0 <= delay <= MAX_RELEASE_DELAY:
+            raise ValueError(
+                f"delay must be a number of seconds from 0 to {MAX_RELEASE_DELAY:.0f}, not "
+                f"{delay!r}"
+            )
+        super().__init__(reason or f"released for {delay} s")
+        self.delay = float(delay)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with its keywords: a pool of processes may carry it."""
+        return partial(type(self), delay=self.delay, reason=self.reason), ()
 
 
 class SpawnError(LongwatchError):

@@ -51,14 +51,21 @@ class FakeRow:
     alone: bool = False
     deliveries: int = 0
     failures: int = 0
+    releases: int = 0
+    failures_left: int | None = None
     claim: Claim | None = None
     owner: int | None = None
     is_gone: bool = False
 
+    @property
+    def id(self) -> str:
+        return f"message-{self.seq}"
+
 
 @dataclass
 class FakeSource:
-    """Rows in memory. `faults` are called first in every call and may raise or block;
+    """Rows in memory. `given_up` are dead letters that the next exchange, or sweep, reports;
+    `faults` are called first in every call and may raise or block;
     `lost_replies` are raised at its end.
     """
 
@@ -70,6 +77,8 @@ class FakeSource:
     calls: list[str] = field(default_factory=list)
     due: float | None = None
     is_paused: bool = False
+    name: str = "orders"
+    given_up: dict[str, list[GivenUp]] = field(default_factory=dict)
     faults: dict[str, Callable[[], object]] = field(default_factory=dict)
     lost_replies: dict[str, BaseException] = field(default_factory=dict)
 
@@ -141,7 +150,9 @@ class FakeSource:
             settled = [self._settle(settlement) for settlement in settlements]
             self.wants.append(limit)
             return ExchangeResult(
-                settled, self._claim(owner, limit) if limit and not self.is_paused else []
+                settled,
+                self._claim(owner, limit) if limit and not self.is_paused else [],
+                given_up=self.given_up.pop("exchange", ()),
             )
 
     def renew(self, *, owner: int, lease_seconds: float, skip: Collection[Claim] = ()) -> int:
@@ -161,10 +172,12 @@ class FakeSource:
         return 0
 
     def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
-        return {}
+        return {seq: f"message-{seq}" for seq in seqs}
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         with self._called("sweep"):
+            for each in self.given_up.pop("sweep", ()):
+                on_given_up(each)
             return 0
 
     def locator(self) -> dict[str, str] | None:
@@ -200,6 +213,7 @@ class FakeSource:
         self.settlements.append(settlement)
         row.claim = None
         row.failures += settlement.outcome is RowOutcome.FAILED
+        row.releases += settlement.outcome is RowOutcome.RELEASED
         row.is_gone = (
             settlement.outcome in {RowOutcome.DONE, RowOutcome.DEAD} or settlement.delay > 0
         )
@@ -214,7 +228,9 @@ class FakeSource:
                 break
             row.deliveries += 1
             row.claim = Claim(row.seq, owner, row.deliveries)
-            leased.append(ClaimedRow(row.claim, row, is_exclusive=row.alone))
+            leased.append(
+                ClaimedRow(row.claim, row, is_exclusive=row.alone, failures_left=row.failures_left)
+            )
             if row.alone:
                 break
         return leased

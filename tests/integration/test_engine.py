@@ -220,7 +220,7 @@ def test_work_that_raises_is_tried_again_after_the_backoff_and_that_is_told() ->
         assert "ValueError: not today" == settlement.error
         assert 30.0 <= settlement.delay <= 50.0
         told = rig.observer.wait_for(WorkFailed)
-        assert (1, 1, settlement.delay) == (told.row, told.attempt, told.retry_in)
+        assert ("message-1", 1, settlement.delay) == (told.message_id, told.attempt, told.retry_in)
 
 
 def test_a_permanent_error_ends_the_row_at_once() -> None:
@@ -453,7 +453,11 @@ def test_a_settlement_whose_answer_was_lost_is_reported_as_unknown() -> None:
         rig.source.lost_replies.clear()
         rig.pass_time(5.0)
         refused = rig.observer.wait_for(SettlementRefused)
-        assert (1, "done", True) == (refused.row, refused.outcome, refused.may_have_settled)
+        assert ("message-1", "done", True) == (
+            refused.message_id,
+            refused.outcome,
+            refused.may_have_settled,
+        )
         assert [(1, DONE)] == rig.source.outcomes()
 
 
@@ -464,7 +468,7 @@ def test_a_settlement_of_a_row_that_is_not_ours_any_more_is_told_and_not_made_ag
         rig.source.reclaim(1)
         gate.open(1)
         refused = rig.observer.wait_for(SettlementRefused)
-        assert (1, False) == (refused.row, refused.may_have_settled)
+        assert ("message-1", False) == (refused.message_id, refused.may_have_settled)
         rig.wait_idle()
         assert 0 == rig.engine.held_count
 

@@ -128,7 +128,7 @@ def test_what_a_coroutine_raises_is_judged_like_any_other_and_the_loop_goes_on(
 
     with AsyncEngine(work, *fake_rows(1, 2, 3), slots=2) as scene:
         scene.source.wait_for_settlements((1, outcome), (2, DONE), (3, DONE))
-        assert 1 == scene.observer.wait_for(WorkFailed).row
+        assert "message-1" == scene.observer.wait_for(WorkFailed).message_id
 
 
 def test_a_cancellation_that_nobody_here_asked_for_is_a_failure() -> None:

@@ -238,7 +238,7 @@ def test_past_the_deadline_it_gives_up_says_so_and_nobody_is_blamed() -> None:
         rig.pass_time(29.5, parked=IDLE_THREADS + 1)
         rig.clock.advance(0.5, parked=IDLE_THREADS)
         assert stopping.wait() is False
-        assert (1,) == rig.observer.wait_for(DrainTimedOut).rows
+        assert ("message-1",) == rig.observer.wait_for(DrainTimedOut).message_ids
         assert (True, frozenset({1})) == (page_of(rig).draining, page_of(rig).running_rows)
         assert (False, False) == (rig.engine.started, rig.engine.stopped)
         with pytest.raises(ServiceStateError):

@@ -193,7 +193,7 @@ def test_work_that_the_engine_itself_cannot_begin_goes_back_for_a_while_and_nobo
         source.put(FakeRow(2))
         source.wait_for_settlements((1, DONE), (2, BACK))
         told = observer.wait_for(WorkFailed)
-    assert (1, 2) == (promises.closed, told.row)
+    assert (1, "message-2") == (promises.closed, told.message_id)
     assert (told.retry_in, True) == (source.settlements[-1].delay, source.settlements[-1].delay > 0)
     assert "ServiceStateError" in told.error
 

@@ -94,7 +94,7 @@ def test_a_lease_that_it_never_had_is_found_though_one_that_it_had_is_gone_so_th
         assert 7 == gate.next_started()
         assert [(7, BACK)] == rig.source.outcomes()
         rig.pass_time(LEASE)
-        assert (1,) == rig.observer.wait_for(LeaseLost).rows
+        assert ("message-1",) == rig.observer.wait_for(LeaseLost).message_ids
         gate.open(1, 7)
 
 
@@ -140,7 +140,7 @@ def test_at_the_end_of_trust_what_runs_is_cancelled_and_its_result_does_not_coun
         rig.pass_time(0.1)
         assert (True, True) == (gate.contexts[1].lease_lost, gate.contexts[1].cancelled)
         lost = rig.observer.wait_for(LeaseLost)
-        assert ((1,), "untrusted") == (lost.rows, lost.reason)
+        assert (("message-1",), "untrusted") == (lost.message_ids, lost.reason)
         gate.open(1)
         rig.source.wait_for_settlements((1, BACK))
 
@@ -263,7 +263,7 @@ def test_a_row_that_the_store_gave_away_is_lost_and_the_others_are_not() -> None
         rig.source.reclaim(2)
         rig.pass_time(LEASE)
         lost = rig.observer.wait_for(LeaseLost)
-        assert ((2,), "taken") == (lost.rows, lost.reason)
+        assert (("message-2",), "taken") == (lost.message_ids, lost.reason)
         assert (False, True) == (gate.contexts[1].lease_lost, gate.contexts[2].lease_lost)
         gate.open(1, 2)
         rig.source.wait_for_settlements((1, DONE))
@@ -345,7 +345,7 @@ def test_a_row_that_gives_no_beat_is_not_kept_and_the_others_are() -> None:
             rig.pass_time(5.0)
             gate.contexts[1].beat()
         lost = rig.observer.wait_for(LeaseLost)
-        assert ((2,), "stale") == (lost.rows, lost.reason)
+        assert (("message-2",), "stale") == (lost.message_ids, lost.reason)
         assert (False, True) == (gate.contexts[1].lease_lost, gate.contexts[2].lease_lost)
         reading = read_page(rig.source.pages[0])
         assert reading is not None

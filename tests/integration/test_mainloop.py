@@ -296,7 +296,7 @@ def test_after_its_last_failure_it_is_a_dead_letter() -> None:
             loop.fail("bad", ValueError("broken"))
         wait_until(lambda: len(mailbox.dead_letters) == 1)
     [dead] = mailbox.dead_letters
-    assert ("failed", 3, "ValueError: broken") == (dead.reason, dead.failures, dead.error)
+    assert ("failed", 3, "ValueError: broken") == (dead.reason, dead.deliveries, dead.error)
 
 
 def test_a_permanent_error_is_the_end_of_the_message_at_once(mailbox: Mailbox[Any]) -> None:

@@ -8,13 +8,19 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from engine_rig import TIMEOUT
-from longwatch.core.events.engine import RowsSettled, SettlementRefused, WorkFailed
+from longwatch.core.events.engine import (
+    MessageDeadLettered,
+    RowsSettled,
+    SettlementRefused,
+    WorkFailed,
+)
 from longwatch.core.events.runtime import ReplyFailed
-from longwatch.errors import CancelledError, PermanentError
+from longwatch.errors import CancelledError, MailboxError, PermanentError
 from longwatch.mailbox import Mailbox, MailboxLimits, open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.runtime import MainLoopContext, MainLoopRequest, MainLoopResult
@@ -213,7 +219,7 @@ def test_neither_does_it_send_what_went_wrong(sql: MailboxOpener, error: Excepti
     assert (0, 0) == (responses.approximate_count(), len(jobs.dead_letters))
 
 
-def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unharmed(
+def test_a_reply_that_cannot_be_sent_is_a_failure_of_its_message_which_is_tried_again(
     sql: MailboxOpener,
 ) -> None:
     jobs, responses = sql("jobs"), sql("responses", RESULT, limits=MailboxLimits(max_size=1))
@@ -225,7 +231,7 @@ def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unhar
         loop.open("x")
         assert "MailboxFullError" in loop.observer.wait_for(ReplyFailed).error
         second = loop.next_started().context
-        assert (2, 0) == (second.attempt, second._row_context.claimed.failures)
+        assert (2, 1) == (second.attempt, second._row_context.claimed.failures)
         assert ["another"] == [result.request_id for result in receive_results(responses, 1)]
         loop.open("x")
         assert [(2, "x")] == [
@@ -238,18 +244,70 @@ def test_an_answer_that_cannot_be_sent_leaves_its_message_which_comes_back_unhar
     )
 
 
-def test_in_memory_too_an_answer_that_cannot_be_sent_leaves_its_message(
-    memory: MailboxOpener,
+def test_a_reply_that_is_never_sent_ends_with_one_dead_letter_after_the_last_failure(
+    opener: MailboxOpener,
 ) -> None:
-    jobs, responses = memory("jobs"), memory("responses", RESULT, limits=MailboxLimits(max_size=1))
+    """The work of an unanswered message runs as often as it may fail, and not without end."""
+    jobs = opener("jobs", limits=MailboxLimits(max_failures=3))
+    responses = opener("responses", RESULT, limits=MailboxLimits(max_size=1))
+    loop = GatedLoop(requests=jobs, responses=responses)
+    responses.send(MainLoopResult("another"))
+    message_id = jobs.send("x")
+    with running_loop(loop):
+        for attempt in (1, 2, 3):
+            assert attempt == loop.next_started().context.attempt
+            loop.open("x")
+        dead_lettered = loop.observer.wait_for(MessageDeadLettered)
+        failed = loop.observer.of(ReplyFailed)
+    assert loop.started.empty()
+    assert ("jobs", message_id, "unanswered") == (
+        dead_lettered.mailbox,
+        dead_lettered.message_id,
+        dead_lettered.reason,
+    )
+    assert [(message_id, True), (message_id, True), (message_id, False)] == [
+        (each.message_id, each.retry_in is not None) for each in failed
+    ]
+    [dead] = jobs.dead_letters
+    assert ("unanswered", 3) == (dead.reason, dead.deliveries)
+    assert (dead.error or "").startswith("the reply could not be sent: MailboxFullError: ")
+
+
+@pytest.mark.parametrize("error", [MailboxError("no"), RuntimeError("no"), OSError(5, "no")])
+def test_whatever_a_reply_mailbox_raises_the_message_runs_no_more_often_than_it_may_fail(
+    memory: MailboxOpener, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mailbox of another kind may raise anything."""
+    jobs, responses = memory("jobs"), memory("responses", RESULT)
+    monkeypatch.setattr(responses, "send", Mock(side_effect=error))
+    loop = GatedLoop(requests=jobs, responses=responses)
+    jobs.send("x")
+    loop.open_all()
+    with running_loop(loop):
+        wait_until(lambda: len(jobs.dead_letters) == 1)
+    assert 5 == loop.started.qsize()
+    assert ["unanswered"] == [dead.reason for dead in jobs.dead_letters]
+
+
+def test_a_final_failure_whose_error_reply_cannot_be_sent_is_dead_lettered_all_the_same(
+    opener: MailboxOpener,
+) -> None:
+    """The reason stays that of the failure: the work did not succeed."""
+    jobs = opener("jobs", limits=MailboxLimits(max_failures=2))
+    responses = opener("responses", RESULT, limits=MailboxLimits(max_size=1))
     loop = GatedLoop(requests=jobs, responses=responses)
     responses.send(MainLoopResult("another"))
     jobs.send("x")
     with running_loop(loop):
-        loop.next_started()
-        loop.open("x")
-        loop.observer.wait_for(ReplyFailed)
-        assert 2 == loop.next_started().context.attempt
+        for _ in range(2):
+            loop.next_started()
+            loop.fail("x", ValueError("broken"))
+        assert "failed" == loop.observer.wait_for(MessageDeadLettered).reason
+        [failed] = loop.observer.of(ReplyFailed)
+    assert (None, True) == (failed.retry_in, loop.started.empty())
+    assert [("failed", "ValueError: broken")] == [
+        (dead.reason, dead.error) for dead in jobs.dead_letters
+    ]
 
 
 def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_path: Path) -> None:
@@ -329,7 +387,9 @@ def test_a_failure_is_told_to_the_sender_only_when_it_was_the_last(opener: Mailb
         answers.approximate_count(),
         [dead.reason for dead in jobs.dead_letters],
     )
-    assert (3, 3) == (counted(loop.observer, "failed"), len(loop.observer.of(WorkFailed)))
+    assert (2, 1) == (counted(loop.observer, "failed"), counted(loop.observer, "dead_lettered"))
+    retries = [event.retry_in is not None for event in loop.observer.of(WorkFailed)]
+    assert [True, True, False] == retries, "the last failure announces no retry"
 
 
 def test_a_failure_that_is_followed_by_a_success_is_told_to_nobody(memory: MailboxOpener) -> None:

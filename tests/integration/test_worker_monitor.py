@@ -35,6 +35,7 @@ from longwatch.errors import StoreUnreachableError
 from longwatch.host.beatpage import BeatPage
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.mailbox import open_mailbox
+from longwatch.mailbox.sql import SqlBackend
 from longwatch.store.claims import Claim
 from longwatch.supervisor.plan import ProgramKind
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramStart, ProgramStop
@@ -215,8 +216,9 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorRig]:
 
 
 @pytest.fixture
-def real_rig() -> Iterator[MonitorRig]:
-    """One that opens the stores that it is told of."""
+def real_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorRig]:
+    """One that opens the stores that it is told of. Messages are named by their rows."""
+    monkeypatch.setattr(SqlBackend, "row_ids", FakeSource.row_ids)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         made = MonitorRig(Path(folder))
         made.monitor.start()
@@ -446,7 +448,7 @@ def test_one_that_gives_no_beat_for_the_threshold_is_stopped_with_its_stacks_sav
         assert is_not_renewed(rig, source), "its leases are left to whoever comes next"
         assert 1 == len(rig.stalled), "once is enough"
     assert ("jobs-1", worker.pid, THRESHOLD) == (stalled.program, stalled.pid, stalled.threshold)
-    assert (11,) == stalled.rows
+    assert ("message-11",) == stalled.message_ids
     saved = Path(stalled.stacks).read_text()
     assert f"jobs-1 (pid {worker.pid}) gave no beat for 3" in saved
     assert "in the_work" in saved
@@ -478,7 +480,7 @@ def test_a_loop_that_does_not_turn_is_a_stall_and_no_row_is_to_blame(rig: Monito
         rig.advance(THRESHOLD / 2)
         worker.page.beat(0, rig.clock.monotonic())
         rig.advance(THRESHOLD / 2 + 2.0)
-        assert () == rig.observer.wait_for(WorkerStalled).rows
+        assert () == rig.observer.wait_for(WorkerStalled).message_ids
         assert eventually(lambda: rig.stalled != [])
 
 
@@ -601,7 +603,7 @@ def test_of_one_that_stalls_only_the_silent_work_is_to_blame(
         for slot in (0, 2):
             worker.page.beat(slot, real_rig.clock.monotonic())
         real_rig.advance(3.0)
-        assert (rows[1],) == real_rig.observer.wait_for(WorkerStalled).rows
+        assert (f"message-{rows[1]}",) == real_rig.observer.wait_for(WorkerStalled).message_ids
         assert eventually(lambda: real_rig.stalled == [(worker.pid, "T")])
         worker.kill()
         real_rig.emit_ended(worker.pid)
@@ -732,7 +734,7 @@ def test_one_that_stalls_while_it_stops_is_left_the_time_it_has(real_rig: Monito
         real_rig.advance(THRESHOLD - 1.0)
         worker.page.beat(0, real_rig.clock.monotonic())
         real_rig.advance(3.0)
-        assert (rows[1],) == real_rig.observer.wait_for(WorkerStalled).rows
+        assert (f"message-{rows[1]}",) == real_rig.observer.wait_for(WorkerStalled).message_ids
         assert [] == real_rig.stalled
         worker.kill()
         real_rig.emit_ended(worker.pid)

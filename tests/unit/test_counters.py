@@ -14,6 +14,7 @@ from longwatch.core.events.engine import (
     ClaimSourceRecovered,
     LeaseLost,
     LeasesRenewed,
+    MessageDeadLettered,
     RowsClaimed,
     RowsSettled,
 )
@@ -75,16 +76,32 @@ RULES: list[tuple[Event, dict[str, float]]] = [
         {"mailbox_acked{mail}": 1, "mailbox_nacked{mail}": 2, "mailbox_stale_settlements{mail}": 1},
     ),
     (LeasesRenewed(engine="mail", rows=9), {"leases_renewed{mail}": 9}),
-    (LeaseLost(engine="mail", rows=(1, 2), reason="stale"), {"leases_lost{mail,stale}": 2}),
+    (
+        LeaseLost(engine="mail", message_ids=("1", "2"), reason="stale"),
+        {"leases_lost{mail,stale}": 2},
+    ),
     (
         ClaimSourceFailed(engine="mail", call="renew", error="no", failures=1),
         {"claim_source_failures{mail}": 1},
     ),
-    (ReplyFailed(loop="mail", request_id="1", error="no"), {"replies_failed{mail}": 1}),
+    (
+        LeaseLost(engine="mail", computations=("7/page",), reason="taken"),
+        {"leases_lost{mail,taken}": 1},
+    ),
+    (
+        MessageDeadLettered(mailbox="orders", message_id="1", reason="poison"),
+        {"messages_dead_lettered{orders,poison}": 1},
+    ),
+    (
+        ReplyFailed(loop="mail", request_id="1", message_id="2", error="no", retry_in=1.0),
+        {"replies_failed{mail}": 1},
+    ),
     (LoopCrashed(loop="mail", error="no"), {"loop_crashes{mail}": 1}),
     (LoopStalled(loop="mail", elapsed=2.0, threshold=1.0, stacks=""), {"watchdog_stalls{mail}": 1}),
     (
-        WorkerStalled(program="web-1", pid=7, rows=(1,), elapsed=2.0, threshold=1.0, stacks=""),
+        WorkerStalled(
+            program="web-1", pid=7, message_ids=("1",), elapsed=2.0, threshold=1.0, stacks=""
+        ),
         {"worker_stalls{web-1}": 1},
     ),
     (

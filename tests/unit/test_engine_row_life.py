@@ -92,9 +92,9 @@ def ending(end: RowResult | BaseException, **marks: Any) -> Code:
         (ending(DONE, forced_settlement=FORCED, lease_lost=True), FORCED),
         (
             ending(DONE, forced_settlement=FORCED, settled=True),
-            AlreadySettled(RowOutcome.FAILED),
+            AlreadySettled.by(FORCED),
         ),
-        (ending(ValueError("no"), settled=True), AlreadySettled(RowOutcome.FAILED)),
+        (ending(ValueError("no"), settled=True), None),
     ],
 )
 def test_a_forced_settlement_counts_first_then_a_lost_lease_then_the_code(

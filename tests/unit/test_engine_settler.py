@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from longwatch.core.events.base import Events
@@ -31,12 +33,16 @@ def claim(seq: int) -> Claim:
     return Claim(seq, 1, 1)
 
 
+class FakeItem(NamedTuple):
+    id: str
+
+
 def done(seq: int) -> Settlement:
     return Settlement(claim(seq), RowOutcome.DONE)
 
 
 def finished(seq: int, result: RowResult) -> FinishedRow:
-    return FinishedRow(ClaimedRow(claim(seq), None), result, 0.5)
+    return FinishedRow(ClaimedRow(claim(seq), FakeItem(str(seq))), result, 0.5)
 
 
 def add_done(settler: Settler, *numbers: int) -> None:
@@ -111,8 +117,8 @@ def test_a_refused_settlement_may_have_counted_only_if_it_was_tried_before(
         settler.exchange_done(batch, [False] * len(batch))
     add_done(settler, 1)
     settler.exchange_done(settler.next_batch(), [False])
-    assert [(1, True), (2, False), (1, False)] == [
-        (event.row, event.may_have_settled) for event in observer.of(SettlementRefused)
+    assert [("1", True), ("2", False), ("1", False)] == [
+        (event.message_id, event.may_have_settled) for event in observer.of(SettlementRefused)
     ]
 
 

@@ -7,12 +7,14 @@ nothing else about them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum, auto
 from typing import Any, NamedTuple, Protocol
 
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Wakeup
+from longwatch.core.events.base import Events
+from longwatch.core.events.engine import MessageDeadLettered
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.claims import Claim, RowSelection
 
@@ -25,7 +27,7 @@ class ClaimedRow(NamedTuple):
     run's included; None if the source decides that by itself. `lease_seconds`: how long its lease
     lasts, if longer than the engine's. `retry`: how its tries are spaced, if not as the engine's.
     If the item has `deliveries` and `failures`, the engine counts attempts and spaces the retries
-    by them.
+    by them. Events name the row by the item's `id`, and by its `node` if it has one.
     """
 
     claim: Claim
@@ -44,6 +46,31 @@ class ClaimedRow(NamedTuple):
     def failures(self) -> int:
         """How often its work has raised before."""
         return int(getattr(self.item, "failures", 0))
+
+    @property
+    def releases(self) -> int:
+        """How often it was given back without blame before."""
+        return int(getattr(self.item, "releases", 0))
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message; empty if the row is no message."""
+        return "" if hasattr(self.item, "node") else str(getattr(self.item, "id", ""))
+
+    @property
+    def computation(self) -> str:
+        """EXECUTION/NODE; empty if the row is no computation."""
+        return f"{self.item.id}/{self.item.node}" if hasattr(self.item, "node") else ""
+
+
+def message_ids(rows: Iterable[ClaimedRow]) -> tuple[str, ...]:
+    """The ids of those that are messages."""
+    return tuple(filter(None, (row.message_id for row in rows)))
+
+
+def computations(rows: Iterable[ClaimedRow]) -> tuple[str, ...]:
+    """The names of those that are computations."""
+    return tuple(filter(None, (row.computation for row in rows)))
 
 
 class RowOutcome(StrEnum):
@@ -83,6 +110,16 @@ class GivenUp(NamedTuple):
 
 def ignore_given_up(_: GivenUp) -> None:
     """For sweeps whose caller does not report dead letters."""
+
+
+def emit_given_up(events: Events) -> Callable[[GivenUp], None]:
+    """For sweeps whose caller reports dead letters: emits one event for each."""
+
+    def emit(given_up: GivenUp) -> None:
+        message_id, mailbox, reason = given_up
+        events.emit(MessageDeadLettered(mailbox=mailbox, message_id=message_id, reason=reason))
+
+    return emit
 
 
 class ExchangeResult(NamedTuple):

@@ -88,9 +88,17 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
 
 
 class AlreadySettled(NamedTuple):
-    """The row is settled already, in this way: it only has to be counted."""
+    """The row is settled already, in this way: it only has to be counted, and a dead letter
+    reported with its reason.
+    """
 
     outcome: RowOutcome
+    reason: str = ""
+    error: str | None = None
+
+    @classmethod
+    def by(cls, settlement: Settlement) -> AlreadySettled:
+        return cls(settlement.outcome, settlement.reason, settlement.error)
 
 
 RowResult = Settlement | AlreadySettled | None

@@ -9,7 +9,7 @@ from pathlib import Path
 from longwatch.core.clock import Wakeup
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import DrainTimedOut
-from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.claim_source import ClaimSource, computations, emit_given_up, message_ids
 from longwatch.engine.drain import DrainAction, DrainMachine, DrainState, DrainTransition
 from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.exclusive import ExclusiveLock
@@ -53,7 +53,7 @@ class EngineRun:
             engine_context,
             hand_in=lambda finished: self.exchange_loop.hand_in(finished),  # noqa: PLW0108 - it is made below
         )
-        self.settler = Settler(engine_context)
+        self.settler = Settler(engine_context, mailbox=getattr(source, "name", ""))
         self.fetcher = Fetcher(
             source,
             self._lease_trust,
@@ -127,9 +127,13 @@ class EngineRun:
         """
         self.apply(DrainTransition.STOP)
         if not self._wait_finished(deadline):
-            rows = tuple(context.claimed.claim.seq for context in self.slot_pool.running())
+            rows = [context.claimed for context in self.slot_pool.running()]
             self._engine_context.events.emit(
-                DrainTimedOut(engine=self._engine_context.name, rows=rows)
+                DrainTimedOut(
+                    engine=self._engine_context.name,
+                    message_ids=message_ids(rows),
+                    computations=computations(rows),
+                )
             )
             return False
         return self._stop_threads(deadline)
@@ -162,7 +166,8 @@ class EngineRun:
         renews them as soon as the store answers; others sweep meanwhile.
         """
         if self._lease_trust.may_act(holds_rows=self.exchange_loop.held_count() > 0):
-            self._sweep_call.run(self._source.sweep)
+            on_given_up = emit_given_up(self._engine_context.events)
+            self._sweep_call.run(lambda: self._source.sweep(on_given_up))
 
     # --- ending ---
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from longwatch.core.backoff import BackoffPolicy, random_spread
 from longwatch.core.error_text import describe_error
+from longwatch.core.masking import mask_text
+from longwatch.core.traceback_text import describe_traceback
 from longwatch.engine.claim_source import RowOutcome, Settlement
 from longwatch.engine.context import RowContext
-from longwatch.errors import PermanentError
+from longwatch.errors import PermanentError, Release
+
+_FREE_RELEASES = 2
+"""Releases of a row that may come without a delay: from the next one on it waits."""
+_MIN_RELEASE_DELAY = 1.0
 
 
 class NotStartedError(Exception):
@@ -16,23 +22,49 @@ class NotStartedError(Exception):
 def settlement_for(context: RowContext, error: BaseException, retry: BackoffPolicy) -> Settlement:
     """Decide how a row whose code raised is settled, first rule first.
 
-    A PermanentError dead-letters the row. An error after a cancel releases it. Work that could not
-    start here is released with a delay, or this worker would claim it again at once. Any other
-    error is a failure, retried after the backoff of the row or of the engine.
+    A PermanentError dead-letters the row. A Release gives it back with the delay that it names. An
+    error after a cancel releases it. Work that could not start here is released with a delay, or
+    this worker would claim it again at once. Any other error is a failure.
     """
-    claim, text = context.claimed.claim, describe_error(error)
-    retry = context.claimed.retry or retry
+    claim = context.claimed.claim
+    if isinstance(error, Release):
+        return Settlement(claim, RowOutcome.RELEASED, delay=_release_delay(context, error))
+    text, where = mask_text(describe_error(error)), describe_traceback(error)
     if isinstance(error, PermanentError):
-        return Settlement(claim, RowOutcome.DEAD, reason="permanent", error=text)
+        return Settlement(claim, RowOutcome.DEAD, reason="permanent", error=text, traceback=where)
     if context.cancelled:
         return Settlement(claim, RowOutcome.RELEASED, error=text)
     if isinstance(error, NotStartedError):
+        delay = (context.claimed.retry or retry).delay(1, spread=random_spread())
+        return Settlement(claim, RowOutcome.RELEASED, delay=delay, error=text)
+    return failure_settlement(context, retry, reason="failed", error=text, traceback=where)
+
+
+def failure_settlement(
+    context: RowContext,
+    retry: BackoffPolicy,
+    *,
+    reason: str,
+    error: str,
+    traceback: str | None = None,
+) -> Settlement:
+    """One failure more: retried after the backoff of the row or of the engine. If it was the last
+    that the row may have, the row is dead, for this reason.
+    """
+    claimed = context.claimed
+    if claimed.failures_left is not None and claimed.failures_left <= 1:
         return Settlement(
-            claim, RowOutcome.RELEASED, delay=retry.delay(1, spread=random_spread()), error=text
+            claimed.claim, RowOutcome.DEAD, reason=reason, error=error, traceback=traceback
         )
+    delay = (claimed.retry or retry).delay(claimed.failures + 1, spread=random_spread())
     return Settlement(
-        claim,
-        RowOutcome.FAILED,
-        delay=retry.delay(context.claimed.failures + 1, spread=random_spread()),
-        error=text,
+        claimed.claim, RowOutcome.FAILED, delay=delay, error=error, traceback=traceback
     )
+
+
+def _release_delay(context: RowContext, release: Release) -> float:
+    """The delay that the handler asked for. A row that is given back again and again has a minimum:
+    it must not keep its workers busy with nothing.
+    """
+    is_repeated = context.claimed.releases >= _FREE_RELEASES
+    return max(release.delay, _MIN_RELEASE_DELAY) if is_repeated else release.delay

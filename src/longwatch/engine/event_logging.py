@@ -5,9 +5,8 @@ process's business.
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
 
-from longwatch.core.events.base import Event, Events, Level
+from longwatch.core.events.base import Event, Events, Level, event_fields
 
 _LEVELS = {
     Level.DEBUG: logging.DEBUG,
@@ -25,10 +24,25 @@ def logged_events() -> Events:
 
 
 def log_event(event: Event) -> None:
-    """One line: the event's name and its facts, which are on the record as `longwatch_event`
-    too.
+    """One line: the event's name and its fields. The event is on the record as `longwatch_event`.
+    Formatters print its traceback below, as that of any exception.
     """
     level = _LEVELS[event.level]
-    if _LOGGER.isEnabledFor(level):
-        facts = " ".join(f"{field.name}={getattr(event, field.name)!r}" for field in fields(event))
-        _LOGGER.log(level, "%s %s", event.name, facts, extra={"longwatch_event": event})
+    if not _LOGGER.isEnabledFor(level):
+        return
+    values = event_fields(event)
+    traceback = values.pop("traceback", None)
+    message = f"{event.name} " + " ".join(f"{name}={value!r}" for name, value in values.items())
+    record = _LOGGER.makeRecord(
+        _LOGGER.name,
+        level,
+        __file__,
+        0,
+        "%s",
+        (message,),
+        None,
+        log_event.__name__,
+        {"longwatch_event": event},
+    )
+    record.exc_text = traceback
+    _LOGGER.handle(record)

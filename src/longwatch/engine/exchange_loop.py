@@ -238,7 +238,7 @@ class ExchangeLoop:
             if limit:  # rows may have been claimed all the same
                 self._audit.request()
             return
-        self._settler.exchange_done(batch, result.settled)
+        self._settler.exchange_done(batch, result.settled, result.given_up)
         self._fetcher.exchange_done(limit, result)
         self._fetcher.dispatch(result.claimed, requested_at, start)
         self._settler.stats.record_exchange(batch, result, held=len(self._fetcher.held))

@@ -7,7 +7,7 @@ a worker that reclaimed a row. An audit is requested after every failed exchange
 from __future__ import annotations
 
 from longwatch.core.events.engine import LeaseLost
-from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.claim_source import ClaimSource, computations, message_ids
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
 from longwatch.engine.reservations import Reservations
@@ -86,10 +86,12 @@ class LeaseAudit:
             self._slot_pool.release_waiting()
         if lost:
             reason, self._is_revoked = "revoked" if self._is_revoked else "taken", False
+            rows = [each.claimed for each in lost]
             self._events.emit(
                 LeaseLost(
                     engine=self._name,
-                    rows=tuple(each.claimed.claim.seq for each in lost),
+                    message_ids=message_ids(rows),
+                    computations=computations(rows),
                     reason=reason,
                 )
             )

@@ -31,7 +31,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.engine import LeaseLost, LeasesRenewed
 from longwatch.core.jitter import random_fraction
 from longwatch.core.lease import RenewalSchedule
-from longwatch.engine.claim_source import ClaimSource
+from longwatch.engine.claim_source import ClaimedRow, ClaimSource, computations, message_ids
 from longwatch.engine.context import RowContext
 from longwatch.engine.exchange_loop import ExchangeLoop
 from longwatch.engine.lease_trust import LeaseTrust
@@ -241,7 +241,7 @@ class LeaseRenewer:
         for context in lost:
             self._slot_pool.lose_lease(context, is_blameless=True)
         if lost:
-            self._emit_lost(tuple(context.claimed.claim.seq for context in lost), "untrusted")
+            self._emit_lost([context.claimed for context in lost], "untrusted")
 
     def _trusted_contexts(self) -> list[RowContext]:
         return [
@@ -277,9 +277,16 @@ class LeaseRenewer:
         for context in self._slot_pool.running():
             if context.claimed.claim in ended and not context.lease_lost:
                 self._slot_pool.lose_lease(context, is_blameless=False)
-                self._emit_lost((context.claimed.claim.seq,), "stale")
+                self._emit_lost([context.claimed], "stale")
         for claim in ended:
             self._unrenewed[claim] = inf
 
-    def _emit_lost(self, rows: tuple[int, ...], reason: str) -> None:
-        self._events.emit(LeaseLost(engine=self._name, rows=rows, reason=reason))
+    def _emit_lost(self, rows: list[ClaimedRow], reason: str) -> None:
+        self._events.emit(
+            LeaseLost(
+                engine=self._name,
+                message_ids=message_ids(rows),
+                computations=computations(rows),
+                reason=reason,
+            )
+        )

@@ -29,13 +29,15 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from longwatch.core.deadline import Deadline
-from longwatch.core.events.engine import WorkFailed
+from longwatch.core.error_text import error_text
+from longwatch.core.events.engine import WorkFailed, WorkReleased
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext, SlotActivity
 from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, PendingResult, RowResult
 from longwatch.engine.error_policy import settlement_for
 from longwatch.engine.lease_trust import LeaseTrust
 from longwatch.engine.policy import EngineContext
+from longwatch.errors import Release
 from longwatch.host.beatpage import BeatPage
 
 
@@ -123,7 +125,7 @@ class Slot:
         duration = self._end(context)
         forced = context.forced_settlement
         if forced is not None:  # decided while the code ran
-            result = AlreadySettled(forced.outcome) if context.settled else forced
+            result = AlreadySettled.by(forced) if context.settled else forced
         elif context.lease_lost and type(result) is Settlement:  # another worker may own the row
             result = Settlement(result.claim, RowOutcome.RELEASED)
         return FinishedRow(claimed, result, duration)
@@ -154,22 +156,41 @@ class Slot:
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, exits too; it is a failure of this row
             return self._settle_error(context, error)
 
-    def _settle_error(
-        self, context: RowContext, error: BaseException
-    ) -> Settlement | AlreadySettled:
-        """Decide how a row whose code raised is settled, and emit its failure."""
+    def _settle_error(self, context: RowContext, error: BaseException) -> Settlement | None:
+        """Decide how a row whose code raised is settled, and emit its failure; None if the code has
+        settled it before.
+        """
         settlement = settlement_for(context, error, self._retry)
-        if settlement.outcome is not RowOutcome.RELEASED or settlement.delay:
-            self._events.emit(
-                WorkFailed(
-                    engine=self._engine,
-                    row=settlement.claim.seq,
-                    attempt=context.attempt,
-                    error=settlement.error or "",
-                    retry_in=None if settlement.outcome is RowOutcome.DEAD else settlement.delay,
-                )
+        if isinstance(error, Release):
+            self._emit_released(context, settlement, error)
+        elif settlement.outcome is not RowOutcome.RELEASED or settlement.delay:
+            self._emit_failed(context, settlement)
+        return None if context.settled else settlement
+
+    def _emit_failed(self, context: RowContext, settlement: Settlement) -> None:
+        self._events.emit(
+            WorkFailed(
+                engine=self._engine,
+                message_id=context.claimed.message_id,
+                computation=context.claimed.computation,
+                attempt=context.attempt,
+                error=settlement.error or "",
+                retry_in=None if settlement.outcome is RowOutcome.DEAD else settlement.delay,
+                traceback=settlement.traceback or "",
             )
-        return AlreadySettled(settlement.outcome) if context.settled else settlement
+        )
+
+    def _emit_released(self, context: RowContext, settlement: Settlement, error: Release) -> None:
+        self._events.emit(
+            WorkReleased(
+                engine=self._engine,
+                message_id=context.claimed.message_id,
+                computation=context.claimed.computation,
+                attempt=context.attempt,
+                delay=settlement.delay,
+                reason=error_text(error) if error.reason else "",
+            )
+        )
 
     def _end(self, context: RowContext) -> float:
         """Take the row off the beat page; return how many seconds it ran."""

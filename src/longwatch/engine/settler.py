@@ -13,8 +13,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from longwatch.core.events.engine import RowsClaimed, RowsSettled, SettlementRefused
-from longwatch.engine.claim_source import ExchangeResult, RowOutcome, Settlement
+from longwatch.core.events.engine import (
+    MessageDeadLettered,
+    RowsClaimed,
+    RowsSettled,
+    SettlementRefused,
+)
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    RowOutcome,
+    Settlement,
+    emit_given_up,
+)
+from longwatch.engine.coroutines import AlreadySettled
 from longwatch.engine.policy import MAX_BATCH, EngineContext
 from longwatch.engine.row_life import FinishedRow
 from longwatch.store.claims import Claim
@@ -23,12 +36,15 @@ from longwatch.store.claims import Claim
 class Settler:
     """Owns the settlements of one engine, from the finished row to the answer of the source.
 
-    `add` may be called from any thread, and the properties may be read from any. Everything else
-    is for the thread that runs the cycle.
+    `mailbox` is the mailbox of its messages, for events. `add` may be called from any thread, and
+    the properties may be read from any. Everything else is for the thread that runs the cycle.
     """
 
-    def __init__(self, engine_context: EngineContext) -> None:
+    def __init__(self, engine_context: EngineContext, *, mailbox: str = "") -> None:
         self.unsettled: list[Settlement] = []
+        self._rows: dict[Claim, ClaimedRow] = {}
+        """The rows of the unsettled settlements, but for those that no slot had."""
+        self._mailbox = mailbox
         self.stats = SettlementStats(engine_context)
         self._finished: deque[FinishedRow] = deque()
         self._settle_batch = engine_context.policy.settle_batch
@@ -37,6 +53,7 @@ class Settler:
         self._has_delayed = False
         self._engine = engine_context.name
         self._events = engine_context.events
+        self._emit_given_up = emit_given_up(self._events)
 
     # --- what there is to settle ---
 
@@ -72,8 +89,11 @@ class Settler:
                 self.stats.record_duration(finished.duration)
             if isinstance(finished.result, Settlement):
                 self.unsettled.append(finished.result)
+                self._rows[finished.result.claim] = finished.claimed
             elif finished.result is not None:
                 self.stats.record_settled(finished.result.outcome)
+                if finished.result.outcome is RowOutcome.DEAD:
+                    self._emit_dead(finished.claimed, finished.result)
         return collected
 
     # --- one exchange ---
@@ -81,17 +101,29 @@ class Settler:
     def next_batch(self) -> list[Settlement]:
         return self.unsettled[: self._batch_limit]
 
-    def exchange_done(self, batch: Sequence[Settlement], settled: Sequence[bool]) -> None:
-        """Drop the settlements that were made or refused, and emit the refused ones."""
+    def exchange_done(
+        self,
+        batch: Sequence[Settlement],
+        settled: Sequence[bool],
+        given_up: Iterable[GivenUp] = (),
+    ) -> None:
+        """Drop the settlements that were made or refused, and emit dead letters and the refused
+        ones.
+        """
         del self.unsettled[: len(batch)]
         self._batch_limit = MAX_BATCH
         self._has_delayed = any(each.outcome is not RowOutcome.DONE for each in batch)
-        if not all(settled):
-            for settlement, is_settled in zip(batch, settled, strict=True):
-                if not is_settled and settlement.outcome is not RowOutcome.RELEASED:
-                    self._emit_refused(settlement)
+        for settlement, is_settled in zip(batch, settled, strict=True):
+            row = self._rows.pop(settlement.claim, None)
+            if is_settled:
+                if settlement.outcome is RowOutcome.DEAD and row is not None:
+                    self._emit_dead(row, settlement)
+            elif settlement.outcome is not RowOutcome.RELEASED and row is not None:
+                self._emit_refused(row, settlement)
         if self._attempted:
             self._attempted.difference_update(each.claim for each in batch)
+        for each in given_up:
+            self._emit_given_up(each)
 
     def exchange_failed(self, batch: Sequence[Settlement]) -> None:
         """Keep the settlements, and make half as many next time."""
@@ -102,11 +134,23 @@ class Settler:
         if len(batch) == 1:
             self.unsettled.append(self.unsettled.pop(0))
 
-    def _emit_refused(self, settlement: Settlement) -> None:
+    def _emit_dead(self, row: ClaimedRow, settled: Settlement | AlreadySettled) -> None:
+        if row.message_id:
+            self._events.emit(
+                MessageDeadLettered(
+                    mailbox=self._mailbox,
+                    message_id=row.message_id,
+                    reason=settled.reason,
+                    error=settled.error or "",
+                )
+            )
+
+    def _emit_refused(self, row: ClaimedRow, settlement: Settlement) -> None:
         self._events.emit(
             SettlementRefused(
                 engine=self._engine,
-                row=settlement.claim.seq,
+                message_id=row.message_id,
+                computation=row.computation,
                 outcome=settlement.outcome,
                 may_have_settled=settlement.claim in self._attempted,
             )

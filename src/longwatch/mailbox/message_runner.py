@@ -25,8 +25,8 @@ _GENERATOR_ERROR = (
 
 
 class EngineMessage(Message[BodyT]):
-    """A message in the hands of the engine. If the user's code settles it by itself, the engine
-    has nothing more to say.
+    """A message that the engine runs. If the user's code settles it by itself, the engine only
+    counts that.
     """
 
     __slots__ = ("_context",)
@@ -41,15 +41,20 @@ class EngineMessage(Message[BodyT]):
         super().finalize()
         self._context.settled = True
 
+    def _settle(self, settlement: Settlement) -> None:
+        super()._settle(settlement)
+        self._context.forced_settlement = settlement
+
 
 class MessageRunner:
     """Decodes a message, gives it to `handle(message, context)`, and acknowledges it when that
     returns.
 
     A body that cannot be read is dead at once. What `handle` raises is the engine's to judge: a
-    failure, tried again later. What an `async def` handle, or any other, returns to be awaited is
-    awaited on the engine's loop, and cancelled there when its context is. A generator is refused,
-    here if it can be known, else as a failure: nobody would run it.
+    failure, tried again later, or given back without blame if it is a `Release`. What an `async
+    def` handle, or any other, returns to be awaited is awaited on the engine's loop, and cancelled
+    there when its context is. A generator is refused, here if it can be known, else as a failure:
+    nothing would run it.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ def reply_and_settle(
             lambda tx: _send_and_settle(tx, origin, destination, message, settlement)
         )
     return (
-        AlreadySettled(settlement.outcome) if context.settled else settlement
-    )  # the engine is refused as well, and tells
+        AlreadySettled.by(settlement) if context.settled else settlement
+    )  # the engine is refused as well, and emits that
 
 
 def _send_and_settle(

@@ -15,6 +15,7 @@ from longwatch.core.events.engine import (
     ClaimSourceFailed,
     LeaseLost,
     LeasesRenewed,
+    MessageDeadLettered,
     RowsClaimed,
     RowsSettled,
 )
@@ -75,8 +76,12 @@ _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = 
         (("longwatch_leases_renewed_total", (event.engine,)), event.rows)
     ],
     LeaseLost: lambda event: [
-        (("longwatch_leases_lost_total", (event.engine, event.reason)), len(event.rows))
+        (
+            ("longwatch_leases_lost_total", (event.engine, event.reason)),
+            len(event.message_ids) + len(event.computations),
+        )
     ],
+    MessageDeadLettered: _increment_by_one("messages_dead_lettered", "mailbox", "reason"),
     ClaimSourceFailed: _increment_by_one("claim_source_failures", "engine"),
     ReplyFailed: _increment_by_one("replies_failed", "loop"),
     LoopCrashed: _increment_by_one("loop_crashes", "loop"),

@@ -2,8 +2,8 @@
 one line in each sink.
 
 A record begins with `ts, level, event, pid, managerPid`; the fields of the event follow, with
-secrets masked. Every record can be written as JSON: a value that is no number, text, list or
-mapping becomes its text.
+secrets masked, but for optional fields that are empty. Every record can be written as JSON: a value
+that is no number, text, list or mapping becomes its text.
 
 An `EventLog` is an observer of `core.events`. It makes a record of each event and passes it to its
 sinks. A sink is a writer (`LogFile`, `NonblockingWriter`), a format and its lowest level. Nothing
@@ -14,7 +14,6 @@ keep the line from the others. The library itself configures no logging. Only `a
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import os
@@ -23,11 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from longwatch.core.clock import Clock
-from longwatch.core.events.base import Event, Level
+from longwatch.core.events.base import Event, Level, event_fields
 from longwatch.core.masking import mask_mapping
+from longwatch.core.traceback_text import bound_traceback, describe_traceback
 from longwatch.observe.log_format import to_json, to_pretty
 
 Record = dict[str, object]
@@ -203,7 +203,7 @@ def event_record(event: Event, *, wall: float, manager_pid: int) -> Record:
     """The record of an event. `pid` is the process the event is about, our own if it is about
     none.
     """
-    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    fields = event_fields(event)
     pid = fields.pop("pid", None)
     head = _head(
         event.level,
@@ -229,8 +229,15 @@ def stdlib_record(record: logging.LogRecord, *, manager_pid: int) -> Record:
         name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
     }
     if record.exc_info:
-        fields["traceback"] = logging.Formatter().formatException(record.exc_info)
+        fields["traceback"] = _exception_text(record.exc_info)
+    elif record.exc_text:
+        fields["traceback"] = bound_traceback(record.exc_text)
     return _with_fields(head, fields)
+
+
+def _exception_text(exc_info: tuple[Any, ...]) -> str:
+    error = exc_info[1]
+    return "" if error is None else describe_traceback(error)
 
 
 def failed_record(source: object, error: Exception, *, wall: float, manager_pid: int) -> Record:

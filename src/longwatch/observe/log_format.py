@@ -1,9 +1,10 @@
 """The two forms of a record: a line of JSON for machines and files, a line of text for a person at
 a terminal.
 
-Both are one line whatever the record holds. JSON is pure ASCII, so that neither a newline, an
-escape sequence, a line separator nor half a surrogate pair can be in it; the pretty form shows
-every character that is not printable as an escape.
+JSON is one line whatever the record holds. It is pure ASCII, so that neither a newline, an escape
+sequence, a line separator nor half a surrogate pair can be in it. The pretty form is one line, too,
+with the lines of a traceback indented below it. It shows every character that is not printable as
+an escape, so no text can look like a record of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ MAX_RECORD_CHARS = 64 * 1024
 _TRUNCATION_STEPS = ((16 * 1024, 512), (1024, 64), (128, 16))
 """Longest text and most items, tried in turn until the record is short enough."""
 
+_TRACEBACK = "traceback"
+_INDENT = "\n    "
 _HEAD_FIELDS = ("ts", "level", "event", "pid", "managerPid")
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "1;31"}
 
@@ -40,8 +43,14 @@ def to_json(record: Mapping[str, object]) -> str:
 
 
 def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
-    """The record as one line of text: local time, level, event, then `name=value`."""
-    cut = {str(key): _truncate(value, *_TRUNCATION_STEPS[1]) for key, value in record.items()}
+    """The record as one line of text: local time, level, event, then `name=value`. A traceback
+    follows as indented lines.
+    """
+    cut = {
+        str(key): _truncate(value, *_TRUNCATION_STEPS[1])
+        for key, value in record.items()
+        if key != _TRACEBACK
+    }
     level = f"{cut.pop('level', ''):<8}"
     when, event, own = (
         _local_time(str(cut.pop("ts", ""))),
@@ -57,7 +66,15 @@ def to_pretty(record: Mapping[str, object], *, colour: bool = False) -> str:
     )
     if colour:
         level = f"\x1b[{_COLOURS.get(level.strip(), '0')}m{level}\x1b[0m"
-    return f"{when} {level} {event}{fields}"
+    return f"{when} {level} {event}{fields}{_indented(record.get(_TRACEBACK))}"
+
+
+def _indented(traceback: object) -> str:
+    """The lines of a traceback, each below the last; nothing if there is none."""
+    if not traceback:
+        return ""
+    lines = shorten(str(traceback), _TRUNCATION_STEPS[0][0]).split("\n")
+    return "".join(f"{_INDENT}{printable(line)}" for line in lines)
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:

@@ -68,6 +68,12 @@ _ALL = (
     _counter("mailbox_released", "Messages given back without blame, as in a shutdown.", "loop"),
     _counter("mailbox_dead_lettered", "Messages given up by a loop.", "loop"),
     _counter(
+        "messages_dead_lettered",
+        "Messages that became dead letters, by a loop or in a sweep.",
+        "mailbox",
+        "reason",
+    ),
+    _counter(
         "mailbox_stale_settlements", "Settlements that came too late: the lease was lost.", "loop"
     ),
     _counter("replies_failed", "Answers that could not be sent.", "loop"),

@@ -1,5 +1,12 @@
-"""The life of one message in a loop: decoded → refused if its deadline has passed → handled →
-answered and settled.
+"""The life of one message in a loop: decode → reject if its deadline has passed → handle →
+reply and settle.
+
+A reply that cannot be sent
+    of a result         is a failure of the message: its work is done again after the backoff. The
+                        last failure dead-letters the message as `unanswered`.
+    of a final failure  changes nothing: the message is dead-lettered without its error reply.
+    So each run spends one failure at least, and no reply can make a message run without end.
+    A result that no mailbox can hold (`_UNSENDABLE_ERRORS`) is a permanent error at once.
 """
 
 from __future__ import annotations
@@ -10,23 +17,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from longwatch.core.backoff import BackoffPolicy, random_spread
+from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
+from longwatch.core.masking import mask_text
+from longwatch.core.traceback_text import describe_traceback
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
 from longwatch.engine.coroutines import PendingResult, RowResult
-from longwatch.engine.error_policy import settlement_for
+from longwatch.engine.error_policy import failure_settlement, settlement_for
 from longwatch.errors import (
     InvalidParameterError,
-    MailboxError,
     PermanentError,
+    Release,
     SerializationError,
     UnsupportedError,
 )
-from longwatch.mailbox.limits import give_up_reason
+from longwatch.mailbox.limits import UNANSWERED
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import require_no_generator
 from longwatch.mailbox.reply import reply_and_settle
@@ -64,6 +73,8 @@ class RequestRunner:
         self._events = events
 
     def __call__(self, claimed: ClaimedRow, context: RowContext) -> PendingResult | RowResult:
+        if claimed.failures_left is None:
+            claimed = context.claimed = self._with_failures_left(claimed)
         try:
             request = self._decoder.decode(self._requests.decode(claimed.item), claimed.item)
         except SerializationError as error:
@@ -117,8 +128,8 @@ class RequestRunner:
             ) from error
 
     def _reject_expired(self, request: MainLoopRequest[Any], work: RowContext) -> RowResult:
-        """Its deadline has passed: answered without being worked on; with nobody to answer, kept
-        as a dead letter.
+        """Its deadline has passed: reply without running it. Without a reply mailbox it is
+        dead-lettered.
         """
         target = self._reply_target(work)
         if target is None:
@@ -139,36 +150,28 @@ class RequestRunner:
     def _failed(
         self, request: MainLoopRequest[Any], work: RowContext, error: BaseException
     ) -> None:
-        """It raised, which the engine judges. Whoever waits for an answer is told when that was the
-        last try, and then it is settled here, with the answer.
+        """The handler raised, and the engine decides what follows. If that was the last run, send
+        the error reply, and settle the message with it where both are in one store.
         """
-        settlement, target = settlement_for(work, error, self._retry), self._reply_target(work)
-        if target is None or work.lease_lost or not self._is_final(work, settlement):
+        target = self._reply_target(work)
+        if target is None or work.lease_lost or isinstance(error, Release):
             return
+        settlement = settlement_for(work, error, self._retry)
+        if settlement.outcome is not RowOutcome.DEAD:
+            return
+        result = _result(request, work, error=describe_error(error))
         try:
-            reply_and_settle(
-                self._requests,
-                target,
-                _result(request, work, error=describe_error(error)),
-                settlement,
-                work,
-            )
-        except MailboxError as trouble:
-            self._events.emit(
-                ReplyFailed(
-                    loop=self._name, request_id=request.request_id, error=describe_error(trouble)
-                )
-            )
+            reply_and_settle(self._requests, target, result, settlement, work)
+            work.forced_settlement = settlement
+        except Exception as trouble:  # noqa: BLE001 - a mailbox may be anybody's; the message is dead-lettered all the same
+            self._emit_reply_failed(result, work, trouble, settlement)
 
-    def _is_final(self, work: RowContext, settlement: Settlement) -> bool:
-        """Whether the message will not be claimed again after this settlement."""
-        limits, failures = self._requests.backend.limits, work.claimed.failures + 1
-        return settlement.outcome is RowOutcome.DEAD or (
-            settlement.outcome is RowOutcome.FAILED
-            and give_up_reason(limits, crashes=0, failures=failures, is_expired=False) is not None
-        )
+    def _with_failures_left(self, claimed: ClaimedRow) -> ClaimedRow:
+        """For a backend that leaves the rule to its mailbox's limits."""
+        max_failures = self._requests.backend.limits.max_failures
+        return claimed._replace(failures_left=max_failures - claimed.failures)
 
-    # --- answers ---
+    # --- replies ---
 
     def _reply_target(self, work: RowContext) -> Mailbox[Any] | None:
         name = work.claimed.item.reply_to
@@ -177,24 +180,40 @@ class RequestRunner:
     def _reply(
         self, target: Mailbox[Any], result: MainLoopResult[Any], done: Settlement, work: RowContext
     ) -> RowResult:
-        """Send the answer and settle. If it cannot be sent, the message comes back after a
-        while: that is nobody's fault.
-        """
+        """Send the reply and settle. A reply that cannot be sent is a failure of the message."""
         if work.lease_lost:
             return Settlement(done.claim, RowOutcome.RELEASED)
         try:
             return reply_and_settle(self._requests, target, result, done, work)
         except _UNSENDABLE_ERRORS:
             raise
-        except MailboxError as error:
-            self._events.emit(
-                ReplyFailed(
-                    loop=self._name, request_id=result.request_id, error=describe_error(error)
-                )
+        except Exception as error:  # noqa: BLE001 - a mailbox may be anybody's; it counts as a failure, whatever it raised
+            settlement = failure_settlement(
+                work,
+                self._retry,
+                reason=UNANSWERED,
+                error=mask_text(f"the reply could not be sent: {describe_error(error)}"),
+                traceback=describe_traceback(error),
             )
-            return Settlement(
-                done.claim, RowOutcome.RELEASED, delay=self._retry.delay(1, spread=random_spread())
+            self._emit_reply_failed(result, work, error, settlement)
+            return settlement
+
+    def _emit_reply_failed(
+        self,
+        result: MainLoopResult[Any],
+        work: RowContext,
+        error: Exception,
+        settlement: Settlement,
+    ) -> None:
+        self._events.emit(
+            ReplyFailed(
+                loop=self._name,
+                request_id=result.request_id,
+                message_id=work.claimed.message_id,
+                error=describe_error(error),
+                retry_in=None if settlement.outcome is RowOutcome.DEAD else settlement.delay,
             )
+        )
 
 
 def _result(

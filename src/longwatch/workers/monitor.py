@@ -36,6 +36,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event, Events
 from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
 from longwatch.core.heartbeat import Heartbeat
+from longwatch.engine.claim_source import emit_given_up
 from longwatch.errors import LongwatchError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.beatpage import ChildBeatPage
@@ -221,7 +222,7 @@ class WorkerMonitor(Service, ProgramListener):
             if leases.is_unreachable(self._clock.boottime()):
                 continue
             with suppress(LongwatchError):  # another sweeper does it soon
-                released += leases.source.sweep()
+                released += leases.source.sweep(emit_given_up(self._events))
         if released:
             self._on_worker_active()
             self._events.emit(
@@ -322,10 +323,12 @@ class WorkerMonitor(Service, ProgramListener):
         finish within its grace, and then the supervisor kills it.
         """
         elapsed = max(age for ages in silent_rows.values() for age in ages.values())
-        rows = tuple(sorted(row for ages in silent_rows.values() for row in ages if row))
+        message_ids = _row_names(worker, silent_rows, are_messages=True)
+        computations = _row_names(worker, silent_rows, are_messages=False)
         reason = (
             f"{worker.program} (pid {worker.pid}) gave no beat for {elapsed:.1f} s (threshold: "
-            f"{worker.stall_threshold} s), rows {rows}"
+            f"{worker.stall_threshold} s); silent: "
+            f"{', '.join([*message_ids, *computations]) or 'the whole loop'}"
         )
         save_stacks(worker.pid, worker.crash_file, reason, self._clock)
         if not worker.is_stopping:
@@ -338,7 +341,8 @@ class WorkerMonitor(Service, ProgramListener):
             WorkerStalled(
                 program=worker.program,
                 pid=worker.pid,
-                rows=rows,
+                message_ids=message_ids,
+                computations=computations,
                 elapsed=elapsed,
                 threshold=worker.stall_threshold or 0.0,
                 stacks=str(worker.crash_file or ""),
@@ -346,3 +350,16 @@ class WorkerMonitor(Service, ProgramListener):
         )
         if not worker.is_stopping:
             self._kill_worker(worker.pid, f"no beat for {elapsed:.1f} s")
+
+
+def _row_names(
+    worker: WorkerRecord, silent_rows: SilentRows, *, are_messages: bool
+) -> tuple[str, ...]:
+    """What users call the silent rows, as far as the stores answer."""
+    names: list[str] = []
+    for leases in tuple(worker.engine_leases.values()):
+        rows = silent_rows.get(leases.owner, {}).keys() - {0}
+        if rows and leases.is_mailbox is are_messages:
+            with suppress(LongwatchError):
+                names += leases.source.row_ids(rows).values()
+    return tuple(sorted(names))

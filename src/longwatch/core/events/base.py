@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Level(StrEnum):
@@ -36,6 +36,17 @@ class Event:
         """The event's name in logs and on pages."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """The fields of an event by name, without optional ones that are empty."""
+    return {
+        field.name: value
+        for field in fields(event)
+        if (value := getattr(event, field.name)) or field.default not in _EMPTY
+    }
+
+
+_EMPTY: tuple[object, ...] = ("", ())
 
 Observer = Callable[[Event], None]
 

@@ -1,8 +1,12 @@
-"""Events of the engine: claims, leases, settlements."""
+"""Events of the engine: claims, leases, settlements.
+
+An event about a message has its `message_id`. An event about an attempt to compute a node has
+`computation`, as EXECUTION/NODE. Log lines leave out the one that is empty.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from longwatch.core.events.base import Event, Level
@@ -10,26 +14,43 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFailed(Event):
-    """The code that works on a row raised."""
+    """The code that works on a message or a computation raised."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
     engine: str
-    row: int
+    message_id: str = ""
+    computation: str = ""
     attempt: int
     error: str
     retry_in: float | None
     """When it is tried again; None: never, it goes to the dead letters."""
+    traceback: str = field(default="", repr=False)
+    """Masked and bounded; lines separated by newlines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkReleased(Event):
+    """A handler gave its message back with `raise Release(…)`; that counts as no failure."""
+
+    engine: str
+    message_id: str = ""
+    computation: str = ""
+    attempt: int
+    delay: float
+    """Seconds until it can be claimed again."""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """The right to rows was lost while they ran or waited; what they do does not count."""
+    """The leases of running work were lost; its results do not count."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
     engine: str
-    rows: tuple[int, ...]
+    message_ids: tuple[str, ...] = ()
+    computations: tuple[str, ...] = ()
     reason: str
     """`untrusted`: it could not be renewed in time. `stale`: no beat, so it was not renewed.
     `taken`: the store gave it to another owner. `revoked`: an input changed, or an operator
@@ -43,12 +64,13 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementRefused(Event):
-    """A finished row was not the engine's any more."""
+    """The result of finished work was refused: the lease was not the engine's any more."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
     engine: str
-    row: int
+    message_id: str = ""
+    computation: str = ""
     outcome: str
     may_have_settled: bool
     """Whether an earlier try of the same settlement may have been the one that counted."""
@@ -79,14 +101,15 @@ class ClaimSourceRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainTimedOut(Event):
-    """The deadline of a stop passed while rows still ran; nobody is blamed if the process ends
-    now.
+    """The deadline of a stop passed while work still ran; no message is blamed if the process
+    ends now.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
 
     engine: str
-    rows: tuple[int, ...]
+    message_ids: tuple[str, ...] = ()
+    computations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +159,5 @@ class MessageDeadLettered(Event):
     message_id: str
     reason: str
     """`poison`, `lost`, `failed`, `unanswered`, `permanent`, `undecodable` or `expired`."""
+    error: str = ""
+    """What its last run raised, if it is known here."""

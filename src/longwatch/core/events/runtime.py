@@ -79,15 +79,18 @@ class WatchdogRoundSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyFailed(Event):
-    """The answer to a message could not be sent: the message comes back, and its work is done
-    once more.
+    """The reply to a message could not be sent. That counts as a failure of the message: its work
+    is done once more after a delay, or the message is dead-lettered.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
 
     loop: str
     request_id: str
+    message_id: str
     error: str
+    retry_in: float | None
+    """When the work is done again; None: never, the message goes to the dead letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

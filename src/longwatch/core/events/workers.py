@@ -27,8 +27,10 @@ class WorkerStalled(Event):
 
     program: str
     pid: int
-    rows: tuple[int, ...]
-    """Those to blame: the work on them is silent."""
+    message_ids: tuple[str, ...] = ()
+    """The messages to blame: the work on them is silent."""
+    computations: tuple[str, ...] = ()
+    """The computations to blame, as EXECUTION/NODE."""
     elapsed: float
     threshold: float
     stacks: str

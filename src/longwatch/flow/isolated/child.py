@@ -147,17 +147,20 @@ def _run_awaitable(awaitable: Awaitable[Any], token: CancelToken) -> Any:
 
 
 def _encode_error(error: BaseException) -> bytes:
-    """What was raised, for the worker; its traceback goes to standard error."""
+    """What was raised, for the worker; its traceback goes to standard error, too."""
     from msgspec import json  # noqa: PLC0415
 
     from longwatch.core.error_text import error_text  # noqa: PLC0415
-    from longwatch.errors import PermanentError  # noqa: PLC0415
+    from longwatch.core.traceback_text import describe_traceback  # noqa: PLC0415
+    from longwatch.errors import PermanentError, Release  # noqa: PLC0415
 
     facts = {
         "type": type(error).__name__,
         "text": error_text(error),
         "permanent": isinstance(error, PermanentError),
+        "release": [error.delay, error.reason] if isinstance(error, Release) else None,
         "memory": isinstance(error, MemoryError),
+        "traceback": describe_traceback(error),
     }
     _print_traceback(error)
     return json.encode(facts)

@@ -40,6 +40,7 @@ from longwatch.errors import (
     GuardianLostError,
     LongwatchError,
     PermanentError,
+    Release,
     SpawnError,
 )
 from longwatch.flow.context import FlowContext
@@ -247,9 +248,13 @@ def _rebuild_exception(raised: dict[str, Any], run: ChildRun) -> LongwatchError:
     """An exception of the type that was raised, as far as the engine can tell: it judges by the
     base, and shows the name.
     """
+    if raised["release"] is not None:
+        delay, reason = raised["release"]
+        return Release(delay=delay, reason=reason)
     base: type[LongwatchError] = PermanentError if raised["permanent"] else ChildRaisedError
     name = str(raised["type"])
-    error_type: type[LongwatchError] = type(name, (base,), {})
+    facts = {"remote_traceback": raised["traceback"]}
+    error_type: type[LongwatchError] = type(name, (base,), facts)
     return error_type(_with_output(raised["text"], run, limit=MAX_ERROR_LENGTH - len(name) - 2))
 
 
