@@ -21,6 +21,7 @@ from longwatch.errors import ConfigError as ConfigError
 from longwatch.errors import LongwatchError as LongwatchError
 from longwatch.errors import MailboxError as MailboxError
 from longwatch.errors import PermanentError as PermanentError
+from longwatch.errors import Release as Release
 from longwatch.errors import UsageError as UsageError
 from longwatch.host.periodic import Cadence as Cadence
 from longwatch.host.periodic import Periodic as Periodic

@@ -26,7 +26,8 @@ def raised_by(code: Callable[[], object]) -> BaseException:
 
 
 def look_up() -> object:
-    return {}["missing"]
+    empty: dict[str, object] = {}
+    return empty["missing"]
 
 
 def wrap() -> None:
@@ -39,7 +40,7 @@ def wrap() -> None:
 def test_it_names_files_lines_functions_source_and_the_cause_first() -> None:
     text = describe_traceback(raised_by(wrap))
     assert f'File "{__file__}", line ' in text
-    assert "in look_up\n    return {}[\"missing\"]\nKeyError: 'missing'\n" in text
+    assert "in look_up\n    return empty[\"missing\"]\nKeyError: 'missing'\n" in text
     assert "direct cause of the following exception" in text
     assert text.index("KeyError: 'missing'") < text.index("in wrap\n    raise ValueError")
     assert text.endswith("ValueError: no such order")
@@ -50,7 +51,7 @@ def test_the_context_and_every_exception_of_a_group_are_in_it() -> None:
         try:
             look_up()
         except KeyError:
-            raise ExceptionGroup("several", [raised_by(wrap), OSError("full")])  # noqa: B904 - the context is the point
+            raise BaseExceptionGroup("several", [raised_by(wrap), OSError("full")])  # noqa: B904 - the context is the point
 
     text = describe_traceback(raised_by(several))
     for part in ("During handling of", "several (2 sub-exc", "no such order", "OSError: full"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longwatch.core.backoff import BackoffPolicy, random_spread
-from longwatch.core.error_text import describe_error
+from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error
 from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.engine.claim_source import RowOutcome, Settlement
@@ -29,14 +29,16 @@ def settlement_for(context: RowContext, error: BaseException, retry: BackoffPoli
     claim = context.claimed.claim
     if isinstance(error, Release):
         return Settlement(claim, RowOutcome.RELEASED, delay=_release_delay(context, error))
-    text, where = mask_text(describe_error(error)), describe_traceback(error)
+    text, where = describe_error(error), describe_traceback(error)
     if isinstance(error, PermanentError):
-        return Settlement(claim, RowOutcome.DEAD, reason="permanent", error=text, traceback=where)
+        return Settlement(
+            claim, RowOutcome.DEAD, reason="permanent", error=_masked(text), traceback=where
+        )
     if context.cancelled:
-        return Settlement(claim, RowOutcome.RELEASED, error=text)
+        return Settlement(claim, RowOutcome.RELEASED, error=_masked(text))
     if isinstance(error, NotStartedError):
         delay = (context.claimed.retry or retry).delay(1, spread=random_spread())
-        return Settlement(claim, RowOutcome.RELEASED, delay=delay, error=text)
+        return Settlement(claim, RowOutcome.RELEASED, delay=delay, error=_masked(text))
     return failure_settlement(context, retry, reason="failed", error=text, traceback=where)
 
 
@@ -51,7 +53,7 @@ def failure_settlement(
     """One failure more: retried after the backoff of the row or of the engine. If it was the last
     that the row may have, the row is dead, for this reason.
     """
-    claimed = context.claimed
+    claimed, error = context.claimed, _masked(error)
     if claimed.failures_left is not None and claimed.failures_left <= 1:
         return Settlement(
             claimed.claim, RowOutcome.DEAD, reason=reason, error=error, traceback=traceback
@@ -60,6 +62,10 @@ def failure_settlement(
     return Settlement(
         claimed.claim, RowOutcome.FAILED, delay=delay, error=error, traceback=traceback
     )
+
+
+def _masked(text: str) -> str:
+    return mask_text(text)[:MAX_ERROR_LENGTH]
 
 
 def _release_delay(context: RowContext, release: Release) -> float:

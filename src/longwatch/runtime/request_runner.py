@@ -22,7 +22,6 @@ from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
-from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
@@ -192,7 +191,7 @@ class RequestRunner:
                 work,
                 self._retry,
                 reason=UNANSWERED,
-                error=mask_text(f"the reply could not be sent: {describe_error(error)}"),
+                error=f"the reply could not be sent: {describe_error(error)}",
                 traceback=describe_traceback(error),
             )
             self._emit_reply_failed(result, work, error, settlement)
