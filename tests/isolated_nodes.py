@@ -16,7 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from longwatch.errors import PermanentError
+from longwatch.errors import PermanentError, Release
 
 MAX_BYTES = 300 << 20
 
@@ -63,6 +63,15 @@ def raises(x: int) -> int:
 
 def gives_up(x: int) -> int:
     raise Never(f"never {x}")
+
+
+def releases_once(x: str) -> str:
+    """Gives its first run back, which leaves a mark in the directory `x`."""
+    mark = Path(x) / "released"
+    if not mark.exists():
+        mark.touch()
+        raise Release(delay=0.01, reason="not yet")
+    return "done"
 
 
 def exits(x: int) -> None:

@@ -17,6 +17,7 @@ from guardian_fixture import is_gone
 from leaks import no_descriptor_leaks
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events.base import Events
+from longwatch.core.events.engine import WorkFailed, WorkReleased
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.core.events.host import GuardianLost
 from longwatch.errors import ComputationFailedError
@@ -196,6 +197,31 @@ def test_a_permanent_error_of_any_name_is_not_tried_again(tmp_path: Path) -> Non
         last = place.failure_of(3)
     assert (1, "permanent") == (last.attempt, last.end_cause)
     assert "Never: never 3" == (last.error or "").splitlines()[0]
+
+
+def test_the_traceback_of_what_was_raised_in_a_process_has_its_frames(tmp_path: Path) -> None:
+    with working(tmp_path, functions.gives_up, max_attempts=5) as place:
+        place.failure_of(3)
+        failed = place.observer.wait_for(WorkFailed)
+    assert 'isolated_nodes.py", line ' in failed.traceback
+    assert failed.traceback.endswith(
+        'in gives_up\n    raise Never(f"never {x}")\nisolated_nodes.Never: never 3'
+    )
+
+
+def test_a_process_can_give_its_computation_back(tmp_path: Path) -> None:
+    with working(tmp_path, functions.releases_once) as place:
+        execution = place.start(str(tmp_path))
+        assert "done" == execution.get("node", timeout=TIMEOUT)
+        released = place.observer.wait_for(WorkReleased)
+        [attempt] = execution.computations()
+    assert (f"{execution.id}/node", 0.01, "not yet") == (
+        released.computation,
+        released.delay,
+        released.reason,
+    )
+    assert (1, 1, "success") == (attempt.attempt, attempt.releases, attempt.state)
+    assert [] == place.observer.of(WorkFailed)
 
 
 def test_a_process_that_exits_without_a_result_is_killed_with_its_last_words(

@@ -18,10 +18,12 @@ from engine_rig import stop_once_cancelled
 from flow_rig import TIMEOUT, database_fixture, migrated_database, on_sqlite, url_fixture  # noqa: F401 - fixtures
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.events.base import Events
+from longwatch.core.events.engine import WorkFailed, WorkReleased
 from longwatch.core.events.flow import AttemptAbandoned
 from longwatch.errors import (
     ComputationFailedError,
     PermanentError,
+    Release,
     ShutdownTimeoutError,
     UsageError,
 )
@@ -214,6 +216,40 @@ class TestErrors:
             with pytest.raises(ComputationFailedError, match="failed 3 times: RuntimeError: no 1"):
                 execution.get("b", timeout=TIMEOUT)
         assert [("failed", "raised")] * 3 == states_of(execution)
+
+    def test_name_the_computation_and_leave_the_traceback(self, database: Database) -> None:
+        def divide(a: int) -> float:
+            return a / 0
+
+        observer = RecordingObserver()
+        with working(
+            database, graph(node(divide, max_attempts=1)), events=Events(observer)
+        ) as flow:
+            execution = flow.start("work", a=1)
+            failed = observer.wait_for(WorkFailed)
+        assert ("", f"{execution.id}/b") == (failed.message_id, failed.computation)
+        assert failed.traceback.endswith(
+            "in divide\n    return a / 0\nZeroDivisionError: division by zero"
+        )
+
+    def test_are_none_if_the_function_gives_the_computation_back(self, database: Database) -> None:
+        runs: list[float] = []
+
+        def wait_for_quota(a: int) -> int:
+            runs.append(time.monotonic())
+            if len(runs) < 4:
+                raise Release
+            return a
+
+        observer = RecordingObserver()
+        with working(
+            database, graph(node(wait_for_quota, max_attempts=1)), events=Events(observer)
+        ) as flow:
+            execution = flow.start("work", a=1)
+            assert 1 == execution.get("b", timeout=TIMEOUT)
+        assert [("success", "done")] == states_of(execution)
+        assert [0.0, 0.0, 1.0] == [each.delay for each in observer.of(WorkReleased)]
+        assert runs[3] - runs[2] > 0.9, "the third release has a minimum delay"
 
     def test_that_are_permanent_are_the_end_at_once(self, database: Database) -> None:
         def hopeless(a: int) -> int:
