@@ -73,6 +73,12 @@ class FakeSource:
     settlements: list[Settlement] = field(default_factory=list)
     renewals: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
+    owners: list[tuple[str | None, float | None]] = field(default_factory=list)
+    """The parent and the renewal interval of each owner."""
+    drain_reports: list[bool] = field(default_factory=list)
+    selections: list[RowSelection] = field(default_factory=list)
+    suspects: int = 0
+    place: dict[str, str] | None = None
     wants: list[int] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     due: float | None = None
@@ -135,6 +141,7 @@ class FakeSource:
     ) -> int:
         with self._called("register_owner"):
             self.pages.append(page or "")
+            self.owners.append((parent, renew_seconds))
             return len(self.pages)
 
     def exchange(
@@ -149,6 +156,7 @@ class FakeSource:
         with self._called("exchange"):
             settled = [self._settle(settlement) for settlement in settlements]
             self.wants.append(limit)
+            self.selections.append(selection)
             return ExchangeResult(
                 settled,
                 self._claim(owner, limit) if limit and not self.is_paused else [],
@@ -166,10 +174,12 @@ class FakeSource:
             return self._held(owner)
 
     def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
-        pass
+        with self._called("report_draining"):
+            self.drain_reports.append(is_draining)
 
     def count_suspects(self, *, limit: int) -> int:
-        return 0
+        with self._called("count_suspects"):
+            return min(self.suspects, limit)
 
     def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
         return {seq: f"message-{seq}" for seq in seqs}
@@ -181,7 +191,7 @@ class FakeSource:
             return 0
 
     def locator(self) -> dict[str, str] | None:
-        return None
+        return self.place
 
     def next_due(self) -> float | None:
         with self._called("next_due"):

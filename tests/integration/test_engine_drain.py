@@ -28,6 +28,7 @@ from longwatch.engine.context import RowContext
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.errors import CancelledError, ServiceStateError, StoreError
 from longwatch.host.beatpage import BeatSnapshot, read_page
+from longwatch.host.parent_channel import ParentChannel
 from longwatch.mailbox import Mailbox, Message, open_mailbox
 from longwatch.mailbox.message_runner import MessageRunner
 from longwatch.store.claims import Claim
@@ -126,6 +127,73 @@ def test_the_page_says_draining_only_while_it_is() -> None:
         rig.engine.resume()
         assert not page_of(rig).draining
         gate.open(1)
+
+
+def test_the_source_knows_that_an_engine_drains_once_the_waiting_rows_are_released() -> None:
+    """One report for a drain, one for the resume, none while nothing changes."""
+    gate = GatedRunner()
+    with running_engine(gate, *fake_rows(1, 2), policy=ONE) as rig:
+        gate.next_started()
+        prefetch(rig, 1)
+        rig.engine.drain()
+        rig.source.wait_until(lambda: rig.source.drain_reports == [True])
+        assert [(2, BACK)] == rig.source.outcomes()
+        rig.pass_time(10.0)
+        rig.engine.resume()
+        rig.source.wait_until(lambda: rig.source.drain_reports == [True, False])
+        gate.open(1)
+        gate.open(2)
+
+
+def test_a_drain_that_the_source_did_not_confirm_is_reported_again() -> None:
+    gate, source = GatedRunner(), FakeSource()
+    with running_engine(gate, FakeRow(1), policy=ONE, source=source) as rig:
+        gate.next_started()
+        source.lost_replies["report_draining"] = StoreError("gone")
+        rig.engine.drain()
+        source.wait_for_calls("report_draining", 1)
+        rig.pass_time(5.0)
+        del source.lost_replies["report_draining"]
+        rig.pass_time(5.0)
+        count = source.calls.count("report_draining")
+        assert count > 1
+        rig.pass_time(5.0)
+        assert count == source.calls.count("report_draining")
+        gate.open(1)
+
+
+def test_a_stop_reports_the_drain_only_if_rows_are_held_and_ends_without_the_source() -> None:
+    gate, source = GatedRunner(), FakeSource()
+    source.faults["report_draining"] = partial(_raise, StoreError("gone"))
+    with running_engine(gate, FakeRow(1), policy=ONE, source=source) as rig:
+        gate.next_started()
+        stop = BackgroundStop(partial(rig.engine.stop, timeout=None))
+        source.wait_for_calls("report_draining", 1)
+        gate.open(1)
+        stop_advancing_clock(rig.engine, rig.clock)
+        assert stop.wait()
+    calls = source.calls.count("report_draining")
+    with running_engine(gate, source=source) as rig:
+        rig.wait_idle()
+    assert calls == source.calls.count("report_draining")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_an_owner_registers_its_parent_and_how_often_it_is_renewed() -> None:
+    source = FakeSource()
+    with running_engine(GatedRunner(), source=source):
+        pass
+    with Engine(
+        source, GatedRunner(), policy=ONE, parent=ParentChannel("nowhere", "the.parent")
+    ):
+        pass
+    assert [
+        (None, QUIET_POLICY.lease.renew_seconds),
+        ("the.parent", ONE.lease.renew_seconds),
+    ] == source.owners
 
 
 def test_a_row_that_a_slot_picked_up_in_the_moment_of_the_drain_is_not_begun() -> None:

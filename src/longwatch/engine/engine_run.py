@@ -113,8 +113,10 @@ class EngineRun:
         if action is DrainAction.RELEASE_WAITING:
             self.slot_pool.gate.close()
             self._page.start_draining()
+            self.exchange_loop.report_draining(is_draining=True)
         elif action is DrainAction.FETCH:
             self._page.end_draining()
+            self.exchange_loop.report_draining(is_draining=False)
             self.slot_pool.gate.open()
         elif action is DrainAction.CANCEL_RUNNING:
             for context in self.slot_pool.running():
@@ -216,14 +218,19 @@ def _register_owner(
     source: ClaimSource, engine_context: EngineContext
 ) -> tuple[BeatPage, LeaseTrust]:
     """A new incarnation with its page, entered as an owner of leases."""
-    incarnation = Incarnation.current()
+    parent, incarnation = engine_context.parent, Incarnation.current()
     page = BeatPage(_page_path(incarnation), engine_context.policy.slots)
     try:
-        owner = source.register_owner(incarnation, page=str(page.path))
+        owner = source.register_owner(
+            incarnation,
+            page=str(page.path),
+            parent=None if parent is None else parent.incarnation,
+            renew_seconds=engine_context.policy.lease.renew_seconds,
+        )
     except BaseException:
         page.close()
         raise
-    is_renewed_by_parent = engine_context.parent is not None and source.locator() is not None
+    is_renewed_by_parent = parent is not None and source.locator() is not None
     return page, LeaseTrust(
         owner,
         engine_context.policy.lease,

@@ -25,6 +25,9 @@ Invariants
     4. An exception in a cycle is emitted and retried with backoff. It never ends the thread.
     5. Nothing is claimed or reserved unless the leases are trusted in that moment; after a gap
        nothing is settled either (`lease_trust.py`).
+    6. That the engine drains is reported to the source by the loop's thread only, after the
+       exchange that releases the waiting rows, and once a cycle until the source has confirmed it.
+       An engine that holds nothing any more ends without it.
 
 Reserved rows
     Code of this process that inserts rows may lease them to the engine at once (`reservations.py`).
@@ -52,6 +55,33 @@ from longwatch.host.beatpage import BeatPage
 
 _MAX_INLINE_SLOTS = 64
 """Slots of an engine above which a slot does not look whether all others are idle."""
+
+
+class DrainReport:
+    """Whether the source knows that the engine drains. `wanted` is set by any thread, `send` is
+    called by the loop's alone.
+    """
+
+    def __init__(self, source: ClaimSource, owner: int, engine_context: EngineContext) -> None:
+        self.wanted = False
+        self._reported = False
+        self._source = source
+        self._owner = owner
+        self._call = SourceCall("report_draining", engine_context)
+
+    def send(self, held_count: int) -> None:
+        """Report a change that the source has not confirmed yet, in one call. An engine that
+        drains and holds nothing has no row to be blamed.
+        """
+        wanted = self.wanted
+        if wanted is self._reported or (wanted and not held_count):
+            return
+        if self._call.run(lambda: self._send(wanted)):
+            self._reported = wanted
+
+    def _send(self, is_draining: bool) -> bool:  # noqa: FBT001 - passed through
+        self._source.report_draining(owner=self._owner, is_draining=is_draining)
+        return True
 
 
 class ExchangeLoop:
@@ -100,6 +130,7 @@ class ExchangeLoop:
         self._cycle_call = SourceCall("fetch", engine_context)
         self._inline_call = SourceCall("fetch", engine_context)
         self._exchange_call = SourceCall("exchange", engine_context)
+        self._drain_report = DrainReport(source, lease_trust.owner, engine_context)
 
     def held_count(self) -> int:
         """How many leases the engine has, as far as it knows."""
@@ -111,6 +142,10 @@ class ExchangeLoop:
         """
         self._audit.request(revoked=revoked)
         self._wakeup.set()
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """Have the loop's thread report to the source that the engine drains, or claims again."""
+        self._drain_report.wanted = is_draining
 
     def wake(self) -> None:
         """Run a cycle now, also while a failed exchange waits for its retry."""
@@ -130,6 +165,7 @@ class ExchangeLoop:
         self._wait_for_reason()
         with self._cycle_lock:
             self._cycle(self._slot_pool.waiting.put)
+        self._drain_report.send(self.held_count())
         if self._fetcher.is_poll_budget_spent and not self.held_count():
             self.polls_exhausted.set()
 

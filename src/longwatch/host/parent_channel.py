@@ -18,16 +18,21 @@ from longwatch.errors import TryAgainError
 
 PARENT_SOCKET_VARIABLE = "LONGWATCH_PARENT"
 """The variable that names the parent's socket."""
+PARENT_INCARNATION_VARIABLE = "LONGWATCH_PARENT_INCARNATION"
+"""The variable with the parent's incarnation (`host.incarnation`)."""
 MAX_DATAGRAM_BYTES = 128 * 1024
 _SEND_TIMEOUT = 5.0
 """Seconds that a word that must be heard may take to be taken."""
 
 
 class ParentChannel:
-    """Speaks to the parent. Thread-safe."""
+    """Speaks to the parent. Thread-safe. `incarnation`: that of the parent, for the rows of its
+    workers in stores.
+    """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, incarnation: str | None = None) -> None:
         self.address = address
+        self.incarnation = incarnation
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Self | None:
@@ -35,7 +40,8 @@ class ParentChannel:
         alone, not its children's.
         """
         address = environ.pop(PARENT_SOCKET_VARIABLE, "")
-        return cls(address) if address else None
+        incarnation = environ.pop(PARENT_INCARNATION_VARIABLE, None)
+        return cls(address, incarnation) if address else None
 
     def send(self, about: str, **facts: object) -> None:
         """Say what must be heard; TryAgainError if it cannot be."""

@@ -13,7 +13,8 @@ from longwatch.core.clock import Clock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
-from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE
+from longwatch.host.incarnation import Incarnation
+from longwatch.host.parent_channel import PARENT_INCARNATION_VARIABLE, PARENT_SOCKET_VARIABLE
 from longwatch.host.service import Service
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.supervisor import Supervisor
@@ -45,6 +46,7 @@ class WorkerParent(Service):
             on_worker_active=on_worker_active,
         )
         self._supervisor: Supervisor | None = None
+        self._incarnation = Incarnation.current()
         self._state = state
         self._log_variables = _log_environment(log)
         self._socket_directory: SocketDirectory | None = None
@@ -68,7 +70,12 @@ class WorkerParent(Service):
             if self._state is None
             else {CRASH_DIR_VARIABLE: str((self._state / "crashes").absolute())}
         )
-        return {PARENT_SOCKET_VARIABLE: str(self._socket_path()), **self._log_variables, **crashes}
+        return {
+            PARENT_SOCKET_VARIABLE: str(self._socket_path()),
+            PARENT_INCARNATION_VARIABLE: str(self._incarnation),
+            **self._log_variables,
+            **crashes,
+        }
 
     def _kill_worker(self, pid: int, reason: str) -> None:
         if self._supervisor is not None:
