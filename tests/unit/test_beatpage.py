@@ -49,6 +49,11 @@ def test_a_new_page_says_that_nothing_is_done(page: BeatPage) -> None:
     assert BeatSnapshot(0.0, False, 0.0, (SlotState(0.0, 0, 0.0),) * 3) == reading(page)
 
 
+def test_it_says_how_many_rows_were_completed(page: BeatPage) -> None:
+    page.record_completed(3)
+    assert 3 == reading(page).completed
+
+
 def test_it_is_for_its_owner_alone(page: BeatPage) -> None:
     assert 0o600 == stat.S_IMODE(page.path.stat().st_mode)
 
@@ -366,7 +371,7 @@ def test_no_page_no_keeping(tmp_path: Path) -> None:
         ChildBeatPage(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("data", [b"", b"not a page" * 10, b"LWBEAT01" + bytes(100)])
+@pytest.mark.parametrize("data", [b"", b"not a page" * 10, b"LWBEAT02" + bytes(100)])
 def test_what_is_no_page_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "letter"
     path.write_bytes(data)

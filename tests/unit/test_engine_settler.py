@@ -131,3 +131,16 @@ def test_rows_that_come_back_later_need_a_cycle_to_look_when_they_are_due(settle
     add_done(settler, 2)
     settler.exchange_done(settler.next_batch(), [True])
     assert not settler.needs_cycle
+
+
+def test_rows_that_ran_and_were_settled_are_completed_and_released_or_refused_ones_are_not(
+    settler: Settler,
+) -> None:
+    outcomes = [RowOutcome.DONE, RowOutcome.FAILED, RowOutcome.DEAD, RowOutcome.RELEASED]
+    for number, outcome in enumerate(outcomes):
+        settler.add(finished(number, Settlement(claim(number), outcome)))
+        settler.add(finished(10 + number, AlreadySettled(outcome)))
+    settler.collect()
+    assert 3 == settler.completed
+    settler.exchange_done(settler.next_batch(), [True, False, True, True])
+    assert 5 == settler.completed

@@ -102,6 +102,7 @@ class _WorkerCommand:
         rolling = RollingRestart(
             supervisor,
             names,
+            group=options.name,
             check=lambda: inspect_group(options.import_path, cwd=cwd, env=plans[0].process.env),
         )
         foreground = Foreground(

@@ -28,9 +28,10 @@ The life of a row
     slot that has finished the only row of the engine makes the exchange itself. The engine holds as
     many rows beyond its slots as can begin within a quarter of a second. It releases rows that turn
     out to wait behind long work, so that another worker can run them.
-    A row that has crashed a process before runs alone (`exclusive.py`). It waits until every slot
-    is idle, in every engine that shares its `ExclusiveLock`. If that takes too long, it is left to
-    other workers for a while.
+    A suspect (`store.blame`) runs alone (`exclusive.py`). It waits until every slot is idle, in
+    every engine that shares its `ExclusiveLock`. If that takes too long, it is left to other
+    workers for a while. Under a parent an engine claims no suspects: its sweeper reports to the
+    parent that some are free, and the parent runs them in processes with one slot.
 
 How a row ends (`row_life.py`, `error_policy.py`)
     its code returns                    done, or nothing if the code has settled the row itself

@@ -24,6 +24,7 @@ from longwatch.engine.row_life import RowRunner
 from longwatch.engine.run_guard import RunGuard, RunHandle, max_wait
 from longwatch.engine.source_call import SourceCall
 from longwatch.errors import ShutdownTimeoutError, StoreError, UsageError
+from longwatch.store.claims import RowSelection
 
 
 class EngineLoop(ABC):
@@ -195,8 +196,8 @@ class EngineLoop(ABC):
         environment = self._environment or EngineEnvironment(
             name=self._display_name, events=self._events or logged_events()
         )
-        if environment.parent is not None and self._source.locator() is not None:
-            policy = replace(policy, lease=LeasePolicy(PARENT_LEASE_SECONDS), stale_after=None)
+        if environment.parent is not None:
+            policy = self._policy_under_parent(policy, environment)
         engine = self._engine = self._make_engine(environment, policy)
         stopped = True
         with ExitStack() as companions:
@@ -226,6 +227,23 @@ class EngineLoop(ABC):
         if stopped and engine is self._left_engine:
             self._left_engine = None
         return stopped
+
+    def _policy_under_parent(
+        self, policy: EnginePolicy, environment: EngineEnvironment
+    ) -> EnginePolicy:
+        """A source that another process can open has its leases renewed by the parent, and its
+        suspects run in processes of their own.
+        """
+        if self._source.locator() is not None:
+            policy = replace(
+                policy,
+                lease=LeasePolicy(PARENT_LEASE_SECONDS),
+                stale_after=None,
+                selection=RowSelection.ORDINARY,
+            )
+        if not environment.runs_suspects:
+            return policy
+        return replace(policy, slots=1, max_prefetch=0, selection=RowSelection.SUSPECTS)
 
     def _make_engine(self, environment: EngineEnvironment, policy: EnginePolicy) -> Engine:
         return Engine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from longwatch.core.clock import Wakeup
@@ -16,7 +17,7 @@ from longwatch.engine.exclusive import ExclusiveLock
 from longwatch.engine.fetcher import Fetcher
 from longwatch.engine.lease_renewer import LeaseRenewer
 from longwatch.engine.lease_trust import LeaseTrust
-from longwatch.engine.policy import EngineContext
+from longwatch.engine.policy import MAX_SUSPECT_PROCESSES, EngineContext
 from longwatch.engine.row_life import RowRunner
 from longwatch.engine.settler import Settler
 from longwatch.engine.slot_pool import SlotPool
@@ -26,6 +27,7 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.runtime_dir import runtime_directory
+from longwatch.store.claims import RowSelection
 
 
 class EngineRun:
@@ -78,6 +80,8 @@ class EngineRun:
             source, self._lease_trust, self.slot_pool, self.exchange_loop, engine_context
         )
         self._sweep_call = SourceCall("sweep", engine_context)
+        self._suspects_call = SourceCall("count_suspects", engine_context)
+        self._suspects_counted_at = -inf
         cadence = Cadence(interval=engine_context.policy.sweep_interval, jitter=0.2)
         self._sweeper = Periodic(
             self._sweep, cadence, name=f"{engine_context.name}-sweeper", clock=engine_context.clock
@@ -167,9 +171,30 @@ class EngineRun:
         first to be taken, with what is done and could not be settled. The lease renewer
         renews them as soon as the store answers; others sweep meanwhile.
         """
+        swept: int | None = 0
         if self._lease_trust.may_act(holds_rows=self.exchange_loop.held_count() > 0):
             on_given_up = emit_given_up(self._engine_context.events)
-            self._sweep_call.run(lambda: self._source.sweep(on_given_up))
+            swept = self._sweep_call.run(lambda: self._source.sweep(on_given_up))
+        if self._engine_context.policy.selection is RowSelection.ORDINARY:
+            self._report_suspects(has_changed=bool(swept))
+
+    def _report_suspects(self, *, has_changed: bool) -> None:
+        """Report to the parent how many suspects are free, if any are: after a sweep that changed
+        rows, and about once a second. A report that is lost is repeated.
+        """
+        context = self._engine_context
+        now, parent = context.clock.monotonic(), context.parent
+        is_due = has_changed or now - self._suspects_counted_at >= _SUSPECTS_INTERVAL
+        if parent is None or not is_due or self._drain.state is not DrainState.RUNNING:
+            return
+        self._suspects_counted_at = now
+        count = self._suspects_call.run(
+            lambda: self._source.count_suspects(limit=MAX_SUSPECT_PROCESSES)
+        )
+        if count:
+            parent.try_send(
+                "suspects", engine=context.name, source=self._source.locator(), count=count
+            )
 
     # --- ending ---
 
@@ -210,6 +235,8 @@ class EngineRun:
             )
 
 
+_SUSPECTS_INTERVAL = 0.9
+"""Seconds between two counts of suspects; the sweeper comes by every half second."""
 _ROLLBACK_SECONDS = 5.0
 """Seconds that the threads of a start that failed are given to end."""
 

@@ -52,6 +52,7 @@ from longwatch.engine.slot_pool import SlotPool
 from longwatch.engine.source_call import SourceCall
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.beatpage import BeatPage
+from longwatch.store.claims import RowSelection
 
 _MAX_INLINE_SLOTS = 64
 """Slots of an engine above which a slot does not look whether all others are idle."""
@@ -186,6 +187,7 @@ class ExchangeLoop:
             self._fetcher.claim_soon()
         else:
             self._exchange(self._fetcher.claim_limit(), start)
+        self._page.record_completed(self._settler.completed)
 
     def _may_exchange(self) -> bool:
         """Whether the store may be asked to settle; until then settlements stay with the
@@ -338,9 +340,13 @@ class ExchangeLoop:
     # --- reserved rows ---
 
     def reserve(self, limit: int) -> Reservation | None:
-        """Reserve capacity for up to `limit` rows; None if there is none."""
-        may_reserve = self._policy.max_polls is None and self._lease_trust.may_act(
-            holds_rows=self.held_count() > 0
+        """Reserve capacity for up to `limit` rows; None if there is none. An engine that runs
+        suspects reserves none: new rows are no suspects.
+        """
+        may_reserve = (
+            self._policy.max_polls is None
+            and self._policy.selection is not RowSelection.SUSPECTS
+            and self._lease_trust.may_act(holds_rows=self.held_count() > 0)
         )
         return self._reservations.reserve(
             lambda: min(self._fetcher.capacity(), limit) if may_reserve else 0,

@@ -105,15 +105,20 @@ def _require(name: str, value: float, is_valid: bool, rule: str) -> None:  # noq
         raise ValueError(f"{name} must be {rule}, not {value}")
 
 
+MAX_SUSPECT_PROCESSES = 4
+"""Processes of their own in which a parent runs suspects at the same time, at most."""
 PARENT_LEASE_SECONDS = 15.0
 """Seconds that leases last where a parent renews them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnvironment:
-    """What the surroundings of an engine share."""
+    """What the surroundings of an engine share. `runs_suspects`: the process is there for suspects
+    alone.
+    """
 
     name: str
     events: Events = field(default_factory=logged_events)
     exclusive_lock: ExclusiveLock = field(default_factory=ExclusiveLock)
     parent: ParentChannel | None = None
+    runs_suspects: bool = False

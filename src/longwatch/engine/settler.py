@@ -45,6 +45,8 @@ class Settler:
         self._rows: dict[Claim, ClaimedRow] = {}
         """The rows of the unsettled settlements, but for those that no slot had."""
         self._mailbox = mailbox
+        self.completed = 0
+        """How many rows were run and settled; released rows do not count."""
         self.stats = SettlementStats(engine_context)
         self._finished: deque[FinishedRow] = deque()
         self._settle_batch = engine_context.policy.settle_batch
@@ -91,6 +93,7 @@ class Settler:
                 self.unsettled.append(finished.result)
                 self._rows[finished.result.claim] = finished.claimed
             elif finished.result is not None:
+                self.completed += finished.result.outcome is not RowOutcome.RELEASED
                 self.stats.record_settled(finished.result.outcome)
                 if finished.result.outcome is RowOutcome.DEAD:
                     self._emit_dead(finished.claimed, finished.result)
@@ -115,6 +118,7 @@ class Settler:
         self._has_delayed = any(each.outcome is not RowOutcome.DONE for each in batch)
         for settlement, is_settled in zip(batch, settled, strict=True):
             row = self._rows.pop(settlement.claim, None)
+            self.completed += is_settled and settlement.outcome is not RowOutcome.RELEASED
             if is_settled:
                 if settlement.outcome is RowOutcome.DEAD and row is not None:
                     self._emit_dead(row, settlement)

@@ -39,7 +39,6 @@ _COLUMNS = (
     "max_attempts",
     "abandon_after",
     "heartbeat_timeout",
-    "releases",
 )
 
 
@@ -58,7 +57,6 @@ class ClaimedAttempt(NamedTuple):
     max_attempts: int
     abandon_after: float
     heartbeat_timeout: float | None
-    releases: int
     inputs: str | None
     """None if they are too large together."""
     is_stale: bool

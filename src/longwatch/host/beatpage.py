@@ -2,8 +2,8 @@
 hangs or is dead.
 
 One small file an engine, mapped into memory. A header says until when its leases are trusted,
-whether it is draining, and when the engine itself last beat; then one entry a slot: last beat, the
-row it works on, since when. Each entry is written by its one slot, with the row number last when it
+whether it is draining, when the engine itself last beat, and how many rows it has completed; then
+one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot, with the row number last when it
 begins and first when it ends, so a reader never sees a row that is not started. A parent that
 renews the leases writes until when they are trusted, and, of a child that it has killed, which rows
 are to blame.
@@ -16,7 +16,8 @@ Beats and starts are on CLOCK_MONOTONIC, so that a suspend is not a stall. The e
 `Clock.boottime()`, so that a suspend uses it up, as it does the lease.
 
     offset  0  magic (8)   8  slots   16  trusted until   24  draining   32  beat of the engine
-           40 …  per slot: beat, row, started (8 bytes each)
+           40  completed rows
+           48 …  per slot: beat, row, started (8 bytes each)
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_MAGIC = b"LWBEAT02"
-_HEADER = 40
-_TRUSTED, _DRAINING, _ENGINE = 16, 24, 32
+_MAGIC = b"LWBEAT03"
+_HEADER = 48
+_TRUSTED, _DRAINING, _ENGINE, _COMPLETED = 16, 24, 32, 40
 _MAX_BYTES = 1 << 20
 _SLOT = 24
 _NUMBER = struct.Struct(
@@ -89,6 +90,10 @@ class BeatPage:
         """The engine itself turns, whatever its slots do."""
         _TIME.pack_into(self._map, _ENGINE, now)
 
+    def record_completed(self, rows: int) -> None:
+        """The engine has completed so many rows since it started: run and settled, not released."""
+        _NUMBER.pack_into(self._map, _COMPLETED, rows)
+
     @property
     def trusted_until(self) -> float:
         """What was written last, here or by a parent that renews for us."""
@@ -136,6 +141,8 @@ class BeatSnapshot(NamedTuple):
     beat_at: float
     """When the engine itself last beat; 0.0 if it has not yet."""
     slots: tuple[SlotState, ...]
+    completed: int = 0
+    """How many rows the engine has completed."""
 
     @property
     def running_rows(self) -> frozenset[int]:
@@ -256,7 +263,10 @@ def _parse(data: bytes) -> BeatSnapshot | None:
         return None
     slots = tuple(_parse_slot(data, _HEADER + number * _SLOT) for number in range(count))
     trusted, beat = _TIME.unpack_from(data, _TRUSTED)[0], _TIME.unpack_from(data, _ENGINE)[0]
-    return BeatSnapshot(trusted, bool(_NUMBER.unpack_from(data, _DRAINING)[0]), beat, slots)
+    [draining], [completed] = (
+        _NUMBER.unpack_from(data, offset) for offset in (_DRAINING, _COMPLETED)
+    )
+    return BeatSnapshot(trusted, bool(draining), beat, slots, completed)
 
 
 def remove_page(path: str) -> None:

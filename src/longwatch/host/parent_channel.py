@@ -20,6 +20,8 @@ PARENT_SOCKET_VARIABLE = "LONGWATCH_PARENT"
 """The variable that names the parent's socket."""
 PARENT_INCARNATION_VARIABLE = "LONGWATCH_PARENT_INCARNATION"
 """The variable with the parent's incarnation (`host.incarnation`)."""
+SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
+"""The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024
 _SEND_TIMEOUT = 5.0
 """Seconds that a word that must be heard may take to be taken."""
@@ -57,6 +59,13 @@ class ParentChannel:
         """Say what may as well be lost, without waiting: the next such word replaces it."""
         with suppress(OSError):
             self._send(about, facts, timeout=0.0)
+
+    def report_finished(self) -> None:
+        """Report that this process ends by its own decision: it is not to be replaced. A parent
+        that cannot be reached is gone.
+        """
+        with suppress(TryAgainError):
+            self.send("finished")
 
     def _send(self, about: str, facts: dict[str, object], *, timeout: float) -> None:
         data = json.dumps({"about": about, "pid": os.getpid(), **facts}).encode()

@@ -82,6 +82,7 @@ class LoopGroup:
         self.before_exit: Callable[[], object] = lambda: None
         """Called before the process is ended from here: to write out what was logged."""
         self._parent: ParentChannel | None = None
+        self._runs_suspects = False
         self._run_guard = RunGuard("this group", self.clock)
         self._group_run: GroupRun | None = None
         """The present run, else the last one."""
@@ -134,11 +135,13 @@ class LoopGroup:
         self._forward("resume")
         self.events.emit(GroupResumed())
 
-    def set_parent(self, parent: ParentChannel) -> None:
+    def set_parent(self, parent: ParentChannel, *, runs_suspects: bool = False) -> None:
         """Have this parent renew the leases and answer for health: for worker processes of ours,
-        before `run`.
+        before `run`. With `runs_suspects` it runs the suspects of its loops alone, one at a time,
+        and ends when there are none.
         """
         self._parent = parent
+        self._runs_suspects = runs_suspects
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +174,13 @@ class LoopGroup:
             if run_handle.is_stopping:
                 return
             with self._handle_signals(run_handle, install_signals) as coordinator:
-                group_run = GroupRun(self, run_handle, coordinator=coordinator, parent=self._parent)
+                group_run = GroupRun(
+                    self,
+                    run_handle,
+                    coordinator=coordinator,
+                    parent=self._parent,
+                    runs_suspects=self._runs_suspects,
+                )
                 self._group_run, self.health = group_run, group_run.health
                 try:
                     group_run.run(

@@ -7,7 +7,8 @@ The story of a run
     for, under the latest of these → watchdog and health end → what was caught before us is put back
 
 How it ends
-    all stopped in time      run returns
+    all stopped in time      run returns; without a signal, a parent gets the report `finished`:
+                             its own code has decided on the end
     a loop crashed           its error is raised, after the others have stopped
     a limit has passed       with signals installed: stacks on record, exit 1; else
                              ShutdownTimeoutError, and threads left behind
@@ -38,6 +39,7 @@ from longwatch.host.sdnotify import SdNotifier
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.watchdog import BeatAge, Watchdog
 from longwatch.runtime.health_checks import GroupHealth
+from longwatch.runtime.idle_end import CHECK_SECONDS, IdleEnd
 from longwatch.runtime.loop_runner import LoopRunner
 from longwatch.runtime.status_reporter import EventMetrics, StatusReporter
 
@@ -68,6 +70,7 @@ class GroupRun:
         *,
         coordinator: ShutdownCoordinator | None,
         parent: ParentChannel | None,
+        runs_suspects: bool = False,
     ) -> None:
         self.is_stopping = False
         self._group = group
@@ -76,6 +79,7 @@ class GroupRun:
         self._clock = group.clock
         self._events = group.events
         self._parent = parent
+        self._runs_suspects = runs_suspects
         self._health_server: HealthServer | None = None
         self._notifier = SdNotifier.from_environment()
         self._crash_file = CrashFile("group", clock=group.clock)
@@ -136,6 +140,8 @@ class GroupRun:
         runners: list[LoopRunner] = []
         for loop, name in zip(self._group.loops, self._group.names, strict=True):
             attach: Callable[[EngineEnvironment], None] | None = getattr(loop, "attach", None)
+            if attach is None and self._runs_suspects:
+                continue  # it has no rows
             if attach is not None:
                 attach(
                     EngineEnvironment(
@@ -143,6 +149,7 @@ class GroupRun:
                         events=self._events,
                         exclusive_lock=exclusive_lock,
                         parent=self._parent,
+                        runs_suspects=self._runs_suspects,
                     )
                 )
             runners.append(
@@ -239,6 +246,7 @@ class GroupRun:
             self._parent.send(
                 "group",
                 loops=self._group.names,
+                slots=sum(getattr(loop, "concurrency", 1) for loop in self._group.loops),
                 threshold=self._group.watchdog_threshold,
                 crash_file=str(self._crash_file.path),
             )
@@ -247,11 +255,18 @@ class GroupRun:
     # --- between ---
 
     def _wait(self) -> None:
-        """Until somebody asks for the end, a loop has crashed, or all are done."""
+        """Until somebody asks for the end, a loop has crashed, all are done, or there are no
+        suspects left in a process that runs only those.
+        """
         stop_listening = self._run_handle.stop_requested.subscribe(self._changed.set)
+        idle_end = (
+            IdleEnd([runner.loop for runner in self._runners], self._clock)
+            if self._runs_suspects
+            else None
+        )
         try:
-            while not self._should_stop():
-                self._clock.wait(self._changed, max_wait())
+            while not (self._should_stop() or (idle_end is not None and idle_end.is_over())):
+                self._clock.wait(self._changed, max_wait() if idle_end is None else CHECK_SECONDS)
                 self._changed.clear()
         finally:
             stop_listening()
@@ -311,6 +326,12 @@ class GroupRun:
         for runner in self._runners:
             if runner.error is not None:
                 raise runner.error
+        if self._parent is not None and not self._is_stopped_by_signal:
+            self._parent.report_finished()
+
+    @property
+    def _is_stopped_by_signal(self) -> bool:
+        return self._coordinator is not None and self._coordinator.signal is not None
 
     def _fail_overdue(self, overdue: Sequence[str]) -> None:
         """Loops that did not stop: nothing joins them, nothing waits for them."""

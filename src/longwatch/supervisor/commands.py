@@ -57,7 +57,9 @@ class ProgramCommands:
         """Have them up; returns when they are, or with `ready` when they are ready.
         TryAgainError if one is not.
         """
-        programs = self._accept("start", names)
+        programs = [
+            managed for managed in self._accept("start", names) if not managed.plan.on_demand
+        ]
         starts_before = {
             managed: 0
             if managed.up or managed.state is ProgramState.STARTING
@@ -92,11 +94,15 @@ class ProgramCommands:
         self, *names: str, ready: bool = False, timeout: float = START_TIMEOUT
     ) -> list[ProgramStatus]:
         """Stop and start them, of all only those that are wanted; returns when they are up
-        again.
+        again. Those that run on demand only stop.
         """
-        programs = [
+        accepted = [
             managed for managed in self._accept("restart", names) if names or managed.desired
         ]
+        programs = [managed for managed in accepted if not managed.plan.on_demand]
+        for managed in accepted:
+            if managed.plan.on_demand:
+                managed.stop()
         at_once = [managed for managed in programs if not managed.plan.group]
         statuses = (
             await self._restart(at_once, ready=ready, timeout=timeout)

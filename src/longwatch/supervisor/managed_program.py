@@ -87,6 +87,8 @@ class ManagedProgram:
 
     @property
     def desired(self) -> bool:
+        if self.plan.on_demand:
+            return not self.idle
         recorded = self.program.record.desired
         return self.plan.autostart if recorded is None else recorded
 
@@ -114,6 +116,7 @@ class ManagedProgram:
                 self.exit_code = await self.program.keep_up(self._wait_for_dependencies)
             finally:
                 self.active = False
+                self.retired = self.retired or self.plan.on_demand
                 self.notify_changed()
             on_finished(self, self.exit_code)
 
@@ -135,6 +138,9 @@ class ManagedProgram:
         self.start_requested = False
         if self.active:
             self.program.stop(shutting_down=False)
+        elif self.plan.on_demand:
+            self.retired = True
+            self.notify_changed()
 
     def restart(self) -> None:
         """Whatever it does, another life after that, with nothing remembered against it."""

@@ -99,6 +99,10 @@ class ProgramPlan:
     """What it is one of several of: by that name all of them can be told what to do, and they
     are restarted one after another.
     """
+    on_demand: bool = False
+    """Whether it runs once, by `Supervisor.run_on_demand`: it is known only while it runs, is never
+    started again by its policy, a command or a reload, and does not count in the exit code.
+    """
 
     @classmethod
     def of(  # noqa: PLR0913 - what makes a command a process, each by name; the rest are the plan's own fields

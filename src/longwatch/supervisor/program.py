@@ -29,6 +29,7 @@ from longwatch.host.capture import LineSink
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.host.loop import wait_until_done
 from longwatch.host.process import KILL_NOW, ProcessEnd, ProcessSpec, StopPolicy
+from longwatch.supervisor.end_judge import EndJudges
 from longwatch.supervisor.lifecycle import LIFECYCLE, ProgramState, ProgramTransition
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
 from longwatch.supervisor.plan import ProgramPlan
@@ -79,7 +80,8 @@ class Program:
 
     A run is *stable* once it was up for `backoff.stable_after` seconds and, if it is
     health-checked, was found healthy after that: backoff, breaker and hang counter start anew. With
-    `strict`, the very first start must work: SpawnError if it does not.
+    `strict`, the very first start must work: SpawnError if it does not. `end_judges` knows more
+    about the ends of worker processes.
     """
 
     def __init__(  # noqa: PLR0913 - a program and its surroundings, most of them optional
@@ -90,6 +92,7 @@ class Program:
         clock: Clock,
         events: Events,
         listener: ProgramListener | None = None,
+        end_judges: EndJudges | None = None,
         streams: Streams = INHERITED_STREAMS,
         record: ProgramRecord | None = None,
         notify_socket: NotifySocket | None = None,
@@ -111,12 +114,15 @@ class Program:
         self._clock = clock
         self._emit = events.emit
         self._listener = listener or ProgramListener()
+        self._end_judges = end_judges or EndJudges(events)
         self._on_changed = on_changed
         self._strict = strict
         self._interruption: asyncio.Future[None] | None = None
         self._early_notices: list[Notice] = []
         self._stop_policy: StopPolicy | None = None
         self._shutting_down = False
+        self._is_excused = False
+        """Whether the last end feeds neither breaker nor backoff."""
         self.apply_plan(plan)
 
     def apply_plan(self, plan: ProgramPlan) -> None:
@@ -149,7 +155,7 @@ class Program:
         while True:
             ending = await self._run_once()
             decision = self._decide(ending)
-            tripped = decision.restart and self._trips_breaker()
+            tripped = decision.restart and not self._is_excused and self._trips_breaker()
             self._record_end(ending, decision, restart=decision.restart and not tripped)
             if not decision.restart:
                 return ending.cause.exit_code
@@ -265,7 +271,9 @@ class Program:
                 program=name, pid=pid, command=tuple(argv), start_number=self.record.starts
             )
         )
-        self._listener.program_started(ProgramStart(program=name, kind=self.plan.kind, pid=pid))
+        self._listener.program_started(
+            ProgramStart(program=name, kind=self.plan.kind, pid=pid, on_demand=self.plan.on_demand)
+        )
 
     def _process_spec(self) -> ProcessSpec:
         """What to start, with its streams and the address where it may tell us how it is."""
@@ -314,8 +322,11 @@ class Program:
 
     def _decide(self, ending: ProcessEnd) -> RestartDecision:
         stop_requested = self._stop_policy is not None
+        facts = self._end_judges.end_facts(self.plan, ending.pid)
+        self._is_excused = facts is not None and facts.is_excused
         decision = self.plan.restart.decide(
             ending.cause,
+            facts=facts,
             shutting_down=stop_requested and self._shutting_down,
             stop_requested=stop_requested,
             killed_unhealthy=self._was_unhealthy,
@@ -378,6 +389,7 @@ class Program:
                 cause=ending.cause,
                 restart=restart,
                 killed=ending.killed,
+                on_demand=self.plan.on_demand,
             )
         )
 
@@ -396,8 +408,11 @@ class Program:
         return self.plan.critical
 
     async def _back_off(self, ending: ProcessEnd) -> bool:
-        """Wait before the next start; False if it was told to stop meanwhile."""
-        delay = self.backoff.failed(lasted=ending.lasted if self._was_stable else 0.0)
+        """Wait before the next start, after an excused end not at all; False if it was told to
+        stop meanwhile.
+        """
+        lasted = ending.lasted if self._was_stable else 0.0
+        delay = 0.0 if self._is_excused else self.backoff.failed(lasted=lasted)
         self._update_record()
         in_window = len(self.breaker.failure_times)
         self._emit(

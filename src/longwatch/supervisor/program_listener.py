@@ -32,6 +32,8 @@ class ProgramStart:
     program: str
     kind: ProgramKind
     pid: int
+    on_demand: bool = False
+    """Whether the program runs once, on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class ProgramEnd:
     """Whether the program is started again after a backoff."""
     killed: int
     """How many processes of the tree were killed with SIGKILL."""
+    on_demand: bool = False
+    """Whether the program ran once, on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

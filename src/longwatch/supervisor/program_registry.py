@@ -16,6 +16,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import ConfigReloaded
 from longwatch.host.guardian_client import GuardianClient
+from longwatch.supervisor.end_judge import EndJudges
 from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
 from longwatch.supervisor.plan import ProgramPlan
@@ -49,6 +50,7 @@ class ProgramRegistry:
         clock: Clock,
         events: Events,
         listener: ProgramListener,
+        end_judges: EndJudges,
         streams: Callable[[ProgramPlan], Streams],
         save_record: Callable[[str, ProgramRecord], None],
         on_finished: Callable[[ManagedProgram, int], None],
@@ -63,6 +65,7 @@ class ProgramRegistry:
         self._clock = clock
         self._events = events
         self._listener = listener
+        self._end_judges = end_judges
         self._streams = streams
         self._save_record = save_record
         self._on_finished = on_finished
@@ -81,6 +84,7 @@ class ProgramRegistry:
             clock=self._clock,
             events=self._events,
             listener=self._listener,
+            end_judges=self._end_judges,
             streams=prepared.streams,
             record=self.records.pop(plan.name, None),
             notify_socket=self._open_notify_socket(plan, prepared.socket_path),
@@ -94,6 +98,17 @@ class ProgramRegistry:
         self._tasks[plan.name] = task = asyncio.ensure_future(managed.supervise(self._on_finished))
         task.add_done_callback(partial(self._on_task_done, plan.name))
         return managed
+
+    def run_on_demand(self, plan: ProgramPlan) -> None:
+        """Run a program once; nothing if one of its name is here."""
+        if plan.name not in self.programs:
+            self.add(self.prepare(plan)).request_start()
+
+    def stop_on_demand(self, group: str) -> None:
+        """Have the programs of the group that run on demand stop."""
+        for managed in self.programs.values():
+            if managed.plan.on_demand and managed.plan.group == group:
+                managed.stop()
 
     def prepare(self, plan: ProgramPlan) -> PreparedPlan:
         """Make what a plan needs of the machine, and change nothing yet: what cannot be had is
@@ -205,14 +220,18 @@ async def apply_plans(
     `check_running` is called once the removed programs have stopped, which may take a while. It
     raises when nothing is to be started any more.
     """
-    changes = plan_changes(
-        {name: managed.plan for name, managed in registry.programs.items() if not managed.retired},
-        plans,
-    )
+    present = {
+        name: managed.plan
+        for name, managed in registry.programs.items()
+        if not (managed.retired or managed.plan.on_demand)
+    }
+    changes = plan_changes(present, plans)
     prepared = {
         name: registry.prepare(plans[name])
         for name in (*changes.changed, *changes.updated, *changes.added)
     }
+    for group in {present[name].group for name in (*changes.changed, *changes.removed)}:
+        registry.stop_on_demand(group)
     await registry.retire(changes.removed)
     check_running()
     for name in (*changes.changed, *changes.updated):

@@ -18,6 +18,17 @@ Row 4 holds for the signals 1 to 64 that can end a process. Exit 145 to 151 and 
 signal that a process ignores or is paused by (SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU,
 SIGURG, SIGWINCH): no process ends by it, so the program chose that code itself, and row 5 holds.
 
+Of a worker process its parent knows more (`EndFacts`). Its end is judged by these rows before
+rows 2 to 6:
+
+| exit 0, and it had not reported that it is finished            | yes      | `unexpected_exit` |
+| exit 2 or ≥ 100 after it had joined, and it had not reported
+| that it ends by itself                                         | yes      | `unexpected_exit` |
+| any signal, or 128 + n                                         | yes      | `unexpected_exit` |
+
+A handler may have called `os._exit`, or another program may have sent the signal: neither the
+parent nor an operator asked for that end.
+
 Rows 1 to 7 say what `restart = "on-failure"` does; `"always"` and `"never"` overrule them, and
 lists of exit codes overrule those. The verdict is the table's in any case: it names what happened,
 not what was done about it.
@@ -74,6 +85,20 @@ RESTART_VERDICTS = frozenset(
 STOP_VERDICTS = frozenset({EndVerdict.SHUTDOWN_COMPLETE, EndVerdict.STOPPED})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndFacts:
+    """What the parent of a worker process knows about its end."""
+
+    has_joined: bool
+    """Whether it ran its loops."""
+    has_finished: bool
+    """Whether it reported that it ends by itself."""
+    is_excused: bool = False
+    """Whether it died while it worked on a row, and its program can work: its end feeds neither
+    breaker nor backoff.
+    """
+
+
 class Restart(StrEnum):
     """The policies."""
 
@@ -101,13 +126,15 @@ class RestartPolicy:
         shutting_down: bool = False,
         stop_requested: bool = False,
         killed_unhealthy: bool = False,
+        facts: EndFacts | None = None,
     ) -> RestartDecision:
-        """The table, then the policy, then the lists."""
+        """The table, then the policy, then the lists. `facts`: of a worker process."""
         verdict = _verdict(
             cause,
             shutting_down=shutting_down,
             stop_requested=stop_requested,
             killed_unhealthy=killed_unhealthy,
+            was_unasked=facts is not None and _is_unasked(_as_signal(cause), facts),
         )
         return RestartDecision(
             verdict,
@@ -160,8 +187,20 @@ def _cause(code: int | None, signal: int | None) -> EndCause:
     return EndCause(EndKind.SPAWN_ERROR) if code is None else EndCause.exit(code)
 
 
+def _is_unasked(cause: EndCause, facts: EndFacts) -> bool:
+    """Whether a worker process ended though neither it nor anything before its work decided so."""
+    if cause.kind is not EndKind.EXIT:
+        return cause.kind is EndKind.SIGNAL
+    return not facts.has_finished and (cause.number == 0 or facts.has_joined)
+
+
 def _verdict(
-    cause: EndCause, *, shutting_down: bool, stop_requested: bool, killed_unhealthy: bool
+    cause: EndCause,
+    *,
+    shutting_down: bool,
+    stop_requested: bool,
+    killed_unhealthy: bool,
+    was_unasked: bool,
 ) -> EndVerdict:
     """The rows in their order."""
     cause = _as_signal(cause)
@@ -170,6 +209,7 @@ def _verdict(
         (shutting_down, EndVerdict.SHUTDOWN_COMPLETE),
         (stop_requested, EndVerdict.STOPPED),
         (killed_unhealthy, EndVerdict.HEALTH_CHECK_RESTART),
+        (was_unasked, EndVerdict.UNEXPECTED_EXIT),
         (exited and cause.number == 0, EndVerdict.CLEAN_EXIT),
         (exited and cause.number == _CONFIGURATION_EXIT, EndVerdict.CONFIGURATION_ERROR),
         (exited and (cause.number or 0) >= _FIRST_FATAL_EXIT, EndVerdict.FATAL_ERROR_NO_RESTART),

@@ -9,7 +9,7 @@ so nothing here is locked. Code that acts on starts and ends of programs is a `P
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from longwatch.host.process import KILL_NOW, StopPolicy
 from longwatch.host.service import Service
 from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.control_requests import ControlRequests
+from longwatch.supervisor.end_judge import EndJudge, EndJudges
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
 from longwatch.supervisor.plan import Plans, ProgramPlan, validate_plans
 from longwatch.supervisor.program import EXIT_NEEDS_OPERATOR, Streams
@@ -99,6 +100,7 @@ class Supervisor(Service):
         self._kill_counter = _ShutdownKillCounter(lambda: self.is_shutting_down)
         self._listeners = ProgramListeners(on_error=self._on_listener_error)
         self._listeners.add(self._kill_counter)
+        self._end_judges = EndJudges(self.events)
         self.guardian = GuardianClient(
             self.loop,
             clock=self.clock,
@@ -121,6 +123,7 @@ class Supervisor(Service):
             clock=self.clock,
             events=self.events,
             listener=self._listeners,
+            end_judges=self._end_judges,
             streams=streams,
             save_record=self._save_record,
             on_finished=self._on_program_finished,
@@ -214,6 +217,22 @@ class Supervisor(Service):
         on. Add it before `start` to miss nothing.
         """
         self._listeners.add(listener)
+
+    def set_end_judge(self, judge: EndJudge) -> None:
+        """Have this judge say what is known about the ends of worker processes."""
+        self._end_judges.judge = judge
+
+    def run_on_demand(
+        self, choose: Callable[[Mapping[str, ProgramPlan]], Iterable[ProgramPlan]]
+    ) -> None:
+        """Run the plans that `choose` makes of the present ones, by name, each once. It is called
+        on the loop and must not block. Nothing is run while the supervisor shuts down.
+        """
+        self._call_on_loop(self._run_on_demand(choose))
+
+    def stop_on_demand(self, group: str) -> None:
+        """Have the programs of the group that run on demand stop; returns at once."""
+        self._call_soon(lambda: self._registry.stop_on_demand(group))
 
     def set_shutdown_timeout(self, seconds: float | None) -> None:
         """How long a shutdown may take from now on; None: every program has its own grace."""
@@ -309,6 +328,14 @@ class Supervisor(Service):
             if managed.program.record.desired is False
         ):
             self.events.emit(ProgramsLeftStopped(programs=stopped))
+
+    async def _run_on_demand(
+        self, choose: Callable[[Mapping[str, ProgramPlan]], Iterable[ProgramPlan]]
+    ) -> None:
+        if self._shutdown_task is None:
+            programs = self._registry.programs
+            for plan in choose({name: managed.plan for name, managed in programs.items()}):
+                self._registry.run_on_demand(plan)
 
     def _on_program_finished(self, managed: ManagedProgram, code: int) -> None:
         if managed.plan.name == self._main_program:
@@ -465,5 +492,5 @@ class _ShutdownKillCounter(ProgramListener):
         self._is_shutting_down = is_shutting_down
 
     def program_ended(self, end: ProgramEnd) -> None:
-        if self._is_shutting_down():
+        if self._is_shutting_down() and not end.on_demand:
             self.killed += end.killed

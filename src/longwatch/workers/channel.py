@@ -1,10 +1,22 @@
-"""The parent's end of the channel to its worker processes; `host.parent_channel` is their end."""
+"""The parent's end of the channel to its worker processes; `host.parent_channel` is their end.
+
+A report is *accepted* and then *handled*. Accepting is quick: it notes what has to be known at once
+and never waits. Handling may open a store. A reader thread accepts reports as they arrive, and a
+second thread handles them one after another, in the order of their arrival.
+
+When a process has ended, everything that it sent is in the socket, but the reader may not have come
+to it yet. `accept_arrived` accepts it in the caller's thread, so that the end is judged by all
+reports. One lock covers the step from the socket to the queue of the second thread: no report is
+accepted twice, and none is between the two when `accept_arrived` returns.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,30 +27,60 @@ from longwatch.core.deadline import Deadline
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES
 
+Handling = Callable[[], None]
+Accept = Callable[[Mapping[str, Any]], Handling | None]
+"""Notes a report without waiting; returns what is left to do about it, None if nothing is."""
+
 
 class WorkerChannel:
-    """A socket that workers speak to, read by a thread of its own."""
+    """A socket that workers send reports to. An error in accepting or handling one does not keep
+    the next from being read.
+    """
 
-    def __init__(self, path: Path, on_message: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, path: Path, accept: Accept) -> None:
         self._path = path
-        self._on_message = on_message
+        self._accept = accept
         self._socket = _bind(path)
+        self._lock = threading.Lock()
         self._is_closing = False
-        self._thread = BackgroundThread(self._receive, name="worker-channel", report_errors=True)
-        self._thread.start()
+        self._handlings: queue.SimpleQueue[Handling | None] = queue.SimpleQueue()
+        self._threads = [
+            BackgroundThread(self._read, name="worker-channel", report_errors=True),
+            BackgroundThread(self._handle, name="worker-reports", report_errors=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def accept_arrived(self) -> None:
+        """Accept the reports that have arrived. Does not wait for more; thread-safe."""
+        with self._lock, suppress(BlockingIOError):
+            while not self._is_closing:
+                data = self._socket.recv(MAX_DATAGRAM_BYTES, socket.MSG_DONTWAIT)
+                with suppress(Exception):  # a report that cannot be understood
+                    self._handlings.put(self._accept(json.loads(data)) or _do_nothing)
 
     def close(self, clock: Clock, deadline: Deadline) -> None:
         self._is_closing = True
         self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.wait(clock, deadline)
+        self._handlings.put(None)
+        for thread in self._threads:
+            thread.wait(clock, deadline)
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
-    def _receive(self) -> None:
+    def _read(self) -> None:
         while not self._is_closing:
-            data = self._socket.recv(MAX_DATAGRAM_BYTES)
-            with suppress(Exception):  # whatever a word does to us, the next one is heard
-                self._on_message(json.loads(data))
+            self._socket.recv(1, socket.MSG_PEEK)  # waits for a report, and leaves it there
+            self.accept_arrived()
+
+    def _handle(self) -> None:
+        while (handling := self._handlings.get()) is not None:
+            with suppress(Exception):  # the next report is handled, whatever this one led to
+                handling()
+
+
+def _do_nothing() -> None:
+    """For a report that was dealt with as it was accepted."""
 
 
 def _bind(path: Path) -> socket.socket:

@@ -1,9 +1,11 @@
 """Decides when all worker processes are done, and which exit code that is.
 
-A worker is done when it exits with 0 and is not started again, or is given up: its breaker has
-tripped, its configuration is wrong, or it failed for good. A worker that starts again is not done.
+A worker is done when it has finished (it reported so, and exited with 0) and is not started again,
+or is given up: its breaker has tripped, its configuration is wrong, or it failed for good. A worker
+that starts again is not done: every end that the parent or an operator did not ask for is replaced
+(`supervisor.restart_policy`).
 One worker that is given up does not end the others. When the last one is done, nothing is left to
-supervise.
+supervise. Processes of suspects (`workers.suspects`) run on demand and count for nothing here.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class ExitTracker(ProgramListener):
         self._on_all_done = on_all_done
 
     def program_started(self, start: ProgramStart) -> None:
+        if start.on_demand:
+            return
         self._remaining.add(start.program)
         self._given_up.discard(start.program)
 
@@ -41,6 +45,8 @@ class ExitTracker(ProgramListener):
         self._give_up(trip.program)
 
     def program_ended(self, end: ProgramEnd) -> None:
+        if end.on_demand:
+            return
         if end.verdict is EndVerdict.CLEAN_EXIT and not end.restart:
             self._mark_done(end.program)
         elif end.verdict in _GIVEN_UP_VERDICTS:

@@ -13,8 +13,16 @@ A worker process reports its leases (`host.parent_channel`) and writes a beat pa
                    unhealthy program, which starts it again
     it stops       the supervisor calls `program_stopping`: it counts as draining, and a stall does
                    not freeze it
-    it ends        the supervisor calls `program_ended`: sweep its rows at once, whatever the cause
+    it ends        the supervisor asks for the facts of its end (`end_facts`), then it calls
+                   `program_ended`: sweep its rows at once, whatever the cause
     guardian lost  every worker was killed with it: blame no row
+    suspects       a worker reports that suspects are free: `workers.suspects` runs them
+
+An end is *excused*, so that it feeds neither breaker nor backoff, if a row was running and the
+program can work: its process had completed a row, or the row is one that an excused end before it
+was running, too, so that one poison row counts as one fault. A program whose processes die before
+they complete anything is not excused, and its breaker trips.
+
 A worker that holds the GIL for a minute keeps its work. If this process hangs, workers renew for
 themselves before trust ends.
 """
@@ -39,21 +47,24 @@ from longwatch.core.heartbeat import Heartbeat
 from longwatch.engine.claim_source import emit_given_up
 from longwatch.errors import LongwatchError
 from longwatch.host.background_thread import BackgroundThread
-from longwatch.host.beatpage import ChildBeatPage
+from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.observe.counters import MAX_ENDED, EventCounters, MergedSamples, MetricSample
-from longwatch.supervisor.plan import ProgramKind
+from longwatch.supervisor.end_judge import EndJudge
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.program_listener import (
     ProgramEnd,
     ProgramListener,
     ProgramStart,
     ProgramStop,
 )
-from longwatch.workers.channel import WorkerChannel
+from longwatch.supervisor.restart_policy import EndFacts
+from longwatch.workers.channel import Handling, WorkerChannel
 from longwatch.workers.lease_renewer import WorkerLeaseRenewer, open_claim_source
 from longwatch.workers.stack_dump import freeze, save_stacks
-from longwatch.workers.worker_record import EngineLeases, SilentRows, WorkerRecord
+from longwatch.workers.suspects import RunOnDemand, SuspectProcesses, SuspectReport
+from longwatch.workers.worker_record import EngineLeases, RowPlace, SilentRows, WorkerRecord
 
 CHECK_INTERVAL = 1.0
 _MAX_EARLY_MESSAGES = 64
@@ -65,10 +76,15 @@ round to beat.
 """
 
 
-class WorkerMonitor(Service, ProgramListener):
+def _run_nothing(_: object) -> None:
+    """Where no process can be started for suspects."""
+
+
+class WorkerMonitor(Service, ProgramListener, EndJudge):
     """Monitors the workers among the programs of a supervisor.
 
-    `kill_worker` has the supervisor kill a process, by pid, for a reason. `on_worker_active` is
+    `kill_worker` has the supervisor kill a process, by pid, for a reason. `run_on_demand` has it
+    run processes for suspects. `on_worker_active` is
     called, from any thread, when a worker runs its loops and when an ended worker has left rows: in
     both cases its process has come to its work. Starts and ends arrive as calls of a
     `ProgramListener`; `observe` only counts events for the metrics.
@@ -81,6 +97,7 @@ class WorkerMonitor(Service, ProgramListener):
         clock: Clock,
         events: Events,
         on_worker_active: Callable[[], None] = lambda: None,
+        run_on_demand: RunOnDemand = _run_nothing,
     ) -> None:
         super().__init__(name="worker-monitor", clock=clock)
         self.heartbeat = Heartbeat(clock)
@@ -98,6 +115,11 @@ class WorkerMonitor(Service, ProgramListener):
         """Ended workers: a last report may arrive after the end."""
         self._serials = count(_PARENT_SERIAL + 1)
         self._channels: list[WorkerChannel] = []
+        self._suspects = SuspectProcesses(
+            run_on_demand, self._busy_programs, clock=clock, events=events
+        )
+        self._excused_rows: dict[str, frozenset[RowPlace]] = {}
+        """By program: the rows that its last end was excused for."""
         self._checked_at = -inf
         self._checker = Periodic(
             self._check,
@@ -109,7 +131,7 @@ class WorkerMonitor(Service, ProgramListener):
 
     def open_channel(self, path: Path) -> None:
         """Receive reports of workers at this path, until the monitor is stopped."""
-        self._channels.append(WorkerChannel(path, self._receive))
+        self._channels.append(WorkerChannel(path, self._accept))
 
     # --- for metrics and health ---
 
@@ -174,10 +196,41 @@ class WorkerMonitor(Service, ProgramListener):
 
     def program_ended(self, end: ProgramEnd) -> None:
         worker = None if end.pid is None else self._remove_worker(end.pid)
+        if end.on_demand:
+            self._suspects.ended(end.program, has_joined=worker is not None and worker.has_joined)
         if worker is not None:
             BackgroundThread(
                 partial(self._reclaim, worker), name="worker-reclaim", report_errors=True
             ).start(inline_fallback=True)
+
+    def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
+        """The facts about a worker that has ended and was not removed yet; reads what it reported
+        last. None for one that does not report: it runs as another user.
+        """
+        if PARENT_SOCKET_VARIABLE not in plan.process.env:
+            return None
+        for channel in self._channels:
+            channel.accept_arrived()
+        with self._lock:
+            worker = self._workers.get(pid)
+        if worker is None:
+            return None
+        return EndFacts(
+            has_joined=worker.has_joined,
+            has_finished=worker.has_finished,
+            is_excused=self._excuse(worker),
+        )
+
+    def _excuse(self, worker: WorkerRecord) -> bool:
+        """Whether the end of this worker is excused (see the module)."""
+        rows = worker.running_rows()
+        repeated = rows & self._excused_rows.get(worker.program, frozenset())
+        is_excused = bool(rows and (repeated or worker.has_completed))
+        self._excused_rows[worker.program] = rows if is_excused else frozenset()
+        return is_excused
+
+    def _busy_programs(self) -> set[str]:
+        return {worker.program for worker in self.workers() if worker.running_rows()}
 
     def guardian_lost(self) -> None:
         for worker in self.workers():
@@ -192,6 +245,9 @@ class WorkerMonitor(Service, ProgramListener):
             self._early_messages = [
                 message for message in self._early_messages if message["pid"] != worker.pid
             ]
+            for message in messages:
+                with suppress(Exception):  # a report that cannot be understood
+                    worker.accept(message)
         if messages:
             BackgroundThread(
                 partial(self._handle_all, worker, messages),
@@ -201,7 +257,8 @@ class WorkerMonitor(Service, ProgramListener):
 
     def _handle_all(self, worker: WorkerRecord, messages: Iterable[Mapping[str, Any]]) -> None:
         for message in messages:
-            self._handle(worker, message)
+            with suppress(Exception):  # the next one is handled, whatever this one led to
+                self._handle(worker, message)
 
     def _remove_worker(self, pid: int) -> WorkerRecord | None:
         with self._lock:
@@ -232,17 +289,20 @@ class WorkerMonitor(Service, ProgramListener):
 
     # --- reports of workers ---
 
-    def _receive(self, message: Mapping[str, Any]) -> None:
+    def _accept(self, message: Mapping[str, Any]) -> Handling | None:
+        """Note a report, and return how it is handled; never waits."""
         pid = int(message["pid"])
         with self._lock:
             worker = self._workers.get(pid)
+            if worker is not None:
+                with suppress(Exception):  # it is handled, whatever can be noted of it
+                    worker.accept(message)
+                return partial(self._handle, worker, message)
             ended = self._find_recently_ended(pid) if message["about"] == "state" else None
-            if worker is None and ended is None:
-                self._early_messages = [*self._early_messages, message][-_MAX_EARLY_MESSAGES:]
-        if worker is not None:
-            self._handle(worker, message)
-        elif ended is not None:
-            self._merge_samples(ended, message)
+            if ended is not None:
+                return partial(self._merge_samples, ended, message)
+            self._early_messages = [*self._early_messages, message][-_MAX_EARLY_MESSAGES:]
+            return None
 
     def _find_recently_ended(self, pid: int) -> WorkerRecord | None:
         return next(
@@ -255,14 +315,27 @@ class WorkerMonitor(Service, ProgramListener):
                 self._add_leases(worker, message)
             case "leases_ended":
                 self._remove_leases(worker, int(message["owner"]))
-            case "group":
-                worker.record_group(message)
+            case "group" if worker.has_joined:
                 self._on_worker_active()
                 self._events.emit(
                     WorkerJoined(program=worker.program, pid=worker.pid, loops=worker.loops)
                 )
             case "state":
                 self._merge_samples(worker, message)
+            case "suspects":
+                self._handle_suspects(worker, message)
+
+    def _handle_suspects(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
+        place: Mapping[str, str] = message["source"]
+        self._suspects.handle(
+            SuspectReport(
+                program=worker.program,
+                place=(place["url"], place["name"]),
+                count=int(message["count"]),
+                slots=worker.slots,
+                at=self._clock.monotonic(),
+            )
+        )
 
     def _merge_samples(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         samples = worker.record_state(message)
@@ -271,11 +344,12 @@ class WorkerMonitor(Service, ProgramListener):
 
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
+        page = worker.pages[int(message["owner"])]
         source = open_claim_source(locator, self._stores)
         leases = EngineLeases(
             int(message["owner"]),
             source,
-            ChildBeatPage(message["page"]),
+            page,
             locator,
             engine=str(message.get("engine", "")),
         )
@@ -294,10 +368,9 @@ class WorkerMonitor(Service, ProgramListener):
             return self._workers.get(worker.pid) is worker
 
     def _remove_leases(self, worker: WorkerRecord, owner: int) -> None:
-        leases = worker.engine_leases.pop(owner, None)
+        leases = worker.end_engine(owner)
         if leases is not None:
             self._renewers[leases.store_url].remove(leases)
-            leases.page.close()
 
     # --- stalls ---
 

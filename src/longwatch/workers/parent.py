@@ -5,7 +5,7 @@ address they report to.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from longwatch.config.settings import LogSettings, is_pretty
@@ -16,10 +16,12 @@ from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.host.incarnation import Incarnation
 from longwatch.host.parent_channel import PARENT_INCARNATION_VARIABLE, PARENT_SOCKET_VARIABLE
 from longwatch.host.service import Service
+from longwatch.supervisor.plan import ProgramPlan
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.supervisor import Supervisor
 from longwatch.workers.monitor import WorkerMonitor
 from longwatch.workers.preflight import LOG_FORMAT, LOG_LEVEL
+from longwatch.workers.suspects import Plans
 
 
 class WorkerParent(Service):
@@ -44,6 +46,7 @@ class WorkerParent(Service):
             clock=clock,
             events=events,
             on_worker_active=on_worker_active,
+            run_on_demand=self._run_on_demand,
         )
         self._supervisor: Supervisor | None = None
         self._incarnation = Incarnation.current()
@@ -56,6 +59,7 @@ class WorkerParent(Service):
         """Monitor the workers of this supervisor, and have it kill those that stall."""
         self._supervisor = supervisor
         supervisor.add_listener(self.monitor)
+        supervisor.set_end_judge(self.monitor)
 
     def environment_for(self, uid: int | None) -> dict[str, str]:
         """The variables for worker processes of that user.
@@ -80,6 +84,10 @@ class WorkerParent(Service):
     def _kill_worker(self, pid: int, reason: str) -> None:
         if self._supervisor is not None:
             self._supervisor.kill_unhealthy(pid, reason)
+
+    def _run_on_demand(self, choose: Callable[[Plans], Iterable[ProgramPlan]]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.run_on_demand(choose)
 
     def _socket_path(self) -> Path:
         """The socket that workers report to; opened when the first of them needs it."""

@@ -17,14 +17,21 @@ class RollingRestart:
 
     `check` raises if the programs could not run now: then none is restarted. A program that does
     not become ready ends the round; the programs after it keep running as they are. Both emit
-    `ConfigReloadRejected`. A shutdown of the supervisor ends the round without an event.
+    `ConfigReloadRejected`. A shutdown of the supervisor ends the round without an event. Programs
+    of the group that run on demand are only asked to stop.
     """
 
     def __init__(
-        self, supervisor: Supervisor, names: Sequence[str], *, check: Callable[[], object]
+        self,
+        supervisor: Supervisor,
+        names: Sequence[str],
+        *,
+        group: str = "",
+        check: Callable[[], object],
     ) -> None:
         self._supervisor = supervisor
         self._names = names
+        self._group = group
         self._check = check
         self._is_requested = False
         self._thread: BackgroundThread | None = None
@@ -46,6 +53,7 @@ class RollingRestart:
     def _restart_all(self) -> None:
         try:
             self._check()
+            self._supervisor.stop_on_demand(self._group)
             for name in self._names:
                 self._supervisor.restart_programs(name, ready=True)
         except CancelledError:

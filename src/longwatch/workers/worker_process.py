@@ -2,7 +2,8 @@
 worker` and `longwatch up`.
 
 `python -m longwatch.workers.worker_process check module:name` only looks at the group, and says
-what a parent has to know.
+what a parent has to know. With `LONGWATCH_SUSPECTS` in its environment it runs the suspects of the
+group alone (`workers.suspects`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events, Level
 from longwatch.core.masking import mask_text
 from longwatch.errors import LongwatchError
-from longwatch.host.parent_channel import ParentChannel
+from longwatch.host.parent_channel import SUSPECTS_VARIABLE, ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
 from longwatch.observe.log_format import to_json, to_pretty
 from longwatch.observe.metrics import Metrics
@@ -47,9 +48,12 @@ def main(arguments: Sequence[str]) -> int:
         os.write(1, line.encode())
         return 0
     parent = ParentChannel.from_environment()
+    runs_suspects = os.environ.pop(SUSPECTS_VARIABLE, "") != ""
     try:
-        return _run(load_group(import_path), parent)
+        return _run(load_group(import_path), parent, runs_suspects=runs_suspects)
     except LongwatchError as error:
+        if parent is not None:
+            parent.report_finished()
         print(error, file=sys.stderr)  # noqa: T201 - one line, as the command line has it
         return error.exit_code
     except Exception:  # noqa: BLE001 - user code of any kind, told in full: it is theirs to mend
@@ -94,7 +98,7 @@ def group_info(group: LoopGroup) -> dict[str, object]:
     }
 
 
-def _run(group: LoopGroup, parent: ParentChannel | None) -> int:
+def _run(group: LoopGroup, parent: ParentChannel | None, *, runs_suspects: bool) -> int:
     outlet = NonblockingWriter(2, name="longwatch-stderr")
     form = to_pretty if os.environ.get(LOG_FORMAT) == "pretty" else to_json
     level = Level(os.environ.get(LOG_LEVEL, Level.INFO.value))
@@ -106,7 +110,7 @@ def _run(group: LoopGroup, parent: ParentChannel | None) -> int:
         else:
             group.events.subscribe(log)
         if parent is not None:
-            group.set_parent(parent)
+            group.set_parent(parent, runs_suspects=runs_suspects)
             group.metrics = group.metrics if isinstance(group.metrics, Metrics) else Metrics()
         group.before_exit = lambda: outlet.close(_CLOSE_TIMEOUT)
         group.run(wait_time_seconds=_poll_wait(group))

@@ -18,6 +18,8 @@ from longwatch.observe.counters import MetricSample
 
 WORKER_LEASE = LeasePolicy(PARENT_LEASE_SECONDS)
 SilentRows = Mapping[int, Mapping[int, float]]
+RowPlace = tuple[str, str, int]
+"""A row, by the URL of its store, the name of its mailbox there, and its number."""
 
 
 class EngineLeases:
@@ -68,23 +70,70 @@ class WorkerRecord:
         self.serial = serial
         """Unique among the workers of this parent; pids are reused."""
         self.engine_leases: dict[int, EngineLeases] = {}
+        self.pages: dict[int, ChildBeatPage] = {}
+        """By lease owner. Opened as soon as they are reported: its end may be judged before its
+        store is open here.
+        """
         self.loops: tuple[str, ...] = ()
         self.stall_threshold: float | None = None
         self.crash_file: Path | None = None
+        self.slots = 0
+        """How many rows it can run at a time."""
         self.has_joined = False
+        self.has_finished = False
+        """Whether it has reported that it ends by itself."""
         self.is_stalled = False
         """Whether it is to be killed: then its leases are not renewed any more."""
         self.is_stopping = False
         """Whether the supervisor is stopping it."""
         self._is_ready = False
         self._failing: list[str] = []
+        self._places: dict[int, tuple[str, str]] = {}
+        self._completed = 0
+        """Rows that engines have completed which have ended by now."""
 
-    def record_group(self, facts: Mapping[str, Any]) -> None:
+    def accept(self, report: Mapping[str, Any]) -> None:
+        """Note what the judgement of its end needs; never waits."""
+        match report["about"]:
+            case "group":
+                self._record_group(report)
+            case "finished":
+                self.has_finished = True
+            case "leases":
+                owner, place = int(report["owner"]), report["source"]
+                self._places[owner] = (str(place["url"]), str(place["name"]))
+                self.pages[owner] = ChildBeatPage(report["page"])
+
+    def running_rows(self) -> frozenset[RowPlace]:
+        """The rows that it works on, or had begun when it ended."""
+        return frozenset(
+            (*self._places[owner], row)
+            for owner, page in tuple(self.pages.items())
+            for row in page.read().running_rows
+        )
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether it has completed a row."""
+        pages = tuple(self.pages.values())
+        return self._completed > 0 or any(page.read().completed for page in pages)
+
+    def end_engine(self, owner: int) -> EngineLeases | None:
+        """Forget an engine that has ended; returns its leases."""
+        page = self.pages.get(owner)
+        if page is not None:
+            self._completed += page.read().completed
+            del self.pages[owner]
+            page.close()
+        return self.engine_leases.pop(owner, None)
+
+    def _record_group(self, facts: Mapping[str, Any]) -> None:
         """Record the report that it runs its loops."""
         threshold = facts.get("threshold")
         self.loops = tuple(map(str, facts.get("loops", ())))
         self.stall_threshold = None if threshold is None else float(threshold)
         self.crash_file = Path(facts["crash_file"]) if facts.get("crash_file") else None
+        self.slots = int(facts.get("slots", 0))
         self.has_joined = True
 
     def record_state(self, facts: Mapping[str, Any]) -> list[MetricSample]:
@@ -127,6 +176,7 @@ class WorkerRecord:
         return HealthReason(text) if text in set(HealthReason) else HealthReason.PENDING
 
     def close(self) -> None:
-        for leases in self.engine_leases.values():
-            leases.page.close()
+        for page in self.pages.values():
+            page.close()
+        self.pages.clear()
         self.engine_leases.clear()

@@ -52,6 +52,17 @@ class ProgramEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndJudgeFailed(Event):
+    """The parent of a worker process could not say how that ended: the exit table decides."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    program: str
+    pid: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartScheduled(Event):
     program: str
     delay: float

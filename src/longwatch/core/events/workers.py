@@ -37,6 +37,17 @@ class WorkerStalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectProcessNotStarted(Event):
+    """A process for suspects could not be started; the next report of suspects tries again."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    program: str
+    """The worker that reported suspects."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRowsReclaimed(Event):
     """What a worker process held when it ended is free again."""
 
