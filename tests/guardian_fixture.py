@@ -95,6 +95,9 @@ class LineSink:
     def on_drained(self, callback: Callable[[], None]) -> None:
         callback()
 
+    def give_up(self) -> None:
+        self.congested = False
+
     def wait_for_text(self, text: str) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: text.encode() in self.data, TIMEOUT):

@@ -82,13 +82,13 @@ def test_a_flood_is_rotated_and_bounded_and_keeps_nobody_from_asking(
         for _ in range(20):
             assert run.status("calm")["up"]
         run.request("stop", "flood")
-        assert ["flood.log", "flood.log.1", "flood.log.2"] == sorted(
-            path.name for path in run.logs.glob("flood*")
-        )
-        assert 100_000 + 65_536 >= max(path.stat().st_size for path in run.logs.glob("flood*"))
-        whole = (run.logs / "flood.log").read_bytes().splitlines(keepends=True)
-        assert {b"x" * 200 + b"\n"} == set(whole[:-1])
         run.stop_cleanly()
+    assert ["flood.log", "flood.log.1", "flood.log.2"] == sorted(
+        path.name for path in run.logs.glob("flood*")
+    )
+    assert 100_000 + 65_536 >= max(path.stat().st_size for path in run.logs.glob("flood*"))
+    whole = (run.logs / "flood.log").read_bytes().splitlines(keepends=True)
+    assert {b"x" * 200 + b"\n"} == set(whole[:-1])
 
 
 def test_when_nobody_reads_us_any_more_we_live_and_the_logs_are_whole(

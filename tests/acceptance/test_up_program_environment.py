@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from polling import complete_lines, eventually
 from run_process import PYTHON
 from up_process import NO_BACKOFF, SLEEPER, UpProcess, py, sh, start_up, write_config
 
@@ -25,6 +26,7 @@ print(json.dumps(facts))
 def printed(run: UpProcess, name: str) -> dict[str, object]:
     """What the program has said of itself, once it has ended."""
     run.wait_for_event("clean_exit", program=name)
+    assert eventually(lambda: complete_lines(run.logs / f"{name}.log") != [])
     facts: dict[str, object] = json.loads((run.logs / f"{name}.log").read_text())
     return facts
 

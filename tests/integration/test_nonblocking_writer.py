@@ -7,13 +7,15 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 
-from longwatch.observe.nonblocking_writer import NonblockingWriter, flush_all
+from longwatch.observe.nonblocking_writer import NonblockingWriter, PutResult, flush_all
+from longwatch.observe.writer_thread import WriterThread
+from polling import eventually
 
 TIMEOUT = 10.0
 LINE = b"x" * 99 + b"\n"
@@ -69,10 +71,15 @@ def numbered(count: int) -> list[bytes]:
 
 
 def fill(outlet: NonblockingWriter) -> list[bytes]:
-    """Write until the outlet has dropped one line; returns those it took."""
+    """Write until the outlet has dropped one line; returns all lines, that one included.
+
+    Its thread is stuck with the first line, which therefore is not dropped.
+    """
     lines = numbered(outlet.capacity // 100 + 1)
-    assert [*[True] * (len(lines) - 1), False] == [outlet.write(line) for line in lines]
-    return lines[:-1]
+    assert outlet.write(lines[0])
+    assert eventually(lambda: bool(outlet._in_flight))
+    assert [*[True] * (len(lines) - 2), False] == [outlet.write(line) for line in lines[1:]]
+    return lines
 
 
 def test_what_is_written_comes_out_whole_and_in_order(pipe: Pipe) -> None:
@@ -91,25 +98,25 @@ def test_a_reader_that_never_reads_costs_counted_lines_but_never_blocks(pipe: Pi
     stuffing = pipe.stuff()
     outlet = NonblockingWriter(pipe.writer, capacity=10_000)
     pipe.close_writer()
-    taken = fill(outlet)
+    first, _, _, *rest = fill(outlet)
     assert not outlet.write(LINE)
     assert not outlet.flush(0.0)
-    assert 2 == outlet.dropped
+    assert 2 == outlet.dropped, "the oldest that were not being written yet"
 
     received: list[bytes] = []
     reading = threading.Thread(target=lambda: received.append(pipe.read_all()))
     reading.start()
     assert outlet.close(TIMEOUT)
     reading.join(TIMEOUT)
-    assert stuffing + b"".join(taken) == received[0]
+    assert stuffing + first + b"".join(rest) + LINE == received[0]
 
 
-def test_of_data_that_does_not_fit_the_whole_lines_that_do_are_taken(pipe: Pipe) -> None:
+def test_of_data_that_does_not_fit_the_last_whole_lines_that_do_are_taken(pipe: Pipe) -> None:
     outlet = NonblockingWriter(pipe.writer, capacity=250)
 
     assert not outlet.write(b"".join(numbered(5)))
     assert outlet.flush(TIMEOUT)
-    assert b"".join(numbered(2)) == os.read(pipe.reader, 1000)
+    assert b"".join(numbered(5)[3:]) == os.read(pipe.reader, 1000)
     assert 3 == outlet.dropped
     outlet.close()
 
@@ -147,7 +154,7 @@ def test_a_reader_that_goes_away_while_the_pipe_is_full_ends_the_congestion(pipe
     pipe.close_reader()
     assert drained.wait(TIMEOUT)
     assert (True, False) == (outlet.broken, outlet.congested)
-    assert len(taken) + 1 == outlet.dropped
+    assert len(taken) == outlet.dropped
 
 
 def test_a_producer_is_called_back_once_when_the_congestion_is_over(pipe: Pipe) -> None:
@@ -172,6 +179,113 @@ def test_a_producer_is_called_back_once_when_the_congestion_is_over(pipe: Pipe) 
     outlet.close(TIMEOUT)
 
 
+def test_a_producer_that_gives_up_is_not_asked_to_wait_until_it_has_drained_once(
+    pipe: Pipe,
+) -> None:
+    """Lines are dropped instead; after that the next congestion asks it to wait again."""
+    pipe.stuff()
+    outlet, calls = NonblockingWriter(pipe.writer, capacity=10_000), list[int]()
+    outlet.give_up()
+    fill(outlet)
+    assert outlet.congested
+    outlet.give_up()
+    outlet.on_drained(lambda: calls.append(1))
+    assert (False, [1], False) == (outlet.congested, calls, outlet.write(LINE))
+
+    while not outlet.flush(0.01):
+        os.read(pipe.reader, 4096)
+    pipe.stuff()
+    fill(outlet)
+    assert outlet.congested
+    pipe.close_reader()
+    outlet.close(TIMEOUT)
+
+
+def test_a_buffer_that_begins_to_drop_lines_says_so_once_until_it_has_drained(pipe: Pipe) -> None:
+    pipe.stuff()
+    calls: list[int] = []
+    outlet = NonblockingWriter(pipe.writer, capacity=10_000, on_full=lambda: calls.append(1))
+    for expected in ([1], [1, 1]):
+        fill(outlet)
+        assert not outlet.write(LINE)
+        assert expected == calls
+        while not outlet.flush(0.01):
+            os.read(pipe.reader, 4096)
+        pipe.stuff()
+    pipe.close_reader()
+    outlet.close(TIMEOUT)
+
+
+class Target:
+    """A target that the test holds up."""
+
+    is_open = True
+
+    def __init__(self, order: list[Target] | None = None) -> None:
+        self.order = [] if order is None else order
+        self.chunks: list[tuple[bytes, int]] = []
+        self.free = threading.Event()
+        self.entered = threading.Event()
+        self.closed = threading.Event()
+
+    def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:
+        self.order.append(self)
+        self.entered.set()
+        assert self.free.wait(TIMEOUT)
+        self.chunks.append((chunk, skipped))
+        return PutResult(len(chunk) if is_wanted() else 0)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_writers_that_share_a_thread_take_turns_and_each_keeps_its_order() -> None:
+    """One chunk of each after the other: a chatty one does not hold up the others."""
+    order: list[Target] = []
+    thread, targets = WriterThread("shared"), [Target(order), Target(order), Target(order)]
+    chatty, *others = [NonblockingWriter(target, thread=thread) for target in targets]
+    for target in targets[1:]:
+        target.free.set()
+    lines = [b"%d" % (number % 10) * 40_000 + b"\n" for number in range(9)]
+    for line in lines:
+        assert chatty.write(line)
+    assert targets[0].entered.wait(TIMEOUT)
+    assert all(other.write(b"x\n") for other in others)
+    assert 1 == sum(each.name == "shared" for each in threading.enumerate())
+    targets[0].free.set()
+
+    assert all(writer.close(TIMEOUT) for writer in (chatty, *others))
+    assert b"".join(lines) == b"".join(chunk for chunk, _ in targets[0].chunks)
+    assert set(targets[1:]) <= set(order[:4])
+    assert all(target.closed.is_set() for target in targets)
+    assert eventually(lambda: not any(each.name == "shared" for each in threading.enumerate()))
+
+
+def test_a_target_is_told_how_many_lines_were_dropped_before_those_it_gets() -> None:
+    target = Target()
+    outlet = NonblockingWriter(target, capacity=1000)
+    lines = fill(outlet)
+    target.free.set()
+
+    assert outlet.close(TIMEOUT)
+    assert (lines[0], 0) == target.chunks[0]
+    assert (b"".join(lines[2:]), 1) == target.chunks[1]
+    assert 1 == outlet.dropped
+
+
+def test_a_target_that_is_stuck_is_closed_by_its_thread_and_not_under_it() -> None:
+    """Closing gives up after its time; the thread closes the target when it gets free."""
+    target = Target()
+    outlet = NonblockingWriter(target)
+    outlet.write(LINE)
+    assert target.entered.wait(TIMEOUT)
+
+    assert not outlet.close(0.0)
+    assert (1, False) == (outlet.dropped, target.closed.is_set())
+    target.free.set()
+    assert target.closed.wait(TIMEOUT)
+
+
 def test_without_congestion_the_callback_comes_at_once(pipe: Pipe) -> None:
     calls: list[int] = []
     NonblockingWriter(pipe.writer).on_drained(lambda: calls.append(1))
@@ -187,7 +301,7 @@ def test_closing_on_a_stuck_reader_gives_up_and_counts_what_was_lost(pipe: Pipe)
     assert not outlet.close(0.0)
     assert not outlet.write(LINE)
     assert not outlet.close(0.0)
-    assert len(taken) + 2 == outlet.dropped
+    assert len(taken) + 1 == outlet.dropped
     pipe.close_reader()
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,3 +201,25 @@ def test_a_full_disk_holds_nobody_up_and_the_notes_are_written_once_there_is_roo
         rig.write(ledger, "api", KNOWN)
     assert ["periodic_task_failed"] == rig.observer.names()
     assert {"web": KNOWN, "api": KNOWN} == rig.read("web", "api")
+
+
+def test_a_disk_that_does_not_answer_holds_up_the_end_for_no_longer_than_its_time(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the ledger says that it is not down yet; once the disk answers, it can be."""
+    answers = threading.Event()
+    write = SqliteDatabase.write
+
+    def blocked(database: SqliteDatabase, work: Any) -> Any:
+        answers.wait()
+        return write(database, work)
+
+    ledger = rig.open()
+    ledger.load(forget_after=MONTH)
+    ledger.start()
+    monkeypatch.setattr(SqliteDatabase, "write", blocked)
+    ledger.save("a", KNOWN)
+    assert not ledger.stop(timeout=0.1)
+    answers.set()
+    assert ledger.stop()
+    assert {"a": KNOWN} == rig.read("a")

@@ -1,6 +1,9 @@
 """The outputs of one supervising process: its stdout, stderr and log files.
 
-The output of a program goes to its log file and to our stdout or stderr.
+The output of a program goes to its log file and to our stdout or stderr. None of them is ever
+written on the loop, and no event waits for one: stdout and stderr have a writer thread each, all
+log files share one. A disk that does not answer holds up that thread alone. Log files are opened
+where blocking is allowed: before the supervisor starts, and by the thread that reads new settings.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from longwatch.config.settings import LogSettings, is_pretty
 from longwatch.config.tables import LogFileSettings
@@ -20,39 +24,50 @@ from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped
 from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
 from longwatch.observe.nonblocking_writer import NonblockingWriter, flush_all
+from longwatch.observe.writer_thread import WriterThread
 from longwatch.supervisor.plan import OutputPolicy
 from longwatch.supervisor.program import Streams
 
 
 class Tee:
-    """A sink for captured lines that writes each block to a file, if there is one, and to a
-    writer, if there is one.
+    """A sink for captured lines that writes each block to a log file, if there is one, and to the
+    console, if there is one.
 
-    The writer sets the pace: a file never waits. Either may drop lines without harm to the other.
-    With a `tag` every line of the writer begins with it, so that the lines of several programs can
-    be told apart.
+    Both set the pace: it is congested while one of them is. Either may give up and drop lines
+    without harm to the other. With a `tag` every line of the console begins with it, so that the
+    lines of several programs can be told apart.
     """
 
     def __init__(
-        self, file: LogFile | None, writer: NonblockingWriter | None, *, tag: str = ""
+        self,
+        file: NonblockingWriter | None,
+        console: NonblockingWriter | None,
+        *,
+        tag: str = "",
     ) -> None:
         self._file = file
-        self._writer = writer
+        self._console = console
+        self._writers = [writer for writer in (file, console) if writer is not None]
         self._tag = tag.encode()
 
     def write(self, data: bytes) -> bool:
         kept = self._file is None or self._file.write(data)
-        return (self._writer is None or self._writer.write(self._tagged(data))) and kept
+        return (self._console is None or self._console.write(self._tagged(data))) and kept
 
     @property
     def congested(self) -> bool:
-        return self._writer is not None and self._writer.congested
+        return any(writer.congested for writer in self._writers)
 
     def on_drained(self, callback: Callable[[], None]) -> None:
-        if self._writer is None:
-            callback()
-        else:
-            self._writer.on_drained(callback)
+        for writer in self._writers:
+            if writer.congested:  # the other one may be, too: look again when this one is not
+                writer.on_drained(lambda: self.on_drained(callback))
+                return
+        callback()
+
+    def give_up(self) -> None:
+        for writer in self._writers:
+            writer.give_up()
 
     def _tagged(self, data: bytes) -> bytes:
         return (
@@ -60,6 +75,13 @@ class Tee:
             if self._tag
             else data
         )
+
+
+class _OpenLog(NamedTuple):
+    """A log file, and the buffer in front of it."""
+
+    file: LogFile
+    writer: NonblockingWriter
 
 
 _FLUSH_TIMEOUT = 5.0
@@ -80,14 +102,20 @@ class Console:
     ) -> None:
         self.out = NonblockingWriter(1, name="longwatch-stdout")
         self.err = NonblockingWriter(2, name="longwatch-stderr")
+        self.on_log_stalled: Callable[[Path, int], None] = lambda _path, _bytes: None
+        """Called with a log file's path and its capacity each time that its buffer begins to drop
+        lines, because the disk takes none.
+        """
         self._state = state
-        self._own_log = _log_file(log, state, SUPERVISOR_LOG, dropped_lines_record(clock=clock))
-        self._program_logs: dict[str, LogFile] = {}
+        self._file_thread = WriterThread("longwatch-logfiles")
+        self._own_log = self._open_log(log, SUPERVISOR_LOG, dropped_lines_record(clock=clock))
+        self._program_logs: dict[str, _OpenLog] = {}
         sinks = [
             LogSink(writer=self.err, format_record=_console_format(log, environ), level=log.level)
         ]
         if self._own_log is not None:
-            sinks.append(LogSink(writer=self._own_log, format_record=to_json, level=Level.DEBUG))
+            own = self._own_log.writer
+            sinks.append(LogSink(writer=own, format_record=to_json, level=Level.DEBUG))
         self.log = EventLog(sinks, clock=clock)
 
     def passthrough_streams(self, name: str, log: LogFileSettings) -> Streams:
@@ -97,40 +125,67 @@ class Console:
 
     def tagged_streams(self, name: str, output: OutputPolicy, *, tag: str) -> Streams:
         """Streams of one program among several: no input, and one way out for all it says, in
-        its order.
+        its order. Blocks on the disk unless `open_program_log` has opened its file before.
         """
-        tee = Tee(self._program_log(name, output), self.out if output.console else None, tag=tag)
+        file = self._program_log(name, output)
+        tee = Tee(file, self.out if output.console else None, tag=tag)
         return Streams(None, tee, tee)
+
+    def open_program_log(self, name: str, output: OutputPolicy) -> None:
+        """Open the program's log file, unless it is open or there is no state directory. Blocks
+        on the disk. UsageError if it cannot be opened.
+        """
+        if name not in self._program_logs and (opened := self._open_log(output, name)):
+            self._program_logs[name] = opened
+
+    def _program_log(self, name: str, output: OutputPolicy) -> NonblockingWriter | None:
+        """The program's log file; a later call has it follow other wishes."""
+        self.open_program_log(name, output)
+        if (known := self._program_logs.get(name)) is None:
+            return None
+        known.file.max_bytes, known.file.keep = output.max_bytes, output.keep
+        return known.writer
 
     @property
     def dropped_lines(self) -> int:
         """Lines of programs that were dropped so far, by whichever place dropped more."""
         return max(
             self.out.dropped + self.err.dropped,
-            sum(file.dropped for file in self._program_logs.values()),
+            sum(log.writer.dropped for log in tuple(self._program_logs.values())),
         )
 
     def flush(self) -> None:
-        """Write out what is waiting, for as long as somebody reads it; what nobody takes counts
+        """Write out what is waiting, for as long as somebody takes it; what nobody takes counts
         as dropped.
         """
-        for writer in flush_all((self.out, self.err), _FLUSH_TIMEOUT):
+        for writer in flush_all((self.out, self.err, *self._log_writers), _FLUSH_TIMEOUT):
             writer.close(0.0)
 
     def close(self) -> None:
-        self.out.close(_CLOSE_TIMEOUT)
-        self.err.close(_CLOSE_TIMEOUT)
-        for file in (self._own_log, *self._program_logs.values()):
-            if file is not None:
-                file.close()
+        for writer in (self.out, self.err, *self._log_writers):
+            writer.close(_CLOSE_TIMEOUT)
 
-    def _program_log(self, name: str, output: OutputPolicy) -> LogFile | None:
-        """The program's log file; a later call has it follow other wishes."""
-        known = self._program_logs.get(name) or _log_file(output, self._state, name)
-        if known is not None:
-            known.max_bytes, known.keep = output.max_bytes, output.keep
-            self._program_logs[name] = known
-        return known
+    @property
+    def _log_writers(self) -> list[NonblockingWriter]:
+        logs = (self._own_log, *self._program_logs.values())
+        return [log.writer for log in logs if log is not None]
+
+    def _open_log(
+        self,
+        log: LogFileSettings | OutputPolicy,
+        name: str,
+        dropped_line: DroppedLine | None = None,
+    ) -> _OpenLog | None:
+        if self._state is None:
+            return None
+        path = self._state / "logs" / f"{name}.log"
+        file = LogFile(path, max_bytes=log.max_bytes, keep=log.keep, dropped_line=dropped_line)
+        writer = NonblockingWriter(
+            file,
+            thread=self._file_thread,
+            on_full=lambda: self.on_log_stalled(path, writer.capacity),
+        )
+        return _OpenLog(file, writer)
 
 
 def fill_standard_streams() -> None:
@@ -159,19 +214,6 @@ def make_state_directory(state: Path) -> None:
             f"({os_reason(error)});"
             " choose another with --state-dir DIR, or keep no files with --state-dir off"
         ) from None
-
-
-def _log_file(
-    log: LogFileSettings | OutputPolicy,
-    state: Path | None,
-    name: str,
-    notice: DroppedLine | None = None,
-) -> LogFile | None:
-    if state is None:
-        return None
-    return LogFile(
-        state / "logs" / f"{name}.log", max_bytes=log.max_bytes, keep=log.keep, dropped_line=notice
-    )
 
 
 def _console_format(log: LogSettings, environ: Mapping[str, str]) -> RecordFormat:

@@ -12,11 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from longwatch import __version__
 from longwatch.app.console import Console
 from longwatch.core.events.programs import OutputDropped
 from longwatch.core.events.supervisor import (
+    LogFileStalled,
     SettingsLoaded,
     SignalReceived,
     SupervisorStarted,
@@ -76,6 +78,7 @@ class Foreground(ProgramListener):
         self.console = console
         self.events = supervisor.events
         supervisor.add_listener(self)
+        console.on_log_stalled = self._report_stalled
         self._stop_policy_for = stop_policy_for
         self._forwards_signals = forwards_signals
         self._on_hangup = on_hangup
@@ -161,6 +164,9 @@ class Foreground(ProgramListener):
     def program_ended(self, end: ProgramEnd) -> None:
         """Report dropped output once the program is gone, while its name is still of use."""
         self._report_dropped(end.program)
+
+    def _report_stalled(self, path: Path, buffered: int) -> None:
+        self.events.emit(LogFileStalled(path=str(path), buffered=buffered))
 
     def _report_dropped(self, program: str) -> None:
         """Emit how many lines were dropped since the last report. With several programs the lines

@@ -69,6 +69,7 @@ def _supervise(
 ) -> int:
     supervisor = _make_supervisor(planned.values(), config_file, clock)
     config_file.attach(supervisor)
+    config_file.open_logs(planned.values())
     config_file.on_reload = lambda: supervisor.set_shutdown_timeout(
         _shutdown_timeout(config_file.loaded)
     )
@@ -133,9 +134,16 @@ class _ConfigFile:
             )
             raise ConfigError(fault)
         planned = self.plans(loaded)
+        self.open_logs(planned.values())
         self.loaded = loaded
         self.on_reload()
         return planned.values()
+
+    def open_logs(self, planned: Iterable[ProgramPlan]) -> None:
+        """Open the log files of programs here, so that the loop need not wait for the disk."""
+        assert self._console is not None
+        for plan in planned:
+            self._console.open_program_log(plan.name, plan.output)
 
     def plans(self, loaded: LoadedConfig) -> dict[str, ProgramPlan]:
         return make_plans(

@@ -115,6 +115,8 @@ class _WorkerCommand:
 
     def _make_supervisor(self, plans: Sequence[ProgramPlan]) -> Supervisor:
         tagged = len(plans) > 1
+        for plan in plans:
+            self._console.open_program_log(plan.name, plan.output)
         return Supervisor(
             plans,
             streams=lambda plan: self._console.tagged_streams(

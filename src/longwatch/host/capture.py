@@ -30,6 +30,11 @@ class LineSink(Protocol):
     def on_drained(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once, from any thread, when it is not congested any more."""
 
+    def give_up(self) -> None:
+        """Do not be congested any more because of what holds it up now, until that is over: drop
+        lines instead.
+        """
+
 
 class LineSplitter:
     """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked,
@@ -74,8 +79,9 @@ class Capture:
     """Reads one pipe on the loop and hands whole lines to a sink.
 
     A congested sink is given time: reading pauses, so that the child feels the pressure as with any
-    pipe. After `backpressure_seconds` reading goes on and the sink drops what it cannot take: a
-    stuck reader of ours never blocks a child for good.
+    pipe. After `backpressure_seconds` the sink gives up on what holds it up, reading goes on, and
+    the sink drops what it cannot take: neither a stuck reader of ours nor a disk that does not
+    answer blocks a child for good.
     """
 
     def __init__(
@@ -92,7 +98,6 @@ class Capture:
         self._lines = LineSplitter(max_line)
         self._loop = asyncio.get_running_loop()
         self._open = True
-        self._applies_backpressure = True
         os.set_blocking(descriptor, False)
         self._resume()
 
@@ -108,7 +113,7 @@ class Capture:
 
     def _on_readable(self) -> None:
         self._read_once()
-        if self._open and self._sink.congested and self._applies_backpressure:
+        if self._open and self._sink.congested:
             self._pause()
 
     def _read_once(self) -> int | None:
@@ -136,16 +141,15 @@ class Capture:
             self._loop.call_soon_threadsafe(self._resume, timer)
 
     def _stop_backpressure(self) -> None:
-        """Read on whatever the sink says, until it is drained once: else each chunk would cost
-        the child the full `backpressure_seconds` again.
+        """Read on until the sink has drained once: else each chunk would cost the child the full
+        `backpressure_seconds` again.
         """
-        self._applies_backpressure = False
+        self._sink.give_up()
         self._resume()
 
     def _resume(self, timer: asyncio.TimerHandle | None = None) -> None:
         if timer is not None:
             timer.cancel()
-            self._applies_backpressure = True
         if self._open:
             self._loop.add_reader(self._descriptor, self._on_readable)
 

@@ -6,7 +6,7 @@ secrets masked, but for optional fields that are empty. Every record can be writ
 that is no number, text, list or mapping becomes its text.
 
 An `EventLog` is an observer of `core.events`. It makes a record of each event and passes it to its
-sinks. A sink is a writer (`LogFile`, `NonblockingWriter`), a format and its lowest level. Nothing
+sinks. A sink is a writer (`NonblockingWriter`, `LogFile`), a format and its lowest level. Nothing
 here raises: a record that cannot be made becomes one that says so, and a writer that fails does not
 keep the line from the others. The library itself configures no logging. Only `app` calls
 `redirect_logging`, in a process that is ours.

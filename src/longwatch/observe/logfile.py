@@ -5,6 +5,9 @@ or another one stands there (deleted, rotated by someone else), it is opened ane
 past its size, it is rotated (`x.log` → `x.log.1` → …). A write that the disk refuses leaves no torn
 line behind; the lines are counted, and the first write that succeeds again says how many are
 missing.
+
+A write blocks for as long as the disk does. In a process that must not wait for a disk a
+`NonblockingWriter` stands in front of the file, and rotation is the work of its thread too.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
+from longwatch.observe.nonblocking_writer import PutResult, count_lines
 
 SUPERVISOR_LOG = "watchdog"
 """The name of the supervisor's own log, which no program's may have."""
@@ -33,7 +37,7 @@ class LogFile:
 
     The file is opened at once, so that a wrong place is found at the start: UsageError. From then
     on nothing raises. `dropped_line` makes the line that says, once the disk takes lines again, how
-    many were dropped. Any thread may call any method.
+    many were dropped. Any thread may call any method. It is a `LineTarget`.
     """
 
     def __init__(
@@ -60,13 +64,28 @@ class LogFile:
 
     def write(self, data: bytes) -> bool:
         """Append whole lines; False if some of them were dropped. Never raises."""
+        return self.put(data).written == len(data)
+
+    def put(
+        self,
+        chunk: bytes,
+        *,
+        skipped: int = 0,
+        is_wanted: Callable[[], bool] | None = None,  # noqa: ARG002 - one write cannot stop midway
+    ) -> PutResult:
+        """Append whole lines, and count those that were dropped before them."""
         with self._lock:
+            self._count_dropped(skipped)
             try:
-                lost = self._append(data)
+                lost = self._append(chunk)
             except OSError:
-                lost = data
-            self._count_dropped(lost)
-        return not lost
+                lost = chunk
+            self._count_dropped(count_lines(lost))
+        return PutResult(len(chunk) - len(lost))
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
 
     def close(self) -> None:
         """Close the file; later writes are dropped. Idempotent."""
@@ -159,8 +178,7 @@ class LogFile:
             self._torn = True
         return whole
 
-    def _count_dropped(self, lost: bytes) -> None:
-        lines = lost.count(b"\n") + (lost[-1:] not in {b"", b"\n"})
+    def _count_dropped(self, lines: int) -> None:
         self.dropped += lines
         self._unreported += lines
 

@@ -1,14 +1,19 @@
 """Where bytes leave the process without ever blocking or killing it.
 
-A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a full disk
-behind `> file`: code that writes through a NonblockingWriter notices none of it. A thread of its
-own does the blocking write; the producer only fills a bounded buffer. `O_NONBLOCK` is never set: it
-would apply to everybody who shares the terminal.
+A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a disk that is
+full or does not answer: code that writes through a NonblockingWriter notices none of it. A
+`WriterThread` does the blocking write; the producer only fills a bounded buffer. `O_NONBLOCK` is
+never set: it would apply to everybody who shares the terminal.
 
-Life of a line: accepted into the buffer → taken by the writer thread → written. A line that finds
-no room, or no descriptor that takes it, is dropped and counted; nothing else is ever lost. Should
-the descriptor refuse midway, the torn line is ended before the next one, so that two lines never
-become one.
+Life of a line: accepted into the buffer → taken by the writer thread → written to the target. A
+full buffer makes room for new lines by dropping the oldest ones that the thread has not taken yet.
+Dropped lines are counted, and so are those that the target does not take; nothing else is ever
+lost. Should a descriptor refuse midway, the torn line is ended before the next one, so that two
+lines never become one.
+
+A buffer that is more than half full is *congested*: a producer that can wait should, until it has
+drained to a quarter. A producer that has waited long enough gives up. From then on the writer takes
+lines as if it were not congested, until it has drained once.
 """
 
 from __future__ import annotations
@@ -16,12 +21,13 @@ from __future__ import annotations
 import errno
 import os
 import select
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from longwatch.observe.writer_thread import WriterThread
 
 GONE_ERRNOS = frozenset(
     {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN}
@@ -29,26 +35,58 @@ GONE_ERRNOS = frozenset(
 CHUNK_BYTES = 64 * 1024
 
 
-class NonblockingWriter:
-    """A descriptor with a bounded buffer and a writer thread in front of it.
+class PutResult(NamedTuple):
+    """What became of a chunk."""
 
-    Works on a duplicate of `fd`, so that closing and reusing the number elsewhere cannot misdirect
-    a log line. The thread starts with the first write, and anew in a forked child, which starts
-    with an empty buffer. Any thread may call any method; no signal handler may.
+    written: int
+    """How many of its bytes are written."""
+    is_gone: bool = False
+    """Whether the target will never take anything again."""
+
+
+class LineTarget(Protocol):
+    """Where a writer's lines go. Used by the writer thread only: it may block, it never raises."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:
+        """Write whole lines. `skipped` lines that came before them were dropped. Stop midway
+        once they are not wanted any more.
+        """
+
+    def close(self) -> None: ...
+
+
+class NonblockingWriter:
+    """A target with a bounded buffer and a writer thread in front of it.
+
+    A descriptor as the target is duplicated, so that closing and reusing the number elsewhere
+    cannot misdirect a log line. The thread starts with the first write, and anew in a forked child,
+    which starts with an empty buffer. `on_full` is called by the producer, once each time that the
+    buffer begins to drop lines. Any thread may call any method; no signal handler may.
     """
 
-    def __init__(self, fd: int, *, capacity: int = 1 << 20, name: str = "longwatch-writer") -> None:
-        self.name = name
+    def __init__(
+        self,
+        target: int | LineTarget,
+        *,
+        capacity: int = 1 << 20,
+        name: str = "longwatch-writer",
+        thread: WriterThread | None = None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
         self.capacity = capacity
         self.dropped = 0
         """Lines that were given to `write` and will never be written."""
+        self._target = DescriptorTarget(target) if isinstance(target, int) else target
+        self._thread = thread or WriterThread(name)
+        self._on_full = on_full
         self._pid = 0
         self._closed = False
         self._closed_clean = True
-        self._torn = False
-        self._fd = _duplicate(fd)
-        self.broken = self._fd < 0
-        """The descriptor is gone for good: everything is discarded."""
+        self.broken = not self._target.is_open
+        """The target is gone for good: everything is discarded."""
         self._reset()
 
     @property
@@ -58,65 +96,74 @@ class NonblockingWriter:
 
     @property
     def congested(self) -> bool:
-        """More than half full, and not yet drained below a quarter: a producer that can wait
-        should.
-        """
-        return self._congested
+        """Whether a producer that can wait should."""
+        return self._congested and not self._given_up
 
     def write(self, data: bytes) -> bool:
-        """Hand over whole lines; False if some of them were dropped. Never blocks, never raises."""
+        """Hand over whole lines; False if lines had to be dropped. Never blocks, never raises."""
         self._reset_after_fork()
-        with self._changed:
-            fitting = 0 if self.broken or self._closed else self._fitting(data)
-            if fitting:
-                self._accept(data[:fitting])
-            self.dropped += _count_lines(data[fitting:])
-        return fitting == len(data)
+        with self._thread.changed:
+            before, was_full = self.dropped, self._full
+            if self.broken or self._closed:
+                self.dropped += count_lines(data)
+            else:
+                self._accept(data)
+            dropped, became_full = self.dropped > before, self._full and not was_full
+        if became_full:
+            _call(self._on_full)
+        return not dropped
 
     def on_drained(self, callback: Callable[[], None]) -> None:
         """Call back once, from the writer thread, when the congestion is over; at once if there
         is none.
         """
         self._reset_after_fork()
-        with self._changed:
-            if self._congested:
+        with self._thread.changed:
+            if self.congested:
                 self._on_drained.append(callback)
                 return
         _call(callback)
+
+    def give_up(self) -> None:
+        """Wait no longer for the present congestion to end: it costs lines instead."""
+        with self._thread.changed:
+            self._given_up = self._congested
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything accepted was written; False if it was not within the timeout, or
         cannot be.
         """
         self._reset_after_fork()
-        with self._changed:
+        with self._thread.changed:
             return (
-                self._changed.wait_for(lambda: not self._pending or self.broken, timeout)
+                self._thread.changed.wait_for(lambda: not self._pending or self.broken, timeout)
                 and not self.broken
             )
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Flush, then take nothing more and end the thread; what could not be written by then is
-        dropped. Idempotent.
+        """Flush, then take nothing more and close the target; what could not be written by then
+        is dropped. Idempotent.
         """
         flushed = self.flush(timeout)
-        with self._changed:
+        with self._thread.changed:
             if self._closed:
                 return self._closed_clean
             self._closed, self._closed_clean = True, flushed
             drained = self._discard()
-            self._changed.notify_all()
-            if self._thread is None:
-                self._close_descriptor()
+            if self._thread.serves(self):
+                self._thread.schedule(self)  # a target is never closed under a blocked write
+            else:
+                self._target.close()
         _call_all(drained)
-        if (flushed or self.broken) and self._thread not in {None, threading.current_thread()}:
-            self._thread.join(timeout)
+        if flushed or self.broken:
+            self._thread.wait_released(self, timeout)
         return flushed
 
     # --- the producer's side, under the lock ---
 
     def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
+            self._thread.reset_after_fork()
             self._reset()
 
     def _reset(self) -> None:
@@ -124,72 +171,131 @@ class NonblockingWriter:
         what it was to write.
         """
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._chunks: deque[bytes] = deque()
         self._in_flight = b""
         self._pending = 0
+        self._skipped = 0
+        self._full = False
         self._congested = False
+        self._given_up = False
         self._on_drained: list[Callable[[], None]] = []
 
-    def _fitting(self, data: bytes) -> int:
-        """How many bytes of `data` fit, cut at the end of a line."""
-        room = self.capacity - self._pending
-        return len(data) if len(data) <= room else data.rfind(b"\n", 0, max(room, 0)) + 1
-
     def _accept(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self._pending += len(data)
-        self._congested = self._congested or self._pending > self.capacity // 2
-        self._changed.notify_all()
-        if self._thread is None:
-            self._start()
+        fitting = self._fitting(data)
+        lost = count_lines(data[: len(data) - len(fitting)])
+        while self._pending + len(fitting) > self.capacity:
+            oldest = self._chunks.popleft()
+            self._pending -= len(oldest)
+            lost += count_lines(oldest)
+        self._full = self._full or lost > 0
+        self.dropped += lost
+        self._skipped += lost
+        if fitting:
+            self._chunks.append(fitting)
+            self._pending += len(fitting)
+            self._congested = self._congested or self._pending > self.capacity // 2
+            self._thread.schedule(self)
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        with suppress(
-            RuntimeError
-        ):  # no thread to be had now: the lines stay in the buffer and the next write tries again
-            thread.start()
-            self._thread = thread
+    def _fitting(self, data: bytes) -> bytes:
+        """The last whole lines of `data` that have room beside what is being written."""
+        room = self.capacity - len(self._in_flight)
+        if len(data) <= room:
+            return data
+        begin = data.find(b"\n", len(data) - room - 1) + 1
+        return data[begin:] if begin else b""
 
     # --- the writer thread ---
 
-    def _run(self) -> None:
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, signal.valid_signals()
-        )  # so that SIGTTOU cannot stop us in the background
-        while chunk := self._next_chunk():
-            written, gone = self._write_chunk(chunk)
-            self._finish_chunk(chunk, written=written, gone=gone)
-        self._close_descriptor()
+    def serve(self) -> bool:
+        """Write the next chunk; False once the target is closed. For the `WriterThread`."""
+        chunk, skipped = self._next_chunk()
+        if chunk:
+            result = self._target.put(
+                chunk, skipped=skipped, is_wanted=lambda: bool(self._in_flight)
+            )
+            self._finish_chunk(chunk, result)
+        with self._thread.changed:
+            if self._chunks:
+                self._thread.schedule(self)
+            if self._chunks or not (self._closed or self.broken):
+                return True
+        self._target.close()
+        return False
 
-    def _next_chunk(self) -> bytes:
-        """The next bytes to write; they count as pending until they are settled. Empty when it
-        is time to end.
+    def _next_chunk(self) -> tuple[bytes, int]:
+        """The next bytes to write, and how many lines were dropped before them. They count as
+        pending until they are settled.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._chunks or self._closed or self.broken)
+        with self._thread.changed:
             taken = bytearray()
-            while self._chunks and len(taken) < CHUNK_BYTES:
+            while self._chunks and (not taken or len(taken) + len(self._chunks[0]) <= CHUNK_BYTES):
                 taken += self._chunks.popleft()
             self._in_flight = bytes(taken)
-            return self._in_flight
+            skipped, self._skipped = self._skipped, 0
+            return self._in_flight, skipped
 
-    def _write_chunk(self, chunk: bytes) -> tuple[int, bool]:
-        """Write as much of the chunk as the descriptor takes: how many bytes, and whether it is
-        gone for good.
-        """
-        written = 0
+    def _finish_chunk(self, chunk: bytes, result: PutResult) -> None:
+        with self._thread.changed:
+            if self._in_flight:  # else close() has given it up
+                self._pending -= len(chunk)
+                self.dropped += count_lines(chunk[result.written :])
+                self._in_flight = b""
+            self.broken = self.broken or result.is_gone
+            drained = self._discard() if result.is_gone else self._end_congestion()
+            self._thread.changed.notify_all()
+        _call_all(drained)
+
+    def _end_congestion(self) -> list[Callable[[], None]]:
+        """The callbacks that are due now that this much was written."""
+        if self._pending > self.capacity // 4:
+            return []
+        self._congested = self._given_up = self._full = False
+        due, self._on_drained = self._on_drained, []
+        return due
+
+    def _discard(self) -> list[Callable[[], None]]:
+        """Give up what is pending."""
+        self.dropped += count_lines(self._in_flight) + sum(map(count_lines, self._chunks))
+        self._in_flight = b""
+        self._chunks.clear()
+        self._pending = 0
+        return self._end_congestion()
+
+
+class DescriptorTarget:
+    """A duplicate of a descriptor that others may share."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = _duplicate(fd)
+        self._torn = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:  # noqa: ARG002 - a stream says nothing of lines that it lacks
+        """Write as much of the chunk as the descriptor takes."""
+        written, is_gone = 0, False
         try:
             if self._torn:
                 os.write(self._fd, b"\n")
                 self._torn = False
-            while written < len(chunk) and self._in_flight:
+            while written < len(chunk) and is_wanted():
                 written += self._write_some(chunk[written : written + CHUNK_BYTES])
         except OSError as error:
-            return written, error.errno in GONE_ERRNOS
-        return written, False
+            is_gone = error.errno in GONE_ERRNOS
+        if 0 < written < len(chunk):
+            self._torn = chunk[written - 1 : written] != b"\n"
+        return PutResult(written, is_gone)
+
+    def close(self) -> None:
+        """Only once nobody writes any more: a number closed under a blocked write could be
+        somebody else's after it.
+        """
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
 
     def _write_some(self, piece: bytes) -> int:
         try:
@@ -199,44 +305,6 @@ class NonblockingWriter:
             poll.register(self._fd, select.POLLOUT)
             poll.poll(200)
             return 0
-
-    def _finish_chunk(self, chunk: bytes, *, written: int, gone: bool) -> None:
-        with self._changed:
-            if 0 < written < len(chunk):
-                self._torn = chunk[written - 1 : written] != b"\n"
-            if self._in_flight:  # else close() has given it up
-                self._pending -= len(chunk)
-                self.dropped += _count_lines(chunk[written:])
-                self._in_flight = b""
-            self.broken = self.broken or gone
-            drained = self._discard() if gone else self._end_congestion()
-            self._changed.notify_all()
-        _call_all(drained)
-
-    def _end_congestion(self) -> list[Callable[[], None]]:
-        """The callbacks that are due now that this much was written."""
-        if self._pending > self.capacity // 4:
-            return []
-        self._congested = False
-        due, self._on_drained = self._on_drained, []
-        return due
-
-    def _discard(self) -> list[Callable[[], None]]:
-        """Give up what is pending."""
-        self.dropped += _count_lines(self._in_flight) + sum(map(_count_lines, self._chunks))
-        self._in_flight = b""
-        self._chunks.clear()
-        self._pending = 0
-        return self._end_congestion()
-
-    def _close_descriptor(self) -> None:
-        """Only once nobody writes any more: a number closed under a blocked write could be
-        somebody else's after it.
-        """
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):
-                os.close(fd)
 
 
 def flush_all(
@@ -267,7 +335,7 @@ def _duplicate(fd: int) -> int:
         return -1
 
 
-def _count_lines(data: bytes) -> int:
+def count_lines(data: bytes) -> int:
     """How many lines these are, an unfinished last one included."""
     return data.count(b"\n") + (data[-1:] not in {b"", b"\n"})
 

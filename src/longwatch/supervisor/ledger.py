@@ -21,6 +21,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import StateFileQuarantined
 from longwatch.errors import SchemaTooOldError, StoreCorruptError, StoreError
+from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.store.database import Transaction
@@ -96,14 +97,20 @@ class ProgramLedger(Service):
         await future
 
     def _start(self) -> None:
+        self._last_write = BackgroundThread(self._write_and_close, name="longwatch-ledger-end")
         self._writer.start()
 
     def _stop(self, deadline: Deadline) -> bool:
-        stopped = self._writer.stop(deadline=deadline)
+        """Write what is unwritten. The thread that waits for the disk may wait longer than this."""
+        if not self._writer.stop(deadline=deadline):
+            return False
+        self._last_write.start()
+        return self._last_write.wait(self._clock, deadline)
+
+    def _write_and_close(self) -> None:
         with suppress(StoreError):
             self._write()
         self._database.close()
-        return stopped
 
     # --- the store ---
 

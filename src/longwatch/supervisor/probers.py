@@ -119,6 +119,9 @@ class LastLine:
     def on_drained(self, callback: Callable[[], None]) -> None:
         callback()
 
+    def give_up(self) -> None:
+        """Nothing ever holds it up."""
+
     def __str__(self) -> str:
         """As it may be shown: masked before it is cut, so that no half of a secret is left."""
         return printable(mask_text(self._line.decode(errors="replace")), max_chars=MAX_LINE_CHARS)

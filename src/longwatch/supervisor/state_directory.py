@@ -23,8 +23,9 @@ RequestHandler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class StateDirectory:
-    """Opened when the supervisor starts, closed when it stops. `open` and `close` block; the
-    rest is for the loop.
+    """Opened when the supervisor starts, closed when it stops. `open` and `close` wait for the
+    disk. The rest is for the loop and does not, but for `open_control`: it writes one line before
+    any program runs.
     """
 
     def __init__(self, path: Path, *, clock: Clock, events: Events) -> None:
@@ -66,10 +67,15 @@ class StateDirectory:
             await self._control.close()
             self._control = None
 
-    def close(self, deadline: Deadline) -> None:
+    def close(self, deadline: Deadline) -> bool:
+        """Write what is unwritten and release the directory. False if the disk does not answer in
+        time: then the lock goes with this process.
+        """
         if self._ledger is not None:
-            self._ledger.stop(deadline=deadline)
+            if not self._ledger.stop(deadline=deadline):
+                return False
             self._ledger = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        return True

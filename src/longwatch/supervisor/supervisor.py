@@ -282,14 +282,16 @@ class Supervisor(Service):
         if self.loop.started:
             self.loop.call(self._close_on_loop(), timeout=None)
         stopped = self.loop.stop(deadline=deadline) and stopped
-        self._close_state_directory(deadline)
+        stopped = self._close_state_directory(deadline) and stopped
         self._close_socket_directory()
         return stopped
 
-    def _close_state_directory(self, deadline: Deadline) -> None:
+    def _close_state_directory(self, deadline: Deadline) -> bool:
         if self._state_directory is not None:
-            self._state_directory.close(deadline)
+            if not self._state_directory.close(deadline):
+                return False
             self._state_directory = None
+        return True
 
     def _close_socket_directory(self) -> None:
         if self._socket_directory is not None:

@@ -127,7 +127,7 @@ class HealthCheckFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDropped(Event):
-    """Lines of a program that nobody took in time."""
+    """Lines of a program that no reader and no disk took in time."""
 
     default_level: ClassVar[Level] = Level.WARNING
 

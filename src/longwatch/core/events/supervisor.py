@@ -110,3 +110,15 @@ class ControlCommandFailed(Event):
 
     command: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFileStalled(Event):
+    """The disk takes no lines of a log file: its buffer of so many bytes is full, and the oldest
+    lines in it are dropped until it takes some again. Emitted once each time.
+    """
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    path: str
+    buffered: int

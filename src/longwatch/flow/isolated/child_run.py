@@ -76,6 +76,9 @@ class OutputTail:
     def on_drained(self, callback: Callable[[], None]) -> None:
         callback()
 
+    def give_up(self) -> None:
+        """Nothing ever holds it up."""
+
 
 class WorkerFrameChannel:
     """The worker's end of the channel to a child. What goes wrong with it is no news: the end of
