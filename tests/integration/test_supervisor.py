@@ -464,7 +464,8 @@ def test_a_reload_touches_only_what_changed(make_supervisor: SupervisorFactory) 
     )
     wait_for_status(supervisor, "new", up=True)
     assert (
-        pids["changed"] != wait_for_status(supervisor, "changed", up=True, total_restarts=0)["pid"]
+        pids["changed"]
+        != wait_for_status(supervisor, "changed", state="up", total_restarts=0)["pid"]
     )
     now = {found["name"]: found["pid"] for found in supervisor.status()}
     assert (pids["same"], pids["updated"]) == (now["same"], now["updated"])
