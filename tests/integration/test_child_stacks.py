@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from guardian_fixture import proc_state
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.host.crash_file import CRASH_DIR_VARIABLE
 from longwatch.workers.stack_dump import freeze, is_stopped, save_stacks
+from polling import eventually
 from snippet import Snippet, run_snippet
 
 CLOCK = SystemClock()
@@ -81,6 +84,25 @@ def test_a_process_that_can_writes_its_stacks_behind_the_reason(code: str) -> No
         assert worker.saved.startswith(f"{REASON}\n")
         assert "in the_work" in worker.saved
         assert "wchan" not in worker.saved
+        assert worker.alive
+
+
+def test_a_disk_that_does_not_answer_holds_up_the_kill_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A FIFO that no process reads stands for that disk. Once it answers, the process is not
+    asked for its stacks any more: its pid may be of another one by then.
+    """
+    monkeypatch.setattr("longwatch.workers.stack_dump.SAVE_TIMEOUT", 0.1)
+    os.mkfifo(stalled := tmp_path / "stalled")
+    code = "signal.signal(signal.SIGUSR2, lambda *_: os._exit(9))\n" + SLEEPS
+    with child(code) as worker:
+        assert "in it" == worker.snippet.read_line()
+        save_stacks(worker.pid, stalled, REASON, CLOCK)
+        assert f"{REASON}\n" == stalled.read_text()
+        assert eventually(
+            lambda: all(each.name != "worker-save-stacks" for each in threading.enumerate())
+        )
         assert worker.alive
 
 

@@ -6,25 +6,49 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from longwatch.core.clock import Clock, Wakeup
+from longwatch.core.clock import Clock, SystemClock, Wakeup
+from longwatch.core.deadline import Deadline
+from longwatch.host.background_thread import BackgroundThread
 
+SAVE_TIMEOUT = 10.0
+"""More than it takes a process to write its stacks."""
 _POLL_INTERVAL = 0.02
 _MAX_POLLS = 50
 
 
 def save_stacks(pid: int, crash_file: Path | None, reason: str, clock: Clock) -> None:
-    """Add to its crash file why it goes, and what it does.
+    """Add to its crash file why it goes, and what it does. A disk that does not answer holds this
+    up for `SAVE_TIMEOUT` seconds.
 
     It is asked by SIGUSR2 only if it has a handler for that, whose default action would kill it
     without a word. One that is stopped cannot answer: of that the kernel's view is kept.
     """
     if crash_file is None:
         return
+    is_late = threading.Event()
+    saving = BackgroundThread(
+        partial(_save_stacks, pid, crash_file, reason, clock, is_late),
+        name="worker-save-stacks",
+        report_errors=True,
+    )
+    saving.start()
+    real_clock = SystemClock()  # a disk is waited for, nothing of ours
+    if not saving.wait(real_clock, Deadline.after(SAVE_TIMEOUT, real_clock)):
+        is_late.set()
+
+
+def _save_stacks(
+    pid: int, crash_file: Path, reason: str, clock: Clock, is_late: threading.Event
+) -> None:
     _append(crash_file, reason)
+    if is_late.is_set():
+        return  # by now that pid may be of another process
     status = _read(pid, "status")
     if (
         not is_stopped(status)
