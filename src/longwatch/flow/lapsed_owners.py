@@ -15,6 +15,7 @@ wait.
     ended, seen from here   come back at once; they are no sign of a moved clock and not counted
     held, alive             come back at once if their code was too slow or silent; others wait
     held, not seen          wait
+    renews                  come back at once: they are past their deadline
     else                    come back at once
 
 Sweeps are made in turns, so the next look is often made by another worker, which counts its own
@@ -24,7 +25,7 @@ attempts come back one renewal interval after the first look, however many worke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from longwatch.core.clock import Clock
@@ -42,31 +43,53 @@ class LapsedOwners:
     def __init__(
         self, database: Database, records: Records, sweep: ClaimSweeper, clock: Clock
     ) -> None:
-        self.look_again_at = inf
-        """When the first of the held owners may be reclaimed from, on the clock of this process."""
         self._database = database
         self._records = records
         self._sweep = sweep
         self._clock = clock
         self._guard = LapseGuard()
+        self._held_until: dict[int, float] = {}
+
+    @property
+    def look_again_at(self) -> float:
+        """When the first of the held owners may be reclaimed from, on the clock of this process."""
+        return min(self._held_until.values(), default=inf)
 
     def look(self, *, holds: bool) -> dict[int, OwnerLook]:
         """The owners with a lapsed attempt, by number. Reads pages and processes, so call it in no
         transaction. Without `holds` the clock is trusted, and no owner is held.
         """
         owners, renewing = self._database.read(self._find)
-        looks = {owner.id: self.look_at(owner) for owner in owners}
-        if not holds:
-            return looks
+        looks = {owner.id: self.look_at(owner) for owner, _ in owners}
+        unrenewed = [
+            owner for owner, is_missed in owners if is_missed and not looks[owner.id].has_ended
+        ]
+        holders = sum(not self._sweep.has_ended(each) for each in renewing)
+        held = self._held(unrenewed, looks, renewing_holders=holders) if holds else []
+        return looks | {each: looks[each]._replace(is_held=True) for each in held}
+
+    def _held(
+        self,
+        unrenewed: Sequence[LeaseOwner],
+        looks: Mapping[int, OwnerLook],
+        *,
+        renewing_holders: int,
+    ) -> Iterable[int]:
         now = self._clock.monotonic()
         reclaimable = self._guard.reclaimable(
-            [_lapsed(owner, looks[owner.id]) for owner in owners if not looks[owner.id].has_ended],
-            renewing_holders=sum(not self._sweep.has_ended(each) for each in renewing),
+            [
+                LapsedOwner(each.id, each.renew_seconds, is_alive=looks[each.id].end.is_alive)
+                for each in unrenewed
+            ],
+            renewing_holders=renewing_holders,
             now=now,
         )
-        held = [o for o in owners if not (looks[o.id].has_ended or o.id in reclaimable)]
-        self.look_again_at = now + min((each.renew_seconds or 0.0 for each in held), default=inf)
-        return looks | {each.id: looks[each.id]._replace(is_held=True) for each in held}
+        self._held_until = {
+            each.id: self._held_until.get(each.id, now + (each.renew_seconds or 0.0))
+            for each in unrenewed
+            if each.id not in reclaimable
+        }
+        return self._held_until
 
     def look_at(self, owner: LeaseOwner) -> OwnerLook:
         """What can be seen of one owner. An unknown owner in a store of one machine is one of an
@@ -77,16 +100,16 @@ class LapsedOwners:
         )
         return OwnerLook(owner_end(owner), has_ended, self._clock.monotonic())
 
-    def _find(self, tx: Transaction) -> tuple[list[LeaseOwner], Iterable[str]]:
-        """Owners with a lapsed attempt, and the incarnations of all that renew and hold any."""
+    def _find(self, tx: Transaction) -> tuple[list[tuple[LeaseOwner, bool]], Iterable[str]]:
+        """Owners with a lapsed attempt, each with whether a heartbeat is missed, and the
+        incarnations of all owners that renew and hold attempts.
+        """
         owners = [
-            lease_owner(row)
-            for row in tx.rows(self._records.sql["lapsed_owners"], {"boot": boot_id()})
+            (lease_owner(owner), bool(is_missed))
+            for *owner, is_missed in tx.rows(
+                self._records.sql["lapsed_owners"], {"boot": boot_id()}
+            )
         ]
-        if all(owner.renew_seconds is None for owner in owners):
+        if all(owner.renew_seconds is None for owner, _ in owners):
             return owners, ()
         return owners, [row[0] for row in tx.rows(self._records.sql["renewing_owners"])]
-
-
-def _lapsed(owner: LeaseOwner, look: OwnerLook) -> LapsedOwner:
-    return LapsedOwner(owner.id, owner.renew_seconds, is_alive=look.end.is_alive)

@@ -87,11 +87,13 @@ SELECT seq, owner, term, execution, heartbeat_timeout FROM longwatch_computation
 WHERE lease_state = 2 AND {lapsed} AND seq <> ALL (:skip::int8[]) AND owner <> ALL (:skip_owners::int8[]) LIMIT :limit
 
 -- name: lapsed_owners
--- The owners of such attempts. One that was deleted has an unreadable page.
-SELECT DISTINCT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
-    coalesce(draining, 0), renew_seconds
-FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND {lapsed}
+-- The owners of such attempts, each with whether a heartbeat is missed. One that was deleted has an unreadable page.
+SELECT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 0), renew_seconds, is_missed
+FROM (
+    SELECT owner, max(coalesce(heartbeat_deadline < :lease_now, false)::int) AS is_missed
+    FROM longwatch_computations WHERE lease_state = 2 AND {lapsed} GROUP BY owner
+) AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for: a read.

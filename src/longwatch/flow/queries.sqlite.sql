@@ -41,11 +41,11 @@ WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
     AND leased.owner NOT IN (SELECT value FROM json_each(:skip_owners)) LIMIT :limit
 
 -- name: lapsed_owners
--- The owners of such attempts. One that was deleted has an unreadable page.
-SELECT DISTINCT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
-    coalesce(draining, 0), renew_seconds
+-- The owners of such attempts, each with whether a heartbeat is missed. One that was deleted has an unreadable page.
+SELECT leased.owner, coalesce(incarnation, ''), CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
+    coalesce(draining, 0), renew_seconds, max(coalesce(heartbeat_deadline < :lease_now, 0))
 FROM longwatch_computations AS leased LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
-WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot)
+WHERE lease_state = 2 AND ({lapsed} OR coalesce(boot, '') <> :boot) GROUP BY leased.owner
 
 -- name: leases_of_owner
 -- The leases of one owner, as many as asked for.
