@@ -167,8 +167,23 @@ class FlowClaimSource:
 
     def count_suspects(self, *, limit: int) -> int:
         """Those that a cap does not allow to claim now are left out."""
-        queues = self._rotated_queues()
-        return self.database.read(lambda tx: self._count_suspects(tx, queues, limit))
+        queues = {queue.number: queue for queue in self._rotated_queues()}
+        parameters = {
+            "queues": self.records.array_parameter(list(queues)),
+            "limit": limit,
+            "max_crashes": DEFAULT_BUDGET.max_crashes,
+            "max_lost": DEFAULT_BUDGET.max_lost,
+        }
+
+        def count(tx: Transaction) -> int:
+            rows = tx.rows(self.records.sql["suspects_by_queue"], parameters)
+            return sum(
+                max(self._claimer.free_capacity(tx, queues[number], suspects), 0)
+                for number, suspects in rows
+                if suspects
+            )
+
+        return min(self.database.read(count), limit)
 
     def row_ids(self, seqs: Collection[int]) -> dict[int, str]:
         """EXECUTION/NODE of each."""
@@ -245,14 +260,6 @@ class FlowClaimSource:
         }
         query = self.records.sql["ready_queues"]
         return bool(self.database.read(lambda tx: tx.rows(query, parameters)))
-
-    def _count_suspects(self, tx: Transaction, queues: Sequence[GraphQueue], limit: int) -> int:
-        found = 0
-        for queue in queues:
-            if found < limit:
-                suspects = self._claims.count_suspects(tx, queue=queue.number, limit=limit - found)
-                found += max(self._claimer.free_capacity(tx, queue, suspects), 0)
-        return found
 
     def _query_next_due(self) -> float | None:
         numbers = self.records.array_parameter([queue.number for queue in self._rotated_queues()])

@@ -57,6 +57,12 @@ SELECT value FROM json_each(:queues) AS queue
 WHERE EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 0 AND NOT {is_suspect})
     OR EXISTS (SELECT 1 FROM longwatch_computations WHERE queue = queue.value AND lease_state = 1 AND ready_at <= :wall_now)
 
+-- name: suspects_by_queue
+-- Of each of these queues, how many suspects are free, counted up to :limit. The first condition is that of a small index.
+SELECT value, (SELECT count(*) FROM (SELECT 1 FROM longwatch_computations WHERE queue = wanted.value AND lease_state = 0
+    AND crashes + lost > 0 AND {is_suspect} LIMIT :limit))
+FROM json_each(:queues) AS wanted
+
 -- name: next_due
 -- Seconds until the next delayed attempt of these queues is due; null if none is delayed.
 SELECT min(ready_at) - :wall_now FROM longwatch_computations WHERE lease_state = 1 AND queue IN (SELECT value FROM json_each(:queues))
