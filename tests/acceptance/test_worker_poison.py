@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from longwatch.mailbox import Mailbox
 from polling import eventually
-from up_process import start_up
 from worker_process import (
     is_drained,
     opened_mailbox,
     start_worker,
     store_url,
     write_app,
-    write_workers,
 )
 
 MORE = """
@@ -35,8 +29,7 @@ MINUTES = 180.0
 
 def short_messages(count: int, poisons: tuple[int, ...]) -> list[dict[str, Any]]:
     return [
-        {"id": str(number), "do": "die" if number in poisons else "done"}
-        for number in range(count)
+        {"id": str(number), "do": "die" if number in poisons else "done"} for number in range(count)
     ]
 
 

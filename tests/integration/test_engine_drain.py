@@ -186,9 +186,7 @@ def test_an_owner_registers_its_parent_and_how_often_it_is_renewed() -> None:
     source = FakeSource()
     with running_engine(GatedRunner(), source=source):
         pass
-    with Engine(
-        source, GatedRunner(), policy=ONE, parent=ParentChannel("nowhere", "the.parent")
-    ):
+    with Engine(source, GatedRunner(), policy=ONE, parent=ParentChannel("nowhere", "the.parent")):
         pass
     assert [
         (None, QUIET_POLICY.lease.renew_seconds),

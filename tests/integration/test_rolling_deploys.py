@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -38,12 +38,12 @@ LoopGroup([jobs], shutdown_timeout=1000.0, watchdog_threshold=None).run(visibili
 """
 
 
-def query(url: str, sql: str) -> list[Any]:
+def query(url: str, sql: LiteralString) -> list[Any]:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
             return file.execute(sql).fetchall()
     with psycopg.connect(url) as server:
-        return server.execute(cast("LiteralString", sql)).fetchall()
+        return server.execute(sql).fetchall()
 
 
 def pages(url: str) -> list[tuple[str, int]]:

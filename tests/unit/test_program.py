@@ -13,6 +13,7 @@ from longwatch.core.breaker import BreakerPolicy
 from longwatch.core.events.base import Events
 from longwatch.core.events.programs import (
     CircuitBreakerTripped,
+    EndJudgeFailed,
     HealthCheckFailed,
     HealthCheckPassed,
     ProgramEnded,
@@ -28,14 +29,15 @@ from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec, StopPolicy
 from longwatch.supervisor import program_run as module
 from longwatch.supervisor.dependencies import Readiness
+from longwatch.supervisor.end_judge import EndJudge, EndJudges
 from longwatch.supervisor.healthcheck import HealthChecker
 from longwatch.supervisor.lifecycle import ProgramState
 from longwatch.supervisor.notify_socket import Notice
-from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.probes import HealthPolicy, HttpProbe
 from longwatch.supervisor.program import DependencyWait, Program
 from longwatch.supervisor.program_record import ProgramRecord
-from longwatch.supervisor.restart_policy import Restart, RestartPolicy
+from longwatch.supervisor.restart_policy import EndFacts, Restart, RestartPolicy
 from longwatch.testing import FakeClock, RecordingObserver
 
 TIMEOUT = 10.0
@@ -115,16 +117,21 @@ class ProgramRig:
         *,
         gate: DependencyWait | None = None,
         memory: ProgramRecord | None = None,
+        judge: EndJudge | None = None,
         **plan: object,
     ) -> None:
         """Start to live; returns when it waits for something."""
         spec = ProcessSpec(argv=["/bin/app", "-v"], env={})
         whole = ProgramPlan(name="app", process=spec, **{"critical": True, **plan})  # type: ignore[arg-type]
+        events = Events(self.observer)
+        end_judges = EndJudges(events)
+        end_judges.judge = judge
         self.program = Program(
             whole,
             guardian=self.guardian,
             clock=self.clock,
-            events=Events(self.observer),
+            events=events,
+            end_judges=end_judges,
             record=memory,
             strict=True,
         )
@@ -892,3 +899,77 @@ def test_another_plan_is_followed_with_what_is_remembered(rig: ProgramRig) -> No
     rig.advance(1.0)
     rig.end(code=1)
     assert [1.0, 10.0] == rig.waits
+
+
+# --- worker processes ---
+
+JOINED = EndFacts(has_joined=True, has_finished=False)
+EXCUSED = replace(JOINED, is_excused=True)
+
+
+class FakeJudge:
+    """Says what the test has set; raises it if that is an error."""
+
+    def __init__(self, answer: EndFacts | Exception | None) -> None:
+        self.answer = answer
+        self.pids: list[int] = []
+
+    def end_facts(self, plan: ProgramPlan, pid: int) -> EndFacts | None:
+        assert plan.kind is ProgramKind.WORKER
+        self.pids.append(pid)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def end_and_restart(rig: ProgramRig, status: int) -> None:
+    """End the process with this wait status; the next one is up without a wait."""
+    starts = rig.program.record.starts
+    rig.run_on_loop(lambda: rig.guardian.end(status))
+    if rig.state() is ProgramState.WAITING:
+        rig.advance(0.0)
+    assert (ProgramState.UP, starts + 1) == (rig.state(), rig.program.record.starts)
+
+
+def test_excused_deaths_of_a_worker_feed_neither_breaker_nor_backoff(rig: ProgramRig) -> None:
+    """Twenty of them, without a moment between them; then one that is not excused backs off for
+    the first time.
+    """
+    judge = FakeJudge(EXCUSED)
+    rig.start(kind=ProgramKind.WORKER, judge=judge)
+    for _ in range(20):
+        end_and_restart(rig, signal.SIGKILL)
+    assert [0.0] * 20 == rig.waits
+    judge.answer = JOINED
+    rig.end(signum=signal.SIGKILL)
+    assert [1.0] == rig.waits[20:]
+    assert [] == rig.observer.of(CircuitBreakerTripped)
+
+
+def test_a_worker_that_ends_unasked_is_replaced_and_one_that_has_finished_is_not(
+    rig: ProgramRig,
+) -> None:
+    judge = FakeJudge(JOINED)
+    rig.start(kind=ProgramKind.WORKER, judge=judge, backoff=BackoffPolicy(initial=0.0))
+    for status in (0, 2 << 8, 100 << 8, signal.SIGTERM):
+        end_and_restart(rig, status)
+    judge.answer = replace(JOINED, has_finished=True)
+    rig.end()
+    assert 0 == rig.code()
+    assert 5 == len({*judge.pids})
+
+
+def test_without_facts_the_exit_table_decides_and_an_error_of_the_judge_is_emitted(
+    rig: ProgramRig,
+) -> None:
+    rig.start(kind=ProgramKind.WORKER, judge=FakeJudge(OSError("gone")))
+    rig.end()
+    assert 0 == rig.code()
+    [failed] = rig.observer.of(EndJudgeFailed)
+    assert "gone" in failed.error
+
+
+def test_only_workers_are_asked_about(rig: ProgramRig) -> None:
+    rig.start(judge=FakeJudge(EXCUSED))
+    rig.end()
+    assert 0 == rig.code()

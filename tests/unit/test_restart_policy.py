@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -10,6 +11,7 @@ from longwatch.core.end_cause import NUMBERED_KINDS, EndCause, EndKind
 from longwatch.supervisor.restart_policy import (
     RESTART_VERDICTS,
     STOP_VERDICTS,
+    EndFacts,
     EndVerdict,
     Restart,
     RestartDecision,
@@ -32,7 +34,7 @@ policies = st.builds(
 
 
 def decided(
-    cause: EndCause, *, policy: RestartPolicy | None = None, **facts: bool
+    cause: EndCause, *, policy: RestartPolicy | None = None, **facts: Any
 ) -> tuple[str, bool]:
     decision = (policy or RestartPolicy()).decide(cause, **facts)
     return decision.verdict.value, decision.restart
@@ -102,6 +104,37 @@ def test_a_shell_that_reports_a_signal_is_judged_like_the_signal(number: int) ->
     """Exit 128 + n is judged as signal n, for every signal that can end a process."""
     assume(number not in {*range(signal.SIGCHLD, signal.SIGURG + 1), signal.SIGWINCH})
     assert decided(EndCause.signal(number)) == decided(EndCause.exit(128 + number))
+
+
+UNEXPECTED = ("unexpected_exit", True)
+
+
+@pytest.mark.parametrize(
+    ("cause", "joined", "finished", "expected"),
+    [
+        (EndCause.exit(0), True, True, ("clean_exit", False)),
+        (EndCause.exit(0), True, False, UNEXPECTED),  # os._exit(0), or SIGTERM from outside
+        (EndCause.exit(0), False, False, UNEXPECTED),
+        (EndCause.exit(2), False, False, ("configuration_error", False)),
+        (EndCause.exit(2), True, False, UNEXPECTED),  # os._exit(2) in a handler
+        (EndCause.exit(2), True, True, ("configuration_error", False)),  # its store refused it
+        (EndCause.exit(100), False, False, ("fatal_error_no_restart", False)),
+        (EndCause.exit(100), True, False, UNEXPECTED),
+        (EndCause.exit(100), True, True, ("fatal_error_no_restart", False)),
+        (EndCause.exit(1), True, True, UNEXPECTED),
+        (EndCause.exit(143), True, False, UNEXPECTED),
+        (EndCause.signal(signal.SIGTERM), False, False, UNEXPECTED),
+        (EndCause.signal(signal.SIGKILL), True, False, UNEXPECTED),
+        (EndCause(EndKind.SPAWN_ERROR), False, False, ("spawn_error", True)),
+    ],
+)
+def test_a_worker_that_ends_unasked_is_replaced(
+    cause: EndCause, expected: tuple[str, bool], *, joined: bool, finished: bool
+) -> None:
+    """Only an end that the process reported, or that came before it had joined, is final."""
+    facts = EndFacts(has_joined=joined, has_finished=finished)
+    assert expected == decided(cause, facts=facts)
+    assert ("stopped", False) == decided(cause, facts=facts, stop_requested=True)
 
 
 @given(cause=causes)
@@ -176,7 +209,7 @@ def test_should_restart_says_what_the_policy_decides(
     stop_requested: bool,
     killed_unhealthy: bool,
 ) -> None:
-    facts = {
+    facts: dict[str, Any] = {
         "shutting_down": shutting_down,
         "stop_requested": stop_requested,
         "killed_unhealthy": killed_unhealthy,

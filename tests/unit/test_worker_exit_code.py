@@ -22,11 +22,21 @@ class Tracked:
     def _count(self) -> None:
         self.done += 1
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, on_demand: bool = False) -> None:
         for name in names:
-            self.tracker.program_started(ProgramStart(program=name, kind=WORKER, pid=1))
+            self.tracker.program_started(
+                ProgramStart(program=name, kind=WORKER, pid=1, on_demand=on_demand)
+            )
 
-    def end(self, name: str, verdict: EndVerdict, *, code: int = 0, restart: bool = False) -> None:
+    def end(
+        self,
+        name: str,
+        verdict: EndVerdict,
+        *,
+        code: int = 0,
+        restart: bool = False,
+        on_demand: bool = False,
+    ) -> None:
         self.tracker.program_ended(
             ProgramEnd(
                 program=name,
@@ -36,6 +46,7 @@ class Tracked:
                 cause=EndCause.exit(code),
                 restart=restart,
                 killed=0,
+                on_demand=on_demand,
             )
         )
 
@@ -89,3 +100,18 @@ def test_a_worker_that_fails_in_the_shutdown_makes_the_code_1(tracked: Tracked) 
     assert (0, 0) == tracked.outcome
     tracked.end("b", EndVerdict.SHUTDOWN_COMPLETE, code=3)
     assert (0, 1) == tracked.outcome
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [(EndVerdict.SHUTDOWN_COMPLETE, 1), (EndVerdict.CONFIGURATION_ERROR, 2)],
+)
+def test_a_process_for_suspects_neither_keeps_the_end_up_nor_counts_in_the_code(
+    tracked: Tracked, verdict: EndVerdict, code: int
+) -> None:
+    tracked.start("a-suspect-1", on_demand=True)
+    tracked.end("a", EndVerdict.CLEAN_EXIT)
+    tracked.end("b", EndVerdict.CLEAN_EXIT)
+    assert (1, 0) == tracked.outcome
+    tracked.end("a-suspect-1", verdict, code=code, on_demand=True)
+    assert (1, 0) == tracked.outcome

@@ -3,10 +3,10 @@ hangs or is dead.
 
 One small file an engine, mapped into memory. A header says until when its leases are trusted,
 whether it is draining, when the engine itself last beat, and how many rows it has completed; then
-one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot, with the row number last when it
-begins and first when it ends, so a reader never sees a row that is not started. A parent that
-renews the leases writes until when they are trusted, and, of a child that it has killed, which rows
-are to blame.
+one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot,
+with the row number last when it begins and first when it ends, so a reader never sees a row that is
+not started. A parent that renews the leases writes until when they are trusted, and, of a child
+that it has killed, which rows are to blame.
 
 The engine declares a row *silent* when its code has given no beat for so long that the lease is not
 renewed any more. The row's number is then negative: the row still runs, and its own code is why

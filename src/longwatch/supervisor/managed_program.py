@@ -116,7 +116,8 @@ class ManagedProgram:
                 self.exit_code = await self.program.keep_up(self._wait_for_dependencies)
             finally:
                 self.active = False
-                self.retired = self.retired or self.plan.on_demand
+                if self.plan.on_demand:
+                    self.retired = True
                 self.notify_changed()
             on_finished(self, self.exit_code)
 
