@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +28,11 @@ from longwatch.engine.engine import Engine
 from longwatch.engine.policy import PARENT_LEASE_SECONDS, EngineEnvironment
 from longwatch.errors import StoreError, TryAgainError
 from longwatch.host.beatpage import ChildBeatPage
-from longwatch.host.parent_channel import MAX_DATAGRAM_BYTES, PARENT_SOCKET_VARIABLE, ParentChannel
+from longwatch.host.parent_channel import (
+    PARENT_INCARNATION_VARIABLE,
+    PARENT_SOCKET_VARIABLE,
+    ParentChannel,
+)
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.memory import MemoryStore
 from longwatch.mailbox.url import open_source
@@ -38,43 +40,11 @@ from longwatch.runtime import LoopGroup
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import RecordingObserver
 from loop_rig import LOOP_IDLE_THREADS, GatedLoop, running_group, running_loop, wait_until
+from parent_rig import Parent
 
 LEASE = 15.0
 TRUST = 12.0
 PARENT_RENEWED_POLICY = replace(QUIET_POLICY, slots=1, lease=LeasePolicy(LEASE), poll_interval=10.0)
-
-
-class Parent:
-    """The other end of the line: a real socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.address = str(path)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.address)
-        self._socket.settimeout(TIMEOUT)
-
-    def receive(self) -> dict[str, Any]:
-        word: dict[str, Any] = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
-        return word
-
-    def receive_about(self, about: str) -> dict[str, Any]:
-        """The next word about that; others are passed over."""
-        while (word := self.receive())["about"] != about:
-            pass
-        return word
-
-    def is_silent(self) -> bool:
-        self._socket.setblocking(False)
-        try:
-            return not self._socket.recv(MAX_DATAGRAM_BYTES)
-        except BlockingIOError:
-            return True
-        finally:
-            self._socket.settimeout(TIMEOUT)
-
-    def close(self) -> None:
-        self._socket.close()
-        Path(self.address).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -478,9 +448,15 @@ def state(parent: Parent, clock: FakeClock) -> tuple[list[str], bool, list[dict[
 
 
 def test_the_line_is_taken_out_of_the_environment_which_children_inherit() -> None:
-    environ = {PARENT_SOCKET_VARIABLE: "/somewhere", "OTHER": "1"}
+    environ = {
+        PARENT_SOCKET_VARIABLE: "/somewhere",
+        PARENT_INCARNATION_VARIABLE: "its.incarnation",
+        "OTHER": "1",
+    }
     line = ParentChannel.from_environment(environ)
-    assert ("/somewhere", {"OTHER": "1"}) == (line.address if line else None, environ)
+    assert line is not None
+    assert ("/somewhere", "its.incarnation") == (line.address, line.incarnation)
+    assert {"OTHER": "1"} == environ
     assert ParentChannel.from_environment(environ) is None
 
 
