@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ def is_long(pages: int) -> bool:
 
 @graph.compute(after=["job"], max_attempts=3)
 def pages(job: dict[str, Any], context: FlowContext) -> int:
-    """Waits for a file if the job says so, fails if it says so."""
+    """Waits for a file if the job says so, kills its process or fails if it says so."""
     note("begin", job["id"], context.attempt)
     while "until" in job and not Path(job["until"]).exists():
         context.beat()
         time.sleep(0.01)
+    if job.get("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if "error" in job:
         raise ValueError(job["error"])
     note("end", job["id"], context.attempt)

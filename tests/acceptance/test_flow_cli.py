@@ -700,6 +700,22 @@ def test_heartbeats_come_from_the_parent(place: FlowDirectory) -> None:
     assert (["success"], []) == (states(started), run.child_events("flow", "leases_renewed"))
 
 
+def test_nodes_that_kill_their_process_are_given_up_and_the_worker_goes_on(
+    place: FlowDirectory,
+) -> None:
+    started = [place.start(id=str(number), die=number in {10, 30}) for number in range(50)]
+    with flow_worker(place, "--concurrency", "2") as run:
+        done = [each for number, each in enumerate(started) if number not in {10, 30}]
+        assert {1} == {each.get("pages", timeout=4 * TIMEOUT) for each in done}
+        assert eventually(
+            lambda: all(states(started[number])[-1] == "failed" for number in (10, 30)),
+            4 * TIMEOUT,
+        ), [states(started[number]) for number in (10, 30)]
+        assert 1 == place.start(id="after").get("pages", timeout=TIMEOUT)
+        run.stop_cleanly()
+    assert [] == run.events("circuit_breaker_tripped")
+
+
 def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(
     place: FlowDirectory,
 ) -> None:

@@ -1,4 +1,6 @@
-"""Suspects under a parent: ordinary engines leave and report them, a process of their own runs them."""
+"""Suspects under a parent: ordinary engines leave and report them, and a process of their own runs
+them.
+"""
 
 from __future__ import annotations
 

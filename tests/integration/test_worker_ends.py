@@ -6,7 +6,7 @@ import json
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from engine_rig import FakeSource
 from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Events
 from longwatch.core.events.engine import MessageDeadLettered
-from longwatch.engine.claim_source import GivenUp
+from longwatch.core.events.workers import WorkerJoined
+from longwatch.engine.claim_source import GivenUp, ignore_given_up
 from longwatch.host.beatpage import BeatPage
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramStart
@@ -170,7 +171,7 @@ def test_what_an_engine_completed_that_has_ended_counts(rig: EndRig) -> None:
     rig.report(1, "leases_ended", owner=1)
     rig.report_engine(1, 7)
     rig.report_joined(1)
-    rig.observer.wait_for(module.WorkerJoined)
+    rig.observer.wait_for(WorkerJoined)
     facts = rig.end(1)
     assert facts is not None
     assert facts.is_excused
@@ -179,7 +180,7 @@ def test_what_an_engine_completed_that_has_ended_counts(rig: EndRig) -> None:
 def test_dead_letters_of_the_parents_sweep_are_emitted(rig: EndRig) -> None:
     given_up = GivenUp("a message", "jobs", "poison")
 
-    def sweep(on_given_up: Any) -> int:
+    def sweep(on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
         on_given_up(given_up)
         return 1
 
@@ -187,7 +188,7 @@ def test_dead_letters_of_the_parents_sweep_are_emitted(rig: EndRig) -> None:
     rig.start(1)
     rig.report_engine(1, 7)
     rig.report_joined(1)
-    rig.observer.wait_for(module.WorkerJoined)
+    rig.observer.wait_for(WorkerJoined)
     rig.end(1)
     event = rig.observer.wait_for(MessageDeadLettered)
     assert given_up == GivenUp(event.message_id, event.mailbox, event.reason)
