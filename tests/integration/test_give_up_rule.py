@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from longwatch.store.sqlite.database import SqliteDatabase
 from postgres_server import shared_server
 from redis_server import running_server
 
-LIMITS = MailboxLimits(max_failures=2, max_crashes=2)
-NO_LIMITS = MailboxLimits(max_failures=1000, max_crashes=1000)
+LIMITS = MailboxLimits(max_failures=2, max_crashes=2, max_lost=2)
+NO_LIMITS = MailboxLimits(max_failures=1000, max_crashes=1000, max_lost=1000)
 LEASE = 60.0
 LIFETIME = 1000.0
 
@@ -64,9 +65,16 @@ def _sql_store(database: Database) -> Store:
 class History:
     """One mailbox with one message, and what happens to it before the claim that counts."""
 
-    def __init__(self, store: Store, name: str, *, keep_expired: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        keep_expired: bool = False,
+        limits: MailboxLimits | None = NO_LIMITS,
+    ) -> None:
         self.store = store
-        self.unlimited = store.backend(name, limits=NO_LIMITS)
+        self.unlimited = store.backend(name, limits=limits)
         self.limited = store.backend(name, limits=LIMITS)
         self.owner = self.unlimited.register_owner(Incarnation.current())
         message = NewMessage(id=name, body=b"1", expires_in=LIFETIME, keep_expired=keep_expired)
@@ -79,6 +87,14 @@ class History:
     def crash(self) -> None:
         """The lease of an owner without a beat page lapses."""
         assert self.claim(self.unlimited)
+        self.store.jump.lease += 2 * LEASE
+        self.unlimited.sweep()
+
+    def lose(self) -> None:
+        """The lease of an owner lapses whose process and beat page are gone."""
+        gone = replace(Incarnation.current(), namespace=1)
+        owner = self.unlimited.register_owner(gone, page="/nonexistent/page")
+        assert self.unlimited.exchange((), owner=owner, limit=1, lease_seconds=LEASE).claimed
         self.store.jump.lease += 2 * LEASE
         self.unlimited.sweep()
 
@@ -119,20 +135,59 @@ def test_a_message_is_claimed_or_given_up_by_crashes_then_failures_then_expiry(
         assert (name, expected) == (name, history.end)
 
 
+def test_losses_come_after_crashes_and_before_failures(store: Store) -> None:
+    """The limits were lowered after the events, so the claim applies them."""
+    for crashes, lost, failures in product((0, 2), (0, 1, 2), (0, 2)):
+        name = f"c{crashes}-l{lost}-f{failures}"
+        history = History(store, name)
+        for event, times in ((history.fail, failures), (history.crash, crashes)):
+            for _ in range(times):
+                event()
+        for _ in range(lost):
+            history.lose()
+        reason = give_up_reason(
+            LIMITS, crashes=crashes, failures=failures, lost=lost, is_expired=False
+        )
+        expected = (True, [], 0) if reason is None else (False, [reason], 0)
+        assert (name, expected) == (name, history.end)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [(History.fail, "failed"), (History.crash, "poison"), (History.lose, "lost")],
+)
+def test_the_event_that_spends_a_budget_gives_the_message_up(
+    store: Store, event: Callable[[History], None], reason: str
+) -> None:
+    """Nothing waits for the next claim; the limits of the mailbox hold for every process."""
+    assert store.backend(reason, limits=LIMITS).stats()
+    history = History(store, reason, limits=None)
+    ends = []
+    for _ in range(2):
+        event(history)
+        stats = history.unlimited.stats()
+        ends.append((stats.ready, [each.reason for each in history.unlimited.dead_letters()]))
+    assert [(1, []), (0, [reason])] == ends
+
+
 def test_the_rule_itself() -> None:
-    """Crashes before failures before expiry; a limit is reached, not exceeded."""
+    """Crashes before losses before failures before expiry; a limit is reached, not exceeded."""
     table = {
-        (0, 0, False): None,
-        (1, 1, False): None,
-        (1, 1, True): "expired",
-        (0, 2, False): "failed",
-        (0, 2, True): "failed",
-        (2, 0, False): "poison",
-        (2, 2, True): "poison",
-        (3, 3, False): "poison",
+        (0, 0, 0, False): None,
+        (1, 1, 1, False): None,
+        (1, 1, 1, True): "expired",
+        (0, 0, 2, False): "failed",
+        (0, 0, 2, True): "failed",
+        (0, 2, 0, False): "lost",
+        (0, 2, 2, True): "lost",
+        (2, 0, 0, False): "poison",
+        (2, 2, 2, True): "poison",
+        (3, 3, 3, False): "poison",
     }
     assert table == {
-        facts: give_up_reason(LIMITS, crashes=facts[0], failures=facts[1], is_expired=facts[2])
+        facts: give_up_reason(
+            LIMITS, crashes=facts[0], lost=facts[1], failures=facts[2], is_expired=facts[3]
+        )
         for facts in table
     }
 

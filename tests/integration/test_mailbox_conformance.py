@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,15 @@ import pytest
 from hypothesis import Phase, settings
 
 from longwatch.core.clock import Wakeup
-from longwatch.engine.claim_source import ClaimedRow, ExchangeResult, Settlement
+from longwatch.engine.claim_source import (
+    ClaimedRow,
+    ExchangeResult,
+    GivenUp,
+    Settlement,
+    ignore_given_up,
+)
 from longwatch.errors import MailboxFullError
+from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox import open_mailbox
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
@@ -21,7 +29,7 @@ from longwatch.mailbox.memory_contents import MemoryContents
 from longwatch.mailbox.memory_queue import LeaseState, MemoryQueue, StoredMessage
 from longwatch.mailbox.records import NewMessage
 from longwatch.store.blame import Blame
-from longwatch.store.claims import Claim
+from longwatch.store.claims import Claim, RowSelection
 from longwatch.store.json_codec import Codec
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import check_mailbox
@@ -105,56 +113,36 @@ class HandsOutTheNewestFirst(MemoryBackend):
 
 class CountsNoCrashes(MemoryBackend):
     def _release(
-        self,
-        contents: MemoryContents,
-        row: StoredMessage,
-        blame: Blame,
-        *,
-        delay: float = 0.0,
-        error: str | None = None,
-    ) -> None:
-        super()._release(
-            contents,
-            row,
-            Blame.RELEASE if blame is Blame.CRASH else blame,
-            delay=delay,
-            error=error,
-        )
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, **options: Any
+    ) -> list[GivenUp]:
+        counted = Blame.RELEASE if blame is Blame.CRASH else blame
+        return super()._release(contents, row, counted, **options)
+
+
+class CountsLossesAsCrashes(MemoryBackend):
+    def _release(
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, **options: Any
+    ) -> list[GivenUp]:
+        counted = Blame.CRASH if blame is Blame.LOST else blame
+        return super()._release(contents, row, counted, **options)
 
 
 class CountsReleasesAsFailures(MemoryBackend):
     def _release(
-        self,
-        contents: MemoryContents,
-        row: StoredMessage,
-        blame: Blame,
-        *,
-        delay: float = 0.0,
-        error: str | None = None,
-    ) -> None:
-        super()._release(
-            contents,
-            row,
-            Blame.FAILURE if blame is Blame.RELEASE else blame,
-            delay=delay,
-            error=error,
-        )
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, **options: Any
+    ) -> list[GivenUp]:
+        counted = Blame.FAILURE if blame is Blame.RELEASE else blame
+        return super()._release(contents, row, counted, **options)
 
 
 class PutsWhatComesBackAtTheEnd(MemoryBackend):
     def _release(
-        self,
-        contents: MemoryContents,
-        row: StoredMessage,
-        blame: Blame,
-        *,
-        delay: float = 0.0,
-        error: str | None = None,
-    ) -> None:
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, **options: Any
+    ) -> list[GivenUp]:
         contents.end_lease(row)
         row.seq = next(contents.sequence)
         contents.leases[row.owner][row.seq] = row
-        super()._release(contents, row, blame, delay=delay, error=error)
+        return super()._release(contents, row, blame, **options)
 
 
 class CannotPause(MemoryBackend):
@@ -196,27 +184,77 @@ class CountsOnlyWhatIsReady(MemoryBackend):
             raise MailboxFullError("full")
 
 
-class RunsTheCrashedBesideOthers(MemoryBackend):
+class RunsSuspectsBesideOthers(MemoryBackend):
     def _claim(
-        self, contents: MemoryContents, owner: int, limit: int, lease_seconds: float
-    ) -> list[ClaimedRow]:
+        self, contents: MemoryContents, owner: int, limit: int, *options: Any
+    ) -> tuple[list[ClaimedRow], list[GivenUp]]:
         leased: list[ClaimedRow] = []
         while len(leased) < limit and (
-            more := super()._claim(contents, owner, limit - len(leased), lease_seconds)
+            more := super()._claim(contents, owner, limit - len(leased), *options)[0]
         ):
             leased += more
-        return leased
+        return leased, []
+
+
+class IgnoresTheSelection(MemoryBackend):
+    def exchange(self, settlements: Sequence[Settlement], **options: Any) -> ExchangeResult:
+        return super().exchange(settlements, **{**options, "selection": RowSelection.ANY})
 
 
 class NeverGivesUp(MemoryBackend):
-    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
-        return "expired" if row.is_expired(wall) else None
+    def _queue(self, contents: MemoryContents) -> MemoryQueue:
+        queue = super()._queue(contents)
+        queue.limits = MailboxLimits(max_failures=10**9, max_crashes=10**9, max_lost=10**9)
+        return queue
+
+
+class KeepsItsBudgetsForItself(MemoryBackend):
+    def _queue(self, contents: MemoryContents) -> MemoryQueue:
+        queue = super()._queue(contents)
+        queue.limits = self.limits
+        return queue
+
+
+class GivesUpAtTheNextClaim(MemoryBackend):
+    def _release(
+        self, contents: MemoryContents, row: StoredMessage, blame: Blame, **options: Any
+    ) -> list[GivenUp]:
+        limits, row.queue.limits = row.queue.limits, MailboxLimits(max_failures=10**9)
+        given_up = super()._release(contents, row, blame, **options)
+        row.queue.limits = limits
+        return given_up
+
+
+class ReportsNoDeadLetters(MemoryBackend):
+    def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
+        return super().sweep()
+
+
+class ForgetsWhoDrains(MemoryBackend):
+    def report_draining(self, *, owner: int, is_draining: bool = True) -> None:
+        pass
+
+
+class TrustsItsClock(MemoryBackend):
+    def register_owner(self, incarnation: Incarnation, **facts: Any) -> int:
+        return super().register_owner(incarnation, **{**facts, "renew_seconds": None})
+
+
+class ForgetsTracebacks(MemoryBackend):
+    def settle(self, settlements: Sequence[Settlement], *, tx: Any = None) -> list[bool]:
+        return super().settle([each._replace(traceback=None) for each in settlements], tx=tx)
 
 
 class HandsOutTheExpired(MemoryBackend):
-    def _give_up_reason(self, row: StoredMessage, wall: float) -> str | None:
-        reason = super()._give_up_reason(row, wall)
-        return None if reason == "expired" else reason
+    def _claim(
+        self, contents: MemoryContents, *options: Any
+    ) -> tuple[list[ClaimedRow], list[GivenUp]]:
+        queue = self._queue(contents)
+        reason = queue.give_up_reason
+        queue.give_up_reason = lambda row, wall: reason(row, wall - wall)  # type: ignore[method-assign]
+        claimed = super()._claim(contents, *options)
+        queue.give_up_reason = reason  # type: ignore[method-assign]
+        return claimed
 
 
 class KeepsNoExpired(MemoryBackend):
@@ -262,9 +300,7 @@ class IgnoresRetention(MemoryBackend):
         self, store: MemoryStore, name: str, *, limits: MailboxLimits | None = None
     ) -> None:
         super().__init__(store, name, limits=limits)
-        self.limits = MailboxLimits(
-            max_failures=self.limits.max_failures, max_size=self.limits.max_size
-        )
+        self.limits = replace(self.limits, dead_retention=None)
 
 
 class LeasesByTheWallClock(MemoryStore):
@@ -303,7 +339,15 @@ BROKEN: list[tuple[type[MemoryBackend], str]] = [
     (PurgesTheLeased, "what is leased stays"),
     (PutsWhatComesBackAtTheEnd, "keep their place"),
     (IgnoresRetention, "retention"),
-    (RunsTheCrashedBesideOthers, "comes alone"),
+    (RunsSuspectsBesideOthers, "comes alone"),
+    (IgnoresTheSelection, "pass over suspects"),
+    (KeepsItsBudgetsForItself, "stored with the mailbox"),
+    (GivesUpAtTheNextClaim, "dead with its last failure"),
+    (ReportsNoDeadLetters, "every dead letter of a sweep is reported"),
+    (ForgetsWhoDrains, "without any blame"),
+    (TrustsItsClock, "lapse together keep their leases"),
+    (ForgetsTracebacks, "has its traceback"),
+    (CountsLossesAsCrashes, "every row is lost"),
     (ShortensLeases, "a shorter one takes nothing off"),
     (StoresHalfABatch, "of a batch that is refused nothing is stored"),
     (StoresRepeatedKeys, "the key of a queued message gives its id"),
@@ -342,7 +386,7 @@ def test_a_store_that_judges_leases_by_the_wall_clock_is_refused() -> None:
         NeverGivesUp,
         PurgesTheLeased,
         PutsWhatComesBackAtTheEnd,
-        RunsTheCrashedBesideOthers,
+        RunsSuspectsBesideOthers,
         ShortensLeases,
         StoresHalfABatch,
         StoresRepeatedKeys,

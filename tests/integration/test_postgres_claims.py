@@ -423,7 +423,7 @@ def test_renewals_touch_no_index(
     assert (hot - hot_before) / (renewed - claimed) >= 0.9
 
 
-CLAIM = {
+CLAIM: dict[str, object] = {
     "queue": 1,
     "owner": 1,
     "lease_seconds": 1.0,
@@ -431,7 +431,7 @@ CLAIM = {
     "max_crashes": 3,
     "max_lost": 5,
 }
-PLANS = {
+PLANS: dict[str, tuple[str, dict[str, object]]] = {
     "claim": ("messages_free", CLAIM),
     "suspects": ("messages_blamed", CLAIM),
     "settle": ("messages_pkey", {"seqs": [1, 2], "owners": [1, 1], "terms": [1, 1]}),

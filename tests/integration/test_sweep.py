@@ -17,6 +17,7 @@ from longwatch.host.beatpage import BeatPage
 from longwatch.host.incarnation import Incarnation
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claims
+from longwatch.store.database import Transaction
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.store.sweep import (
     OWNER_RETENTION,
@@ -470,10 +471,10 @@ class TestAStepOfTheStoresClock:
         return [rig.enter(elsewhere(), page="gone", renew_seconds=self.RENEW) for _ in range(count)]
 
     def renew(self, rig: SweepRig, owners: Sequence[int]) -> None:
-        for owner in owners:
-            rig.database.write(
-                lambda tx, owner=owner: rig.claims.renew(tx, owner=owner, lease_seconds=600)
-            )
+        def work(tx: Transaction) -> int:
+            return sum(rig.claims.renew(tx, owner=each, lease_seconds=600) for each in owners)
+
+        assert len(owners) == rig.database.write(work)
 
     def test_takes_no_lease_and_blames_no_row(self, rig: SweepRig, clock: FakeClock) -> None:
         owners = self.enter(rig, 4)

@@ -29,7 +29,8 @@ mailbox. A process that leaves it out uses the stored one, or the default if no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from longwatch.mailbox import validation
 
@@ -43,8 +44,8 @@ COUNTED_AS_FAILURE = frozenset({FAILED, UNANSWERED})
 BUDGETS = ("max_failures", "max_crashes", "max_lost")
 
 
-class DefaultBudget(int):
-    """The value of a budget that the caller has not set."""
+class _Unset(int):
+    """The default of a budget, which says that the caller has not set it."""
 
     __slots__ = ()
 
@@ -60,13 +61,19 @@ class MailboxLimits:
     None: never.
     """
 
-    max_failures: int = DefaultBudget(5)
-    max_crashes: int = DefaultBudget(3)
-    max_lost: int = DefaultBudget(5)
+    max_failures: int = _Unset(5)
+    max_crashes: int = _Unset(3)
+    max_lost: int = _Unset(5)
     max_size: int | None = None
     dead_retention: float | None = None
+    _set: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in BUDGETS}
+        names = {name for name, value in given.items() if not isinstance(value, _Unset)}
+        object.__setattr__(self, "_set", frozenset(names))
+        for name in set(BUDGETS) - names:
+            object.__setattr__(self, name, int(given[name]))
         validation.validate_positive_int("max_failures", self.max_failures)
         validation.validate_positive_int("max_crashes", self.max_crashes)
         validation.validate_positive_int("max_lost", self.max_lost)
@@ -78,20 +85,16 @@ class MailboxLimits:
     @property
     def set_budgets(self) -> dict[str, int | None]:
         """The budgets by name; None for one that the caller has not set."""
-        values = {name: getattr(self, name) for name in BUDGETS}
-        return {
-            name: None if isinstance(value, DefaultBudget) else value
-            for name, value in values.items()
-        }
+        return {name: getattr(self, name) if name in self._set else None for name in BUDGETS}
 
     def with_stored(self, stored: Sequence[int | None]) -> MailboxLimits:
         """These limits, with the stored budgets, in the order of `BUDGETS`, for those that the
         caller has not set.
         """
-        unset = {
+        unset: dict[str, Any] = {
             name: value
             for name, value in zip(BUDGETS, stored, strict=True)
-            if value is not None and isinstance(getattr(self, name), DefaultBudget)
+            if value is not None and name not in self._set
         }
         return replace(self, **unset) if unset else self
 

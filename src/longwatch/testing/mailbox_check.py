@@ -7,6 +7,7 @@ from functools import partial
 
 from longwatch.testing.mailbox_suite import (
     admin_checks,
+    blame_checks,
     concurrency_checks,
     dead_letter_checks,
     lease_checks,
@@ -32,6 +33,7 @@ CHECKS: tuple[Callable[[MailboxHarness], None], ...] = (
     *lease_checks.CHECKS,
     *retry_checks.CHECKS,
     *dead_letter_checks.CHECKS,
+    *blame_checks.CHECKS,
     *transaction_checks.CHECKS,
     *concurrency_checks.CHECKS,
     *model_checks.CHECKS,

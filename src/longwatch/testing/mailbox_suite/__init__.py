@@ -8,7 +8,8 @@ transaction_checks  sends and settlements that commit with the caller's own work
 receive_checks      receive and what ends its wait; acknowledge, nack, replies; close
 admin_checks        counts, cancel, pause, purge, peek
 lease_checks        fencing, whose clock counts, renewal, order
-retry_checks        the four counters, poison, beat pages, undecodable bodies, retries
+retry_checks        failures, crashes, releases, beat pages, undecodable bodies, retries
+blame_checks        losses, suspects, the budgets of a mailbox, owners that drain, clock steps
 dead_letter_checks  dead letters and expiry
 concurrency_checks  threads and processes that send and receive at once, and one killed with -9
 model_checks        a hypothesis state machine (state_machine) beside a simple model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from longwatch.core.clock import SystemClock, Wakeup
@@ -11,9 +12,12 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.fake_clock import FakeClock
 from longwatch.engine.claim_source import ClaimedRow
 from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message
+from longwatch.mailbox.records import DeadLetter
+from longwatch.store.claims import RowSelection
 
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=BaseException)
@@ -129,10 +133,40 @@ def receive_one(
 
 
 def claim_rows(
-    mailbox: Mailbox[Any], owner: int, *, want: int = 1000, duration: float = FOREVER
+    mailbox: Mailbox[Any],
+    owner: int,
+    *,
+    want: int = 1000,
+    duration: float = FOREVER,
+    selection: RowSelection = RowSelection.ANY,
 ) -> list[ClaimedRow]:
     """What the engine would be given."""
-    return mailbox.backend.exchange((), owner=owner, limit=want, lease_seconds=duration).claimed
+    return mailbox.backend.exchange(
+        (), owner=owner, limit=want, lease_seconds=duration, selection=selection
+    ).claimed
+
+
+def row_bodies(claimed: Iterable[ClaimedRow]) -> list[bytes]:
+    return [each.item.body for each in claimed]
+
+
+def unseen_process() -> Incarnation:
+    """A process that this one cannot see: only the end of its leases says that it is gone."""
+    return replace(Incarnation.current(), namespace=1)
+
+
+def only_dead_letter(mailbox: Mailbox[Any]) -> DeadLetter:
+    dead_letters = list(mailbox.dead_letters)
+    expect(len(dead_letters) == 1, f"there is one dead letter, not {len(dead_letters)}")
+    return dead_letters[0]
+
+
+def wait_until(condition: Callable[[], object], rule: str) -> None:
+    clock = SystemClock()
+    end = clock.monotonic() + TIMEOUT / 2
+    while not condition():
+        expect(clock.monotonic() < end, rule)
+        clock.wait(Wakeup(), 0.02)
 
 
 def bodies(messages: Iterable[Message[T]]) -> list[T]:

@@ -2,8 +2,7 @@
 two disagree.
 
 The model is a list of messages in the order they were sent, and two clocks that stand still unless
-they are jumped. What the mailbox may choose is left to it: how many messages of those it could hand
-out it does, and how early it gives up what is spent.
+they are jumped. The mailbox may choose how many of the messages that it could hand out it does.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message import Message, SettleResult
 from longwatch.testing.mailbox_suite.harness import MailboxHarness, expect, expect_equal
 
-LIMITS = MailboxLimits(max_failures=1, max_crashes=2, max_size=8)
+LIMITS = MailboxLimits(max_failures=2, max_crashes=3, max_size=8)
 STEP = 10.0
 """Clocks are jumped by this; leases, delays and expiry end half-way between, so that real time
 does not matter.
@@ -43,7 +42,7 @@ class ModelMessage:
 
     @property
     def dead_reason(self) -> str | None:
-        """Why it would be given up on receive."""
+        """Which budget it has spent; None if it has spent none."""
         if self.crashes >= LIMITS.max_crashes:
             return "poison"
         return "failed" if self.failures >= LIMITS.max_failures else None
@@ -51,6 +50,10 @@ class ModelMessage:
     @property
     def history(self) -> tuple[object, ...]:
         return self.id, self.deliveries, self.failures, self.crashes, self.releases
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.crashes == LIMITS.max_crashes - 1
 
 
 @dataclass(slots=True)
@@ -92,15 +95,13 @@ class MailboxModel:
         ]
 
     def deliverable(self, count: int) -> list[ModelMessage]:
-        """What a receive may return at the most: the oldest that are not spent, one that has
-        crashed alone.
-        """
+        """What a receive may return at the most: the oldest, a suspect alone."""
         found: list[ModelMessage] = []
-        for entry in (each for each in self.ready() if each.dead_reason is None):
-            if len(found) == count or (entry.crashes and found):
+        for entry in self.ready():
+            if len(found) == count or (entry.is_suspect and found):
                 break
             found.append(entry)
-            if entry.crashes:
+            if entry.is_suspect:
                 break
         return [] if self.paused else found
 
@@ -113,6 +114,7 @@ class MailboxModel:
             if entry.lease_until is not None and entry.lease_until < self.lease_now:
                 entry.lease_until = None
                 entry.crashes += 1
+        self.dead_letter_spent()
         overdue = [
             each
             for each in self.queue
@@ -124,9 +126,11 @@ class MailboxModel:
             if entry.keep_expired:
                 self.dead[entry.id] = ("expired", entry)
 
-    def dead_letter(self, entry: ModelMessage, reason: str) -> None:
-        self.queue.remove(entry)
-        self.dead[entry.id] = (reason, entry)
+    def dead_letter_spent(self) -> None:
+        """Give up the messages that have spent a budget."""
+        for entry in [each for each in self.queue if each.dead_reason is not None]:
+            self.queue.remove(entry)
+            self.dead[entry.id] = (entry.dead_reason or "", entry)
 
     def counts(self) -> tuple[object, ...]:
         leased = sum(entry.lease_until is not None for entry in self.queue)
@@ -193,7 +197,6 @@ class MailboxWithModel:
                 "it is what the model has",
             )
             self.held.append((message, entry, entry.deliveries))
-        self._dead_letter_spent(possible[: len(messages)])
 
     def acknowledge(self, index: int) -> None:
         for message, entry, current in self._pick(index):
@@ -218,6 +221,7 @@ class MailboxWithModel:
             entry.ready_at = self.model.wall_now + delay if delay else 0.0
             entry.failures += reason is not None
             entry.releases += reason is None
+            self.model.dead_letter_spent()
 
     def extend(self, index: int, *, lease: float) -> None:
         for message, entry, current in self._pick(index, keep=True):
@@ -320,22 +324,6 @@ class MailboxWithModel:
             expires_at=None if expires_in is None else now + expires_in,
             keep_expired=keep,
         )
-
-    def _dead_letter_spent(self, received: list[ModelMessage]) -> None:
-        """What the mailbox gave up must be spent; what is spent and older than something it
-        handed out must be given up.
-        """
-        for entry in [each for each in self.model.ready() if each.dead_reason is not None]:
-            shown = self.mailbox.dead_letters.show(entry.id)
-            newer = any(
-                self.model.queue.index(entry) < self.model.queue.index(each) for each in received
-            )
-            expect(
-                shown is not None or not newer,
-                "what is spent is given up when it would be handed out",
-            )
-            if shown is not None:
-                self.model.dead_letter(entry, entry.dead_reason or "")
 
     def _pick(
         self, index: int, *, keep: bool = False

@@ -1,30 +1,30 @@
-"""Whose fault it was: the four counters, what they spend, and when a message is given up."""
+"""Failures, crashes and releases, what they spend, and when a message is given up."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import ClaimedRow
 from longwatch.engine.engine import Engine, EnginePolicy
 from longwatch.errors import PermanentError
 from longwatch.host.beatpage import BeatPage
-from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.limits import MailboxLimits
-from longwatch.mailbox.mailbox import Mailbox
 from longwatch.mailbox.message_runner import MessageRunner
-from longwatch.mailbox.records import DeadLetter, NewMessage, new_id
+from longwatch.mailbox.records import NewMessage, new_id
 from longwatch.testing.mailbox_suite.harness import (
-    TIMEOUT,
     MailboxHarness,
     bodies,
     claim_rows,
     expect,
     expect_equal,
+    only_dead_letter,
     receive_one,
+    unseen_process,
+    wait_until,
 )
 
 FIRST_RETRY = (5.0, 15.0)
@@ -40,22 +40,20 @@ def a_message_given_back_without_a_reason_spends_nothing(harness: MailboxHarness
     expect_equal(0, len(mailbox.dead_letters), "nothing was given up")
 
 
-def a_message_that_fails_too_often_is_given_up_when_it_would_be_handed_out(
-    harness: MailboxHarness,
-) -> None:
+def a_message_that_fails_too_often_is_given_up_at_once(harness: MailboxHarness) -> None:
     mailbox = harness.open(limits=MailboxLimits(max_failures=3))
     mailbox.send("work", reply_to="answers")
     for attempt in range(3):
         receive_one(mailbox, "a failure leaves the rest of the budget").nack(
-            reason=f"ValueError: {attempt}"
+            reason=f"ValueError: {attempt}", visibility_timeout=harness.unit * (attempt // 2)
         )
     expect_equal(
-        (1, 0),
-        (mailbox.stats().ready, mailbox.stats().dead),
-        "it is given up on receive, not before",
+        (0, 0, 1),
+        (mailbox.stats().ready, mailbox.stats().delayed, mailbox.stats().dead),
+        "a message that failed too often is dead with its last failure",
     )
     expect_equal([], mailbox.receive(), "a message whose failures are spent is not handed out")
-    dead_letter = _only_dead_letter(mailbox)
+    dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("failed", "ValueError: 2"),
         (dead_letter.reason, dead_letter.error),
@@ -84,14 +82,14 @@ def a_message_that_lapses_too_often_is_poison(harness: MailboxHarness) -> None:
         )
         harness.pass_time(mailbox, 1.5)
     expect_equal(
-        (1, 0),
+        (0, 1),
         (mailbox.stats().ready, mailbox.stats().dead),
-        "it is given up on receive, not before",
+        "the sweep that counts the last crash says that it is poison",
     )
     expect_equal(
         [], mailbox.receive(), "a message that has crashed three processes is not handed out"
     )
-    dead_letter = _only_dead_letter(mailbox)
+    dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("poison", 3, 3, 0),
         (dead_letter.reason, dead_letter.deliveries, dead_letter.crashes, dead_letter.failures),
@@ -111,7 +109,7 @@ def failures_crashes_and_releases_are_counted_apart(harness: MailboxHarness) -> 
         reason="the last"
     )
     expect_equal([], mailbox.receive(), "three failures are")
-    dead_letter = _only_dead_letter(mailbox)
+    dead_letter = only_dead_letter(mailbox)
     expect_equal(
         (7, 3, 2, 2),
         (dead_letter.deliveries, dead_letter.failures, dead_letter.crashes, dead_letter.releases),
@@ -125,29 +123,9 @@ def spent_messages_do_not_hold_up_the_rest(harness: MailboxHarness) -> None:
     for message in mailbox.receive(max_messages=5):
         message.nack(reason="no")
     expect_equal(
-        ["good"], bodies(mailbox.receive(max_messages=1)), "receive() goes on past what it gives up"
+        ["good"], bodies(mailbox.receive(max_messages=1)), "receive() gets what is not spent"
     )
     expect_equal(5, len(mailbox.dead_letters), "all of the spent are dead")
-
-
-def a_message_that_has_crashed_is_claimed_exclusively(harness: MailboxHarness) -> None:
-    mailbox = harness.open()
-    mailbox.send_many([1, 2, 3])
-    owner = mailbox.backend.register_owner(Incarnation.current())
-    receive_one(mailbox).nack()
-    [first] = mailbox.receive(visibility_timeout=harness.unit * 9)
-    receive_one(mailbox, visibility_timeout=harness.unit)
-    first.nack()
-    harness.pass_time(mailbox, 1.5)
-    claims = [claim_rows(mailbox, owner) for _ in range(3)]
-    expect_equal(
-        [[b"1"], [b"2"], [b"3"]],
-        [_bodies(leased) for leased in claims],
-        "one that has crashed comes alone",
-    )
-    expect_equal(
-        [False, True, False], [leased[0].is_exclusive for leased in claims], "and is marked so"
-    )
 
 
 def only_rows_that_had_started_are_blamed(harness: MailboxHarness) -> None:
@@ -164,12 +142,12 @@ def no_row_is_blamed_once_a_process_was_draining(harness: MailboxHarness) -> Non
     _expect_blame(harness, drain, crashes=[0, 0])
 
 
-def no_row_is_blamed_when_the_page_is_lost(harness: MailboxHarness) -> None:
+def every_row_is_lost_when_the_page_cannot_be_read(harness: MailboxHarness) -> None:
     def lose(page: BeatPage, leased: list[ClaimedRow]) -> None:
         page.begin(0, leased[0].claim.seq, 0.0)
         page.path.unlink()
 
-    _expect_blame(harness, lose, crashes=[0, 0])
+    _expect_blame(harness, lose, crashes=[0, 0], lost=[1, 1])
 
 
 def an_undecodable_body_is_dead_lettered_and_the_rest_goes_on(harness: MailboxHarness) -> None:
@@ -221,7 +199,7 @@ def a_handler_that_raises_is_tried_again_after_the_backoff(harness: MailboxHarne
 
     mailbox.send("work")
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(slots=1)):
-        _wait_until(
+        wait_until(
             lambda: mailbox.stats().delayed == 1, "a message whose handler raised is delayed"
         )
         due = mailbox.backend.next_due()
@@ -231,7 +209,7 @@ def a_handler_that_raises_is_tried_again_after_the_backoff(harness: MailboxHarne
         )
         called.clear()
         harness.move_clocks(mailbox, wall=1)
-        _wait_until(
+        wait_until(
             lambda: called.is_set() and mailbox.approximate_count() == 0,
             "it is tried again, and acknowledged",
         )
@@ -246,11 +224,11 @@ def a_permanent_error_is_the_end(harness: MailboxHarness) -> None:
 
     mailbox.send("work")
     with Engine(mailbox.backend, MessageRunner(mailbox, handle), policy=EnginePolicy(slots=1)):
-        _wait_until(
+        wait_until(
             lambda: len(mailbox.dead_letters) == 1,
             "a message whose handler raised a permanent error is dead",
         )
-    dead_letter = _only_dead_letter(mailbox)
+    dead_letter = only_dead_letter(mailbox)
     expect_equal(
         ("permanent", 1), (dead_letter.reason, dead_letter.deliveries), "it is not tried again"
     )
@@ -262,52 +240,37 @@ def _expect_blame(
     die: Callable[[BeatPage, list[ClaimedRow]], None],
     *,
     crashes: list[int],
+    lost: Sequence[int] = (0, 0),
 ) -> None:
-    """Two rows are leased by an owner with a page; it dies, its leases lapse; how often has each
-    row crashed?
+    """Two rows are leased by an owner with a page. Its process is gone and its leases lapse: how
+    often has each row crashed, and how often was it lost?
     """
     mailbox = harness.open()
     mailbox.send_many([1, 2])
     with tempfile.TemporaryDirectory() as directory:
         page = BeatPage(Path(directory) / "page", slots=2)
-        owner = mailbox.backend.register_owner(Incarnation.current(), page=str(page.path))
+        owner = mailbox.backend.register_owner(unseen_process(), page=str(page.path))
         leased = claim_rows(mailbox, owner, duration=harness.unit)
         die(page, leased)
         harness.pass_time(mailbox, 1.5)
         page.close()
-    found = [each.item for _ in range(2) for each in claim_rows(mailbox, owner)]
-    counted = [delivery.crashes for delivery in sorted(found, key=lambda delivery: delivery.body)]
-    expect_equal(crashes, counted, "only what had started when its process died is blamed")
-
-
-def _only_dead_letter(mailbox: Mailbox[Any]) -> DeadLetter:
-    dead_letters = list(mailbox.dead_letters)
-    expect(len(dead_letters) == 1, f"there is one dead letter, not {len(dead_letters)}")
-    return dead_letters[0]
-
-
-def _bodies(leased: list[ClaimedRow]) -> list[bytes]:
-    return [each.item.body for each in leased]
-
-
-def _wait_until(condition: Callable[[], bool], rule: str) -> None:
-    clock = SystemClock()
-    end = clock.monotonic() + TIMEOUT / 2
-    while not condition():
-        expect(clock.monotonic() < end, rule)
-        clock.wait(Wakeup(), 0.02)
+    found = sorted((each.item for each in claim_rows(mailbox, owner)), key=lambda item: item.body)
+    expect_equal(
+        (crashes, list(lost)),
+        ([item.crashes for item in found], [item.lost for item in found]),
+        "only what had started when its process died is blamed",
+    )
 
 
 CHECKS = (
     a_message_given_back_without_a_reason_spends_nothing,
-    a_message_that_fails_too_often_is_given_up_when_it_would_be_handed_out,
+    a_message_that_fails_too_often_is_given_up_at_once,
     a_message_that_lapses_too_often_is_poison,
     failures_crashes_and_releases_are_counted_apart,
     spent_messages_do_not_hold_up_the_rest,
-    a_message_that_has_crashed_is_claimed_exclusively,
     only_rows_that_had_started_are_blamed,
     no_row_is_blamed_once_a_process_was_draining,
-    no_row_is_blamed_when_the_page_is_lost,
+    every_row_is_lost_when_the_page_cannot_be_read,
     an_undecodable_body_is_dead_lettered_and_the_rest_goes_on,
     a_handler_that_raises_is_tried_again_after_the_backoff,
     a_permanent_error_is_the_end,

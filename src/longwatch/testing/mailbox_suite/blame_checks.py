@@ -1,0 +1,381 @@
+"""Losses, suspects, the budgets that a mailbox keeps, what is reported of dead letters, owners that
+drain, and steps of the store's clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from longwatch.engine.claim_source import GivenUp, RowOutcome, Settlement
+from longwatch.host.incarnation import Incarnation
+from longwatch.mailbox.limits import MailboxLimits
+from longwatch.mailbox.mailbox import Mailbox
+from longwatch.store.claims import RowSelection
+from longwatch.testing.mailbox_suite.harness import (
+    FOREVER,
+    MailboxHarness,
+    claim_rows,
+    expect,
+    expect_equal,
+    only_dead_letter,
+    receive_one,
+    row_bodies,
+    unseen_process,
+    wait_until,
+)
+
+NO_PAGE = "/nonexistent/page"
+"""The path of a beat page that went with its process."""
+SHORT_RENEWAL = 0.2
+"""Real seconds between renewals."""
+
+
+def a_message_that_is_lost_too_often_is_given_up_at_once(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_lost=2))
+    mailbox.send("unlucky")
+    for lost in range(2):
+        expect_equal(lost, _lose(harness, mailbox), "every loss is counted")
+    expect_equal((0, 1), (mailbox.stats().ready, mailbox.stats().dead), "the second loss is final")
+    dead_letter = only_dead_letter(mailbox)
+    expect_equal(
+        ("lost", 2, 2, 0, 0),
+        (
+            dead_letter.reason,
+            dead_letter.deliveries,
+            dead_letter.lost,
+            dead_letter.crashes,
+            dead_letter.failures,
+        ),
+        "it is lost, which is no crash",
+    )
+
+
+def a_message_with_crashes_to_spare_runs_beside_others(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=3))
+    mailbox.send_many([1, 2, 3])
+    _crash(harness, mailbox)
+    claimed = claim_rows(mailbox, _register(mailbox))
+    expect_equal([b"1", b"2", b"3"], row_bodies(claimed), "one crash of three is no suspicion")
+    expect_equal([False] * 3, [row.is_exclusive for row in claimed], "nor is it marked")
+
+
+def a_suspect_is_claimed_exclusively(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=2))
+    mailbox.send_many([1, 2, 3])
+    owner = _register(mailbox)
+    [first] = claim_rows(mailbox, owner, want=1)
+    _crash(harness, mailbox)
+    mailbox.backend.settle([Settlement(first.claim, RowOutcome.RELEASED)])
+    claims = [claim_rows(mailbox, owner) for _ in range(3)]
+    expect_equal(
+        [[b"1"], [b"2"], [b"3"]], [row_bodies(claimed) for claimed in claims], "it comes alone"
+    )
+    expect_equal(
+        [False, True, False], [claimed[0].is_exclusive for claimed in claims], "and is marked so"
+    )
+
+
+def suspects_are_claimed_by_their_selection_only(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=2))
+    mailbox.send_many([1, 2, 3, 4])
+    owner = _register(mailbox)
+    for _ in range(2):
+        _crash(harness, mailbox)
+    ordinary = claim_rows(mailbox, owner, selection=RowSelection.ORDINARY)
+    expect_equal([b"3", b"4"], row_bodies(ordinary), "ordinary claims pass over suspects")
+    expect_equal(
+        [],
+        claim_rows(mailbox, owner, selection=RowSelection.ORDINARY),
+        "though no other message is there",
+    )
+    expect_equal(
+        (2, [b"1", b"2"]),
+        (mailbox.stats().ready, [record.body for record in mailbox.backend.peek(limit=9)]),
+        "suspects are ready",
+    )
+    expect_equal(
+        [1, 2, 2],
+        [mailbox.backend.count_suspects(limit=limit) for limit in (1, 2, 3)],
+        "they are counted up to the limit",
+    )
+    suspects = [claim_rows(mailbox, owner, selection=RowSelection.SUSPECTS) for _ in range(3)]
+    expect_equal(
+        [[b"1"], [b"2"], []], [row_bodies(each) for each in suspects], "they come one by one"
+    )
+    expect(all(row.is_exclusive for each in suspects for row in each), "and are marked")
+    expect_equal(0, mailbox.backend.count_suspects(limit=9), "one that is leased is not counted")
+
+
+def a_bare_receive_gets_suspects_too(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=2))
+    mailbox.send("suspect")
+    _crash(harness, mailbox)
+    expect_equal("suspect", receive_one(mailbox).body, "receive() takes every message")
+
+
+def the_last_failure_is_known_before_it_happens(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_failures=2))
+    mailbox.send("work")
+    owner = _register(mailbox)
+    for left in (2, 1):
+        [row] = claim_rows(mailbox, owner)
+        expect_equal(left, row.failures_left, "how many failures are left")
+        mailbox.backend.settle([Settlement(row.claim, RowOutcome.FAILED, error="no")])
+    expect_equal("failed", only_dead_letter(mailbox).reason, "the last one is final")
+
+
+def a_worker_that_gives_up_after_a_failure_counts_it(harness: MailboxHarness) -> None:
+    mailbox = harness.open()
+    mailbox.send_many(["failed", "unanswered", "permanent"])
+    rows = claim_rows(mailbox, _register(mailbox))
+    mailbox.backend.settle(
+        [
+            Settlement(row.claim, RowOutcome.DEAD, reason=reason, error="no", traceback="where")
+            for row, reason in zip(rows, ("failed", "unanswered", "permanent"), strict=True)
+        ]
+    )
+    expect_equal(
+        [("failed", 1, "where"), ("unanswered", 1, "where"), ("permanent", 0, "where")],
+        [(letter.reason, letter.failures, letter.traceback) for letter in mailbox.dead_letters],
+        "a dead letter counts the failure that ended it, and has its traceback",
+    )
+
+
+def a_traceback_is_kept_with_the_last_failure(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_failures=2))
+    message_id = mailbox.send("work")
+    owner = _register(mailbox)
+    for traceback in ("first", "second"):
+        [row] = claim_rows(mailbox, owner)
+        failed = Settlement(row.claim, RowOutcome.FAILED, error="no", traceback=traceback)
+        mailbox.backend.settle([failed])
+    expect_equal("second", only_dead_letter(mailbox).traceback, "the last traceback is kept")
+    mailbox.dead_letters.replay(message_id)
+    receive_one(mailbox).reject("never")
+    dead_letter = only_dead_letter(mailbox)
+    expect_equal(
+        (None, 0, 0),
+        (dead_letter.traceback, dead_letter.failures, dead_letter.lost),
+        "a replayed message starts clean",
+    )
+
+
+def budgets_belong_to_the_mailbox(harness: MailboxHarness) -> None:
+    """A process that opens it without limits uses those that another has set."""
+    strict = harness.open(limits=MailboxLimits(max_failures=1, max_crashes=1, max_lost=1))
+    strict.send_many(["fails", "crashes", "is lost"])
+    other = harness.open(strict.name)
+    receive_one(other).nack(reason="no")
+    _crash(harness, other)
+    _lose(harness, other)
+    expect_equal(
+        ["failed", "poison", "lost"],
+        [letter.reason for letter in other.dead_letters],
+        "limits are stored with the mailbox",
+    )
+
+
+def a_sweep_applies_the_budgets_of_every_mailbox(harness: MailboxHarness) -> None:
+    strict = harness.open(limits=MailboxLimits(max_crashes=1))
+    lenient = harness.open(limits=MailboxLimits(max_crashes=9))
+    for mailbox in (strict, lenient):
+        mailbox.send("work")
+        receive_one(mailbox, visibility_timeout=harness.unit)
+    harness.pass_time(lenient, 1.5)
+    strict.backend.sweep()
+    expect_equal((1, 0), (strict.stats().dead, lenient.stats().dead), "each has budgets of its own")
+
+
+def limits_that_are_left_out_change_no_budget(harness: MailboxHarness) -> None:
+    """A sender that bounds the size of a mailbox leaves the budgets of its workers alone."""
+    worker = harness.open(limits=MailboxLimits(max_failures=1))
+    worker.send("first")
+    sender = harness.open(worker.name, limits=MailboxLimits(max_size=100))
+    sender.send("second")
+    for mailbox in (sender, harness.open(worker.name)):
+        receive_one(mailbox).nack(reason="no")
+    expect_equal(2, len(worker.dead_letters), "a limit that is left out is as it was")
+
+
+def a_sweep_reports_what_it_gives_up(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=1))
+    mailbox.send("removed", expires_in=harness.unit)
+    kept = mailbox.send("kept", expires_in=harness.unit, keep_expired=True)
+    poison = mailbox.send("poison")
+    mailbox.cancel(mailbox.send("cancelled"))
+    owner = _register(mailbox)
+    rows = claim_rows(mailbox, owner, duration=harness.unit)
+    mailbox.backend.settle([Settlement(row.claim, RowOutcome.RELEASED) for row in rows[:2]])
+    harness.move_clocks(mailbox, lease=1.5, wall=1.5)
+    reported: list[GivenUp] = []
+    mailbox.backend.sweep(reported.append)
+    expect_equal(
+        {(kept, mailbox.name, "expired"), (poison, mailbox.name, "poison")},
+        set(reported),
+        "every dead letter of a sweep is reported",
+    )
+    expect_equal(2, len(reported), "once")
+    mailbox.backend.sweep(reported.append)
+    expect_equal(2, len(reported), "and not again")
+
+
+def a_claim_reports_what_it_gives_up(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_failures=9))
+    failed = mailbox.send("failed")
+    receive_one(mailbox).nack(reason="no")
+    kept = mailbox.send("kept", expires_in=harness.unit, keep_expired=True)
+    mailbox.send("removed", expires_in=harness.unit)
+    harness.move_clocks(mailbox, lease=1.5, wall=1.5)
+    lowered = harness.open(mailbox.name, limits=MailboxLimits(max_failures=1))
+    exchanged = lowered.backend.exchange(
+        (), owner=_register(lowered), limit=9, lease_seconds=FOREVER
+    )
+    expect_equal([], exchanged.claimed, "nothing is left to be claimed")
+    expect_equal(
+        {(failed, mailbox.name, "failed"), (kept, mailbox.name, "expired")},
+        set(exchanged.given_up),
+        "every dead letter of a claim is reported",
+    )
+
+
+def the_end_of_an_owner_that_drains_blames_no_row(harness: MailboxHarness) -> None:
+    mailbox = harness.open()
+    mailbox.send("work")
+    expect_equal((0, 0), _counts(harness, mailbox, is_draining=True), "its rows are released")
+    expect_equal((0, 0), _counts(harness, mailbox, is_draining=False), "without any blame")
+    expect_equal(
+        (0, 1), _counts(harness, mailbox, is_draining=True), "one that claims again is blamed"
+    )
+
+
+def a_step_of_the_clock_takes_no_lease_from_owners_that_renew(harness: MailboxHarness) -> None:
+    """Only where clocks can be jumped."""
+    if not harness.can_jump:
+        return
+    mailbox = harness.open()
+    mailbox.send_many(range(3))
+    owners = [_register_renewing(mailbox, FOREVER) for _ in range(3)]
+    for owner in owners:
+        claim_rows(mailbox, owner, want=1, duration=harness.unit)
+    harness.pass_time(mailbox, 50)
+    expect_equal(3, mailbox.stats().leased, "owners that lapse together keep their leases")
+    for owner in owners[:2]:
+        mailbox.backend.renew(owner=owner, lease_seconds=harness.unit)
+    mailbox.backend.sweep()
+    expect_equal(3, mailbox.stats().leased, "also the last one to renew")
+    for owner in owners:
+        mailbox.backend.renew(owner=owner, lease_seconds=FOREVER)
+    mailbox.backend.sweep()
+    held = [len(mailbox.backend.held(owner=owner)) for owner in owners]
+    expect_equal([1, 1, 1], held, "every owner has its lease")
+    _settle_all(mailbox, owners)
+
+
+def one_owner_of_several_that_is_gone_loses_its_leases_at_once(harness: MailboxHarness) -> None:
+    mailbox = harness.open()
+    mailbox.send_many(range(3))
+    owners = [_register_renewing(mailbox, FOREVER) for _ in range(3)]
+    for owner in owners:
+        claim_rows(mailbox, owner, want=1, duration=harness.unit)
+    for owner in owners[:2]:
+        mailbox.backend.renew(owner=owner, lease_seconds=FOREVER)
+    harness.pass_time(mailbox, 1.5)
+    expect_equal((1, 2), (mailbox.stats().ready, mailbox.stats().leased), "the others renew")
+    _settle_all(mailbox, owners[:2])
+
+
+def owners_that_are_all_gone_lose_their_leases_after_one_renewal(harness: MailboxHarness) -> None:
+    mailbox = harness.open()
+    mailbox.send_many(range(3))
+    for _ in range(3):
+        claim_rows(
+            mailbox, _register_renewing(mailbox, SHORT_RENEWAL), want=1, duration=harness.unit
+        )
+    harness.move_clocks(mailbox, lease=1.5, wall=1.5)
+
+    def are_all_ready() -> bool:
+        mailbox.backend.sweep()
+        return mailbox.stats().ready == len(range(3))
+
+    wait_until(are_all_ready, "the leases of owners that do not renew any more end")
+
+
+def rows_are_known_by_their_message_ids(harness: MailboxHarness) -> None:
+    mailbox = harness.open()
+    ids = mailbox.send_many(["a", "b"])
+    rows = claim_rows(mailbox, _register(mailbox))
+    seqs = [row.claim.seq for row in rows]
+    expect_equal(
+        dict(zip(seqs, ids, strict=True)),
+        mailbox.backend.row_ids([*seqs, max(seqs) + 1000]),
+        "row_ids() knows the messages that are there",
+    )
+    mailbox.backend.settle([Settlement(row.claim, RowOutcome.DONE) for row in rows])
+    expect_equal({}, mailbox.backend.row_ids(seqs), "and no others")
+
+
+def _register(mailbox: Mailbox[Any]) -> int:
+    return mailbox.backend.register_owner(Incarnation.current())
+
+
+def _register_renewing(mailbox: Mailbox[Any], renew_seconds: float) -> int:
+    return mailbox.backend.register_owner(
+        unseen_process(), page=NO_PAGE, renew_seconds=renew_seconds
+    )
+
+
+def _crash(harness: MailboxHarness, mailbox: Mailbox[Any]) -> None:
+    """The oldest ordinary message crashes its process, which had no page."""
+    owner = mailbox.backend.register_owner(unseen_process())
+    claim_rows(mailbox, owner, want=1, duration=harness.unit, selection=RowSelection.ORDINARY)
+    harness.pass_time(mailbox, 1.5)
+
+
+def _lose(harness: MailboxHarness, mailbox: Mailbox[Any]) -> int:
+    """The oldest message is lost with its process; how often it was lost before."""
+    owner = mailbox.backend.register_owner(unseen_process(), page=NO_PAGE)
+    [row] = claim_rows(mailbox, owner, want=1, duration=harness.unit)
+    harness.pass_time(mailbox, 1.5)
+    lost: int = row.item.lost
+    return lost
+
+
+def _counts(
+    harness: MailboxHarness, mailbox: Mailbox[Any], *, is_draining: bool
+) -> tuple[int, int]:
+    """Crashes and losses of the message that an owner claims, which then drains and vanishes."""
+    owner = mailbox.backend.register_owner(unseen_process(), page=NO_PAGE)
+    [row] = claim_rows(mailbox, owner, duration=harness.unit)
+    mailbox.backend.report_draining(owner=owner)
+    mailbox.backend.report_draining(owner=owner, is_draining=is_draining)
+    harness.pass_time(mailbox, 1.5)
+    return row.item.crashes, row.item.lost
+
+
+def _settle_all(mailbox: Mailbox[Any], owners: list[int]) -> None:
+    """Leave no lease behind."""
+    for owner in owners:
+        held = mailbox.backend.held(owner=owner)
+        mailbox.backend.settle([Settlement(claim, RowOutcome.DONE) for claim in held])
+
+
+CHECKS = (
+    a_message_that_is_lost_too_often_is_given_up_at_once,
+    a_message_with_crashes_to_spare_runs_beside_others,
+    a_suspect_is_claimed_exclusively,
+    suspects_are_claimed_by_their_selection_only,
+    a_bare_receive_gets_suspects_too,
+    the_last_failure_is_known_before_it_happens,
+    a_worker_that_gives_up_after_a_failure_counts_it,
+    a_traceback_is_kept_with_the_last_failure,
+    budgets_belong_to_the_mailbox,
+    a_sweep_applies_the_budgets_of_every_mailbox,
+    limits_that_are_left_out_change_no_budget,
+    a_sweep_reports_what_it_gives_up,
+    a_claim_reports_what_it_gives_up,
+    the_end_of_an_owner_that_drains_blames_no_row,
+    a_step_of_the_clock_takes_no_lease_from_owners_that_renew,
+    one_owner_of_several_that_is_gone_loses_its_leases_at_once,
+    owners_that_are_all_gone_lose_their_leases_after_one_renewal,
+    rows_are_known_by_their_message_ids,
+)
