@@ -23,6 +23,8 @@ def message_json(delivery: MessageRecord) -> JsonObject:
         "deliveries": delivery.deliveries,
         "failures": delivery.failures,
         "crashes": delivery.crashes,
+        "lost": delivery.lost,
+        "releases": delivery.releases,
     }
     facts = {
         "id": delivery.id,

@@ -230,9 +230,9 @@ def list_dead(
     with open_existing(store, name) as mailbox:
         found = list(islice(mailbox.dead_letters, limit))
         total = len(mailbox.dead_letters)
-    head = ("id", "reason", "died at", "deliveries", "failures", "crashes", "error")
+    head = ("id", "reason", "died at", "deliveries", "failures", "crashes", "lost", "error")
     rows = [
-        (each.id, each.reason, json_views.utc(each.died_at), *each[6:9], each.error)
+        (each.id, each.reason, json_views.utc(each.died_at), *each[6:9], each.lost, each.error)
         for each in found
     ]
     text = output.table(head, rows) if rows else [f"no dead letters in mailbox {name!r}"]

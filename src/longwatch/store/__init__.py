@@ -6,7 +6,9 @@ one mechanism of leased rows.
     postgres/       a server: connections, transactions, retries
     notify/         the listener that wakes receivers, and datagrams between local processes
     claims.py       claim, renew, release, settle
+    blame.py        which counter of a row rises when a claim ends unsettled; suspects
     sweep.py        reclaims the rows of dead owners and of ended leases
+    lapse_guard.py  when ended leases may be reclaimed after a step of the store's clock
     retry.py        tries again until a deadline
     migrations.py   brings the schema up to date
     forks.py        what a forked child must not use
@@ -24,8 +26,10 @@ Claimable rows: states, invariants, failure cases
     | `owner`       | the incarnation that holds the lease; null unless leased                   |
     | `term`        | the fencing token; every claim raises it                                   |
     | `lease_until` | when the lease ends, on the store's lease clock; null unless leased        |
-    | `deliveries`, `failures`, `crashes`, `releases`
-                    | how often the row was claimed, and how each claim ended                    |
+    | `deliveries`, `failures`, `crashes`, `lost`, `releases`
+                    | how often the row was claimed, and how each claim ended (`blame`)          |
+    | `error`, `traceback`
+                    | of the last failure                                                        |
 
     free ──claim──► leased ──settle──► gone
      ▲ ▲              │  ▲ └─renew─┘
@@ -46,17 +50,24 @@ Claimable rows: states, invariants, failure cases
        settled by the owner that lost it.
     5. A renewal never shortens a lease.
     6. A free row keeps its place: rows are claimed in the order of `seq`, whatever happened to them
-       before.
+       before. A claim of a selection passes over the rows outside it.
+    7. A suspect (`blame`) is claimed alone.
+    8. Files and processes are looked at in no transaction. A sweep first looks at the owners that
+       may be gone, then finds their rows again and reclaims what is still theirs.
 
     Failure cases
     - The owner dies. A sweeper in the same PID namespace sees that at once (`host.incarnation`);
-      any other reclaims when the lease ends. A later sweep deletes the owner and its beat page,
+      any other reclaims when the lease ends. The owner's row says where its beat page is, which
+      process is its parent and whether it drains: that and the page decide the blame. A later sweep deletes the owner and its beat page,
       only after its rows are free: a sweep that fails halfway can still assign the blame.
     - An owner that this machine cannot see is deleted when it has held no lease for long. If it
       lives, its next claim registers it again.
     - The machine restarts. SQLite's lease clock is CLOCK_BOOTTIME, which starts again, so every
       lease names its boot. A lease of another boot has ended.
     - The wall clock jumps. Leases do not change; delays and expiry times do.
+    - The lease clock jumps: a step of the server's clock, a failover, a machine that was suspended.
+      Leases lapse though their owners live. The sweeper waits one renewal interval, in which those
+      owners renew (`lapse_guard`).
     - The reply to a settle is lost. The caller retries and gets the reply of a stale claim, because
       the row is gone. So the settle is reported as unknown, never as lost.
     - Two sweepers meet. Each row is reclaimed by one of them: SQLite has a single writer, and
