@@ -214,16 +214,19 @@ def test_a_mailbox_without_limits_has_the_defaults(backend: RedisBackend) -> Non
     assert ["lost"] == [each.reason for each in lose(backend)]
 
 
-def test_limits_are_written_only_if_they_differ(server: RedisServer, store: RedisStore) -> None:
+def test_budgets_are_written_only_if_they_are_set_and_differ(
+    server: RedisServer, store: RedisStore
+) -> None:
     limits = MailboxLimits(max_failures=7)
     store.backend("work", limits=limits).put(new_messages(1))
     with server.client() as client:
         client.hset("longwatch:{work}", "max_failures", "7.0")  # the same number, other text
         store.backend("work", limits=limits).put(new_messages(1))
         assert b"7.0" == client.hget("longwatch:{work}", "max_failures")
-        store.backend("work", limits=MailboxLimits(max_failures=8)).put(new_messages(1))
+        for limits in (MailboxLimits(max_failures=8), MailboxLimits(max_lost=2, max_size=9)):
+            store.backend("work", limits=limits).put(new_messages(1))
         stored = client.hmget("longwatch:{work}", "max_failures", "max_crashes", "max_lost")
-    assert [b"8", b"3", b"5"] == stored
+    assert [b"8", None, b"2"] == stored
 
 
 def test_suspects_are_judged_anew_when_the_limits_change(store: RedisStore) -> None:

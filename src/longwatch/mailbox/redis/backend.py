@@ -80,7 +80,7 @@ class RedisBackend:
         self.store = store
         self.name = name
         self.limits = limits or MailboxLimits()
-        self._has_limits_to_store = limits is not None
+        self._budgets_to_store = _set_budgets(self.limits)
         self.key = f"longwatch:{{{name}}}"
         self._confirmed_puts: deque[str] = deque()
         self._lapse_guard = LapseGuard()
@@ -397,18 +397,13 @@ class RedisBackend:
     # --- helpers ---
 
     def _open(self) -> int:
-        """The number of this mailbox. The first call stores the limits that it was opened with, for
-        every process that uses the mailbox.
+        """The number of this mailbox. The first call stores the budgets that it was opened with,
+        for every process that uses the mailbox.
         """
         number = self.store.mailbox_number(self.name)
-        if self._has_limits_to_store:
-            self.run_script(
-                "set_limits",
-                max_failures=self.limits.max_failures,
-                max_crashes=self.limits.max_crashes,
-                max_lost=self.limits.max_lost,
-            )
-            self._has_limits_to_store = False
+        if self._budgets_to_store:
+            self.run_script("set_limits", budgets=self._budgets_to_store)
+            self._budgets_to_store = {}
         return number
 
     def _settle_everywhere(
@@ -451,6 +446,10 @@ class RedisBackend:
         except IndexError:
             pass  # another thread has taken the last one
         return taken
+
+
+def _set_budgets(limits: MailboxLimits) -> dict[str, int]:
+    return {name: value for name, value in limits.set_budgets.items() if value is not None}
 
 
 def _validate_batch_size(packed_messages: bytes) -> bytes:

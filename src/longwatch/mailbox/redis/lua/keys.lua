@@ -5,8 +5,8 @@
 --
 --   (itself)       hash    paused, seq (the last number given), expired (a count), dead_seq (the
 --                          last position given to a dead letter), max_failures, max_crashes and
---                          max_lost (the limits of the last process that opened the mailbox with
---                          limits of its own; none: the defaults in blame.lua)
+--                          max_lost (each as the last process set it that set it at all; none: the
+--                          defaults in blame.lua)
 --   :messages      hash    id -> row: every message that is ready, delayed or leased
 --   :ready         zset    id by number: messages that may be leased, in order
 --   :suspects      zset    the same of suspects (blame.lua), which are leased one at a time

@@ -1,15 +1,17 @@
--- Store the limits of a mailbox, if they differ from those stored. args: max_failures, max_crashes,
--- max_lost. Suspects by the old limits go back to the other ready messages: the next claims judge
--- them by the new limits.
+-- Store budgets of a mailbox, if they differ from those stored. args: budgets, of max_failures,
+-- max_crashes and max_lost those that the caller has set. Suspects by the old budgets go back to
+-- the other ready messages: the next claims judge them by the new ones.
 
-local stored = redis.call('HMGET', BASE, 'max_failures', 'max_crashes', 'max_lost')
-local limits = {args.max_failures, args.max_crashes, args.max_lost}
-local is_same = true
-for i, limit in ipairs(limits) do is_same = is_same and tonumber(stored[i] or 0) == limit end
-if is_same then return 0 end
+local changed = {}
+for name, value in pairs(args.budgets) do
+  if tonumber(redis.call('HGET', BASE, name) or 0) ~= value then
+    changed[#changed + 1], changed[#changed + 2] = name, value
+  end
+end
+if #changed == 0 then return 0 end
 
 allow_when_full()
-redis.call('HSET', BASE, 'max_failures', limits[1], 'max_crashes', limits[2], 'max_lost', limits[3])
+redis.call('HSET', BASE, unpack(changed))
 while true do
   local found = redis.call('ZRANGE', SUSPECTS, 0, BATCH / 2 - 1, 'WITHSCORES')
   if #found == 0 then break end
