@@ -435,6 +435,10 @@ def test_show_tells_the_last_line_of_an_error_and_escapes_it(place: FlowDirector
         first.endswith(r"  \x1b[31mlast"),
     )
     assert second.startswith("pages        2  due in 3 h ")
+    text = "\n".join(place.output("show", TARGET, started.id, "--errors"))
+    assert "\n\npages, attempt 1, raised: ValueError: first\n\\x1b[31mlast" in text
+    [attempt, _] = place.json_output("show", TARGET, started.id, "--errors")["attempts"]
+    assert "traceback" in attempt
 
 
 def test_show_tells_how_long_a_running_attempt_may_be_silent(place: FlowDirectory) -> None:

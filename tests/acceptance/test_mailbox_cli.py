@@ -406,7 +406,7 @@ def test_dead_letters_are_listed_and_shown_with_their_history(shell: Shell) -> N
     assert [(first, "failed", 1), (second, "failed", 1)] == [
         (each["id"], each["reason"], each["failures"]) for each in told
     ]
-    assert [told[0] | {"body": {"n": 1}, "raw": None}] == [
+    assert [told[0] | {"body": {"n": 1}, "raw": None, "traceback": None}] == [
         shell.json_output("mailbox", "dead", "show", "jobs", first)
     ]
     assert shell.output("mailbox", "dead", "ls", "jobs", "--limit", "1").endswith(
@@ -415,6 +415,20 @@ def test_dead_letters_are_listed_and_shown_with_their_history(shell: Shell) -> N
     assert "no dead letter 'x' in mailbox 'jobs'; " in shell.refusal(
         "mailbox", "dead", "show", "jobs", "x"
     )
+
+
+def test_a_dead_letter_is_shown_with_its_traceback_as_lines(shell: Shell) -> None:
+    """Lines of a traceback stay lines, and nothing in them reaches the terminal as a command."""
+    [dead] = shell.kill({"n": 1})
+    traceback = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1bno'
+    with closing(sqlite3.connect(shell.cwd / FILE)) as database, database:
+        database.execute("UPDATE longwatch_dead_letters SET traceback = ?", [traceback])
+    shown = shell.output("mailbox", "dead", "show", "jobs", dead)
+    assert shown.endswith(
+        '\n\nTraceback (most recent call last):\n  File "app.py", line 3\nValueError: \\x1bno'
+    )
+    assert traceback == shell.json_output("mailbox", "dead", "show", "jobs", dead)["traceback"]
+    assert "traceback" not in shell.json_output("mailbox", "dead", "ls", "jobs")[0]
 
 
 @pytest.mark.parametrize(

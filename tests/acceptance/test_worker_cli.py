@@ -122,6 +122,36 @@ def test_what_cannot_be_run_is_told_in_one_line_and_nothing_is_started(
     assert [] == [word for word in words if word not in line], line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--debug", "worker", "app:group"),
+        ("worker", "app:group", "--debug"),
+        ("flow", "work", "app:group", "--debug"),
+        ("flow", "ls", "app:group", "--debug"),
+        ("check", "--debug"),
+        ("up", "--debug"),
+    ],
+    ids=" ".join,
+)
+def test_debug_shows_the_traceback_of_code_that_cannot_be_imported(
+    longwatch_bin: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Whichever process imports it: the user's own frames, and still the one line at the end."""
+    write_app(tmp_path, "def connect():\n    raise OSError('token=hunter2 refused')\nconnect()\n")
+    (tmp_path / "longwatch.toml").write_text('[worker.mail]\ntarget = "app:group"\n')
+    done = run_longwatch(longwatch_bin, tmp_path, *words, env={"STORE": store_url(tmp_path)})
+    *shown, last = done.stderr.splitlines()
+    assert (2, "") == (done.returncode, done.stdout), done.stderr
+    assert "Traceback (most recent call last):" == shown[0]
+    assert ["in <module>", "in connect"] == [
+        line.rpartition(", ")[2]
+        for line in shown
+        if line.lstrip().startswith("File") and "app.py" in line
+    ]
+    assert "OSError: token=***" in last
+
+
 def test_a_health_port_that_somebody_else_has_is_told(longwatch_bin: Path, tmp_path: Path) -> None:
     write_app(tmp_path, MARKS)
     with socket.create_server(("127.0.0.1", 0)) as somebody:

@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 from longwatch.core import events
 from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Event, Events, Level
+from longwatch.core.events.engine import WorkFailed
 from longwatch.core.events.programs import ProgramEnded, ProgramStarted, RestartScheduled
 from longwatch.core.events.supervisor import SettingsLoaded
 from longwatch.core.fake_clock import FakeClock
+from longwatch.core.traceback_text import MAX_TRACEBACK_BYTES
+from longwatch.engine.event_logging import log_event
 from longwatch.observe.event_log import (
     EventLog,
     JsonFormatter,
@@ -369,3 +372,74 @@ def test_the_notice_of_dropped_lines_is_a_record_like_any_other() -> None:
 def test_importing_the_log_configures_nothing() -> None:
     assert "longwatch.observe.event_log" in sys.modules
     assert [] == logging.getLogger("longwatch").handlers
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "app.py", line 3\nValueError: \x1bno'
+
+
+def test_the_pretty_form_has_a_traceback_as_indented_lines_below_the_record() -> None:
+    """No line of it can look like a record, and none reaches the terminal as a command."""
+    record = {"level": "warning", "event": "work_failed", "traceback": TRACEBACK, "retry_in": 3}
+    head, *lines = to_pretty(record).split("\n")
+    assert head.endswith(" work_failed retry_in=3")
+    assert [
+        "    Traceback (most recent call last):",
+        '      File "app.py", line 3',
+        "    ValueError: \\x1bno",
+    ] == lines
+
+
+def test_a_traceback_of_full_length_is_not_cut_in_any_form() -> None:
+    text = "\n".join(["é" * 100] * (MAX_TRACEBACK_BYTES // 201))
+    record = {"level": "warning", "event": "work_failed", "traceback": text}
+    assert text == json.loads(to_json(record))["traceback"]
+    assert len(text.split("\n")) + 1 == len(to_pretty(record).split("\n"))
+
+
+def test_optional_fields_of_an_event_that_are_empty_are_left_out() -> None:
+    event = WorkFailed(engine="mail", message_id="m1", attempt=1, error="no", retry_in=None)
+    record = logged(event)
+    assert {
+        "engine": "mail",
+        "message_id": "m1",
+        "attempt": 1,
+        "error": "no",
+        "retry_in": None,
+    } == {
+        key: value
+        for key, value in record.items()
+        if key not in {"ts", "level", "event", "pid", "managerPid"}
+    }
+
+
+def test_the_traceback_of_a_stdlib_record_is_masked_bounded_and_has_its_cause() -> None:
+    with taken_over() as lines:
+        try:
+            try:
+                int("token=hunter2 " + "x" * 100_000)
+            except ValueError as error:
+                raise KeyError("missing") from error
+        except KeyError:
+            logging.getLogger("x").exception("failed")
+    [record] = lines.records
+    assert "hunter2" not in record["traceback"]
+    assert "direct cause" in record["traceback"]
+    assert len(record["traceback"].encode()) <= MAX_TRACEBACK_BYTES
+
+
+@pytest.mark.parametrize("formatter", [logging.Formatter(), JsonFormatter(), PrettyFormatter()])
+def test_an_event_in_stdlib_logging_has_its_traceback_where_formatters_have_that_of_exceptions(
+    formatter: logging.Formatter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line of fields, then the traceback; the event itself is on the record."""
+    event = WorkFailed(
+        engine="mail", message_id="m1", attempt=1, error="no", retry_in=1.0, traceback=TRACEBACK
+    )
+    with caplog.at_level(logging.WARNING, "longwatch.runtime"):
+        log_event(event)
+    [record] = caplog.records
+    message = "work_failed engine='mail' message_id='m1' attempt=1 error='no' retry_in=1.0"
+    assert (message, event) == (record.getMessage(), vars(record)["longwatch_event"])
+    shown = formatter.format(record)
+    assert 1 == shown.count("most recent call last")
+    assert message.split(" ", maxsplit=1)[0] in shown

@@ -80,7 +80,7 @@ def make_plans(
     for name, worker in settings.worker.items():
         planned |= {plan.name: plan for plan in builder.worker(name, worker, worker_environment)}
     if builder.faults:
-        raise ConfigError(*builder.faults)
+        raise builder.config_error()
     return planned
 
 
@@ -194,6 +194,8 @@ class _PlanBuilder:
         self.environ = environ
         self.source = source
         self.faults: list[Fault] = []
+        self._notes: list[str] = []
+        """What `--debug` shows beside the faults: tracebacks of users' code."""
 
     def program(self, name: str, program: ProgramSettings) -> ProgramPlan:
         cwd = self.base / (program.cwd or "")
@@ -285,6 +287,13 @@ class _PlanBuilder:
         for fault in check_limits(program.limits):
             self._add_fault(name, fault.where, fault.problem, fault.cure)
 
+    def config_error(self) -> ConfigError:
+        """All faults as one error."""
+        error = ConfigError(*self.faults)
+        for note in self._notes:
+            error.add_note(note)
+        return error
+
     @contextmanager
     def _collecting_fault(
         self, name: str, key: str, *, kind: str = "program"
@@ -297,6 +306,7 @@ class _PlanBuilder:
             yield refused
         except UsageError as error:
             refused.append(error)
+            self._notes += getattr(error, "__notes__", ())
             self._add_fault(name, key, str(error), kind=kind)
 
     def _add_fault(

@@ -38,7 +38,9 @@ def summary_json(summary: ExecutionSummary) -> JsonObject:
     }
 
 
-def execution_json(seen: ExecutionView, attempts: Sequence[Computation]) -> JsonObject:
+def execution_json(
+    seen: ExecutionView, attempts: Sequence[Computation], *, with_tracebacks: bool
+) -> JsonObject:
     state = seen.state
     values = {
         name: {"value": state.value(name), "revision": state.revision_of(name)}
@@ -47,7 +49,10 @@ def execution_json(seen: ExecutionView, attempts: Sequence[Computation]) -> Json
     return {
         **summary_json(seen.summary),
         "values": values,
-        "attempts": [attempt_json(each) for each in attempts],
+        "attempts": [
+            attempt_json(each) | ({"traceback": _traceback(each)} if with_tracebacks else {})
+            for each in attempts
+        ],
     }
 
 
@@ -151,6 +156,26 @@ def execution_lines(seen: ExecutionView, attempts: Sequence[Computation]) -> lis
         _attempt_table(seen.attempts, attempts),
     ]
     return [line for part in parts if part for line in ("", *part)][1:]
+
+
+def error_lines(attempts: Iterable[Computation]) -> list[str]:
+    """The errors of these attempts in full, each with its traceback."""
+    lines: list[str] = []
+    for each in attempts:
+        if each.error:
+            first, *others = each.error.split("\n")
+            lines += [
+                "",
+                f"{each.node}, attempt {each.attempt}, {each.end_cause}: {first}",
+                *others,
+            ]
+            lines += (_traceback(each) or "").splitlines()
+    return lines
+
+
+def _traceback(attempt: Computation) -> str | None:
+    found: str | None = getattr(attempt, "traceback", None)
+    return found
 
 
 def _summary_row(each: ExecutionSummary, now: float) -> tuple[object, ...]:

@@ -150,6 +150,10 @@ def show(
     execution: ExecutionArguments = None,
     *,
     limit: Limit = 100,
+    errors: Annotated[
+        bool,
+        typer.Option("--errors", help="The errors of its attempts in full, with tracebacks."),
+    ] = False,
     store: Store = None,
     json: Json = False,
 ) -> None:
@@ -161,8 +165,11 @@ def show(
         found = view_execution(opened, identity)
     attempts = found.attempts[-limit:]
     output.print_result(
-        execution_views.execution_lines(found, attempts),
-        execution_views.execution_json(found, attempts),
+        [
+            *execution_views.execution_lines(found, attempts),
+            *(execution_views.error_lines(attempts) if errors else ()),
+        ],
+        execution_views.execution_json(found, attempts, with_tracebacks=errors),
         as_json=json,
     )
 

@@ -36,9 +36,9 @@ def message_json(delivery: MessageRecord) -> JsonObject:
 
 
 def dead_letter_json(dead_letter: DeadLetter) -> JsonObject:
-    """Everything but the body."""
+    """Everything but the body and the traceback."""
     facts = dead_letter._asdict()
-    del facts["body"]
+    del facts["body"], facts["traceback"]
     return facts | {
         "died_at": utc(dead_letter.died_at),
         "enqueued_at": utc(dead_letter.enqueued_at),

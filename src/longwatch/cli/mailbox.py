@@ -245,15 +245,18 @@ def list_dead(
 def show(
     name: Name, message_id: MessageId, *, store: Store = DEFAULT_STORE, json: Json = False
 ) -> None:
-    """Show one dead letter with its history and its body."""
+    """Show one dead letter with its history, its body and the traceback of its last failure."""
     with open_existing(store, name) as mailbox:
         dead_letter = mailbox.dead_letters.show(message_id)
     if dead_letter is None:
         raise UsageError(_missing_error([message_id], name))
     fields = json_views.dead_letter_json(dead_letter)
+    shown = output.key_value_lines({**fields, "body": output.full_body(dead_letter.body)})
+    if dead_letter.traceback:
+        shown += ["", *dead_letter.traceback.split("\n")]
     output.print_result(
-        output.key_value_lines({**fields, "body": output.full_body(dead_letter.body)}),
-        fields | json_views.body_json(dead_letter.body),
+        shown,
+        fields | json_views.body_json(dead_letter.body) | {"traceback": dead_letter.traceback},
         as_json=json,
     )
 

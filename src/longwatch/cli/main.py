@@ -99,7 +99,18 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_run(words))
+    sys.exit(_run(_debug_first(words)))
+
+
+def _debug_first(words: list[str]) -> list[str]:
+    """The words with `--debug` before the command. It may come after the command, too, except for
+    `run`, whose further words may belong to the program.
+    """
+    own = words[: words.index("--")] if "--" in words else words
+    command = next((word for word in own if not word.startswith("-")), None)
+    if "--debug" not in own or command == "run":
+        return words
+    return ["--debug", *(word for word in own if word != "--debug"), *words[len(own) :]]
 
 
 def unblock_signals() -> None:

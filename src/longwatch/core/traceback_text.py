@@ -4,7 +4,7 @@ A traceback is made by the code of users: its messages may be endless, hold secr
 characters, or raise while they are made, and its stack may have thousands of frames.
 `describe_traceback` returns text that is safe to store and to print, and never raises:
 
-    frames      those of Longwatch before the first frame of the user are left out; of a stack with
+    frames      those of Longwatch above the first frame of the user are left out; of a stack with
                 more than `_END_FRAMES` frames twice, the first and the last are kept
     causes      `__cause__`, `__context__`, notes and exception groups are included; all stacks
                 together have at most about `_MAX_FRAMES` frames
@@ -39,10 +39,14 @@ _MAX_MASKED_BYTES = 128 * 1024
 _END_FRAMES = 50
 _MAX_FRAMES = 400
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
-_CARRIERS = tuple(
-    f"{Path(linecache.__file__).parent}/{name}/" for name in ("concurrent", "asyncio")
+_CARRIERS = (
+    "<frozen importlib.",
+    *(
+        f"{Path(linecache.__file__).parent}/{name}/"
+        for name in ("asyncio", "concurrent", "importlib")
+    ),
 )
-"""What carries an exception from the event loop to a slot."""
+"""Files whose frames stand between Longwatch and the user: they await coroutines and import."""
 
 
 def describe_traceback(error: BaseException) -> str:
@@ -50,11 +54,9 @@ def describe_traceback(error: BaseException) -> str:
 
     An exception that came from another process may bring its text as `remote_traceback`.
     """
-    remote = getattr(error, "remote_traceback", None)
-    if isinstance(remote, str):
-        return bound_traceback(remote)
     try:
-        return bound_traceback("".join(_format(error)))
+        remote = getattr(error, "remote_traceback", None)
+        return bound_traceback(remote if isinstance(remote, str) else "".join(_format(error)))
     except BaseException:  # noqa: BLE001 - code of users has a part in it, and the error itself is what counts
         return bound_traceback(describe_error(error))
 

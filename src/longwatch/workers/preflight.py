@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from longwatch.core.error_text import os_reason
+from longwatch.core.traceback_text import bound_traceback
 from longwatch.errors import UsageError
 from longwatch.host.identity import Identity
 
@@ -54,7 +55,8 @@ def inspect_group(
     import_path: str, *, cwd: Path, env: Mapping[str, str], identity: Identity | None = None
 ) -> GroupInfo:
     """The facts of the group, imported as the user that will run it; UsageError if it cannot be
-    imported, or is none.
+    imported, or is none. The traceback of the group's own code is a note of the error, which
+    `--debug` shows.
     """
     split_import_path(import_path)
     command = [sys.executable, "-m", WORKER_MODULE, "check", import_path]
@@ -84,9 +86,12 @@ def inspect_group(
         ) from None
     info = _parse_group_info(completed.stdout)
     if info is None:
-        raise UsageError(f"{import_path!r} cannot be imported: {_last_line(completed.stderr)}")
+        raise _import_error(
+            f"{import_path!r} cannot be imported: {_last_line(completed.stderr)}",
+            completed.stderr.decode(errors="replace"),
+        )
     if problem := info.get("problem"):
-        raise UsageError(str(problem))
+        raise _import_error(str(problem), str(info.get("traceback", "")))
     return GroupInfo(**{**info, "loops": tuple(info["loops"])})
 
 
@@ -95,6 +100,13 @@ def _parse_group_info(output: bytes) -> dict[str, Any] | None:
     lines = output.decode(errors="replace").splitlines()
     found = next((line for line in reversed(lines) if line.startswith(GROUP_INFO_PREFIX)), None)
     return None if found is None else dict(json.loads(found.removeprefix(GROUP_INFO_PREFIX)))
+
+
+def _import_error(problem: str, traceback: str) -> UsageError:
+    error = UsageError(problem)
+    if shown := bound_traceback(traceback):
+        error.add_note(shown)
+    return error
 
 
 def _last_line(output: bytes) -> str:

@@ -21,6 +21,7 @@ from longwatch.core.clock import SystemClock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events, Level
 from longwatch.core.masking import mask_text
+from longwatch.core.traceback_text import describe_traceback
 from longwatch.errors import LongwatchError
 from longwatch.host.parent_channel import SUSPECTS_VARIABLE, ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
@@ -62,15 +63,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _inspect(import_path: str) -> dict[str, object]:
-    """The facts of the group, or why it cannot be run, in one line."""
+    """The facts of the group, or why it cannot be run, in one line and as a traceback."""
     try:
         return group_info(load_group(import_path))
     except LongwatchError as error:
-        return {"problem": str(error)}
+        return {"problem": str(error), "traceback": describe_traceback(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code of any kind
         return {
             "problem": f"{import_path!r} cannot be imported: "
-            f"{mask_text(' '.join(describe_error(error).split()))}{_location(error)}"
+            f"{mask_text(' '.join(describe_error(error).split()))}{_location(error)}",
+            "traceback": describe_traceback(error),
         }
 
 

@@ -1,0 +1,28 @@
+"""How executions are shown: the errors of attempts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from longwatch.cli.execution_views import error_lines
+
+
+class FailedAttempt(NamedTuple):
+    node: str = "page"
+    attempt: int = 1
+    end_cause: str = "raised"
+    error: str | None = "ValueError: no"
+    traceback: str | None = 'Traceback …\n  File "app.py", line 3\nValueError: no'
+
+
+def test_the_error_of_an_attempt_is_followed_by_the_lines_of_its_traceback() -> None:
+    attempts: Any = [FailedAttempt(), FailedAttempt(error=None), FailedAttempt(traceback=None)]
+    assert [
+        "",
+        "page, attempt 1, raised: ValueError: no",
+        "Traceback …",
+        '  File "app.py", line 3',
+        "ValueError: no",
+        "",
+        "page, attempt 1, raised: ValueError: no",
+    ] == error_lines(attempts)
