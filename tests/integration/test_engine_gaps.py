@@ -152,7 +152,7 @@ def test_a_row_that_was_lost_in_the_gap_is_cancelled_and_no_other(gap: Gap) -> N
         rig.source.reclaim(1)
         tick(rig, 4.0)
         lost = rig.observer.wait_for(LeaseLost)
-        assert ((1,), "taken") == (lost.rows, lost.reason)
+        assert (("message-1",), "taken") == (lost.message_ids, lost.reason)
         assert (True, False) == (gate.contexts[1].lease_lost, gate.contexts[2].lease_lost)
         gate.open(1, 2)
         rig.source.wait_for_settlements((2, DONE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ STUBBORN = ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
 KEPT_UP = ProgramPlan.of("jobs-1", SLEEPER, group="jobs")
 
 
-def once(argv: list[str], name: str = "jobs-extra", **policies: object) -> ProgramPlan:
+def once(argv: list[str], name: str = "jobs-extra", **policies: Any) -> ProgramPlan:
     return ProgramPlan.of(
         name,
         argv,

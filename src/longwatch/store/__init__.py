@@ -58,8 +58,9 @@ Claimable rows: states, invariants, failure cases
     Failure cases
     - The owner dies. A sweeper in the same PID namespace sees that at once (`host.incarnation`);
       any other reclaims when the lease ends. The owner's row says where its beat page is, which
-      process is its parent and whether it drains: that and the page decide the blame. A later sweep deletes the owner and its beat page,
-      only after its rows are free: a sweep that fails halfway can still assign the blame.
+      process is its parent and whether it drains: that and the page decide the blame. A later sweep
+      deletes the owner and its beat page, only after its rows are free: a sweep that fails halfway
+      can still assign the blame.
     - An owner that this machine cannot see is deleted when it has held no lease for long. If it
       lives, its next claim registers it again.
     - The machine restarts. SQLite's lease clock is CLOCK_BOOTTIME, which starts again, so every
