@@ -140,7 +140,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Any]:
 def shared_store(
     request: pytest.FixtureRequest, tmp_path: Path, server: Any
 ) -> Iterator[SharedStore]:
-    boots = ("aaaa", "bbbb") if request.param == "machines" else ("", "")
+    boots = [f"boot-{number}" if request.param == "machines" else "" for number in range(5)]
     with MailboxWatcher(server.url) as watcher:
         made = SharedStore(tmp_path, server.url, watcher.mailbox, boots=boots)
         yield made
@@ -183,3 +183,18 @@ def test_the_work_of_a_host_that_is_lost_is_found_when_its_leases_end_and_blames
         n: crashes for n, crashes in second.deliveries("work").items() if n in held
     }
     assert 0 == len(shared_store.mailbox.dead_letters)
+
+
+def test_a_message_whose_hosts_are_lost_five_times_is_given_up_as_lost(
+    shared_store: SharedStore,
+) -> None:
+    """No page is left that shows what ran, so nothing but the losses can be counted."""
+    shared_store.mailbox.send(7)
+    for _ in range(5):
+        shared_store.host("hold", lease=0.5)
+        assert eventually(lambda: shared_store.hosts[-1].deliveries("hold") == {7: 0})
+        shared_store.hosts[-1].power_off()
+    assert eventually(lambda: shared_store.mailbox.backend.sweep() == 1)
+    assert shared_store.is_empty()
+    [dead] = shared_store.mailbox.dead_letters
+    assert ("lost", 5, 0, 0) == (dead.reason, dead.lost, dead.crashes, dead.failures)
