@@ -565,7 +565,7 @@ def test_db_status_tells_what_is_pending_and_migrate_makes_it(shell: Shell) -> N
     (shell.cwd / FILE).touch()
     url = "sqlite:///longwatch.db"
     before = shell.json_output("db", "status")
-    assert (url, 0, 4) == (before["store"], before["schema"], before["known"])
+    assert (url, 0, 5) == (before["store"], before["schema"], before["known"])
     assert ["0004_initial", "0005_blame"] == before["pending"]
     assert 0 == (shell.cwd / FILE).stat().st_size
     made = shell.json_output("db", "migrate")

@@ -89,7 +89,7 @@ def test_one_that_hangs_is_replaced_with_its_stacks_saved_and_its_message_runs_a
         assert eventually(lambda: nothing_is_left(tmp_path))
         run.stop_cleanly()
     assert (2, 0, 1) == again[3:]
-    assert (THRESHOLD, 1) == (stalled["threshold"], len(stalled["rows"]))
+    assert (THRESHOLD, 1) == (stalled["threshold"], len(stalled["message_ids"]))
     assert f"in {how}" in stacks(run)
     assert "gave no beat" in stacks(run)
 

@@ -140,7 +140,7 @@ def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_bl
         (note.failures, note.crashes) for note in notes.all("begin", "poison")
     ]
     assert {(0, 0)} == {(note.failures, note.crashes) for note in notes.all("begin", "good")}
-    assert 1 == len(first["rows"])
+    assert 1 == len(first["message_ids"])
     stacks = [Path(each["stacks"]) for each in run.events("worker_stalled")]
     assert [run.state_dir / "crashes"] * 3 == [path.parent for path in stacks]
     assert all("in deadlock" in path.read_text() for path in stacks)

@@ -294,3 +294,9 @@ def receive_results(mailbox: Mailbox[Any], count: int) -> list[MainLoopResult[An
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def lapse_leases(database: Any, seconds: float) -> None:
+    """The leases of all owners end, and no sweep waits for a renewal: the owners do not renew."""
+    database.write(lambda tx: tx.execute("UPDATE longwatch_owners SET renew_seconds = NULL"))
+    database.jump.lease += seconds

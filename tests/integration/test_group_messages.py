@@ -21,6 +21,7 @@ from loop_rig import (
     BackgroundRun,
     GatedLoop,
     StubLoop,
+    lapse_leases,
     prefetch,
     running_group,
     stub_group,
@@ -94,7 +95,7 @@ def test_a_lease_that_runs_out_in_a_long_shutdown_is_swept_and_the_late_result_i
     loop.next_started()
     stopping = BackgroundRun(group.shutdown)
     wait_until(lambda: group.draining)
-    database.jump.lease = 1801.0
+    lapse_leases(database, 1801.0)
     [again] = mailbox.receive(wait_time_seconds=TIMEOUT)
     loop.open("x")
     running.wait()

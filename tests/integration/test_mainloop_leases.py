@@ -27,6 +27,7 @@ from loop_rig import (
     LOOP_IDLE_THREADS,
     BackgroundRun,
     GatedLoop,
+    lapse_leases,
     pass_time,
     prefetch,
     running_loop,
@@ -248,7 +249,7 @@ def test_work_whose_lease_was_lost_neither_acknowledges_nor_counts(
     loop = GatedLoop(requests=mailbox)
     with running_loop(loop, visibility_timeout=300):
         loop.next_started()
-        database.jump.lease = 301.0
+        lapse_leases(database, 301.0)
         [taken] = mailbox.receive(wait_time_seconds=TIMEOUT)
         loop.open("x")
         loop.observer.wait_for(SettlementRefused)

@@ -27,7 +27,7 @@ from longwatch.runtime import MainLoopContext, MainLoopRequest, MainLoopResult
 from longwatch.store.postgres.database import PostgresDatabase
 from longwatch.store.sqlite.database import SqliteDatabase
 from longwatch.testing import FakeClock, RecordingObserver
-from loop_rig import GatedLoop, receive_results, running_loop, wait_until
+from loop_rig import GatedLoop, lapse_leases, receive_results, running_loop, wait_until
 from postgres_server import shared_server
 from redis_server import running_server
 
@@ -44,8 +44,8 @@ class MailboxOpener:
         return open_mailbox(self.store, name, body_type, **settings)
 
     def advance_lease_clock(self, seconds: float) -> None:
-        """So much time passes for leases."""
-        self.store.jump.lease += seconds
+        """So much time passes for leases, without a renewal."""
+        lapse_leases(self.store, seconds)
 
 
 def _opened(kind: str, folder: Path, closing: ExitStack) -> Any:
@@ -317,7 +317,7 @@ def test_mailboxes_of_one_file_that_were_opened_apart_are_settled_together(tmp_p
         jobs.send("x")
         with running_loop(loop, visibility_timeout=300):
             loop.next_started()
-            here.jump.lease = 301
+            lapse_leases(here, 301.0)
             [taken] = jobs.receive(wait_time_seconds=TIMEOUT)
             loop.open("x")
             loop.observer.wait_for(SettlementRefused)

@@ -252,6 +252,7 @@ class RedisBackend:
         )
 
     def stats(self) -> MailboxStats:
+        self._open()
         ready, delayed, leased, dead, age, paused, expired = self.run_script("stats")
         return MailboxStats(
             ready, delayed, leased, dead, float(age) if age else None, bool(paused), expired
