@@ -391,6 +391,8 @@ def list_mailbox_names(database: Database) -> list[str]:
 
 
 def _give_up_reason(queue: SqlQueue, message: MessageRecord, *, is_expired: bool) -> str | None:
+    if not (message.failures or message.crashes or message.lost or is_expired):
+        return None  # nearly every message
     return give_up_reason(
         queue.limits,
         crashes=message.crashes,
@@ -404,7 +406,8 @@ def _claimed_row(queue: SqlQueue, claim: Claim, message: MessageRecord) -> Claim
     return ClaimedRow(
         claim,
         message,
-        is_exclusive=queue.budget.is_suspect(crashes=message.crashes, lost=message.lost),
+        is_exclusive=bool(message.crashes or message.lost)
+        and queue.budget.is_suspect(crashes=message.crashes, lost=message.lost),
         failures_left=queue.limits.max_failures - message.failures,
     )
 

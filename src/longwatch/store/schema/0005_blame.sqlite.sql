@@ -15,9 +15,9 @@ ALTER TABLE longwatch_mailboxes ADD COLUMN max_lost INTEGER;
 ALTER TABLE longwatch_messages ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 -- The traceback of the last failure.
 ALTER TABLE longwatch_messages ADD COLUMN traceback TEXT;
--- The free messages that may be suspects.
+-- The messages that may be suspects. A claim changes no column of it, so it costs claims nothing.
 CREATE INDEX longwatch_messages_blamed ON longwatch_messages (queue, seq)
-    WHERE lease_state = 0 AND crashes + lost > 0;
+    WHERE crashes + lost > 0;
 
 ALTER TABLE longwatch_dead_letters ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE longwatch_dead_letters ADD COLUMN traceback TEXT;
@@ -29,4 +29,4 @@ ALTER TABLE longwatch_values ADD COLUMN traceback TEXT;
 ALTER TABLE longwatch_computations ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE longwatch_computations ADD COLUMN traceback TEXT;
 CREATE INDEX longwatch_computations_blamed ON longwatch_computations (queue, seq)
-    WHERE lease_state = 0 AND crashes + lost > 0;
+    WHERE crashes + lost > 0;
