@@ -78,7 +78,7 @@ def test_extend_timeout_is_honoured_at_the_start_and_at_the_stop(
         "notify('EXTEND_TIMEOUT_USEC=25000000')\n"
         "until('go'); notify('READY=1'); time.sleep(1000)\n"
     )
-    limits = {"ready": "notify", "ready_timeout": 1.5, "stop_grace": 1.5, **NO_BACKOFF}
+    limits = {"ready": "notify", "ready_timeout": 4, "stop_grace": 4, **NO_BACKOFF}
     programs = {"polite": py(script, **limits), "silent": sh(IGNORES_SIGTERM, **limits)}
     with start_up(longwatch_bin, tmp_path, programs) as run:
         run.wait_for_event("program_started", program="silent", times=2)

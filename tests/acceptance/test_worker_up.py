@@ -130,6 +130,7 @@ def test_a_poison_message_is_dead_after_three_stalls_and_its_neighbour_is_not_bl
         (tmp_path / "go").touch()
         run.wait_for_event("worker_stalled", program="jobs", times=2)
         run.wait_for_event("worker_stalled", program="jobs-suspect-1")
+        run.wait_for_event("health_check_restart", program="jobs-suspect-1")
         assert eventually(lambda: mailbox.stats().dead == 1)
         [dead] = mailbox.backend.dead_letters()
         notes.wait_for("end", "good")

@@ -15,7 +15,7 @@ from longwatch.core.clock import SystemClock
 from longwatch.mailbox import open_mailbox
 from polling import complete_lines, eventually
 
-VISIBILITY = 4.0
+VISIBILITY = 8.0
 LEASES_END = "SELECT max(lease_until) FROM longwatch_messages WHERE lease_state = 2"
 WORKER = """
 import sys
@@ -58,7 +58,7 @@ def worker(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_healthy_handler_outlives_stops_of_its_process(
     worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """Three times its process is stopped until its lease has ended. It is renewed before anything
+    """Twice its process is stopped until its lease has ended. It is renewed before anything
     is swept, so the handler goes on, and its result counts.
     """
     mailbox = open_mailbox(f"sqlite:///{tmp_path / 'm.db'}", "jobs")
@@ -70,7 +70,7 @@ def test_a_healthy_handler_outlives_stops_of_its_process(
         return float(until or 0.0)
 
     assert eventually(lambda: complete_lines(journal) == ["began 1"])
-    for _ in range(3):
+    for _ in range(2):
         os.kill(worker.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
         end = leased_until()

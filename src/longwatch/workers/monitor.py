@@ -268,13 +268,14 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
                 self._merged.mark_ended(worker.serial)
             return worker
 
-    def _reclaim(self, worker: WorkerRecord) -> None:
+    def _reclaim(self, worker: WorkerRecord, *late: EngineLeases) -> None:
         """Sweep the rows of an ended worker, so that others can claim them now. Not if its lease
         has ended unrenewed: after a suspend those of the other workers have, too, and are about to
-        be renewed.
+        be renewed. `late`: leases that were reported at its end; another thread may have reclaimed
+        from this worker without them.
         """
         released = 0
-        for leases in tuple(worker.engine_leases.values()):
+        for leases in {*worker.engine_leases.values(), *late}:
             self._renewers[leases.store_url].remove(leases)
             if leases.is_unreachable(self._clock.boottime()):
                 continue
@@ -353,15 +354,15 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
             locator,
             engine=str(message.get("engine", "")),
         )
-        worker.engine_leases[leases.owner] = leases
         if leases.store_url not in self._renewers:
             self._renewers[leases.store_url] = WorkerLeaseRenewer(
                 clock=self._clock, events=self._events
             )
             self._renewers[leases.store_url].start()
+        worker.engine_leases[leases.owner] = leases
         self._renewers[leases.store_url].add(leases)
         if not self._is_current(worker):  # it ended while its store was opened
-            self._reclaim(worker)
+            self._reclaim(worker, leases)
 
     def _is_current(self, worker: WorkerRecord) -> bool:
         with self._lock:
