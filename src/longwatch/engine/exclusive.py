@@ -1,5 +1,5 @@
-"""Who runs beside whom in one process: rows that have crashed a process before run with nothing
-beside them.
+"""Which rows run beside others in one process: suspects (`store.blame`) run with nothing beside
+them.
 
 Every engine of a process has a seat. An engine that wants to run such a row asks for the process;
 from then on no other begins anything, and when the last of them has nothing running any more, the

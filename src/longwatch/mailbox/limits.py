@@ -18,7 +18,7 @@ a message expires by time alone. The rule looks at four facts of the message, in
 
 A sweep also gives up expired messages that no worker claims. `give_up_reason` decides for the
 memory and SQL backends; whether a row has expired is an expression in SQL, because the store's
-clock decides it. Redis claims in a script, so `exchange.lua` has the same rule under the same
+clock decides it. Redis claims in a script, so `claim.lua` has the same rule under the same
 names. `tests/integration/test_give_up_rule.py` compares all four backends with it.
 
 The budgets belong to the mailbox and are stored with it: a sweep reclaims rows of every mailbox,
