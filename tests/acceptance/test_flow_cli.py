@@ -718,6 +718,8 @@ def test_nodes_that_kill_their_process_are_given_up_and_the_worker_goes_on(
         assert 1 == place.start(id="after").get("pages", timeout=TIMEOUT)
         run.stop_cleanly()
     assert [] == run.events("circuit_breaker_tripped")
+    abandoned = [event["execution"] for event in run.events("attempt_abandoned")]
+    assert {started[number].id for number in (10, 30)} <= set(abandoned)
 
 
 def test_sigterm_under_load_settles_everything_in_flight_and_exits_with_0(

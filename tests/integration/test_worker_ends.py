@@ -46,7 +46,7 @@ class EndRig:
         self.monitor.open_channel(folder / "line")
         monkeypatch.setattr(module, "open_claim_source", self._open_source)
 
-    def _open_source(self, *_: object) -> FakeSource:
+    def _open_source(self, *_: object, **__: object) -> FakeSource:
         assert self.is_open.wait(10.0)
         return self.source
 
@@ -91,14 +91,14 @@ class EndRig:
         )
         return facts
 
-    def is_excused(self, pid: int, *rows: int, completed: int = 0) -> bool:
-        """Whether the end of a process that ran these rows and completed so many is excused."""
+    def is_exempt(self, pid: int, *rows: int, completed: int = 0) -> bool:
+        """Whether the end of a process that ran these rows and completed so many is exempt."""
         self.start(pid)
         self.report_joined(pid)
         self.report_engine(pid, *rows, completed=completed)
         facts = self.end(pid)
         assert facts is not None
-        return facts.is_excused
+        return facts.is_exempt
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_reports_that_nobody_has_read_yet_count_when_the_end_is_judged(rig: EndR
     rig.report_engine(1, 7, completed=1)
     rig.report_joined(1)
     rig.report(1, "finished")
-    assert EndFacts(has_joined=True, has_finished=True, is_excused=True) == rig.end(1)
+    assert EndFacts(has_joined=True, has_finished=True, is_exempt=True) == rig.end(1)
     rig.is_open.set()
 
 
@@ -148,21 +148,21 @@ def test_nothing_is_known_of_a_process_of_another_user_or_of_one_that_is_gone(
     assert rig.facts(2) is None
 
 
-def test_a_death_with_a_running_row_is_excused_if_the_process_has_completed_one(
+def test_a_death_with_a_running_row_is_exempt_if_the_process_has_completed_one(
     rig: EndRig,
 ) -> None:
-    assert rig.is_excused(1, 7, completed=1)
-    assert not rig.is_excused(2, completed=5), "no row was running"
-    assert not rig.is_excused(3, 8), "it has completed nothing"
+    assert rig.is_exempt(1, 7, completed=1)
+    assert not rig.is_exempt(2, completed=5), "no row was running"
+    assert not rig.is_exempt(3, 8), "it has completed nothing"
 
 
-def test_the_same_row_is_excused_again_before_anything_was_completed(rig: EndRig) -> None:
+def test_the_same_row_is_exempt_again_before_anything_was_completed(rig: EndRig) -> None:
     """A poison row that is the first to be claimed again counts as one fault."""
-    assert rig.is_excused(1, 7, 8, completed=1)
-    assert rig.is_excused(2, 7, 9)
-    assert rig.is_excused(3, 9)
-    assert not rig.is_excused(4, 10)
-    assert not rig.is_excused(5, 10), "the end before was not excused"
+    assert rig.is_exempt(1, 7, 8, completed=1)
+    assert rig.is_exempt(2, 7, 9)
+    assert rig.is_exempt(3, 9)
+    assert not rig.is_exempt(4, 10)
+    assert not rig.is_exempt(5, 10), "the end before was not exempt"
 
 
 def test_what_an_engine_completed_that_has_ended_counts(rig: EndRig) -> None:
@@ -174,7 +174,7 @@ def test_what_an_engine_completed_that_has_ended_counts(rig: EndRig) -> None:
     rig.observer.wait_for(WorkerJoined)
     facts = rig.end(1)
     assert facts is not None
-    assert facts.is_excused
+    assert facts.is_exempt
 
 
 def test_dead_letters_of_the_parents_sweep_are_emitted(rig: EndRig) -> None:

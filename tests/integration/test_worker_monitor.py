@@ -206,7 +206,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorRig]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         made = MonitorRig(Path(folder))
         monkeypatch.setattr(
-            module, "open_claim_source", lambda where, _: made.sources[where["url"]]
+            module, "open_claim_source", lambda where, _, **__: made.sources[where["url"]]
         )
         made.monitor.start()
         try:
@@ -369,7 +369,7 @@ def test_one_that_ends_while_its_store_is_being_opened_is_swept_and_not_renewed(
     source = FakeSource()
     with fake_worker(rig) as worker:
 
-        def found_late(where: object, stores: object) -> FakeSource:
+        def found_late(where: object, stores: object, **_: object) -> FakeSource:
             rig.emit_ended(worker.pid)
             return source
 

@@ -904,7 +904,7 @@ def test_another_plan_is_followed_with_what_is_remembered(rig: ProgramRig) -> No
 # --- worker processes ---
 
 JOINED = EndFacts(has_joined=True, has_finished=False)
-EXCUSED = replace(JOINED, is_excused=True)
+EXCUSED = replace(JOINED, is_exempt=True)
 
 
 class FakeJudge:
@@ -931,8 +931,8 @@ def end_and_restart(rig: ProgramRig, status: int) -> None:
     assert (ProgramState.UP, starts + 1) == (rig.state(), rig.program.record.starts)
 
 
-def test_excused_deaths_of_a_worker_feed_neither_breaker_nor_backoff(rig: ProgramRig) -> None:
-    """Twenty of them, without a moment between them; then one that is not excused backs off for
+def test_exempt_deaths_of_a_worker_feed_neither_breaker_nor_backoff(rig: ProgramRig) -> None:
+    """Twenty of them, without a moment between them; then one that is not exempt backs off for
     the first time.
     """
     judge = FakeJudge(EXCUSED)

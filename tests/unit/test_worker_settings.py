@@ -112,6 +112,10 @@ FAULTS = {
         f"{TARGET}processes = 2\n[program.jobs-2]\n{PROGRAM}",
         "worker.jobs: has a process jobs-2, which is the name of a program",
     ),
+    "a program's name for suspects": (
+        f"{TARGET}[program.jobs-suspect-1]\n{PROGRAM}",
+        "worker.jobs: has a process jobs-suspect-1, which is the name of a program",
+    ),
     "another worker's process": (
         f'{TARGET}processes = 2\n[worker.jobs-1]\ntarget = "a:b"',
         "worker.jobs-1: is called jobs-1, which is the name of a process of worker jobs",

@@ -30,6 +30,7 @@ from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFile
 from longwatch.config.value_checks import TRUE_WORDS
 from longwatch.core.events.base import Level
 from longwatch.core.masking import mask_mapping
+from longwatch.engine.policy import suspect_names
 from longwatch.errors import Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.dependencies import dependency_problems
@@ -121,7 +122,7 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
         """
         taken = {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
         for name, worker in self.worker.items():
-            for each in dict.fromkeys([name, *worker.names(name)]):
+            for each in dict.fromkeys([name, *worker.names(name), *suspect_names(name)]):
                 if each in taken:
                     problem = f"is called {each}" if each == name else f"has a process {each}"
                     yield Fault(

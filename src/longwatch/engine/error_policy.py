@@ -22,7 +22,7 @@ class NotStartedError(Exception):
 def settlement_for(context: RowContext, error: BaseException, retry: BackoffPolicy) -> Settlement:
     """Decide how a row whose code raised is settled, first rule first.
 
-    A PermanentError dead-letters the row. A Release gives it back with the delay that it names. An
+    A Release gives the row back with the delay that it names. A PermanentError dead-letters it. An
     error after a cancel releases it. Work that could not start here is released with a delay, or
     this worker would claim it again at once. Any other error is a failure.
     """

@@ -107,6 +107,13 @@ def _require(name: str, value: float, is_valid: bool, rule: str) -> None:  # noq
 
 MAX_SUSPECT_PROCESSES = 4
 """Processes of their own in which a parent runs suspects at the same time, at most."""
+
+
+def suspect_names(group: str) -> list[str]:
+    """The names of the processes in which the suspects of a worker run."""
+    return [f"{group}-suspect-{number}" for number in range(1, MAX_SUSPECT_PROCESSES + 1)]
+
+
 PARENT_LEASE_SECONDS = 15.0
 """Seconds that leases last where a parent renews them."""
 

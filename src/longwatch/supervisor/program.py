@@ -121,7 +121,7 @@ class Program:
         self._early_notices: list[Notice] = []
         self._stop_policy: StopPolicy | None = None
         self._shutting_down = False
-        self._is_excused = False
+        self._is_exempt = False
         """Whether the last end feeds neither breaker nor backoff."""
         self.apply_plan(plan)
 
@@ -155,7 +155,7 @@ class Program:
         while True:
             ending = await self._run_once()
             decision = self._decide(ending)
-            tripped = decision.restart and not self._is_excused and self._trips_breaker()
+            tripped = decision.restart and not self._is_exempt and self._trips_breaker()
             self._record_end(ending, decision, restart=decision.restart and not tripped)
             if not decision.restart:
                 return ending.cause.exit_code
@@ -323,7 +323,7 @@ class Program:
     def _decide(self, ending: ProcessEnd) -> RestartDecision:
         stop_requested = self._stop_policy is not None
         facts = self._end_judges.end_facts(self.plan, ending.pid)
-        self._is_excused = facts is not None and facts.is_excused
+        self._is_exempt = facts is not None and facts.is_exempt
         decision = self.plan.restart.decide(
             ending.cause,
             facts=facts,
@@ -408,11 +408,11 @@ class Program:
         return self.plan.critical
 
     async def _back_off(self, ending: ProcessEnd) -> bool:
-        """Wait before the next start, after an excused end not at all; False if it was told to
+        """Wait before the next start, after an exempt end not at all; False if it was told to
         stop meanwhile.
         """
         lasted = ending.lasted if self._was_stable else 0.0
-        delay = 0.0 if self._is_excused else self.backoff.failed(lasted=lasted)
+        delay = 0.0 if self._is_exempt else self.backoff.failed(lasted=lasted)
         self._update_record()
         in_window = len(self.breaker.failure_times)
         self._emit(

@@ -93,7 +93,7 @@ class EndFacts:
     """Whether it ran its loops."""
     has_finished: bool
     """Whether it reported that it ends by itself."""
-    is_excused: bool = False
+    is_exempt: bool = False
     """Whether it died while it worked on a row, and its program can work: its end feeds neither
     breaker nor backoff.
     """

@@ -31,9 +31,14 @@ _EARLY = 0.1
 """Fraction of the interval between renewals at which the thread looks whether one is due."""
 
 
-def open_claim_source(locator: Mapping[str, str], stores: MutableMapping[str, Any]) -> ClaimSource:
+def open_claim_source(
+    locator: Mapping[str, str],
+    stores: MutableMapping[str, Any],
+    *,
+    events: Events | None = None,
+) -> ClaimSource:
     """The source that `ClaimSource.locator` of another process names; `stores` are the open
-    ones, by URL.
+    ones, by URL. `events`: where its sweeps emit what they abandon.
     """
     if locator.get("kind") != FLOW_KIND:
         return open_source(locator, stores)
@@ -42,7 +47,7 @@ def open_claim_source(locator: Mapping[str, str], stores: MutableMapping[str, An
     url = locator["url"]
     if url not in stores:
         stores[url] = open_store(url)
-    return FlowLeaseSource(stores[url])
+    return FlowLeaseSource(stores[url], events=events)
 
 
 class WorkerLeaseRenewer(Service):

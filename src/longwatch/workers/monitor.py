@@ -18,10 +18,10 @@ A worker process reports its leases (`host.parent_channel`) and writes a beat pa
     guardian lost  every worker was killed with it: blame no row
     suspects       a worker reports that suspects are free: `workers.suspects` runs them
 
-An end is *excused*, so that it feeds neither breaker nor backoff, if a row was running and the
-program can work: its process had completed a row, or the row is one that an excused end before it
+An end is *exempt*, so that it feeds neither breaker nor backoff, if a row was running and the
+program can work: its process had completed a row, or the row is one that an exempt end before it
 was running, too, so that one poison row counts as one fault. A program whose processes die before
-they complete anything is not excused, and its breaker trips.
+they complete anything is not exempt, and its breaker trips.
 
 A worker that holds the GIL for a minute keeps its work. If this process hangs, workers renew for
 themselves before trust ends.
@@ -118,8 +118,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         self._suspects = SuspectProcesses(
             run_on_demand, self._busy_programs, clock=clock, events=events
         )
-        self._excused_rows: dict[str, frozenset[RowPlace]] = {}
-        """By program: the rows that its last end was excused for."""
+        self._exempt_rows: dict[str, frozenset[RowPlace]] = {}
+        """By program: the rows that its last end was exempt for."""
         self._checked_at = -inf
         self._checker = Periodic(
             self._check,
@@ -218,16 +218,16 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         return EndFacts(
             has_joined=worker.has_joined,
             has_finished=worker.has_finished,
-            is_excused=self._excuse(worker),
+            is_exempt=self._judge_exempt(worker),
         )
 
-    def _excuse(self, worker: WorkerRecord) -> bool:
-        """Whether the end of this worker is excused (see the module)."""
+    def _judge_exempt(self, worker: WorkerRecord) -> bool:
+        """Whether the end of this worker is exempt (see the module)."""
         rows = worker.running_rows()
-        repeated = rows & self._excused_rows.get(worker.program, frozenset())
-        is_excused = bool(rows and (repeated or worker.has_completed))
-        self._excused_rows[worker.program] = rows if is_excused else frozenset()
-        return is_excused
+        repeated = rows & self._exempt_rows.get(worker.program, frozenset())
+        is_exempt = bool(rows and (repeated or worker.has_completed))
+        self._exempt_rows[worker.program] = rows if is_exempt else frozenset()
+        return is_exempt
 
     def _busy_programs(self) -> set[str]:
         return {worker.program for worker in self.workers() if worker.running_rows()}
@@ -346,7 +346,7 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
         page = worker.pages[int(message["owner"])]
-        source = open_claim_source(locator, self._stores)
+        source = open_claim_source(locator, self._stores, events=self._events)
         leases = EngineLeases(
             int(message["owner"]),
             source,

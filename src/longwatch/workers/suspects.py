@@ -40,7 +40,7 @@ from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.workers import SuspectProcessNotStarted
-from longwatch.engine.policy import MAX_SUSPECT_PROCESSES
+from longwatch.engine.policy import MAX_SUSPECT_PROCESSES, suspect_names
 from longwatch.errors import LongwatchError, ServiceStateError
 from longwatch.host.parent_channel import SUSPECTS_VARIABLE
 from longwatch.supervisor.plan import ProgramPlan
@@ -149,11 +149,7 @@ def missing_processes(
     slots = len(ordinary) * max((each.slots for each in latest.values()), default=0)
     free = sum(each.count for each in latest.values())
     wanted = min(len(running & busy) + free, slots, MAX_SUSPECT_PROCESSES)
-    names = (
-        name
-        for number in range(1, MAX_SUSPECT_PROCESSES + 1)
-        if (name := f"{plan.group}-suspect-{number}") not in running
-    )
+    names = (name for name in suspect_names(plan.group) if name not in running)
     for name, _ in zip(names, range(wanted - len(running)), strict=False):
         yield suspect_plan(plan, name)
 
