@@ -195,6 +195,11 @@ class PermanentError(LongwatchError):
     """
 
 
+def _is_release_delay(given: Any) -> bool:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return is_number and 0 <= given <= MAX_RELEASE_DELAY
+
+
 class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises it to give work back
     """Raise it from a handler to give its message back without blame; it is delivered again after
     `delay` seconds, at least one second from the third time on.
@@ -202,10 +207,11 @@ class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises 
     `reason` is for the log. ValueError if the delay is no number of seconds from 0 up.
     """
 
+    delay: float = 0.0
+    reason: str = ""
+
     def __init__(self, *, delay: float = 0.0, reason: str = "") -> None:
-        given: Any = delay
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not is_number or not 0 <= delay <= MAX_RELEASE_DELAY:
+        if not _is_release_delay(delay):
             raise ValueError(
                 f"delay must be a number of seconds from 0 to {MAX_RELEASE_DELAY:.0f}, not "
                 f"{delay!r}"
@@ -213,6 +219,11 @@ class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises 
         super().__init__(reason or f"released for {delay} s")
         self.delay = float(delay)
         self.reason = reason
+
+    @property
+    def safe_delay(self) -> float:
+        """The delay; 0 if a subclass has set one that is no number of seconds."""
+        return float(self.delay) if _is_release_delay(self.delay) else 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its keywords: a pool of processes may carry it."""

@@ -202,6 +202,25 @@ def test_from_the_third_release_on_there_is_a_minimum_delay(
         assert delay == rig.source.settlements[0].delay
 
 
+class CarelessRelease(Release):
+    """A subclass that forgets its base, or sets what no row can wait for."""
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update(facts)
+
+
+@pytest.mark.parametrize("delay", [None, "soon", -1, float("nan"), float("inf"), 10**400, True])
+@pytest.mark.parametrize("has_delay", [True, False])
+def test_a_release_without_a_usable_delay_gives_the_row_back_at_once(
+    delay: Any, *, has_delay: bool
+) -> None:
+    gate = GatedRunner()
+    with running_engine(gate, FakeRow(1)) as rig:
+        gate.fail(1, CarelessRelease(delay=delay) if has_delay else CarelessRelease())
+        rig.source.wait_for_settlements((1, RELEASED))
+        assert 0.0 == rig.source.settlements[0].delay
+
+
 def test_a_handler_of_a_loop_can_release_its_message(mailbox: Mailbox[Any]) -> None:
     loop = GatedLoop(requests=mailbox, responses=open_mailbox(MemoryStore(), "responses"))
     message_id = mailbox.send("x")

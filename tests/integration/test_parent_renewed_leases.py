@@ -28,6 +28,7 @@ from longwatch.engine.engine import Engine
 from longwatch.engine.policy import PARENT_LEASE_SECONDS, EngineEnvironment
 from longwatch.errors import StoreError, TryAgainError
 from longwatch.host.beatpage import ChildBeatPage
+from longwatch.host.incarnation import Incarnation
 from longwatch.host.parent_channel import (
     PARENT_INCARNATION_VARIABLE,
     PARENT_SOCKET_VARIABLE,
@@ -455,7 +456,9 @@ def test_the_line_is_taken_out_of_the_environment_which_children_inherit() -> No
     }
     line = ParentChannel.from_environment(environ)
     assert line is not None
-    assert ("/somewhere", "its.incarnation") == (line.address, line.incarnation)
+    parent, guardian = (line.incarnations or "").split()
+    assert ("/somewhere", "its.incarnation") == (line.address, parent)
+    assert os.getppid() == Incarnation.parse(guardian).pid
     assert {"OTHER": "1"} == environ
     assert ParentChannel.from_environment(environ) is None
 

@@ -206,6 +206,17 @@ class TestADeadOwner:
         assert (0, 0, 1, 0) == rig.all_counts()
         page.close()
 
+    def test_that_ended_with_its_guardian_has_lost_its_rows_though_its_parent_lives(
+        self, rig: SweepRig
+    ) -> None:
+        mine = Incarnation.current()
+        gone, page = replace(mine, start=mine.start + 1), BeatPage(rig.folder / "page", 1)
+        page.begin(0, 1, 1.0)
+        rig.enter(gone, page=str(page.path), parent=f"{mine} {gone}")
+        rig.swept()
+        assert (0, 0, 1, 0) == rig.all_counts()
+        page.close()
+
     def test_of_another_boot_has_lost_its_rows_though_its_page_is_still_there(
         self, rig: SweepRig
     ) -> None:

@@ -162,7 +162,8 @@ def test_the_same_row_is_exempt_again_before_anything_was_completed(rig: EndRig)
     assert rig.is_exempt(2, 7, 9)
     assert rig.is_exempt(3, 9)
     assert not rig.is_exempt(4, 10)
-    assert not rig.is_exempt(5, 10), "the end before was not exempt"
+    assert rig.is_exempt(5, 10), "each row counts once"
+    assert not rig.is_exempt(6, 11)
 
 
 def test_what_an_engine_completed_that_has_ended_counts(rig: EndRig) -> None:

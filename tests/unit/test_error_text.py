@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longwatch.core.error_text import MAX_ERROR_LENGTH, describe_error, error_text, os_reason
+from longwatch.core.traceback_text import describe_traceback
 
 
 class UnspeakableError(Exception):
@@ -65,3 +66,10 @@ def test_the_operating_system_is_quoted_in_lower_case_and_without_the_path(
     error: OSError, reason: str
 ) -> None:
     assert reason == os_reason(error)
+
+
+@pytest.mark.parametrize("before", range(MAX_ERROR_LENGTH - 60, MAX_ERROR_LENGTH, 3))
+def test_no_cut_shows_a_secret_that_lost_its_end(before: int) -> None:
+    error = ValueError("x" * before + " postgresql://bob:hunter2@host/name")
+    assert "hunt" not in describe_error(error)
+    assert "hunt" not in describe_traceback(error)

@@ -64,7 +64,7 @@ def describe_traceback(error: BaseException) -> str:
 def bound_traceback(text: str) -> str:
     """The text of a traceback masked, printable and not longer than it may be."""
     lines = _without_middle(text).rstrip("\n").split("\n")
-    kept = _keep_ends([shorten(line, _MAX_LINE) for line in lines], _MAX_MASKED_BYTES)
+    kept = _keep_ends([shorten(line, 2 * _MAX_LINE) for line in lines], _MAX_MASKED_BYTES)
     masked = mask_text("\n".join(kept)).split("\n")
     return "\n".join(_keep_ends([_cut(printable(line)) for line in masked], MAX_TRACEBACK_BYTES))
 

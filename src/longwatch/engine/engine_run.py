@@ -251,7 +251,7 @@ def _register_owner(
         owner = source.register_owner(
             incarnation,
             page=str(page.path),
-            parent=None if parent is None else parent.incarnation,
+            parent=None if parent is None else parent.incarnations,
             renew_seconds=engine_context.policy.lease.renew_seconds,
         )
     except BaseException:

@@ -73,4 +73,4 @@ def _release_delay(context: RowContext, release: Release) -> float:
     it must not keep its workers busy with nothing.
     """
     is_repeated = context.claimed.releases >= _FREE_RELEASES
-    return max(release.delay, _MIN_RELEASE_DELAY) if is_repeated else release.delay
+    return max(release.safe_delay, _MIN_RELEASE_DELAY if is_repeated else 0.0)

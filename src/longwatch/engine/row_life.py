@@ -31,7 +31,6 @@ from typing import NamedTuple, Protocol
 from longwatch.core.deadline import Deadline
 from longwatch.core.error_text import error_text
 from longwatch.core.events.engine import WorkFailed, WorkReleased
-from longwatch.core.masking import mask_text
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext, SlotActivity
 from longwatch.engine.coroutines import AlreadySettled, CoroutineRunner, PendingResult, RowResult
@@ -189,7 +188,7 @@ class Slot:
                 computation=context.claimed.computation,
                 attempt=context.attempt,
                 delay=settlement.delay,
-                reason=mask_text(error_text(error)) if error.reason else "",
+                reason=error_text(error) if error.reason else "",
             )
         )
 

@@ -40,14 +40,14 @@ class Incarnation:
     @classmethod
     def current(cls) -> Self:
         """A new incarnation of this process; a forked child needs its own."""
-        now = _read_proc_stat(os.getpid())
-        return cls(
-            os.urandom(8).hex(),
-            boot_id(),
-            _pid_namespace(),
-            os.getpid(),
-            now.start if now is not None else 0,
-        )
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """A new incarnation of the process that has this pid now."""
+        now = _read_proc_stat(pid)
+        start = now.start if now is not None else 0
+        return cls(os.urandom(8).hex(), boot_id(), _pid_namespace(), pid, start)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Self
 
 from longwatch.errors import TryAgainError
+from longwatch.host.incarnation import Incarnation
 
 PARENT_SOCKET_VARIABLE = "LONGWATCH_PARENT"
 """The variable that names the parent's socket."""
@@ -28,13 +29,13 @@ _SEND_TIMEOUT = 5.0
 
 
 class ParentChannel:
-    """Speaks to the parent. Thread-safe. `incarnation`: that of the parent, for the rows of its
-    workers in stores.
+    """Speaks to the parent. Thread-safe. `incarnations`: those of the parent and of the guardian
+    that spawned this process, separated by a space. This process dies with either of them.
     """
 
-    def __init__(self, address: str, incarnation: str | None = None) -> None:
+    def __init__(self, address: str, incarnations: str | None = None) -> None:
         self.address = address
-        self.incarnation = incarnation
+        self.incarnations = incarnations
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Self | None:
@@ -42,8 +43,10 @@ class ParentChannel:
         alone, not its children's.
         """
         address = environ.pop(PARENT_SOCKET_VARIABLE, "")
-        incarnation = environ.pop(PARENT_INCARNATION_VARIABLE, None)
-        return cls(address, incarnation) if address else None
+        parent = environ.pop(PARENT_INCARNATION_VARIABLE, None)
+        if not address:
+            return None
+        return cls(address, None if parent is None else f"{parent} {Incarnation.of(os.getppid())}")
 
     def send(self, about: str, **facts: object) -> None:
         """Say what must be heard; TryAgainError if it cannot be."""

@@ -22,7 +22,6 @@ from longwatch.core.clock import Clock
 from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runtime import ReplyFailed
-from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.engine.claim_source import ClaimedRow, RowOutcome, Settlement
 from longwatch.engine.context import RowContext
@@ -210,7 +209,7 @@ class RequestRunner:
                 loop=self._name,
                 request_id=result.request_id,
                 message_id=work.claimed.message_id,
-                error=mask_text(describe_error(error)),
+                error=describe_error(error),
                 retry_in=None if settlement.outcome is RowOutcome.DEAD else settlement.delay,
             )
         )

@@ -266,7 +266,7 @@ def blame_for(owner: LeaseOwner) -> Callable[[int], Blame]:
 def owner_end(owner: LeaseOwner) -> OwnerEnd:
     """What this process can see of an owner whose claims end."""
     incarnation = parse_incarnation(owner.incarnation)
-    parent = None if owner.parent is None else parse_incarnation(owner.parent)
+    parents = map(parse_incarnation, (owner.parent or "").split())
     is_of_another_boot = incarnation is not None and incarnation.is_from_another_boot
     return OwnerEnd(
         has_page=owner.page is not None,
@@ -274,7 +274,7 @@ def owner_end(owner: LeaseOwner) -> OwnerEnd:
         is_draining=owner.is_draining,
         is_alive=incarnation is not None and incarnation.is_visible and not incarnation.is_dead(),
         is_of_another_boot=is_of_another_boot,
-        is_parent_dead=parent is not None and parent.is_dead(),
+        is_parent_dead=any(parent is not None and parent.is_dead() for parent in parents),
     )
 
 

@@ -18,10 +18,14 @@ A worker process reports its leases (`host.parent_channel`) and writes a beat pa
     guardian lost  every worker was killed with it: blame no row
     suspects       a worker reports that suspects are free: `workers.suspects` runs them
 
-An end is *exempt*, so that it feeds neither breaker nor backoff, if a row was running and the
-program can work: its process had completed a row, or the row is one that an exempt end before it
-was running, too, so that one poison row counts as one fault. A program whose processes die before
-they complete anything is not exempt, and its breaker trips.
+An end is *exempt*, so that it feeds neither breaker nor backoff, if a row was running and
+
+- its process had completed a row since it started, so the program can work; or
+- the process before it ended with one of these rows, too. So one poison row counts at most once. It
+  cannot go on for ever: the row is given up when its budget is spent.
+
+A program whose processes end with other rows each time, and complete none, cannot work: its breaker
+trips, before it has spent the budgets of all that is queued.
 
 A worker that holds the GIL for a minute keeps its work. If this process hangs, workers renew for
 themselves before trust ends.
@@ -118,8 +122,8 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         self._suspects = SuspectProcesses(
             run_on_demand, self._busy_programs, clock=clock, events=events
         )
-        self._exempt_rows: dict[str, frozenset[RowPlace]] = {}
-        """By program: the rows that its last end was exempt for."""
+        self._last_rows: dict[str, frozenset[RowPlace]] = {}
+        """By program: the rows that its last process had running at its end."""
         self._checked_at = -inf
         self._checker = Periodic(
             self._check,
@@ -224,10 +228,9 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
     def _judge_exempt(self, worker: WorkerRecord) -> bool:
         """Whether the end of this worker is exempt (see the module)."""
         rows = worker.running_rows()
-        repeated = rows & self._exempt_rows.get(worker.program, frozenset())
-        is_exempt = bool(rows and (repeated or worker.has_completed))
-        self._exempt_rows[worker.program] = rows if is_exempt else frozenset()
-        return is_exempt
+        repeated = rows & self._last_rows.get(worker.program, frozenset())
+        self._last_rows[worker.program] = rows
+        return bool(rows and (repeated or worker.has_completed))
 
     def _busy_programs(self) -> set[str]:
         return {worker.program for worker in self.workers() if worker.running_rows()}

@@ -158,7 +158,7 @@ def _encode_error(error: BaseException) -> bytes:
         "type": type(error).__name__,
         "text": error_text(error),
         "permanent": isinstance(error, PermanentError),
-        "release": [error.delay, error.reason] if isinstance(error, Release) else None,
+        "release": [error.safe_delay, error.reason] if isinstance(error, Release) else None,
         "memory": isinstance(error, MemoryError),
         "traceback": describe_traceback(error),
     }
