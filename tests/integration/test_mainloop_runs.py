@@ -245,6 +245,7 @@ def test_a_shutdown_with_more_time_reports_the_work_that_another_one_left_behind
     running = BackgroundRun(loop.run)
     loop.next_started()
     patient = BackgroundRun(lambda: answers.put(loop.shutdown(timeout=10 * TIMEOUT)))
+    wait_until(lambda: loop._engine is not None and loop._engine.draining)
     assert not loop.shutdown(timeout=0.0)
     patient.wait()
     assert not answers.get()

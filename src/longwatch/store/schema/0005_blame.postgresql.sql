@@ -14,9 +14,9 @@ ALTER TABLE longwatch_mailboxes
 ALTER TABLE longwatch_messages
     ADD COLUMN lost integer NOT NULL DEFAULT 0,
     ADD COLUMN traceback text;  -- of the last failure
--- The messages that may be suspects. A claim changes no column of it, so it costs claims nothing.
+-- The free messages that may be suspects.
 CREATE INDEX longwatch_messages_blamed ON longwatch_messages (queue, seq)
-    WHERE crashes + lost > 0;
+    WHERE lease_state = 0 AND crashes + lost > 0;
 
 ALTER TABLE longwatch_dead_letters
     ADD COLUMN lost integer NOT NULL DEFAULT 0,
@@ -30,4 +30,4 @@ ALTER TABLE longwatch_computations
     ADD COLUMN lost integer NOT NULL DEFAULT 0,
     ADD COLUMN traceback text;
 CREATE INDEX longwatch_computations_blamed ON longwatch_computations (queue, seq)
-    WHERE crashes + lost > 0;
+    WHERE lease_state = 0 AND crashes + lost > 0;
