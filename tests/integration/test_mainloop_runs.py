@@ -237,16 +237,26 @@ def test_a_shutdown_whose_time_ran_out_says_so_every_time(mailbox: Mailbox[Any])
 
 
 def test_a_shutdown_with_more_time_reports_the_work_that_another_one_left_behind(
-    mailbox: Mailbox[Any],
+    mailbox: Mailbox[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both are asked for before the run begins to stop: the earlier deadline counts."""
     loop = GatedLoop(requests=mailbox)
     answers = queue.SimpleQueue[bool]()
+    are_both_asked = threading.Event()
+    real_wait = loop._wait
+
+    def wait(*given: Any) -> None:
+        real_wait(*given)
+        assert are_both_asked.wait(TIMEOUT)
+
+    monkeypatch.setattr(loop, "_wait", wait)
     mailbox.send("x")
     running = BackgroundRun(loop.run)
     loop.next_started()
     patient = BackgroundRun(lambda: answers.put(loop.shutdown(timeout=10 * TIMEOUT)))
-    wait_until(lambda: loop._engine is not None and loop._engine.draining)
+    wait_until(lambda: loop._run_guard.current is not None and loop._run_guard.current.is_stopping)
     assert not loop.shutdown(timeout=0.0)
+    are_both_asked.set()
     patient.wait()
     assert not answers.get()
     with pytest.raises(ShutdownTimeoutError):
