@@ -270,9 +270,11 @@ class SqlBackend:
         while gone < _GIVE_UP_BATCH:
             rows = claim_rows(tx)
             for row in rows:
-                *facts, is_expired, keep_expired = row
-                claim, message = Claim(*facts[:3]), MessageRecord(*facts[3:])
-                reason = _give_up_reason(queue, message, is_expired=bool(is_expired))
+                claim, message = Claim._make(row[:3]), MessageRecord._make(row[3:-2])
+                is_expired, keep_expired = row[-2:]
+                reason = None
+                if message.failures or message.crashes or message.lost or is_expired:
+                    reason = _give_up_reason(queue, message, is_expired=bool(is_expired))
                 if reason is None:
                     claimed.append(_claimed_row(queue, claim, message))
                     continue
@@ -391,8 +393,6 @@ def list_mailbox_names(database: Database) -> list[str]:
 
 
 def _give_up_reason(queue: SqlQueue, message: MessageRecord, *, is_expired: bool) -> str | None:
-    if not (message.failures or message.crashes or message.lost or is_expired):
-        return None  # nearly every message
     return give_up_reason(
         queue.limits,
         crashes=message.crashes,
@@ -403,13 +403,11 @@ def _give_up_reason(queue: SqlQueue, message: MessageRecord, *, is_expired: bool
 
 
 def _claimed_row(queue: SqlQueue, claim: Claim, message: MessageRecord) -> ClaimedRow:
-    return ClaimedRow(
-        claim,
-        message,
-        is_exclusive=bool(message.crashes or message.lost)
-        and queue.budget.is_suspect(crashes=message.crashes, lost=message.lost),
-        failures_left=queue.limits.max_failures - message.failures,
+    is_exclusive = bool(message.crashes or message.lost) and queue.budget.is_suspect(
+        crashes=message.crashes, lost=message.lost
     )
+    failures_left = queue.max_failures - message.failures
+    return ClaimedRow(claim, message, is_exclusive, failures_left=failures_left)
 
 
 def _without_claim(settlement: Settlement) -> Settlement:

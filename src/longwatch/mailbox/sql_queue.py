@@ -23,6 +23,7 @@ class SqlQueue:
         number, *stored = row
         self.number = int(number)
         self.limits = limits.with_stored(stored)
+        self.max_failures = self.limits.max_failures
         self.must_store_budgets = limits.must_be_stored(stored)
 
     @cached_property
