@@ -25,6 +25,8 @@ class Event:
     """The base of all events."""
 
     default_level: ClassVar[Level] = Level.INFO
+    text: ClassVar[str] = ""
+    """A sentence for people, beside the name; empty for most events. Logs show it as `message`."""
 
     @property
     def level(self) -> Level:

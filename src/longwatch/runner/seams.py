@@ -1,0 +1,34 @@
+"""The seams between the parts of the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class StreamItem(NamedTuple):
+    """One event of a stream as it came. `id`: the id that the server gave to this very event; None:
+    it gave none, so the event cannot be told from one that is sent again.
+    """
+
+    data: str
+    id: str | None = None
+
+
+class EventIntake(Protocol):
+    """Decides on the items of streams and stores them. Used on the event loop."""
+
+    async def cursor(self, source: str) -> str:
+        """The last event id that was stored for this source; empty: none."""
+
+    async def take(self, source: str, items: Sequence[StreamItem], *, cursor: str) -> None:
+        """Store what becomes of these items, and the last event id, in one transaction.
+
+        Returns after the commit. A StoreError means that nothing was stored, as far as is known:
+        the connection is closed and made again from the stored cursor. Items that were stored
+        before change nothing. Blocks for as long as the store does, so a caller that waits for it
+        passes the pressure on to the server.
+        """
+
+    async def report_oversize(self, source: str, count: int) -> None:
+        """Count events that were too large to be parsed; they are dropped as `oversize`."""
