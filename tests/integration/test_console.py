@@ -16,8 +16,8 @@ from longwatch.config.settings import LogSettings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import LogFileStalled, SettingsLoaded
+from longwatch.host.nonblocking_writer import PutResult
 from longwatch.observe.logfile import LogFile
-from longwatch.observe.nonblocking_writer import PutResult
 from longwatch.supervisor.plan import OutputPolicy
 from longwatch.testing import RecordingObserver
 

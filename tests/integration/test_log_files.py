@@ -14,9 +14,9 @@ import pytest
 from longwatch.core.events.programs import ProgramStarted
 from longwatch.core.fake_clock import FakeClock
 from longwatch.errors import UsageError
+from longwatch.host.nonblocking_writer import NonblockingWriter
 from longwatch.observe.event_log import EventLog, LogSink, dropped_lines_record
 from longwatch.observe.logfile import LogFile
-from longwatch.observe.nonblocking_writer import NonblockingWriter
 from small_disk import small_filesystem
 
 LINE = b"x" * 99 + b"\n"

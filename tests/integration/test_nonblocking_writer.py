@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from longwatch.observe.nonblocking_writer import NonblockingWriter, PutResult, flush_all
-from longwatch.observe.writer_thread import WriterThread
+from longwatch.host.nonblocking_writer import NonblockingWriter, PutResult, flush_all
+from longwatch.host.writer_thread import WriterThread
 from polling import eventually
 
 TIMEOUT = 10.0
@@ -437,7 +437,7 @@ def test_a_line_torn_by_a_refusal_is_ended_before_the_next_one(
             raise OSError(errno.ENOSPC, "full")
         return write(fd, data)
 
-    monkeypatch.setattr("longwatch.observe.nonblocking_writer.os.write", refusing)
+    monkeypatch.setattr("longwatch.host.nonblocking_writer.os.write", refusing)
     outlet = NonblockingWriter(pipe.writer)
     outlet.write(b"torn line\n")
     outlet.flush(TIMEOUT)
@@ -452,7 +452,7 @@ def test_a_forked_child_writes_with_a_thread_of_its_own() -> None:
     script = """if True:
         import os, warnings
         warnings.simplefilter("ignore")
-        from longwatch.observe.nonblocking_writer import NonblockingWriter
+        from longwatch.host.nonblocking_writer import NonblockingWriter
         outlet = NonblockingWriter(1)
         outlet.write(b"parent\\n")
         outlet.flush(10)
@@ -472,7 +472,7 @@ def test_a_forked_child_writes_with_a_thread_of_its_own() -> None:
 
 def test_a_process_ends_at_once_although_its_outlet_is_stuck(pipe: Pipe) -> None:
     script = (
-        "from longwatch.observe.nonblocking_writer import NonblockingWriter; o = "
+        "from longwatch.host.nonblocking_writer import NonblockingWriter; o = "
         "NonblockingWriter(1); o.write(b'x' * 500_000); "
         "exit(o.close(0.0))"
     )

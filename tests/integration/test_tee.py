@@ -12,7 +12,7 @@ import pytest
 from longwatch.app.console import Tee
 from longwatch.host.capture import Capture
 from longwatch.host.loop import EventLoopThread
-from longwatch.observe.nonblocking_writer import NonblockingWriter, PutResult
+from longwatch.host.nonblocking_writer import NonblockingWriter, PutResult
 from polling import TIMEOUT, eventually
 
 LINES = b"".join(b"%07d %s\n" % (number, b"x" * 91) for number in range(100_000))

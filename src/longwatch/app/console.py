@@ -20,11 +20,11 @@ from longwatch.core.clock import Clock
 from longwatch.core.error_text import os_reason
 from longwatch.core.events.base import Level
 from longwatch.errors import UsageError
+from longwatch.host.nonblocking_writer import NonblockingWriter, flush_all
+from longwatch.host.writer_thread import WriterThread
 from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped_lines_record
 from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
-from longwatch.observe.nonblocking_writer import NonblockingWriter, flush_all
-from longwatch.observe.writer_thread import WriterThread
 from longwatch.supervisor.plan import OutputPolicy
 from longwatch.supervisor.program import Streams
 

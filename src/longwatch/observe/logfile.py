@@ -21,7 +21,7 @@ from pathlib import Path
 
 from longwatch.core.error_text import os_reason
 from longwatch.errors import UsageError
-from longwatch.observe.nonblocking_writer import PutResult, count_lines
+from longwatch.host.nonblocking_writer import PutResult, count_lines
 
 SUPERVISOR_LOG = "watchdog"
 """The name of the supervisor's own log, which no program's may have."""

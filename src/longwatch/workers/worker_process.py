@@ -23,11 +23,11 @@ from longwatch.core.events.base import Events, Level
 from longwatch.core.masking import mask_text
 from longwatch.core.traceback_text import describe_traceback
 from longwatch.errors import LongwatchError
+from longwatch.host.nonblocking_writer import NonblockingWriter
 from longwatch.host.parent_channel import SUSPECTS_VARIABLE, ParentChannel
 from longwatch.observe.event_log import EventLog, LogSink, redirect_logging
 from longwatch.observe.log_format import to_json, to_pretty
 from longwatch.observe.metrics import Metrics
-from longwatch.observe.nonblocking_writer import NonblockingWriter
 from longwatch.runtime.group import LoopGroup
 from longwatch.workers.import_path import load_group
 from longwatch.workers.preflight import GROUP_INFO_PREFIX, LOG_FORMAT, LOG_LEVEL

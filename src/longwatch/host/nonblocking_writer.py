@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from longwatch.observe.writer_thread import WriterThread
+from longwatch.host.writer_thread import WriterThread
 
 GONE_ERRNOS = frozenset(
     {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN}
