@@ -82,6 +82,8 @@ class Capture:
     pipe. After `backpressure_seconds` the sink gives up on what holds it up, reading goes on, and
     the sink drops what it cannot take: neither a stuck reader of ours nor a disk that does not
     answer blocks a child for good.
+
+    `on_output` is called for every chunk of bytes, whether it completes a line or not.
     """
 
     def __init__(
@@ -91,11 +93,13 @@ class Capture:
         *,
         backpressure_seconds: float = 5.0,
         max_line: int = MAX_LINE,
+        on_output: Callable[[], None] | None = None,
     ) -> None:
         self._descriptor = descriptor
         self._sink = sink
         self._backpressure_seconds = backpressure_seconds
         self._lines = LineSplitter(max_line)
+        self._on_output = on_output
         self._loop = asyncio.get_running_loop()
         self._open = True
         os.set_blocking(descriptor, False)
@@ -127,6 +131,8 @@ class Capture:
         if not chunk:
             self._close()
             return None
+        if self._on_output is not None:
+            self._on_output()
         if block := self._lines.feed(chunk):
             self._sink.write(block)
         return len(chunk)

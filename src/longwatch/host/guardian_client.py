@@ -271,7 +271,7 @@ class GuardianClient(Service):
         if target is None or isinstance(target, int):
             return _duplicate(target, os.O_WRONLY)
         ours, theirs = os.pipe()
-        child.capture(ours, target)
+        child.capture(ours, target, spec.on_output)
         if spec.identity is not None and os.geteuid() == 0:
             os.fchown(
                 theirs, spec.identity.uid, spec.identity.gid

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,8 @@ class ProcessSpec:
     limits: ResourceLimits = ResourceLimits()
     identity: Identity | None = None
     umask: int | None = None
+    on_output: Callable[[], None] | None = None
+    """Called on the loop whenever bytes come for a LineSink, before the end of their line."""
 
     @property
     def shares_sink(self) -> bool:
@@ -257,8 +259,10 @@ class Child:
 
     # --- told by the guardian ---
 
-    def capture(self, descriptor: int, sink: LineSink) -> None:
-        self._captures.append(Capture(descriptor, sink))
+    def capture(
+        self, descriptor: int, sink: LineSink, on_output: Callable[[], None] | None
+    ) -> None:
+        self._captures.append(Capture(descriptor, sink, on_output=on_output))
 
     def finish_output(self) -> None:
         """Take the last lines and close the pipes."""
