@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -25,7 +25,6 @@ from longwatch.flow.isolated.frames import (
     FrameDecoder,
     encode_frame,
 )
-from longwatch.host.loop import wait_until_done
 from longwatch.host.process import (
     KILL_NOW,
     Child,
@@ -34,9 +33,8 @@ from longwatch.host.process import (
     ResourceLimits,
     StopPolicy,
 )
+from longwatch.host.task import ChildSpawner, OutputTail, Task, TaskSpec
 
-TAIL_BYTES = 8192
-"""Bytes that are kept of what a child writes, of each of its two streams."""
 _CHUNK = 1 << 18
 _DUMP_POLL_INTERVAL = 0.02
 """Seconds in which a dump of stacks goes on, unless it is over; real ones, as it is another
@@ -51,33 +49,6 @@ class ChildSpec(NamedTuple):
     env: dict[str, str]
     request: bytes
     max_memory: int | None
-
-
-class ChildSpawner(Protocol):
-    """The one thing that is wanted of a guardian."""
-
-    async def spawn(self, spec: ProcessSpec) -> Child: ...
-
-
-class OutputTail:
-    """A sink that keeps the end of what is written, however much that is."""
-
-    congested = False
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.received = asyncio.Event()
-
-    def write(self, data: bytes) -> bool:
-        self.received.set()
-        self.data = (self.data + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-        return True
-
-    def on_drained(self, callback: Callable[[], None]) -> None:
-        callback()
-
-    def give_up(self) -> None:
-        """Nothing ever holds it up."""
 
 
 class WorkerFrameChannel:
@@ -100,7 +71,10 @@ class WorkerFrameChannel:
             self._unsent = memoryview(data)
             self._flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Take what is there, and close it."""
         while self._receive():
             pass
@@ -142,10 +116,11 @@ class WorkerFrameChannel:
 
 
 class ChildRun:
-    """A child at work. `grace` says how long it has to end once it was told to.
+    """A child that computes a node: a `Task` whose standard input is the frame channel. `grace`
+    returns how many seconds it has to end once it was cancelled or has replied.
 
-    After `run`: `reply` is what it said, if it did; `out` and `err` are the last that it
-    wrote.
+    After `run`: `reply` is the reply of the child, None without one; `out` and `err` have the end
+    of its output.
     """
 
     def __init__(
@@ -160,23 +135,29 @@ class ChildRun:
         self._clock = clock
         self._is_ready = False
         self._child: Child | None = None
+        self._killing: asyncio.Task[None] | None = None
 
     async def run(self, guardian: ChildSpawner) -> ProcessEnd:
         self._loop = asyncio.get_running_loop()
-        self._cancelled, self._replied = self._loop.create_future(), self._loop.create_future()
         ours, theirs = socket.socketpair()
-        channel = WorkerFrameChannel(ours, self._on_frame)
-        try:
-            with theirs:
-                child = self._child = await guardian.spawn(self._process_spec(theirs.fileno()))
-            channel.send(self._spec.request)
-            with self._watching_cancel():
-                return await self._wait_for_end(child, channel)
-        finally:
-            channel.close()
+        with ExitStack() as undo, WorkerFrameChannel(ours, self._on_frame) as channel, theirs:
 
-    def _process_spec(self, channel: int) -> ProcessSpec:
-        return ProcessSpec(
+            def begin(child: Child) -> None:
+                self._child = child
+                theirs.close()
+                channel.send(self._spec.request)
+                undo.callback(self._context.cancel.on_cancel(on_cancel))
+
+            def on_cancel() -> None:
+                with suppress(RuntimeError):  # the loop is closed: it is over anyway
+                    self._loop.call_soon_threadsafe(self._cancel, task, channel)
+
+            undo.callback(self._forget_child)
+            task = Task(self._task_spec(theirs.fileno()), clock=self._clock, on_spawned=begin)
+            return (await task.run(guardian)).process
+
+    def _task_spec(self, channel: int) -> TaskSpec:
+        process = ProcessSpec(
             argv=self._spec.argv,
             env=self._spec.env,
             stdin=channel,
@@ -184,22 +165,7 @@ class ChildRun:
             stderr=self.err,
             limits=ResourceLimits(memory=self._spec.max_memory),
         )
-
-    async def _wait_for_end(self, child: Child, channel: WorkerFrameChannel) -> ProcessEnd:
-        ended = asyncio.ensure_future(child.wait())
-        try:
-            await asyncio.wait(
-                {ended, self._cancelled, self._replied}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if self._replied.done() and not await wait_until_done(
-                ended, self._grace(), self._clock
-            ):
-                await child.stop(KILL_NOW)
-            elif not ended.done():
-                await self._stop(child, channel)
-            return await ended
-        finally:
-            ended.cancel()
+        return TaskSpec(process=process, timeout=None, stop=StopPolicy(grace=self._grace()))
 
     async def dump_stacks(self) -> None:
         """Have the stacks of its threads written to its standard error; returns when they are
@@ -215,10 +181,24 @@ class ChildRun:
             received.clear()
             await asyncio.sleep(_DUMP_POLL_INTERVAL)
 
-    async def _stop(self, child: Child, channel: WorkerFrameChannel) -> None:
-        """Told over the line with the reason, by SIGTERM, by SIGKILL."""
-        channel.send(encode_frame(CANCEL, self._context.cancel.reason.encode()))
-        await child.stop(StopPolicy(grace=self._grace()))
+    def _cancel(self, task: Task, channel: WorkerFrameChannel) -> None:
+        """Send the reason over the channel, then SIGTERM, then SIGKILL. A child that has replied
+        ends anyway.
+        """
+        if self._child is not None and self.reply is None:
+            channel.send(encode_frame(CANCEL, self._context.cancel.reason.encode()))
+            task.cancel(self._context.cancel.reason, grace=self._grace())
+
+    async def _kill_later(self) -> None:
+        """A child has its grace to end after its reply."""
+        await self._clock.sleep(self._grace())
+        if self._child is not None:
+            self._child.begin_stop(KILL_NOW)
+
+    def _forget_child(self) -> None:
+        self._child = None
+        if self._killing is not None:
+            self._killing.cancel()
 
     def _on_frame(self, frame: Frame) -> None:
         kind, payload = frame
@@ -228,21 +208,4 @@ class ChildRun:
             self._is_ready = True
         elif kind in REPLIES and self.reply is None:
             self.reply = frame
-            self._replied.set_result(None)
-
-    @contextmanager
-    def _watching_cancel(self) -> Iterator[None]:
-        """Hear, from whichever thread, that the attempt is called off."""
-        undo = self._context.cancel.on_cancel(self._on_cancel)
-        try:
-            yield
-        finally:
-            undo()
-
-    def _on_cancel(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: it is over anyway
-            self._loop.call_soon_threadsafe(self._set_cancelled)
-
-    def _set_cancelled(self) -> None:
-        if not self._cancelled.done():
-            self._cancelled.set_result(None)
+            self._killing = self._loop.create_task(self._kill_later())

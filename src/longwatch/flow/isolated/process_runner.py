@@ -58,7 +58,9 @@ from longwatch.store.claims import Claim
 STOP_GRACE = 5.0
 """Seconds that a child has to end, once it was told to or has given its answer."""
 _RETRY_DELAY = 1.0
-_RESOURCE_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+_RESOURCE_ERRNOS = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
+)
 """What a machine that has too much to do says to somebody who wants a process."""
 _STACKS_TIMEOUT = 0.5
 _MAX_REASON_LENGTH = 100
