@@ -166,9 +166,7 @@ class Task:
     # --- on the loop ---
 
     async def _spawn(self, guardian: ChildSpawner) -> Child:
-        process = self.spec.process
-        if self.spec.progress_timeout is not None:
-            process = replace(process, on_output=self.report_progress)
+        process = replace(self.spec.process, on_output=self._take_output)
         spawning = asyncio.ensure_future(guardian.spawn(process))
         try:
             await asyncio.wait({spawning}, timeout=SPAWN_TIMEOUT)
@@ -181,6 +179,11 @@ class Task:
             f"machine overloaded?",
             errno=errno.ETIMEDOUT,
         )
+
+    def _take_output(self) -> None:
+        self.report_progress()
+        if self.spec.process.on_output is not None:
+            self.spec.process.on_output()
 
     async def _announce(self, child: Child) -> None:
         self._started_at = self._progress_at = self._clock.monotonic()
@@ -380,14 +383,14 @@ class _BoundedFile:
         """Forget the older half of the file, more for a large block; returns what has room of the
         block, at least its end.
         """
-        room = self._max_bytes - _NOTICE_BYTES
-        if len(data) > room:
-            excess = len(data) - room
-            cut = data.find(b"\n", excess, -1) + 1 or excess
-            self._forgotten += cut
-            data = data[cut:]
-        self._keep_end(min(self._max_bytes // 2, room - len(data)))
-        return data
+        excess = len(data) - (self._max_bytes - _NOTICE_BYTES)
+        if excess <= 0:
+            self._keep_end(min(self._max_bytes // 2, -excess))
+            return data
+        cut = data.find(b"\n", excess, -1) + 1 or excess
+        self._forgotten += cut
+        self._keep_end(0)
+        return data[cut:]
 
     def _keep_end(self, size: int) -> None:
         """Move the last whole lines, up to `size` bytes, to the beginning, below a notice."""
