@@ -6,7 +6,9 @@ secrets masked, but for optional fields that are empty. Every record can be writ
 that is no number, text, list or mapping becomes its text.
 
 An `EventLog` is an observer of `core.events`. It makes a record of each event and passes it to its
-sinks. A sink is a writer (`NonblockingWriter`, `LogFile`), a format and its lowest level. Nothing
+sinks. A sink is a writer (`NonblockingWriter`, `LogFile`), a format and its lowest level. An event
+that may come in floods is rate-limited by its class (`max_logged_per_second`): the record after a
+gap says in `suppressed` how many were left out. Nothing
 here raises: a record that cannot be made becomes one that says so, and a writer that fails does not
 keep the line from the others. The library itself configures no logging. Only `app` calls
 `redirect_logging`, in a process that is ours.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,14 +88,14 @@ class EventLog:
     ) -> None:
         self._sinks = tuple(sinks)
         self._clock = clock
+        self._limiter = _RateLimiter(clock)
         self.manager_pid = os.getpid() if manager_pid is None else manager_pid
 
     def __call__(self, event: Event) -> None:
-        self._log(
-            event,
-            event.level,
-            lambda: event_record(event, wall=self._clock.wall(), manager_pid=self.manager_pid),
-        )
+        limit = event.max_logged_per_second
+        suppressed = 0 if limit is None else self._limiter.take(event.name, limit)
+        if suppressed is not None:
+            self._log(event, event.level, lambda: self._record(event, suppressed))
 
     def log_stdlib(self, record: logging.LogRecord) -> None:
         """Log what came through stdlib logging."""
@@ -101,6 +104,10 @@ class EventLog:
             level_of(record.levelno),
             lambda: stdlib_record(record, manager_pid=self.manager_pid),
         )
+
+    def _record(self, event: Event, suppressed: int) -> Record:
+        record = event_record(event, wall=self._clock.wall(), manager_pid=self.manager_pid)
+        return {**record, "suppressed": suppressed} if suppressed else record
 
     def _log(self, source: object, level: Level, make: Callable[[], Record]) -> None:
         accepting = [sink for sink in self._sinks if sink.accepts(level)]
@@ -122,6 +129,36 @@ class EventLog:
 
     def _failed_record(self, source: object, error: Exception) -> Record:
         return failed_record(source, error, wall=self._clock.wall(), manager_pid=self.manager_pid)
+
+
+class _RateLimiter:
+    """Lets a few records of one name pass in each second. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: dict[str, _LogWindow] = {}
+
+    def take(self, name: str, limit: int) -> int | None:
+        """None: leave this one out. Else how many were left out since the last that passed."""
+        now = self._clock.monotonic()
+        with self._lock:
+            window = self._windows.setdefault(name, _LogWindow(began_at=now))
+            if now - window.began_at >= 1.0:
+                window.began_at, window.passed = now, 0
+            if window.passed >= limit:
+                window.suppressed += 1
+                return None
+            window.passed += 1
+            suppressed, window.suppressed = window.suppressed, 0
+            return suppressed
+
+
+@dataclass(slots=True)
+class _LogWindow:
+    began_at: float
+    passed: int = 0
+    suppressed: int = 0
 
 
 class LogHandler(logging.Handler):

@@ -27,6 +27,8 @@ class Event:
     default_level: ClassVar[Level] = Level.INFO
     text: ClassVar[str] = ""
     """A sentence for people, beside the name; empty for most events. Logs show it as `message`."""
+    max_logged_per_second: ClassVar[int | None] = None
+    """How many events of this class a log shows in a second; None: all. Metrics count them all."""
 
     @property
     def level(self) -> Level:
@@ -40,8 +42,9 @@ class Event:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """The fields of an event by name, without optional ones that are empty."""
-    return {
+    """Its `message`, if it has a text, and its fields by name, without empty optional ones."""
+    message = {"message": event.text} if event.text else {}
+    return message | {
         field.name: value
         for field in fields(event)
         if (value := getattr(event, field.name)) or field.default not in _EMPTY

@@ -172,6 +172,7 @@ class QueuedEventExpired(Event):
 
     default_level: ClassVar[Level] = Level.WARNING
     text: ClassVar[str] = "Expired queued event"
+    max_logged_per_second: ClassVar[int | None] = 5
 
     cluster: str
     event_id: str
