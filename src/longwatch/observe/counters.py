@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from longwatch.core.events.base import Event
@@ -122,12 +122,21 @@ class EventCounters:
             ]
 
     def _add_durations(self, event: RowsSettled) -> None:
-        buckets = self._durations.setdefault(
-            (_DURATION, (event.engine,)), [0.0] * (len(HANDLE_BUCKETS) + 2)
+        histogram = self._durations.setdefault(
+            (_DURATION, (event.engine,)), empty_histogram(HANDLE_BUCKETS)
         )
         for seconds in event.durations:
-            buckets[bisect_left(HANDLE_BUCKETS, seconds)] += 1
-        buckets[-1] += sum(event.durations)
+            add_to_histogram(histogram, HANDLE_BUCKETS, seconds)
+
+
+def empty_histogram(bounds: Sequence[float]) -> list[float]:
+    """The value of a histogram without observations: the count of each bucket, then the sum."""
+    return [0.0] * (len(bounds) + 2)
+
+
+def add_to_histogram(histogram: list[float], bounds: Sequence[float], value: float) -> None:
+    histogram[bisect_left(bounds, value)] += 1
+    histogram[-1] += value
 
 
 SampleValue = float | list[float]

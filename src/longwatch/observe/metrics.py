@@ -7,7 +7,7 @@ speaks for it never pays for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from longwatch.core.events.base import Event
@@ -55,25 +55,44 @@ class Metrics:
         return exposition(self.samples())
 
 
-def exposition(samples: Iterable[MetricSample]) -> bytes:
-    """Samples in Prometheus' text format."""
-    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - 97 ms that only who is scraped pays
+def exposition(
+    samples: Iterable[MetricSample],
+    families: Mapping[str, MetricFamily] = FAMILIES,
+    *,
+    with_process: bool = False,
+) -> bytes:
+    """Samples of these families in Prometheus' text format.
+
+    `with_process` adds what `prometheus-client` knows of this process and its garbage collector.
+    """
+    from prometheus_client import (  # noqa: PLC0415 - 97 ms that only who is scraped pays
+        CollectorRegistry,
+        GCCollector,
+        ProcessCollector,
+        generate_latest,
+    )
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_SampleCollector(samples))
+    registry.register(_SampleCollector(samples, families))
+    if with_process:
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _SampleCollector:
     """Samples as `prometheus-client` collects them."""
 
-    def __init__(self, samples: Iterable[MetricSample]) -> None:
+    def __init__(
+        self, samples: Iterable[MetricSample], families: Mapping[str, MetricFamily]
+    ) -> None:
+        self._families = families
         self._samples: dict[str, list[MetricSample]] = {}
         for sample in samples:
             self._samples.setdefault(sample.name, []).append(sample)
 
     def collect(self) -> Iterator[Any]:
-        for name, family in FAMILIES.items():
+        for name, family in self._families.items():
             if name in self._samples:
                 yield _prometheus_family(family, self._samples[name])
 
