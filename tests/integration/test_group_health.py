@@ -181,7 +181,7 @@ def test_the_moment_draining_starts_it_is_not_ready_and_it_lives_on(clock: FakeC
         assert 200 == ask(group, "/health/ready")[0]
         group.drain()
         assert (503, '{"status": "unhealthy"}') == ask(group, "/health/ready")
-        assert (503, "draining: draining") == ask(group, "/readyz")
+        assert (503, "draining") == ask(group, "/readyz")
         assert 200 == ask(group, "/health/live")[0]
         group.resume()
         assert 200 == ask(group, "/health/ready")[0]

@@ -393,7 +393,7 @@ def test_one_check_that_hangs_takes_no_time_from_another(hanging: Hanging) -> No
         HealthCheck("queue", lambda: HealthReason.UNREACHABLE, READY, timeout=0.05),
     ]
     with serving(checks=checks) as server:
-        assert b"store: timed_out\nqueue: unreachable" == get(server, "/readyz")[2]
+        assert b"store: timed_out; queue: unreachable" == get(server, "/readyz")[2]
 
 
 def test_a_slow_check_is_not_asked_when_a_quick_one_has_said_no_unless_somebody_wants_to_see_all(

@@ -34,7 +34,18 @@ class HealthReason(StrEnum):
     UNREACHABLE = auto()
 
 
-Probe = Callable[[], bool | HealthReason | None]
+@dataclass(frozen=True, slots=True)
+class HealthAnswer:
+    """A reason, and the words that plain-text paths show for it.
+
+    The text is the product's own: every client may read it, so it never holds that of an error.
+    """
+
+    reason: HealthReason
+    text: str
+
+
+Probe = Callable[[], bool | HealthReason | HealthAnswer | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,7 @@ class HealthCheck:
     """A probe with a name, the aspects it speaks for, and the seconds it may take.
 
     The probe says ok with True, None or `HealthReason.OK`, and no with False or any other reason.
+    A `HealthAnswer` is its reason with words of its own.
     It is called in the thread of whoever asks for a report, never twice at a time. A `quick` one
     only looks at what is in memory: it may be asked by a thread that others wait for.
     """
@@ -62,12 +74,13 @@ class HealthCheck:
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """What one check says; `detail` is the type of the error if it raised, never its text, which
-    may hold secrets.
+    may hold secrets. `text`: the words of a `HealthAnswer`.
     """
 
     name: str
     reason: HealthReason
     detail: str = ""
+    text: str = ""
 
     @property
     def ok(self) -> bool:
@@ -151,6 +164,8 @@ class _CheckState:
             answer = self.check.probe()
         except Exception as error:  # noqa: BLE001 - a check that raises is a failed check, and the report goes on
             return CheckResult(self.check.name, HealthReason.RAISED, type(error).__name__)
+        if isinstance(answer, HealthAnswer):
+            return CheckResult(self.check.name, answer.reason, text=answer.text)
         return CheckResult(self.check.name, _to_reason(answer))
 
     def _end(self, result: CheckResult) -> CheckResult:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from longwatch.core.health import Aspect, HealthReport
+from longwatch.core.health import Aspect, CheckResult, HealthReport
 
 MAX_HEAD_BYTES = 8192
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]{1,4096}) HTTP/1\.([01])")
@@ -135,25 +134,29 @@ def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthRes
 
 
 def _plain_text(word: str, report: HealthReport, *, verbose: bool) -> HealthResponse:
-    """The word alone; else the checks that fail, by name only unless more was asked for."""
+    """The word, or the one that a healthy check has for it; else the failing checks in one line."""
+    word = next((result.text for result in report.results if result.ok and result.text), word)
     if verbose:
         lines = [
-            f"{'[+]' if result.ok else '[-]'} {result.name}: {result.reason.value}"
+            f"{'[+]' if result.ok else '[-]'} {result.name}: {_words(result)}"
             for result in report.results
         ]
-        return _text(report, [*lines, word if report.ok else "failed"])
-    return _text(
-        report,
-        [word]
-        if report.ok
-        else [f"{result.name}: {result.reason.value}" for result in report.failing],
-    )
+        return _text(report, "\n".join([*lines, word if report.ok else "failed"]))
+    return _text(report, word if report.ok else "; ".join(map(_describe, report.failing)))
 
 
-def _text(report: HealthReport, lines: Sequence[str]) -> HealthResponse:
-    return HealthResponse(
-        _status(report), "\n".join(lines).encode(errors="backslashreplace"), TEXT_TYPE
-    )
+def _describe(result: CheckResult) -> str:
+    """The check and its reason, once if they are the same word."""
+    words = _words(result)
+    return result.name if result.name == words else f"{result.name}: {words}"
+
+
+def _words(result: CheckResult) -> str:
+    return result.text or result.reason.value
+
+
+def _text(report: HealthReport, text: str) -> HealthResponse:
+    return HealthResponse(_status(report), text.encode(errors="backslashreplace"), TEXT_TYPE)
 
 
 def _status(report: HealthReport) -> HTTPStatus:
