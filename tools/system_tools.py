@@ -38,6 +38,12 @@ TOOLS = (
         ("unshare", "--pid", "--fork", "true"),
         "`longwatch run` as PID 1 of a namespace",
     ),
+    SystemTool(
+        "promtool",
+        "prometheus",
+        ("promtool", "--version"),
+        "metrics as Prometheus reads them, and the alert rules of the documentation",
+    ),
 )
 
 
