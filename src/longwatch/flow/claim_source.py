@@ -82,7 +82,6 @@ class FlowClaimSource:
             database, self._claimer, self._settler, self._queue_cache, clock=self._clock
         )
         self._refresh_at = self._clock.monotonic() + _REFRESH_INTERVAL
-        self._rotation = 0
 
     # --- engine.ClaimSource ---
 
@@ -115,7 +114,7 @@ class FlowClaimSource:
         lease_seconds: float,  # noqa: ARG002 - every attempt has its own
         selection: RowSelection = RowSelection.ANY,
     ) -> ExchangeResult:
-        queues = self._rotated_queues()
+        queues = self._queues_in_turn()
         if settlements and self.eager_leaser.may_lease(queues, selection):
             return self.eager_leaser.exchange(settlements, owner=owner, limit=limit)
         if limit:
@@ -167,7 +166,7 @@ class FlowClaimSource:
 
     def count_suspects(self, *, limit: int) -> int:
         """Those that a cap does not allow to claim now are left out."""
-        queues = {queue.number: queue for queue in self._rotated_queues()}
+        queues = {queue.number: queue for queue in self._queues_in_turn()}
         parameters = {
             "queues": self.records.array_parameter(list(queues)),
             "limit": limit,
@@ -234,16 +233,11 @@ class FlowClaimSource:
 
     # --- queues ---
 
-    def _rotated_queues(self) -> list[GraphQueue]:
-        """All queues, beginning with another one each time."""
-        queues = list(
-            chain.from_iterable(
-                registered.queues for registered in self.registry.registered().values()
-            )
+    def _queues_in_turn(self) -> list[GraphQueue]:
+        registered = self.registry.registered().values()
+        return self._claimer.fair_claims.in_turn(
+            chain.from_iterable(each.queues for each in registered)
         )
-        self._rotation += 1
-        start = self._rotation % max(len(queues), 1)
-        return queues[start:] + queues[:start]
 
     def _shortest_timeout(self) -> float:
         nodes = chain.from_iterable(graph.computed_nodes for graph in self.registry.graphs.values())
@@ -262,7 +256,7 @@ class FlowClaimSource:
         return bool(self.database.read(lambda tx: tx.rows(query, parameters)))
 
     def _query_next_due(self) -> float | None:
-        numbers = self.records.array_parameter([queue.number for queue in self._rotated_queues()])
+        numbers = self.records.array_parameter([queue.number for queue in self._queues_in_turn()])
         query = self.records.sql["next_due"]
         [(wait,)] = self.database.read(lambda tx: tx.rows(query, {"queues": numbers}))
         return None if wait is None else max(float(wait), 0.0)

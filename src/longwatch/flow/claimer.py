@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from longwatch.core.clock import Clock, Wakeup
 from longwatch.engine.claim_source import ClaimedRow
+from longwatch.engine.fair_claims import FairClaims, free_capacity
 from longwatch.flow.execution_state import ExecutionState, GraphId
 from longwatch.flow.propagation import propagate
 from longwatch.flow.records import LEASE_SQL, TABLE, Records, notify_workers
@@ -75,6 +76,7 @@ class AttemptClaimer:
     def __init__(self, database: Database, records: Records, registry: Registry) -> None:
         self.records = records
         self.registry = registry
+        self.fair_claims = FairClaims()
         self.claims = Claims(
             dialect=database.dialect,
             table=TABLE,
@@ -102,43 +104,30 @@ class AttemptClaimer:
         """Claim up to `limit` attempts of these queues, of the suspects at most one. Stale attempts
         are cancelled instead.
         """
-        claimed: list[ClaimedRow] = []
         limit = min(limit, 1) if selection is RowSelection.SUSPECTS else limit
-        self._lock_capped(tx, queues)
-        for queue in queues:
-            room = self.free_capacity(tx, queue, limit - len(claimed))
-            if room > 0:
-                rows = self.claims.claim(
-                    tx,
-                    queue=queue.number,
-                    owner=owner,
-                    lease_seconds=0.0,
-                    limit=room,
-                    selection=selection,
-                )
-                claimed += [self._from_row(row, queue, claimed_at) for row in rows]
+
+        def claim_from(queue: GraphQueue, room: int) -> list[ClaimedRow]:
+            rows = self.claims.claim(
+                tx,
+                queue=queue.number,
+                owner=owner,
+                lease_seconds=0.0,
+                limit=room,
+                selection=selection,
+            )
+            return [self._from_row(row, queue, claimed_at) for row in rows]
+
+        claimed = self.fair_claims.claim(
+            tx, queues, counts=self.records, limit=limit, claim_from=claim_from
+        )
         stale = [each for each in claimed if each.item.is_stale]
         if stale:
             self._cancel_stale(tx, stale)
         return [each for each in claimed if not each.item.is_stale]
 
-    def _lock_capped(self, tx: Transaction, queues: Sequence[GraphQueue]) -> None:
-        """Lock the queues with caps, all in one order: any other order could deadlock."""
-        for number in sorted({numbers[0] for queue in queues for numbers, _ in queue.caps}):
-            self.records.lock_queue(tx, number)
-
     def free_capacity(self, tx: Transaction, queue: GraphQueue, limit: int) -> int:
-        """How many attempts the caps of a queue allow to claim, at most `limit`. Exact only while
-        the queue is locked.
-        """
-        for numbers, maximum in queue.caps:
-            if limit > 0:
-                running = sum(
-                    tx.rows(self.records.sql["count_running"], {"queue": number})[0][0]
-                    for number in numbers
-                )
-                limit = min(limit, maximum - running)
-        return limit
+        """How many attempts the caps of a queue allow to claim, at most `limit`."""
+        return free_capacity(tx, queue, limit, self.records)
 
     def _cancel_stale(self, tx: Transaction, stale: Sequence[ClaimedRow]) -> None:
         """Cancel claimed attempts whose inputs have changed, and open new ones. Attempts of an

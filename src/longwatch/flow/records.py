@@ -277,10 +277,17 @@ class Records:
             numbers if self._takes_arrays else str(numbers)
         )  # which is JSON, and takes a tenth of the time
 
-    def lock_queue(self, tx: Transaction, queue: int) -> None:
-        """Wait until no other transaction counts the running attempts of this queue."""
+    def lock_queues(self, tx: Transaction, numbers: Sequence[int]) -> None:
+        """Wait until no other transaction counts the leased attempts of these queues; part of
+        `fair_claims.QueueCounts`.
+        """
         if (lock := self.sql.get("lock_queue")) is not None:
-            tx.rows(lock, {"queue": queue})
+            for number in numbers:
+                tx.rows(lock, {"queue": number})
+
+    def count_leased(self, tx: Transaction, number: int) -> int:
+        [(leased,)] = tx.rows(self.sql["count_running"], {"queue": number})
+        return int(leased)
 
     def _write_rows(self, tx: Transaction, query: str, rows: list[dict[str, object]]) -> None:
         """Write a few rows one by one, which a server does faster than unpacking arrays."""
