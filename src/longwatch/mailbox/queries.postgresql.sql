@@ -107,7 +107,18 @@ WHERE queue = :queue AND id = :id FOR UPDATE
 DELETE FROM longwatch_dead_letters
 WHERE queue = :queue AND died_at < :wall_now - :retention::float8
 
--- name: has_old_dead_letters
--- Whether any dead letter is older than the retention.
-SELECT 1 FROM longwatch_dead_letters
-WHERE queue = :queue AND died_at < :wall_now - :retention::float8 LIMIT 1
+-- name: stale_queues
+-- Those of these queues in which a delayed message is due, a message has expired, or a dead letter
+-- is older than the retention, unless that is null.
+SELECT wanted.queue
+FROM unnest(:queues::int8[], :retentions::float8[]) AS wanted (queue, retention)
+WHERE (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now LIMIT 1
+) = 1 OR (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.queue = wanted.queue AND expires_at <= :wall_now AND lease_state <> 2 LIMIT 1
+) = 1 OR retention IS NOT NULL AND (
+    SELECT 1 FROM longwatch_dead_letters AS dead
+    WHERE dead.queue = wanted.queue AND died_at < :wall_now - retention LIMIT 1
+) = 1

@@ -90,7 +90,21 @@ WHERE queue = :queue AND id = :id
 DELETE FROM longwatch_dead_letters
 WHERE queue = :queue AND died_at < :wall_now - :retention
 
--- name: has_old_dead_letters
--- Whether any dead letter is older than the retention.
-SELECT 1 FROM longwatch_dead_letters
-WHERE queue = :queue AND died_at < :wall_now - :retention LIMIT 1
+-- name: stale_queues
+-- Those of these queues in which a delayed message is due, a message has expired, or a dead letter
+-- is older than the retention, unless that is null.
+SELECT wanted.queue
+FROM (
+    SELECT value AS queue, json_extract(:retentions, '$[' || key || ']') AS retention
+    FROM json_each(:queues)
+) AS wanted
+WHERE (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.queue = wanted.queue AND lease_state = 1 AND ready_at <= :wall_now LIMIT 1
+) = 1 OR (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.queue = wanted.queue AND expires_at <= :wall_now AND lease_state <> 2 LIMIT 1
+) = 1 OR retention IS NOT NULL AND (
+    SELECT 1 FROM longwatch_dead_letters AS dead
+    WHERE dead.queue = wanted.queue AND died_at < :wall_now - retention LIMIT 1
+) = 1

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import (
-    ClaimedRow,
     ExchangeResult,
     GivenUp,
-    RowOutcome,
     Settlement,
     ignore_given_up,
 )
 from longwatch.host.incarnation import Incarnation
 from longwatch.mailbox.backend import mailbox_locator
-from longwatch.mailbox.limits import MailboxLimits, give_up_reason
+from longwatch.mailbox.limits import MailboxLimits
 from longwatch.mailbox.records import DeadLetter, MailboxStats, MessageRecord, NewMessage
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
+from longwatch.mailbox.sql_exchange import CLAIMED_COLUMNS, SqlExchange
 from longwatch.mailbox.sql_queue import SqlQueue, SqlQueueFinder
 from longwatch.mailbox.sql_sender import SqlSender
-from longwatch.store.blame import Blame
+from longwatch.mailbox.sql_sweeper import SqlSweeper, SweptMailbox
 from longwatch.store.claims import Claim, Claims, RowSelection
-from longwatch.store.database import Database, Row, StoreResetError, Transaction
+from longwatch.store.database import Database, StoreResetError, Transaction
 from longwatch.store.named_sql import load_queries
-from longwatch.store.sweep import ClaimSweeper, LeaseOwner
+from longwatch.store.sweep import ClaimSweeper
 
 T = TypeVar("T")
 
-# Whether a message has expired, one of the facts of `limits.give_up_reason`.
-_IS_EXPIRED = "CASE WHEN expires_at <= :wall_now THEN 1 ELSE 0 END"
 _IS_NOT_PAUSED = (
     "NOT EXISTS (SELECT 1 FROM longwatch_mailboxes WHERE longwatch_mailboxes.queue = :queue AND "
     "paused <> 0)"
 )
-_GIVE_UP_BATCH = 2000
-_NO_CLAIM = Claim(0, 0, 0)
-_DONE_SETTLEMENT = Settlement(_NO_CLAIM, RowOutcome.DONE)
-_BLAME_BY_OUTCOME = {RowOutcome.FAILED: Blame.FAILURE, RowOutcome.RELEASED: Blame.RELEASE}
 
 
 class SqlBackend:
@@ -53,19 +44,18 @@ class SqlBackend:
         self.name = name
         self.limits = limits or MailboxLimits()
         self._sql = load_queries("longwatch.mailbox", "queries", database.dialect)
-        columns = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
         self._claims = Claims(
             dialect=database.dialect,
             table="longwatch_messages",
-            columns=columns,
+            columns=CLAIMED_COLUMNS,
             claim_condition=_IS_NOT_PAUSED,
             owners=database.owners,
         )
-        self._dead_letters = SqlDeadLetters(
-            name, self._sql, self._claims, retention=self.limits.dead_retention
-        )
+        self._dead_letters = SqlDeadLetters(name, self._sql, self._claims)
+        self.exchanges = SqlExchange(name, self._claims, self._dead_letters)
         self._sender = SqlSender(name, self._sql, self._dead_letters, max_size=self.limits.max_size)
         self._sweep = ClaimSweeper(self._claims, is_shared=database.is_shared)
+        self.sweeper = SqlSweeper(database, self._sql, self._claims, self._sweep)
         self._finder = SqlQueueFinder(database, name, self._sql, self.limits)
 
     @property
@@ -114,20 +104,20 @@ class SqlBackend:
             and not self.database.read(lambda tx: self._has_claimable(tx, queue, selection))
         ):
             return ExchangeResult([], [])
-        claim_rows = partial(
-            self._claims.claim,
-            queue=queue.number,
-            owner=owner,
-            lease_seconds=lease_seconds,
-            limit=limit,
-            selection=selection,
-            budget=queue.budget,
-        )
 
         def work(tx: Transaction) -> ExchangeResult:
-            settled, spent = self._settle(tx, settlements)
-            claimed, given_up = self._claim(tx, queue, claim_rows) if limit else ([], [])
-            return ExchangeResult(settled, claimed, given_up=spent + given_up)
+            settled, given_up = self._settle(tx, settlements)
+            if not limit:
+                return ExchangeResult(settled, [], given_up=given_up)
+            claimed, not_run = self.exchanges.claim(
+                tx,
+                queue,
+                owner=owner,
+                lease_seconds=lease_seconds,
+                limit=limit,
+                selection=selection,
+            )
+            return ExchangeResult(settled, claimed, given_up=given_up + not_run)
 
         return self.database.write(work)
 
@@ -152,28 +142,7 @@ class SqlBackend:
         return dict(self.database.read(lambda tx: tx.rows(self._sql["find_ids"], parameters)))
 
     def sweep(self, on_given_up: Callable[[GivenUp], None] = ignore_given_up) -> int:
-        """Read and look first; write only if something is to be changed."""
-        queue = self._queue()
-        plan = self._sweep.look(self.database)
-        if not any(plan) and not self.database.read(lambda tx: self._needs_sweep(tx, queue)):
-            return 0
-
-        def work(tx: Transaction) -> tuple[int, list[GivenUp], list[LeaseOwner]]:
-            rows, deleted = self._sweep.reclaim(tx, plan)
-            blamed = [row.claim.seq for row in rows if row.blame is not Blame.RELEASE]
-            given_up = self._dead_letters.give_up_spent(tx, blamed)
-            expired = self._dead_letters.expire(tx, queue)
-            promoted = self._claims.promote_due(tx, queue=queue) + expired.total
-            self._dead_letters.delete_old(tx, queue)
-            freed = [row.queue for row in rows] + [queue] * promoted
-            self._notify(tx, freed)
-            return len(freed), given_up + expired.given_up, deleted
-
-        count, given_up, deleted = self.database.write(work)
-        self._sweep.remove_pages(deleted)
-        for each in given_up:
-            on_given_up(each)
-        return count
+        return self.sweeper.sweep([self.swept(self.limits.dead_retention)], on_given_up)
 
     def next_due(self) -> float | None:
         queue = self._queue()
@@ -256,76 +225,13 @@ class SqlBackend:
 
     # --- inside a transaction ---
 
-    def _claim(
-        self, tx: Transaction, queue: SqlQueue, claim_rows: Callable[[Transaction], list[Row]]
-    ) -> tuple[list[ClaimedRow], list[GivenUp]]:
-        """Lease messages, and give up those that have spent their limits.
-
-        One transaction gives up a bounded number, because other writers wait meanwhile; then it
-        notifies the receivers to claim again.
-        """
-        claimed: list[ClaimedRow] = []
-        given_up: list[GivenUp] = []
-        gone = 0
-        while gone < _GIVE_UP_BATCH:
-            rows = claim_rows(tx)
-            for row in rows:
-                claim, message = Claim._make(row[:3]), MessageRecord._make(row[3:-2])
-                is_expired, keep_expired = row[-2:]
-                reason = None
-                if message.failures or message.crashes or message.lost or is_expired:
-                    reason = _give_up_reason(queue, message, is_expired=bool(is_expired))
-                if reason is None:
-                    claimed.append(_claimed_row(queue, claim, message))
-                    continue
-                given_up += self._dead_letters.give_up(
-                    tx, claim, message.id, reason, keep_expired=bool(keep_expired)
-                )
-            if claimed or not rows:
-                return claimed, given_up
-            expired = self._dead_letters.expire(tx, queue.number)
-            given_up += expired.given_up
-            gone += len(rows) + expired.total
-        tx.notify(self.name)
-        return [], given_up
-
     def _settle(
         self, tx: Transaction, settlements: Sequence[Settlement]
     ) -> tuple[list[bool], list[GivenUp]]:
-        """Settle in order; neighbours with the same end in one statement. Messages that failed for
-        the last time are dead-lettered.
-        """
-        settled: list[bool] = []
-        for template, group in groupby(settlements, _without_claim):
-            settled += self._settle_group(tx, template, [settlement.claim for settlement in group])
-        failed = [
-            settlement.claim.seq
-            for settlement, is_settled in zip(settlements, settled, strict=True)
-            if is_settled and settlement.outcome is RowOutcome.FAILED
-        ]
-        return settled, self._dead_letters.give_up_spent(tx, failed)
-
-    def _settle_group(
-        self, tx: Transaction, template: Settlement, claims: list[Claim]
-    ) -> list[bool]:
-        match template.outcome:
-            case RowOutcome.DONE:
-                return self._claims.settle(tx, claims)
-            case RowOutcome.DEAD:
-                return [
-                    self._dead_letters.dead_letter(tx, template._replace(claim=claim))
-                    for claim in claims
-                ]
-            case outcome:
-                tx.notify(self.name)
-                return self._claims.release(
-                    tx,
-                    claims,
-                    blame=_BLAME_BY_OUTCOME[outcome],
-                    delay=template.delay,
-                    error=template.error,
-                    traceback=template.traceback,
-                )
+        settled, given_up, has_released = self.exchanges.settle(tx, settlements)
+        if has_released:
+            tx.notify(self.name)
+        return settled, given_up
 
     def _put_in_transaction(self, tx: Transaction, messages: Sequence[NewMessage]) -> list[str]:
         try:
@@ -360,16 +266,15 @@ class SqlBackend:
             tx, queue=queue.number, selection=selection, budget=queue.budget
         )
 
-    def _needs_sweep(self, tx: Transaction, queue: int) -> bool:
-        """Whether a sweep that has nothing to reclaim would change anything."""
-        due = self._claims.next_due(tx, queue=queue)
-        return self._dead_letters.has_stale(tx, queue) or (due is not None and due <= 0)
+    # --- for `ManyMailboxes` ---
 
-    def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
-        """Notify the mailboxes of these queues; a sweep frees rows of other mailboxes, too."""
-        for queue in set(queues):
-            for (name,) in tx.rows(self._sql["mailbox_name"], {"queue": queue}):
-                tx.notify(name)
+    def queue(self) -> SqlQueue:
+        """The queue of this mailbox, looked up once a process."""
+        return self._finder.find()
+
+    def swept(self, retention: float | None) -> SweptMailbox:
+        """This mailbox as a sweep takes it; with a retention, it deletes old dead letters."""
+        return SweptMailbox(self._queue(), self._dead_letters, retention)
 
     # --- helpers ---
 
@@ -390,30 +295,3 @@ def list_mailbox_names(database: Database) -> list[str]:
     """Every mailbox of a store, by name; a read."""
     names = load_queries("longwatch.mailbox", "queries", database.dialect)["mailbox_names"]
     return [name for (name,) in database.read(lambda tx: tx.rows(names))]
-
-
-def _give_up_reason(queue: SqlQueue, message: MessageRecord, *, is_expired: bool) -> str | None:
-    return give_up_reason(
-        queue.limits,
-        crashes=message.crashes,
-        failures=message.failures,
-        lost=message.lost,
-        is_expired=is_expired,
-    )
-
-
-def _claimed_row(queue: SqlQueue, claim: Claim, message: MessageRecord) -> ClaimedRow:
-    is_exclusive = bool(message.crashes or message.lost) and queue.budget.is_suspect(
-        crashes=message.crashes, lost=message.lost
-    )
-    failures_left = queue.max_failures - message.failures
-    return ClaimedRow(claim, message, is_exclusive, failures_left=failures_left)
-
-
-def _without_claim(settlement: Settlement) -> Settlement:
-    """How a settlement ends, without the claim that it is about."""
-    return (
-        _DONE_SETTLEMENT
-        if settlement.outcome is RowOutcome.DONE
-        else settlement._replace(claim=_NO_CLAIM)
-    )

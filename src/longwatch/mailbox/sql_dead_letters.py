@@ -33,13 +33,10 @@ class SqlDeadLetters:
     Every method runs in a transaction that the caller opened.
     """
 
-    def __init__(
-        self, name: str, queries: Mapping[str, str], claims: Claims, *, retention: float | None
-    ) -> None:
+    def __init__(self, name: str, queries: Mapping[str, str], claims: Claims) -> None:
         self._name = name
         self._sql = queries
         self._claims = claims
-        self._retention = retention
 
     def give_up(
         self, tx: Transaction, claim: Claim, message_id: str, reason: str, *, keep_expired: bool
@@ -96,22 +93,9 @@ class SqlDeadLetters:
             tx, tx.rows(self._sql["find_expired_by_key"], {"queue": queue, "dedupe_key": key})
         )
 
-    def has_stale(self, tx: Transaction, queue: int) -> bool:
-        """Whether a message has expired, or a dead letter is older than the retention; a read."""
-        if tx.rows(self._sql["find_expired"], {"queue": queue, "limit": 1}):
-            return True
-        retention = self._retention
-        return retention is not None and bool(
-            tx.rows(self._sql["has_old_dead_letters"], {"queue": queue, "retention": retention})
-        )
-
-    def delete_old(self, tx: Transaction, queue: int) -> None:
+    def delete_old(self, tx: Transaction, queue: int, *, retention: float) -> None:
         """Delete the dead letters that are older than the retention."""
-        retention = self._retention
-        if retention is not None:
-            tx.execute(
-                self._sql["delete_old_dead_letters"], {"queue": queue, "retention": retention}
-            )
+        tx.execute(self._sql["delete_old_dead_letters"], {"queue": queue, "retention": retention})
 
     def page(self, tx: Transaction, queue: int, *, after: int, limit: int) -> list[DeadLetter]:
         parameters = {"queue": queue, "after": after, "limit": limit}

@@ -1,0 +1,116 @@
+"""Sweeps mailboxes in a SQL store: one look and at most one transaction for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from longwatch.engine.claim_source import GivenUp, ignore_given_up
+from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
+from longwatch.store.blame import Blame
+from longwatch.store.claims import Claims
+from longwatch.store.database import Database, Transaction
+from longwatch.store.sweep import ClaimSweeper, LeaseOwner, SweepPlan
+
+GivenUpHook = Callable[[Transaction, Sequence[GivenUp]], None]
+"""Called in the transaction that gives messages up; it does nothing but SQL."""
+
+
+def ignore_given_up_in(_: Transaction, __: Sequence[GivenUp]) -> None:
+    """For callers that write nothing about dead letters."""
+
+
+class SweptMailbox(NamedTuple):
+    """A mailbox that is swept. `retention`: seconds after which its dead letters are deleted; None:
+    they are not looked at.
+    """
+
+    queue: int
+    dead_letters: SqlDeadLetters
+    retention: float | None
+
+
+class _Swept(NamedTuple):
+    """What a transaction has changed."""
+
+    rows: int
+    given_up: list[GivenUp]
+    deleted: list[LeaseOwner]
+
+
+class SqlSweeper:
+    """Reclaims messages of all mailboxes of a store, and does what is due in some of them."""
+
+    def __init__(
+        self,
+        database: Database,
+        queries: Mapping[str, str],
+        claims: Claims,
+        claim_sweeper: ClaimSweeper,
+    ) -> None:
+        self._database = database
+        self._sql = queries
+        self._claims = claims
+        self._claim_sweeper = claim_sweeper
+
+    def sweep(
+        self,
+        mailboxes: Iterable[SweptMailbox],
+        on_given_up: Callable[[GivenUp], None] = ignore_given_up,
+        *,
+        hook: GivenUpHook = ignore_given_up_in,
+    ) -> int:
+        """Release lost messages, free delayed ones that are due, give up those that expired or
+        have spent a budget, delete old dead letters; how many messages. Reads first, and writes
+        only if something is to be changed. `on_given_up` is called after the commit.
+        """
+        by_queue = {mailbox.queue: mailbox for mailbox in mailboxes}
+        plan = self._claim_sweeper.look(self._database)
+        stale = [by_queue[queue] for queue in sorted(self._find_stale(by_queue.values()))]
+        if not stale and not any(plan):
+            return 0
+        anyone = next(iter(by_queue.values())).dead_letters
+        swept = self._database.write(lambda tx: self._write(tx, plan, stale, anyone, hook))
+        self._claim_sweeper.remove_pages(swept.deleted)
+        for each in swept.given_up:
+            on_given_up(each)
+        return swept.rows
+
+    def _find_stale(self, mailboxes: Collection[SweptMailbox]) -> list[int]:
+        """The queues in which something is due."""
+        parameters = {
+            "queues": self._claims.array_parameter(each.queue for each in mailboxes),
+            "retentions": self._claims.array_parameter(each.retention for each in mailboxes),
+        }
+        rows = self._database.read(lambda tx: tx.rows(self._sql["stale_queues"], parameters))
+        return [queue for (queue,) in rows]
+
+    def _write(
+        self,
+        tx: Transaction,
+        plan: SweepPlan,
+        stale: Sequence[SweptMailbox],
+        dead_letters: SqlDeadLetters,
+        hook: GivenUpHook,
+    ) -> _Swept:
+        rows, deleted = self._claim_sweeper.reclaim(tx, plan)
+        blamed = [row.claim.seq for row in rows if row.blame is not Blame.RELEASE]
+        given_up = dead_letters.give_up_spent(tx, blamed)
+        freed = [row.queue for row in rows]
+        for mailbox in stale:
+            expired = mailbox.dead_letters.expire(tx, mailbox.queue)
+            given_up += expired.given_up
+            promoted = self._claims.promote_due(tx, queue=mailbox.queue)
+            freed += [mailbox.queue] * (promoted + expired.total)
+            if mailbox.retention is not None:
+                mailbox.dead_letters.delete_old(tx, mailbox.queue, retention=mailbox.retention)
+        self._notify(tx, freed)
+        if given_up:
+            hook(tx, given_up)
+        return _Swept(len(freed), given_up, deleted)
+
+    def _notify(self, tx: Transaction, queues: Collection[int]) -> None:
+        """Notify the mailboxes of these queues; a sweep frees rows of other mailboxes, too."""
+        for queue in set(queues):
+            for (name,) in tx.rows(self._sql["mailbox_name"], {"queue": queue}):
+                tx.notify(name)
