@@ -40,11 +40,12 @@ class RowSelection(StrEnum):
     SUSPECTS = auto()  # one suspect
 
 
-_SELECTED_SQL = {
+SELECTED_SQL = {
     RowSelection.ANY: "1 = 1",
     RowSelection.ORDINARY: f"NOT {IS_SUSPECT_SQL}",
     RowSelection.SUSPECTS: f"crashes + lost > 0 AND {IS_SUSPECT_SQL}",
 }
+"""The condition on the free rows that a claim takes, with the budgets as parameters."""
 
 
 class LeaseSql(NamedTuple):
@@ -135,7 +136,7 @@ class Claims:
                 is_suspect=IS_SUSPECT_SQL,
                 **placeholders,
             )
-            for selection, selected in _SELECTED_SQL.items()
+            for selection, selected in SELECTED_SQL.items()
         }
         self.sql = self._sql_by_selection[RowSelection.ANY]
         self._owners = owners or OwnerRegistry()
@@ -337,7 +338,7 @@ class Claims:
         [(wait,)] = transaction.rows(self.sql["next_due"], {"queue": queue})
         return None if wait is None else max(float(wait), 0.0)
 
-    def array_parameter(self, numbers: Iterable[int]) -> object:
+    def array_parameter(self, numbers: Iterable[float | None]) -> object:
         """Numbers as one parameter: an array, or a JSON text where the database has no arrays."""
         return list(numbers) if self._takes_arrays else _to_json(list(numbers))
 
