@@ -204,17 +204,18 @@ def kill_marked(
     leaders: Iterable[tuple[int, int]] = (),
     cgroup: Cgroup | None = None,
     include_descendants: bool = False,
+    variable: str = OWNER_VARIABLE,
 ) -> int:
     """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host
     that lost its guardian.
 
-    With `leaders`, pids and start times, first the process groups of those that lived just now;
+    A process bears a mark as the value of `variable` in its environment. With `leaders`, pids and start times, first the process groups of those that lived just now;
     with `cgroup`, also every process in it, and the cgroup is removed; with `include_descendants`,
     also every descendant of this process. How many were met, those that died by themselves
     included.
     """
     table = ProcTable()
-    wanted = {f"{OWNER_VARIABLE}={mark}".encode() for mark in marks}
+    wanted = {f"{variable}={mark}".encode() for mark in marks}
     killed: set[tuple[int, int]] = set()
     groups = dict(leaders)
     until = time.monotonic() + _KILL_TIMEOUT

@@ -1,0 +1,101 @@
+-- Queries of `run_store.py`, the same on every database. A run is open until `ended_at` is set.
+
+-- name: find_event
+-- The stream event of a message, how old it is, and how many runs it has had.
+SELECT source, data, severity, received_at, :wall_now - received_at,
+    (SELECT count(*) FROM longwatch_runner_runs AS run WHERE run.event = event.id)
+FROM longwatch_runner_events AS event WHERE id = :id
+
+-- name: begin
+-- Insert a run, if the claim on its message still holds.
+INSERT INTO longwatch_runner_runs (id, event, source, attempt, owner, boot, workspace, started_at)
+SELECT CAST(:id AS TEXT), message.id, CAST(:source AS TEXT), CAST(:attempt AS INTEGER),
+    message.owner, CAST(:boot AS TEXT), CAST(:workspace AS TEXT), :wall_now
+FROM longwatch_messages AS message
+WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
+
+-- name: record_pid
+-- Which process a run is.
+UPDATE longwatch_runner_runs SET pid = :pid, pid_start = :pid_start
+WHERE id = :id AND ended_at IS NULL
+
+-- name: end
+-- End an open run.
+UPDATE longwatch_runner_runs SET ended_at = started_at + :duration, status = :status,
+    cause = :cause, error = :error, output = :output, artifacts = :artifacts,
+    cpu_seconds = :cpu_seconds, max_rss = :max_rss
+WHERE id = :id AND ended_at IS NULL
+
+-- name: end_lost
+-- End an open run whose runner is gone.
+UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
+    error = :error
+WHERE id = :id AND ended_at IS NULL
+
+-- name: end_lost_of_event
+-- End the open runs of an event: its claim was given to another one.
+UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
+    error = :error
+WHERE event = :event AND ended_at IS NULL
+
+-- name: end_all_lost
+-- End the open runs whose message is not leased to their runner any more.
+UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
+    error = :error
+WHERE ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.id = longwatch_runner_runs.event AND message.lease_state = 2
+        AND message.owner = longwatch_runner_runs.owner
+)
+
+-- name: has_lost
+-- Whether `end_all_lost` would end a run; a read.
+SELECT 1 FROM longwatch_runner_runs
+WHERE ended_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.id = longwatch_runner_runs.event AND message.lease_state = 2
+        AND message.owner = longwatch_runner_runs.owner
+) LIMIT 1
+
+-- name: set_outcome
+-- Give an event its outcome, if it has none.
+UPDATE longwatch_runner_events SET outcome = :outcome, reason = :reason, ended_at = :wall_now
+WHERE id = :event AND outcome IS NULL
+
+-- name: request_cancel
+-- Ask the runner of an open run to end it.
+UPDATE longwatch_runner_runs SET cancel_requested = 1 WHERE id = :id AND ended_at IS NULL
+
+-- name: find_cancelled
+-- The open runs that are to be cancelled.
+SELECT id FROM longwatch_runner_runs WHERE ended_at IS NULL AND cancel_requested <> 0
+
+-- name: find_open
+-- The open runs that began on a boot of a machine, with the incarnation of their runner, null if it
+-- is deleted.
+SELECT id, source, pid, pid_start, incarnation
+FROM longwatch_runner_runs AS run LEFT JOIN longwatch_owners USING (owner)
+WHERE ended_at IS NULL AND run.boot = :boot ORDER BY run.seq
+
+-- name: find_runs
+-- Runs that fit, the newest first; a parameter that is null fits all.
+SELECT {run_columns} FROM longwatch_runner_runs
+WHERE (CAST(:source AS TEXT) IS NULL OR source = :source)
+    AND (CAST(:event AS TEXT) IS NULL OR event = :event)
+    AND (CAST(:status AS TEXT) IS NULL OR coalesce(status, 'running') = :status)
+ORDER BY seq DESC LIMIT :limit
+
+-- name: find_run
+-- A run by its id.
+SELECT {run_columns} FROM longwatch_runner_runs WHERE id = :id
+
+-- name: find_old
+-- Runs that ended and began longer ago than the retention, the oldest first.
+SELECT seq, id, workspace FROM longwatch_runner_runs
+WHERE started_at < :wall_now - CAST(:retention AS DOUBLE PRECISION) AND ended_at IS NOT NULL
+    AND seq > :after
+ORDER BY seq LIMIT :limit
+
+-- name: delete_run
+-- Forget a run.
+DELETE FROM longwatch_runner_runs WHERE id = :id

@@ -1,0 +1,267 @@
+"""The run records of a store, and the outcomes of the events that were run.
+
+A run is open from `begin` until its end is written. Who writes the end:
+
+    its runner       in the transaction that settles the message (`settle`)
+    its runner       alone, if the lease is lost and there is no message to settle (`end`)
+    another runner   when it begins the next run of the event, or gives the event up
+    a later start    for the runs of a runner that certainly is dead (`survivors.py`)
+    a sweep          when the message is not leased to its runner any more (`end_lost_runs`)
+
+Each of them ends open runs only, so the first counts. An end by others than its runner is
+`lease_lost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from longwatch.engine.claim_source import GivenUp, Settlement
+from longwatch.host.incarnation import Incarnation, boot_id
+from longwatch.runner.run_end import LEASE_LOST, EventOutcome, RunEnd, RunSettlement, RunStatus
+from longwatch.runner.workspace import Artifact
+from longwatch.store.claims import Claim
+from longwatch.store.database import Database, Transaction
+from longwatch.store.named_sql import load_queries
+
+CANCEL_CHANNEL = "runner-cancel"
+RUNNING = "running"
+"""The status of an open run in filters and lists."""
+_LOST_ERROR = "its runner ended, or lost the lease of the event"
+_COLUMNS = (
+    "id, event, source, attempt, started_at, ended_at, coalesce(status, 'running'), cause, error, "
+    "output, artifacts, cpu_seconds, max_rss, pid, workspace, cancel_requested"
+)
+
+
+class QueuedEvent(NamedTuple):
+    """A stream event as dispatch sees it. `age`: seconds since it was received; `runs`: how many it
+    has had.
+    """
+
+    source: str
+    data: str
+    severity: str
+    received_at: float
+    age: float
+    runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """A run that is about to begin."""
+
+    id: str
+    event: str
+    source: str
+    attempt: int
+    workspace: str
+
+
+class RunRecord(NamedTuple):
+    """One run, for people. `status` is `running` until it has ended."""
+
+    id: str
+    event: str
+    source: str
+    attempt: int
+    started_at: float
+    ended_at: float | None
+    status: str
+    cause: str | None
+    error: str | None
+    output: str | None
+    artifacts: tuple[Artifact, ...]
+    cpu_seconds: float | None
+    max_rss: int | None
+    pid: int | None
+    workspace: str
+    is_cancel_requested: bool
+
+
+class OpenRun(NamedTuple):
+    """A run without an end, and who runs it: None if its owner is deleted."""
+
+    id: str
+    source: str
+    pid: int | None
+    pid_start: int | None
+    incarnation: Incarnation | None
+
+
+class OldRun(NamedTuple):
+    """A run that is older than the retention."""
+
+    seq: int
+    id: str
+    workspace: str
+
+
+class RunStore:
+    """Reads and writes runs. Every method blocks on the store; those that take a transaction do
+    nothing but SQL. Thread-safe.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sql = load_queries(
+            "longwatch.runner", "run_queries", database.dialect, run_columns=_COLUMNS
+        )
+
+    # --- the life of a run ---
+
+    def find_event(self, event_id: str) -> QueuedEvent | None:
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_event"], {"id": event_id}))
+        return QueuedEvent(*rows[0]) if rows else None
+
+    def begin(self, run: NewRun, claim: Claim) -> bool:
+        """Insert an open run, and end those of the event that were left open; False if the claim
+        no longer holds, and the run must not start.
+        """
+        facts = {
+            **claim._asdict(),
+            "id": run.id,
+            "source": run.source,
+            "attempt": run.attempt,
+            "workspace": run.workspace,
+            "boot": boot_id(),
+        }
+
+        def work(tx: Transaction) -> bool:
+            if run.attempt > 1:
+                self._end_lost_of_event(tx, run.event)
+            return tx.execute(self._sql["begin"], facts) == 1
+
+        return self._database.write(work)
+
+    def record_pid(self, run_id: str, *, pid: int, start: int) -> None:
+        facts = {"id": run_id, "pid": pid, "pid_start": start or None}
+        self._database.write(lambda tx: tx.execute(self._sql["record_pid"], facts))
+
+    def end(self, run_id: str, end: RunEnd) -> None:
+        """End a run whose message is another's by now."""
+        self._database.write(lambda tx: self._end(tx, run_id, end))
+
+    # --- inside the transactions of a claim source ---
+
+    def settle(self, tx: Transaction, settled: Sequence[tuple[Settlement, bool]]) -> None:
+        """Write how runs ended and what became of their events, with their messages. If a
+        settlement was refused, the lease was lost, and so was the run.
+        """
+        for settlement, is_settled in settled:
+            if settlement.result is None:
+                continue
+            decided = msgspec.json.decode(settlement.result, type=RunSettlement)
+            end = decided.end
+            if end is not None:
+                if not is_settled:
+                    end = msgspec.structs.replace(end, status=RunStatus.CANCELLED, cause=LEASE_LOST)
+                self._end(tx, decided.run, end)
+            if is_settled and decided.outcome is not None:
+                self._set_outcome(tx, decided.event, decided.outcome, decided.reason)
+
+    def give_up(self, tx: Transaction, given_up: Sequence[GivenUp]) -> None:
+        """The messages of these events were dead-lettered by their mailboxes."""
+        for each in given_up:
+            self._end_lost_of_event(tx, each.message_id)
+            self._set_outcome(tx, each.message_id, EventOutcome.DEAD_LETTERED, each.reason)
+
+    # --- runs that were left open ---
+
+    def open_runs(self) -> list[OpenRun]:
+        """The open runs of this boot of this machine."""
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_open"], {"boot": boot_id()}))
+        return [
+            OpenRun(run_id, source, pid, start, None if text is None else Incarnation.parse(text))
+            for run_id, source, pid, start, text in rows
+        ]
+
+    def end_lost(self, run_id: str) -> bool:
+        """End one open run as lost; False if it has ended."""
+        facts = {"id": run_id, "error": _LOST_ERROR}
+        return self._database.write(lambda tx: tx.execute(self._sql["end_lost"], facts)) == 1
+
+    def end_lost_runs(self) -> int:
+        """End all open runs whose runner has lost their lease; how many."""
+        if not self._database.read(lambda tx: tx.rows(self._sql["has_lost"])):
+            return 0
+        facts = {"error": _LOST_ERROR}
+        return self._database.write(lambda tx: tx.execute(self._sql["end_all_lost"], facts))
+
+    # --- cancel ---
+
+    def request_cancel(self, run_id: str) -> bool:
+        """Have the runner of an open run, in whatever process, end it; False if there is no such
+        run, or it has ended.
+        """
+
+        def work(tx: Transaction) -> bool:
+            tx.notify(CANCEL_CHANNEL)
+            return tx.execute(self._sql["request_cancel"], {"id": run_id}) == 1
+
+        return self._database.write(work)
+
+    def cancel_requests(self) -> list[str]:
+        """The open runs, of all runners, that are to be cancelled."""
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_cancelled"]))
+        return [run_id for (run_id,) in rows]
+
+    # --- for people ---
+
+    def runs(
+        self,
+        *,
+        source: str | None = None,
+        event: str | None = None,
+        status: str | None = None,
+        limit: int = 50,
+    ) -> list[RunRecord]:
+        """The newest runs that fit. `status`: success, failure, timeout, cancelled or running."""
+        facts = {"source": source, "event": event, "status": status, "limit": limit}
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_runs"], facts))
+        return [_run_record(row) for row in rows]
+
+    def run(self, run_id: str) -> RunRecord | None:
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_run"], {"id": run_id}))
+        return _run_record(rows[0]) if rows else None
+
+    # --- retention ---
+
+    def old_runs(self, *, retention: float, after: int, limit: int) -> list[OldRun]:
+        """Ended runs older than the retention, in the order of their numbers, from `after` on."""
+        facts = {"retention": retention, "after": after, "limit": limit}
+        rows = self._database.read(lambda tx: tx.rows(self._sql["find_old"], facts))
+        return [OldRun(*row) for row in rows]
+
+    def delete(self, run_ids: Sequence[str]) -> None:
+        def work(tx: Transaction) -> None:
+            for each in run_ids:
+                tx.execute(self._sql["delete_run"], {"id": each})
+
+        self._database.write(work)
+
+    # --- statements ---
+
+    def _end(self, tx: Transaction, run_id: str, end: RunEnd) -> None:
+        facts = msgspec.structs.asdict(end)
+        artifacts = msgspec.json.encode(facts.pop("artifacts")).decode()
+        tx.execute(self._sql["end"], {**facts, "id": run_id, "artifacts": artifacts})
+
+    def _end_lost_of_event(self, tx: Transaction, event: str) -> None:
+        tx.execute(self._sql["end_lost_of_event"], {"event": event, "error": _LOST_ERROR})
+
+    def _set_outcome(self, tx: Transaction, event: str, outcome: str, reason: str) -> None:
+        facts = {"event": event, "outcome": outcome, "reason": reason}
+        tx.execute(self._sql["set_outcome"], facts)
+
+
+def _run_record(row: tuple[Any, ...]) -> RunRecord:
+    record = RunRecord(*row)
+    artifacts = msgspec.json.decode(row[10] or "[]", type=tuple[Artifact, ...])
+    return record._replace(
+        artifacts=artifacts, is_cancel_requested=bool(record.is_cancel_requested)
+    )
