@@ -59,6 +59,7 @@ INSERT INTO longwatch_runner_events
     (id, source, data_hash, received_at, severity, fault_key, data)
 VALUES (:id, :source, :data_hash, :wall_now - :age, 'info', 'key', :data)
 """
+SET_AGE = "UPDATE longwatch_messages SET enqueued_at = enqueued_at - :age WHERE id = :id"
 FIND_EVENT = "SELECT outcome, reason FROM longwatch_runner_events WHERE id = :id"
 
 
@@ -97,6 +98,7 @@ class Queue:
         def work(tx: Transaction) -> None:
             tx.execute(INSERT_EVENT, row)
             self.backend(source).put([message], tx=tx)
+            tx.execute(SET_AGE, {"id": event_id, "age": age})
             tx.notify(f"runner/{source}")
 
         self.database.write(work)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flow_stores import KINDS, opened_store
+from longwatch.core.events.engine import MessageDeadLettered
 from longwatch.core.events.host import GuardianLost
 from longwatch.core.events.runner import (
     AgentRunEnded,
@@ -24,7 +25,7 @@ from longwatch.core.events.runner import (
 )
 from longwatch.runner.run_store import RunStore
 from longwatch.store.database import Database
-from longwatch.testing import FakeClock
+from longwatch.testing import FakeClock, check_service
 from polling import eventually
 from runner_rig import POLICY, Queue, dispatching
 
@@ -53,6 +54,8 @@ def test_a_failed_run_is_retried_until_its_event_is_dead_lettered(
     assert [(1, "exit 7"), (2, "exit 7"), (3, "exit 7")] == [
         (run.attempt, run.cause) for run in runs
     ]
+    [emitted] = rig.observer.of(MessageDeadLettered)
+    assert ("runner/alpha", event) == (emitted.mailbox, emitted.message_id)
     [letter] = rig.queue.dead_letters()
     assert (event, "failed", 3) == (letter.id, letter.reason, letter.failures)
     assert letter.error == f"exit 7: {runs[-1].error}"
@@ -164,6 +167,20 @@ def test_a_retry_does_not_expire(sqlite: Database, tmp_path: Path) -> None:
         sqlite.jump.wall = 100.0
         rig.queue.wait_outcome(event, "run")
     assert 2 == len(rig.queue.of(event))
+
+
+def test_an_event_that_is_queued_again_does_not_expire_at_once(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    """Its age counts from the moment at which it was queued last."""
+    policy = replace(POLICY, max_queue_age=600.0)
+    queue = Queue(sqlite)
+    event = queue.put("pass")
+    sqlite.write(
+        lambda tx: tx.execute("UPDATE longwatch_runner_events SET received_at = received_at - 9e4")
+    )
+    with dispatching(sqlite, tmp_path, policy=policy) as rig:
+        rig.queue.wait_outcome(event, "run")
 
 
 def test_a_message_without_its_event_is_dead_lettered(sqlite: Database, tmp_path: Path) -> None:
@@ -303,6 +320,27 @@ def test_the_sweep_removes_old_runs(sqlite: Database, tmp_path: Path) -> None:
         rig.dispatcher.sweep()
     assert [] == rig.queue.of(event)
     assert not Path(run.workspace).exists()
+
+
+def test_a_dispatcher_keeps_the_contract_of_services(sqlite: Database, tmp_path: Path) -> None:
+    """It can be started and stopped from any thread, again and again."""
+    with dispatching(sqlite, tmp_path) as rig:
+        assert rig.dispatcher.stop(timeout=20.0)
+        _open_readers(sqlite, 12)
+        check_service(lambda: rig.dispatcher)
+
+
+def _open_readers(database: Database, count: int) -> None:
+    """Have the store open as many connections as it will need: it keeps them, which is no leak."""
+    all_read = threading.Barrier(count)
+    threads = [
+        threading.Thread(target=database.read, args=(lambda _: all_read.wait(),))
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_a_dispatcher_starts_again(sqlite: Database, tmp_path: Path) -> None:

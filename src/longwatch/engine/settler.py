@@ -36,8 +36,9 @@ from longwatch.store.claims import Claim
 class Settler:
     """Owns the settlements of one engine, from the finished row to the answer of the source.
 
-    `mailbox` is the mailbox of its messages, for events. `add` may be called from any thread, and
-    the properties may be read from any. Everything else is for the thread that runs the cycle.
+    `mailbox` is the mailbox of its messages, for events; a message may name its own. `add` may be
+    called from any thread, and the properties may be read from any. Everything else is for the
+    thread that runs the cycle.
     """
 
     def __init__(self, engine_context: EngineContext, *, mailbox: str = "") -> None:
@@ -142,7 +143,7 @@ class Settler:
         if row.message_id:
             self._events.emit(
                 MessageDeadLettered(
-                    mailbox=self._mailbox,
+                    mailbox=getattr(row.item, "mailbox", self._mailbox),
                     message_id=row.message_id,
                     reason=settled.reason,
                     error=settled.error or "",

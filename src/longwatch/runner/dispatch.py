@@ -315,7 +315,7 @@ class Dispatcher(Service):
     def _is_expired(self, event: QueuedEvent) -> bool:
         """Whether it has waited too long for its first run."""
         max_age = self._policy.max_queue_age
-        return max_age is not None and not event.runs and event.age > max_age
+        return max_age is not None and not event.recent_runs and event.age > max_age
 
     def _expire(self, claimed: ClaimedRow, event_id: str, event: QueuedEvent) -> Settlement:
         self._events.emit(

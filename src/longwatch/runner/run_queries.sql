@@ -1,10 +1,14 @@
 -- Queries of `run_store.py`, the same on every database. A run is open until `ended_at` is set.
 
 -- name: find_event
--- The stream event of a message, how old it is, and how many runs it has had.
-SELECT source, data, severity, received_at, :wall_now - received_at,
-    (SELECT count(*) FROM longwatch_runner_runs AS run WHERE run.event = event.id)
-FROM longwatch_runner_events AS event WHERE id = :id
+-- The stream event of a message, how long it is queued, how many runs it has had, and how many of
+-- them since it was queued.
+SELECT source, data, severity, received_at, :wall_now - coalesce(enqueued_at, received_at),
+    (SELECT count(*) FROM longwatch_runner_runs AS run WHERE run.event = event.id),
+    (SELECT count(*) FROM longwatch_runner_runs AS run
+        WHERE run.event = event.id AND run.started_at >= enqueued_at)
+FROM longwatch_runner_events AS event LEFT JOIN longwatch_messages USING (id)
+WHERE id = :id
 
 -- name: begin
 -- Insert a run, if the claim on its message still holds.

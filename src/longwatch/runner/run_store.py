@@ -39,8 +39,8 @@ _COLUMNS = (
 
 
 class QueuedEvent(NamedTuple):
-    """A stream event as dispatch sees it. `age`: seconds since it was received; `runs`: how many it
-    has had.
+    """A stream event as dispatch sees it. `age`: seconds since it was queued; `runs`: how many it
+    has had; `recent_runs`: those since it was queued, which a person may have done again.
     """
 
     source: str
@@ -49,6 +49,7 @@ class QueuedEvent(NamedTuple):
     received_at: float
     age: float
     runs: int
+    recent_runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
