@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,8 @@ def runner_process(url: str, folder: Path) -> Iterator[RunnerProcess]:
             if stream is not None:
                 stream.close()
         for pid in started.agents():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its guardian was faster
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

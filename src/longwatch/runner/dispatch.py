@@ -79,6 +79,10 @@ MAX_RETRY_DELAY = 900.0
 _STORE_RETRY_DELAY = 1.0
 _SETTLE_SECONDS = 1.0
 """Of the end of a stop, for the store after the last process is gone."""
+_EXCLUSIVE_SECONDS = 600.0
+"""How long a suspect waits for the other runs to end, if these have no timeout. With one, it waits
+for as long as a run may last: otherwise it would be put off for as long as events come.
+"""
 _MAX_END_SHARE = 1 / 3
 """Of the time of a stop, at most, for ending runs."""
 
@@ -271,6 +275,9 @@ class Dispatcher(Service):
             lease=LeasePolicy(LEASE_SECONDS),
             retry=self._retry_policy,
             max_prefetch=0,
+            exclusive_timeout=(policy.agent_timeout or _EXCLUSIVE_SECONDS)
+            + self._host.agent.stop_grace
+            + _SETTLE_SECONDS,
         )
         return Engine(
             mailboxes,
@@ -389,7 +396,7 @@ class Dispatcher(Service):
         claimed, event_id = context.claimed, run.run.event
         if context.lease_lost:
             with suppress(StoreError):  # a sweep ends it then
-                self.store.end(run.run.id, end)
+                self.store.end(run.run.id, end.lost())
         ended = RunSettlement(event=event_id, run=run.run.id, end=end)
         if end.status is RunStatus.SUCCESS:
             done = msgspec.structs.replace(ended, outcome=EventOutcome.RUN)

@@ -83,6 +83,10 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
         """What the end says about the agent; None: nothing."""
         return None if self.status is RunStatus.CANCELLED else self.status is RunStatus.SUCCESS
 
+    def lost(self) -> RunEnd:
+        """This end of a run whose lease was lost: however it ended, it does not count."""
+        return msgspec.structs.replace(self, status=RunStatus.CANCELLED, cause=LEASE_LOST)
+
 
 class RunSettlement(msgspec.Struct, frozen=True, kw_only=True):
     """What `Settlement.result` carries: how a run ended, and the outcome of its event. `end` None:

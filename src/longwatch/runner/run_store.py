@@ -22,7 +22,7 @@ import msgspec
 
 from longwatch.engine.claim_source import GivenUp, Settlement
 from longwatch.host.incarnation import Incarnation, boot_id
-from longwatch.runner.run_end import LEASE_LOST, EventOutcome, RunEnd, RunSettlement, RunStatus
+from longwatch.runner.run_end import EventOutcome, RunEnd, RunSettlement
 from longwatch.runner.workspace import Artifact
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database, Transaction
@@ -157,11 +157,8 @@ class RunStore:
             if settlement.result is None:
                 continue
             decided = msgspec.json.decode(settlement.result, type=RunSettlement)
-            end = decided.end
-            if end is not None:
-                if not is_settled:
-                    end = msgspec.structs.replace(end, status=RunStatus.CANCELLED, cause=LEASE_LOST)
-                self._end(tx, decided.run, end)
+            if (end := decided.end) is not None:
+                self._end(tx, decided.run, end if is_settled else end.lost())
             if is_settled and decided.outcome is not None:
                 self._set_outcome(tx, decided.event, decided.outcome, decided.reason)
 
