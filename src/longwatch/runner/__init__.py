@@ -23,7 +23,8 @@ Invariants
     1. Every stored event has one outcome at the end: run, expired, filtered, dead-lettered or
        dropped. Null: it is queued or runs.
     2. An event is stored in the transaction that stores the last event id of its stream.
-    3. Only the runner that holds the lease of a source writes its last event id (`source_lease.py`).
+    3. Only the runner that holds the lease of a source writes its last event id
+       (`source_lease.py`).
     4. A run is written before its process is spawned, with its pid after that. A runner that starts
        ends the processes of runs that an earlier one has left.
     5. The values of an event enter no argv. They are in files and in the environment.

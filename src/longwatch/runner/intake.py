@@ -1,0 +1,255 @@
+"""The intake: stores what connections have received.
+
+    take     One batch of one source. Callers that wait at the same time share one transaction, so
+             one commit serves many sources. A thread of its own parses and writes; the event loop
+             waits.
+    sweep    What time does to queued events: they expire, they are given their outcome when an
+             operator or the mailbox has removed their message, and old ones are deleted.
+
+A take is stored in whole or not at all, with the last event id of its stream, and only while this
+runner holds the lease of the source (`event_writer.py`, `source_lease.py`). The server sends again
+what was not stored, and what is stored already changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from longwatch.core.clock import Clock
+from longwatch.core.events.base import Events
+from longwatch.core.events.runner import StreamEventsTaken
+from longwatch.errors import StoreError
+from longwatch.host.blocking_call import BlockingCall
+from longwatch.runner.event_filter import OVERFLOW, OVERSIZE
+from longwatch.runner.event_writer import BatchPlan, EventWriter, SourceBatch
+from longwatch.runner.policy import RunnerPolicy, Severity, SourceSpec
+from longwatch.runner.queue_sweep import QueueSweep
+from longwatch.runner.retention import EventRetention
+from longwatch.runner.seams import StreamItem
+from longwatch.runner.source_lease import SourceLeaseLostError, SourceLeases
+from longwatch.store.database import CALL_TIMEOUT, Database
+from longwatch.store.named_sql import load_queries
+
+MAX_GROUP_ITEMS = 10_000
+"""Items in one transaction, counted before the last batch: other writers wait meanwhile."""
+_TIMEOUT = 2 * CALL_TIMEOUT
+
+
+class _Request:
+    """A call that waits for the thread of the intake."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.is_done = False
+        self.error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.is_done = True
+
+
+class _Take(_Request):
+    def __init__(self, source: str, items: Sequence[StreamItem], cursor: str) -> None:
+        super().__init__(source)
+        self.items = items
+        self.cursor = cursor
+
+
+class _CursorRequest(_Request):
+    cursor = ""
+
+
+class Intake:
+    """An EventIntake over a SQL store.
+
+    `take`, `cursor` and `report_oversize` are used on one event loop. `cursor_now`, `sweep` and
+    `is_expired` block on the store, and may be called from any other thread. `leases` are made here
+    if they are not given; the caller starts and stops them.
+    """
+
+    def __init__(  # noqa: PLR0913 - a runner's intake and its surroundings
+        self,
+        database: Database,
+        sources: Sequence[SourceSpec],
+        policy: RunnerPolicy,
+        *,
+        clock: Clock,
+        events: Events,
+        leases: SourceLeases | None = None,
+        is_breaker_open: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.leases = leases or SourceLeases(
+            database, [spec.name for spec in sources], clock=clock, events=events
+        )
+        self._database = database
+        self._policy = policy
+        self._events = events
+        self._is_breaker_open = is_breaker_open
+        self._sql = load_queries("longwatch.runner", "queries", database.dialect)
+        self._writer = EventWriter(database, sources, policy, self.leases)
+        self._queue_sweep = QueueSweep(
+            database, self._writer.queues, max_age=policy.max_queue_age, events=events
+        )
+        self._retention = EventRetention(database, policy.event_retention)
+        self._waiting: deque[_Request] = deque()
+        self._call = BlockingCall(self._serve, name="longwatch-intake", timeout=_TIMEOUT)
+
+    # --- EventIntake ---
+
+    async def cursor(self, source: str) -> str:
+        request = _CursorRequest(source)
+        await self._wait_for(request)
+        return request.cursor
+
+    async def take(self, source: str, items: Sequence[StreamItem], *, cursor: str) -> None:
+        await self._wait_for(_Take(source, items, cursor))
+
+    async def report_oversize(self, source: str, count: int) -> None:
+        if count > 0:
+            self._events.emit(
+                StreamEventsTaken(
+                    cluster=source,
+                    received={str(Severity.OTHER): count},
+                    dropped={OVERSIZE: count},
+                )
+            )
+
+    # --- blocking ---
+
+    def cursor_now(self, source: str) -> str:
+        """The last event id that was stored for this source; empty: none."""
+        rows = self._database.read(lambda tx: tx.rows(self._sql["cursor"], {"name": source}))
+        return str(rows[0][0]) if rows else ""
+
+    def take_now(self, source: str, items: Sequence[StreamItem], *, cursor: str) -> None:
+        """`take`, for callers without an event loop. Not while another thread takes."""
+        take = _Take(source, items, cursor)
+        self._store([take])
+        if take.error is not None:
+            raise take.error
+
+    def sweep(self) -> int:
+        """Expire, reconcile and delete, in small transactions; how many events have changed."""
+        return self._queue_sweep.run() + self._retention.run()
+
+    def is_expired(self, received_at: float) -> bool:
+        """Whether an event that came in then, on the store's clock, is too old to be started."""
+        max_age = self._policy.max_queue_age
+        if max_age is None:
+            return False
+        [(now,)] = self._database.read(lambda tx: tx.rows(self._sql["store_time"]))
+        return float(now) - received_at >= max_age
+
+    def close(self) -> None:
+        """End the thread of the intake; the leases and the store are the caller's."""
+        self._call.close()
+
+    # --- the thread of the intake ---
+
+    async def _wait_for(self, request: _Request) -> None:
+        """Wait until the thread has dealt with the request; the callers of one call share it."""
+        self._waiting.append(request)
+        try:
+            while not request.is_done:
+                await self._call.run()
+        except TimeoutError:
+            raise StoreError(
+                f"no answer from the store within {_TIMEOUT:g} s; whether it was written is unknown"
+            ) from None
+        finally:
+            if not request.is_done and request in self._waiting:
+                self._waiting.remove(request)  # a caller that has given up wants nothing stored
+        if request.error is not None:
+            raise request.error
+
+    def _serve(self) -> None:
+        """Deal with what waits: the cursors that are asked for, then one transaction."""
+        takes: list[_Take] = []
+        count = 0
+        while count < MAX_GROUP_ITEMS:
+            try:
+                request = self._waiting.popleft()
+            except IndexError:
+                break
+            if isinstance(request, _Take):
+                takes.append(request)
+                count += len(request.items)
+            else:
+                self._answer(request)
+        self._store(takes)
+
+    def _answer(self, request: _Request) -> None:
+        assert isinstance(request, _CursorRequest)
+        try:
+            request.cursor = self.cursor_now(request.source)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            request.finish(error)
+        else:
+            request.finish()
+
+    def _store(self, takes: Sequence[_Take]) -> None:
+        """Store takes in one transaction. An error that is not the store's comes of one of them,
+        so then each gets a transaction of its own.
+        """
+        try:
+            self._store_together(takes)
+        except StoreError as error:
+            _finish_all(takes, error)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            if len(takes) == 1:
+                _finish_all(takes, error)
+            for take in takes if len(takes) > 1 else ():
+                if not take.is_done:
+                    self._store([take])
+
+    def _store_together(self, takes: Sequence[_Take]) -> None:
+        batches: dict[str, SourceBatch] = {}
+        for take in takes:
+            if take.source in batches:
+                continue
+            try:
+                batches[take.source] = self._prepare([t for t in takes if t.source == take.source])
+            except SourceLeaseLostError as error:
+                _finish_all([t for t in takes if t.source == take.source], error)
+        if not batches:
+            return
+        plans = self._writer.write(list(batches.values()))
+        for batch, plan in zip(batches.values(), plans, strict=True):
+            lost = _lost_error(batch.source) if plan is None else None
+            if plan is not None:
+                self._emit(batch.source, plan)
+            _finish_all([take for take in takes if take.source == batch.source], lost)
+
+    def _prepare(self, takes: Sequence[_Take]) -> SourceBatch:
+        items = [item for take in takes for item in take.items]
+        return self._writer.prepare(takes[0].source, items, takes[-1].cursor)
+
+    def _emit(self, source: str, plan: BatchPlan) -> None:
+        if not plan.received:
+            return
+        dropped = plan.dropped
+        dropped[OVERFLOW] += len(plan.removed)
+        breaker_dropped = dropped.pop(OVERFLOW) if self._is_breaker_open() else 0
+        self._events.emit(
+            StreamEventsTaken(
+                cluster=source,
+                received=dict(plan.received),
+                filtered=dict(plan.filtered),
+                dropped={reason: count for reason, count in dropped.items() if count},
+                breaker_dropped=breaker_dropped,
+                queued=len(plan.queued),
+            )
+        )
+
+
+def _finish_all(takes: Iterable[_Take], error: Exception | None) -> None:
+    for take in takes:
+        if not take.is_done:
+            take.finish(error)
+
+
+def _lost_error(source: str) -> SourceLeaseLostError:
+    return SourceLeaseLostError(
+        f"another runner has taken over the source {source!r}; nothing was stored"
+    )
