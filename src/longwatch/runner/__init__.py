@@ -10,8 +10,9 @@ The life of a stream event
     decided on  The intake reads it (`stream_event.py`), and filters it by severity and for
                 duplicates (`event_filter.py`).
     queued      One transaction stores the event, its message in the mailbox `runner/NAME` and the
-                last event id of the stream (`intake.py`, `event_store.py`). A crash before it makes
-                the server send the event again; a crash after it has it stored.
+                last event id of the stream (`intake.py`, `event_writer.py`, `event_queue.py`). A
+                crash before it makes the server send the event again; a crash after it has it
+                stored. What waits too long, or is removed, ends in the sweep (`queue_sweep.py`).
     claimed     The engine claims the messages of all sources, oldest first and in turn, within a
                 cap for each source and one for all (`dispatch.py`).
     run         An agent process runs in a workspace of its own (`agent_run.py`, `workspace.py`),

@@ -24,8 +24,8 @@ WHERE name = :name
 
 -- name: list_sources
 -- Every source: its connection, its last event, and how many of its events wait and run.
-SELECT name, state, state_since, last_event_id, last_event_at, reconnects, connection_error,
-    CASE WHEN lease_state = 2 THEN 1 ELSE 0 END,
+SELECT longwatch_runner_sources.name, state, state_since, last_event_id, last_event_at, reconnects,
+    connection_error, CASE WHEN lease_state = 2 THEN 1 ELSE 0 END,
     (
         SELECT count(*) FROM longwatch_messages
         WHERE longwatch_messages.queue = longwatch_mailboxes.queue AND lease_state = 0

@@ -25,7 +25,9 @@ _WORDS = {
         "60 p1"
     ),
 }
-_BY_WORD = {word: severity for severity, words in _WORDS.items() for word in words.split()}
+_BY_WORD: dict[str | int, Severity] = {
+    word: severity for severity, words in _WORDS.items() for word in words.split()
+}
 _PRIORITY_PREFIXES = ("severity", "sev", "s", "p")
 RANKS = {severity: rank for rank, severity in enumerate(_WORDS)} | {Severity.OTHER: 1}
 """Which severity is graver: a higher number."""
@@ -33,8 +35,7 @@ RANKS = {severity: rank for rank, severity in enumerate(_WORDS)} | {Severity.OTH
 
 def parse_severity(value: str | int) -> Severity:
     """The severity that a word or number of any vocabulary stands for."""
-    known = _BY_WORD.get(value) if isinstance(value, str) else None
-    return known or _parse_variant(str(value))
+    return _BY_WORD.get(value) or _parse_variant(str(value))
 
 
 def _parse_variant(text: str) -> Severity:

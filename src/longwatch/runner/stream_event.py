@@ -56,6 +56,7 @@ class StreamEvent(NamedTuple):
 
 _DECODER = msgspec.json.Decoder(_EventFields)
 _DOCUMENT_DECODER = msgspec.json.Decoder(dict[str, Any])
+_SEVERITY_TYPES, _RESOURCE_TYPES = (str, int), (str, dict)
 _CANONICAL = msgspec.json.Encoder(order="deterministic")
 
 
@@ -72,7 +73,9 @@ def parse_event(data: str, *, max_bytes: int) -> StreamEvent:
         fields = _DECODER.decode(raw)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         return _malformed(data, str(error))
-    if problem := _find_problem(fields, data):
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _is_too_deep(data):
+        return _malformed(data, f"it is nested deeper than {MAX_DEPTH}")
+    if problem := _find_problem(fields):
         return _malformed(data, problem)
     return StreamEvent(data, data_hash, parse_severity(fields.severity), _fault_key(fields))
 
@@ -85,20 +88,16 @@ def event_document(data: str, *, source: str) -> dict[str, Any]:
     return document
 
 
-def _find_problem(fields: _EventFields, data: str) -> str:
+def _find_problem(fields: _EventFields) -> str:
     severity, resource = fields.severity, fields.resource
-    if not isinstance(severity, str | int) or isinstance(severity, bool) or severity == "":
+    if type(severity) not in _SEVERITY_TYPES or severity == "":
         return f"expected a word or a number as `severity`, got {_shown(severity)}"
-    if not isinstance(resource, str | dict) or not resource:
+    if type(resource) not in _RESOURCE_TYPES or not resource:
         return f"expected a text or an object as `resource`, got {_shown(resource)}"
-    if _is_too_deep(data):
-        return f"it is nested deeper than {MAX_DEPTH}"
     return ""
 
 
 def _is_too_deep(data: str) -> bool:
-    if data.count("{") + data.count("[") <= MAX_DEPTH:
-        return False
     depth = 0
     for match in _OPENERS_OR_TEXT.finditer(data):
         found = match[0]
@@ -117,19 +116,14 @@ def _fault_key(fields: _EventFields) -> str:
     """
     fault_id = fields.fault_id
     if fault_id or fault_id == 0:
-        text = fault_id if isinstance(fault_id, str) else _canonical(fault_id)
-        named = f"id\n{text}"
+        named = f"id\n{_text(fault_id)}"
     else:
         named = f"{_text(fields.resource)}\n{_text(fields.fault_type)}\n{_text(fields.cluster)}"
     return blake2b(named.encode(errors="surrogatepass"), digest_size=HASH_BYTES).hexdigest()
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _canonical(value)
-
-
-def _canonical(value: Any) -> str:
-    return _CANONICAL.encode(value).decode()
+    return value if type(value) is str else _CANONICAL.encode(value).decode()
 
 
 def _shown(value: Any) -> str:
