@@ -179,6 +179,50 @@ def test_a_failed_transaction_leaves_nothing(
     assert rig.intake.cursor_now("eu") == "9"
 
 
+def test_a_commit_whose_reply_was_lost_doubles_nothing(
+    rig: IntakeRig, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the transaction was committed and the caller gets an error, the same batch changes nothing
+    later, also its items without ids.
+    """
+    write = database.write
+
+    def lose_reply(work: Callable[[Any], Any], **options: Any) -> Any:
+        monkeypatch.setattr(database, "write", write)
+        write(work, **options)
+        raise StoreError("unknown")
+
+    batch = [item(1), StreamItem("{", "2"), StreamItem(item(3).data)]
+    rig.take(items(0))
+    monkeypatch.setattr(database, "write", lose_reply)
+    with pytest.raises(StoreError, match="unknown"):
+        rig.take(batch, cursor="9")
+    stored = rig.queued(), rig.dead()
+    rig.take(batch, cursor="9")
+    assert (rig.queued(), rig.dead()) == stored
+    assert len(stored[0]) == 3
+
+
+def test_a_take_that_is_given_up_stores_all_or_nothing(rig: IntakeRig) -> None:
+    """A caller that is cancelled while it waits leaves a whole batch or none, and the intake goes
+    on.
+    """
+
+    async def cancel_many() -> None:
+        for n in range(20):
+            take = asyncio.ensure_future(rig.intake.take("eu", items(2 * n, 2 * n + 1), cursor="x"))
+            await asyncio.sleep(0.001 * (n % 3))
+            take.cancel()
+            await asyncio.wait({take})
+        await rig.intake.take("eu", items(100), cursor="100")
+
+    asyncio.run(cancel_many())
+    stored = [int(number) for number in rig.queued()]
+    assert stored[-1] == 100
+    assert all(number % 2 or number + 1 in stored for number in stored[:-1])
+    assert rig.intake.cursor_now("eu") == "100"
+
+
 def test_only_the_holder_of_the_lease_stores(rig: IntakeRig, database: Database) -> None:
     """A runner whose lease was taken over stores nothing, and the other one goes on from its
     cursor.

@@ -11,6 +11,7 @@ from longwatch.core.events.runner import EventSourceStandingBy
 from longwatch.host.incarnation import Incarnation
 from longwatch.runner.source_lease import SourceLeaseLostError, SourceLeases
 from longwatch.store.database import Database
+from longwatch.testing import check_service
 from polling import eventually
 
 
@@ -98,3 +99,11 @@ def test_a_store_that_was_emptied_is_filled_again(database: Database) -> None:
     database.write(lambda tx: tx.execute("DELETE FROM longwatch_runner_sources"))
     assert leases.renew() == {"a"}
     leases.release()
+
+
+def test_the_service_keeps_the_contract(database: Database) -> None:
+    """Leases start and stop as every service does, again and again."""
+    warm_up = SourceLeases(database, ["a"])
+    warm_up.renew()  # the threads of the store are not the service's
+    warm_up.release()
+    check_service(lambda: SourceLeases(database, ["a"]))

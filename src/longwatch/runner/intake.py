@@ -42,6 +42,7 @@ class _Request:
     def __init__(self, source: str) -> None:
         self.source = source
         self.is_done = False
+        self.is_abandoned = False
         self.error: Exception | None = None
 
     def finish(self, error: Exception | None = None) -> None:
@@ -158,8 +159,7 @@ class Intake:
                 f"no answer from the store within {_TIMEOUT:g} s; whether it was written is unknown"
             ) from None
         finally:
-            if not request.is_done and request in self._waiting:
-                self._waiting.remove(request)  # a caller that has given up wants nothing stored
+            request.is_abandoned = True  # a caller that has given up wants nothing stored
         if request.error is not None:
             raise request.error
 
@@ -172,6 +172,8 @@ class Intake:
                 request = self._waiting.popleft()
             except IndexError:
                 break
+            if request.is_abandoned:
+                continue
             if isinstance(request, _Take):
                 takes.append(request)
                 count += len(request.items)

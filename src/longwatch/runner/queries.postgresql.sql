@@ -89,7 +89,7 @@ WHERE event.id = ended.id AND event.outcome IS NULL
 -- name: lock_overdue
 -- Messages of a queue that waited too long and were never started, with the age of each; locked.
 SELECT seq, id, :wall_now - enqueued_at FROM longwatch_messages
-WHERE queue = :queue AND lease_state <> 2 AND deliveries = 0
+WHERE queue = :queue AND lease_state = 0 AND deliveries = 0
     AND enqueued_at <= :wall_now - :max_age::float8
 ORDER BY seq LIMIT :limit FOR UPDATE SKIP LOCKED
 

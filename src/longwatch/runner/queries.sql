@@ -82,9 +82,9 @@ UPDATE longwatch_runner_events SET outcome = NULL, reason = '', ended_at = NULL 
 UPDATE longwatch_messages SET enqueued_at = :wall_now WHERE id = :id AND lease_state <> 2
 
 -- name: find_overdue
--- Whether any event of a queue has waited too long and has never started.
+-- Whether any event of a queue has waited too long and has never started. Delayed messages have.
 SELECT 1 FROM longwatch_messages
-WHERE queue = :queue AND lease_state <> 2 AND deliveries = 0 AND enqueued_at <= :wall_now - :max_age
+WHERE queue = :queue AND lease_state = 0 AND deliveries = 0 AND enqueued_at <= :wall_now - :max_age
 LIMIT 1
 
 -- name: find_lost_messages
@@ -97,10 +97,10 @@ WHERE event.source = :source AND event.outcome IS NULL
 ORDER BY event.seq LIMIT :limit
 
 -- name: find_returned_messages
--- Events that have an outcome, and whose message is in the mailbox again.
+-- Events that have an outcome, and whose message waits in the mailbox again.
 SELECT event.id
 FROM longwatch_messages AS message JOIN longwatch_runner_events AS event ON event.id = message.id
-WHERE message.queue = :queue AND event.outcome IS NOT NULL LIMIT :limit
+WHERE message.queue = :queue AND message.lease_state = 0 AND event.outcome IS NOT NULL LIMIT :limit
 
 -- name: has_old_events
 -- Whether any event with an outcome is older than the retention.

@@ -74,7 +74,7 @@ WHERE id = :id AND outcome IS NULL
 -- name: lock_overdue
 -- Messages of a queue that waited too long and were never started, with the age of each.
 SELECT seq, id, :wall_now - enqueued_at FROM longwatch_messages
-WHERE queue = :queue AND lease_state <> 2 AND deliveries = 0 AND enqueued_at <= :wall_now - :max_age
+WHERE queue = :queue AND lease_state = 0 AND deliveries = 0 AND enqueued_at <= :wall_now - :max_age
 ORDER BY seq LIMIT :limit
 
 -- name: lock_event

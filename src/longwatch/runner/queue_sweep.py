@@ -62,11 +62,12 @@ class QueueSweep:
         found = self._read("find_returned_messages", parameters)
 
         def work(tx: Transaction) -> int:
-            ids = [{"id": event_id} for (event_id,) in found]
-            for each in ids:
-                tx.defer(self._sql["restart_age"], each)
-                tx.defer(self._sql["reopen"], each)
-            return len(ids)
+            """A message that is claimed or settled meanwhile is left alone: its run ends the
+            event.
+            """
+            returned = [{"id": event_id} for (event_id,) in found]
+            waiting = [each for each in returned if tx.execute(self._sql["restart_age"], each)]
+            return sum(tx.execute(self._sql["reopen"], each) for each in waiting)
 
         return self._database.write(work) if found else 0
 
