@@ -32,7 +32,10 @@ from longwatch.store.database import CALL_TIMEOUT, Database
 from longwatch.store.named_sql import load_queries
 
 MAX_GROUP_ITEMS = 10_000
-"""Items in one transaction, counted before the last batch: other writers wait meanwhile."""
+MAX_GROUP_CHARS = 16 << 20
+"""Items, and characters of them, in one transaction, counted before the last batch: other writers
+wait meanwhile.
+"""
 _TIMEOUT = 2 * CALL_TIMEOUT
 
 
@@ -166,8 +169,8 @@ class Intake:
     def _serve(self) -> None:
         """Deal with what waits: the cursors that are asked for, then one transaction."""
         takes: list[_Take] = []
-        count = 0
-        while count < MAX_GROUP_ITEMS:
+        count = size = 0
+        while count < MAX_GROUP_ITEMS and size < MAX_GROUP_CHARS:
             try:
                 request = self._waiting.popleft()
             except IndexError:
@@ -177,6 +180,7 @@ class Intake:
             if isinstance(request, _Take):
                 takes.append(request)
                 count += len(request.items)
+                size += sum(len(item.data) for item in request.items)
             else:
                 self._answer(request)
         self._store(takes)
