@@ -15,6 +15,28 @@ class StreamItem(NamedTuple):
     id: str | None = None
 
 
+class StreamBatch(NamedTuple):
+    """What one read of a stream gave. `cursor`: the last event id after it. `dropped`: events that
+    were too large. `size`: the bytes that were read; a read of comments alone has no items.
+    """
+
+    items: Sequence[StreamItem]
+    cursor: str
+    dropped: int = 0
+    size: int = 0
+
+
+class EventStream(Protocol):
+    """An open connection to an event source. Used on the event loop, by one reader."""
+
+    @property
+    def retry(self) -> float | None:
+        """The reconnection time in seconds that the server asked for; None: it asked for none."""
+
+    async def read(self) -> StreamBatch | None:
+        """What came next; None: the server has ended the stream. Any exception is a failure."""
+
+
 class EventIntake(Protocol):
     """Decides on the items of streams and stores them. Used on the event loop."""
 
