@@ -56,6 +56,7 @@ class SseStream:
         self, response: aiohttp.ClientResponse, *, cursor: str, max_event_bytes: int
     ) -> None:
         self._content = response.content
+        self._closed = _closed_future(response)
         self._cursor = cursor
         self._parser = EventStreamParser(
             max_line=max_event_bytes + _FIELD_NAME_BYTES,
@@ -73,12 +74,22 @@ class SseStream:
     async def read(self) -> StreamBatch | None:
         chunk = await self._content.read(_CHUNK)
         if not chunk:
+            self._raise_if_broken()
             return None
         items = self._parse(chunk)
         dropped, self._dropped = self._parser.dropped - self._dropped, self._parser.dropped
         if self._parser.last_event_id != _UNSEEN:
             self._cursor = self._parser.last_event_id
         return StreamBatch(items, self._cursor, dropped, len(chunk))
+
+    def _raise_if_broken(self) -> None:
+        """Raise the error that has ended the connection. aiohttp takes it for the end of a body
+        that has no length.
+        """
+        if self._closed is not None and self._closed.done() and not self._closed.cancelled():
+            error = self._closed.exception()
+            if error is not None:
+                raise error
 
     def _parse(self, chunk: bytes) -> list[StreamItem]:
         """The items of a chunk. An event without an id of its own has that of an event before."""
@@ -92,6 +103,17 @@ class SseStream:
                 items.append(StreamItem(data, event_id or None))
         self._last_id = last_id
         return items
+
+
+def _closed_future(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+    """How the connection ends, with its error; None if it has ended, or where aiohttp is too old
+    to say it.
+    """
+    protocol = response.connection and response.connection.protocol
+    closed: asyncio.Future[None] | None = getattr(protocol, "closed", None)
+    if closed is not None:  # an error of it that is never read is no news
+        closed.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return closed
 
 
 @asynccontextmanager
