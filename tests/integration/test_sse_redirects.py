@@ -26,7 +26,11 @@ from event_source_rig import (
     sends,
     stalls,
 )
-from longwatch.core.events.runner import SseConnectionEstablished, SseConnectionFailed
+from longwatch.core.events.runner import (
+    EventSourceEnded,
+    SseConnectionEstablished,
+    SseConnectionFailed,
+)
 from longwatch.runner.policy import SourceSpec
 
 SECRETS = {"Authorization": "Bearer secret", "Cookie": "a=secret", "X-Key": "secret"}
@@ -69,9 +73,11 @@ def test_three_redirects_inside_a_server_are_followed_with_credentials(status: i
 
 def test_a_fourth_redirect_and_a_loop_are_refused() -> None:
     async def scenario() -> None:
-        async with FaultyServer(redirects(lambda: "/events")) as server:
-            failed = await first_failure(server.spec)
-            assert 4 == len(server.requests)
+        scripts = *[redirects(lambda: "/events")] * 4, answers(204)
+        async with FaultyServer(*scripts) as server, running(server.spec) as rig:
+            await rig.first(EventSourceEnded)
+            assert 5 == len(server.requests)
+            (failed,) = rig.of(SseConnectionFailed)
         assert ("http_status", 60.0) == (failed.reason, failed.retry_in)
         assert failed.error.startswith("more than 3 redirects")
 

@@ -70,7 +70,7 @@ class McpStream:
         self._policy = policy
         self._items: list[StreamItem] = []
         self._news = asyncio.Event()
-        self._failure: Failure | None = None
+        self._error: StreamFailedError | None = None
         self._transport = _WatchedTransport(spec, self, clock=clock)
         self._heard_at = 0.0
         self.subscribed = asyncio.Event()
@@ -78,12 +78,12 @@ class McpStream:
     async def read(self) -> StreamBatch | None:
         """The items that came; none of them when the server gave another sign of life."""
         await self._news.wait()
-        if not self._items and self._failure is not None:
-            if self._failure is CLEAN_END:
+        if not self._items and self._error is not None:
+            if self._error.failure is CLEAN_END:
                 return None
-            raise StreamFailedError(self._failure)
+            raise self._error
         items, self._items = self._items, []
-        if self._failure is None:
+        if self._error is None:
             self._news.clear()
         self._transport.resume()
         return StreamBatch(items, "", 0, sum(len(item.data) for item in items))
@@ -97,10 +97,8 @@ class McpStream:
                 timeout=httpx2.Timeout(CONNECT_TIMEOUT, read=None),
             ) as http:
                 await self._serve_client(http)
-        except Exception as error:
-            self.fail(_failure_of(error))
-            if isinstance(error, SubscribeToolMissingError):
-                raise
+        except Exception as error:  # noqa: BLE001 - the reader gets it
+            self.fail(error)
 
     async def _serve_client(self, http: httpx2.AsyncClient) -> None:
         streams = streamable_http_client(
@@ -115,8 +113,11 @@ class McpStream:
             try:
                 await self._subscribe(client)
                 await self._ping_when_silent(client)
+            except Exception as error:
+                self.fail(error)  # before the SDK closes what is open, which looks like a fault
+                raise
             finally:
-                if self._failure is None:
+                if self._error is None or isinstance(self._error, SubscribeToolMissingError):
                     await self._end_session(http, client)
 
     async def _end_session(self, http: httpx2.AsyncClient, client: Client) -> None:
@@ -134,8 +135,8 @@ class McpStream:
     async def _subscribe(self, client: Client) -> None:
         subscription = self._spec.subscription
         await self._transport.await_event_stream(min(_FLUSH_GRACE, self._policy.read_timeout / 2))
-        if self._failure is not None:
-            raise StreamFailedError(self._failure)
+        if self._error is not None:
+            raise self._error
         with suppress(MCPError):  # a server without levels sends all it has
             level = SetLevelRequest(params=SetLevelRequestParams(level="debug"))
             await client.session.send_request(level, EmptyResult)
@@ -183,16 +184,16 @@ class McpStream:
 
     @property
     def has_failed(self) -> bool:
-        return self._failure is not None
+        return self._error is not None
 
     def heard(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         self._news.set()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the stream for this reason; the first one counts."""
-        if self._failure is None:
-            self._failure = failure
+        if self._error is None:
+            self._error = _stream_error(error)
             self._news.set()
             self._transport.resume()
 
@@ -243,12 +244,15 @@ async def _tool_names(client: Client) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _failure_of(error: BaseException) -> Failure:
+def _stream_error(error: BaseException) -> StreamFailedError:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, StreamFailedError):
+        return error
     if isinstance(error, MCPError):
-        return Failure(reason=FailureReason.HTTP_STATUS, error=f"the server refused: {error}")
-    return failure_of_error(error)
+        refusal = f"the server refused: {error}"
+        return StreamFailedError(Failure(reason=FailureReason.HTTP_STATUS, error=refusal))
+    return StreamFailedError(failure_of_error(error))
 
 
 # --- the transport ---
@@ -272,7 +276,7 @@ class _WatchedTransport(httpx2.AsyncBaseTransport):
         try:
             response = await self._inner.handle_async_request(request)
         except Exception as error:
-            self._stream.fail(failure_of_error(error))
+            self._stream.fail(error)
             raise
         self._stream.heard()
         self.session_id = response.headers.get(_SESSION_HEADER, self.session_id)
@@ -331,12 +335,12 @@ class _WatchedTransport(httpx2.AsyncBaseTransport):
         status = response.status_code
         if status == _NOT_FOUND and _SESSION_HEADER in request.headers:
             error = "the server does not know the session any more"
-            self._stream.fail(Failure(reason=FailureReason.SERVER_RESTART, error=error))
+            failure = Failure(reason=FailureReason.SERVER_RESTART, error=error)
+            self._stream.fail(StreamFailedError(failure))
         elif status != _BAD_REQUEST or request.method == "GET":
             retry_after = response.headers.get("retry-after")
-            self._stream.fail(
-                failure_of_status(status, retry_after=retry_after, now=self._clock.wall())
-            )
+            failure = failure_of_status(status, retry_after=retry_after, now=self._clock.wall())
+            self._stream.fail(StreamFailedError(failure))
 
 
 class _WatchedBytes(httpx2.AsyncByteStream):
@@ -356,12 +360,13 @@ class _WatchedBytes(httpx2.AsyncByteStream):
                 yield chunk
                 await self._transport.await_room()
         except Exception as error:
-            self._stream.fail(failure_of_error(error))
+            self._stream.fail(error)
             raise
-        self._stream.fail(CLEAN_END)
+        self._stream.fail(StreamFailedError(CLEAN_END))
 
     async def aclose(self) -> None:
         """Close it. Before its end the SDK does so for an event that is too large."""
         await self._inner.aclose()
         error = "the event stream was closed: expected events within max_event_bytes"
-        self._stream.fail(Failure(reason=FailureReason.NETWORK_ERROR, error=error))
+        failure = Failure(reason=FailureReason.NETWORK_ERROR, error=error)
+        self._stream.fail(StreamFailedError(failure))
