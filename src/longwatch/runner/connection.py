@@ -21,14 +21,15 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from longwatch.core.backoff import random_spread
 from longwatch.core.clock import Clock
+from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.runner import (
     EventSourceEnded,
@@ -46,12 +47,16 @@ from longwatch.runner.reconnect import (
     CLEAN_END,
     STABLE_AFTER,
     Failure,
+    FailureReason,
     Reconnect,
     StreamEndedError,
+    StreamFailedError,
     SubscribeToolMissingError,
     failure_of_error,
 )
 from longwatch.runner.seams import EventIntake, EventStream, StreamBatch, StreamItem
+
+T = TypeVar("T")
 
 
 class ConnectionPhase(StrEnum):
@@ -156,9 +161,9 @@ class SourceConnection:
         return failure
 
     async def _use_stream(self) -> Failure:
-        cursor = await self._intake.cursor(self._spec.name)
+        cursor = await _stored(self._intake.cursor(self._spec.name))
         if self._unstored:
-            await self._intake.take(self._spec.name, self._unstored, cursor=cursor)
+            await _stored(self._intake.take(self._spec.name, self._unstored, cursor=cursor))
             self._unstored = []
         async with self._open(self._spec, self._policy, cursor=cursor, clock=self._clock) as stream:
             self._establish()
@@ -192,13 +197,13 @@ class SourceConnection:
 
     async def _take(self, batch: StreamBatch, ahead: ReadAhead) -> None:
         try:
-            await self._intake.take(self._spec.name, batch.items, cursor=batch.cursor)
-        except Exception:
+            await _stored(self._intake.take(self._spec.name, batch.items, cursor=batch.cursor))
+        except StreamFailedError:
             left = [*batch.items, *ahead.items]
             self._unstored = [item for item in left if item.id is None]
             raise
         if batch.dropped:
-            await self._intake.report_oversize(self._spec.name, batch.dropped)
+            await _stored(self._intake.report_oversize(self._spec.name, batch.dropped))
 
     # --- what is known of it ---
 
@@ -283,6 +288,15 @@ class SourceConnection:
             error=self.state.error if error is None else error,
         )
         self._report(self.state)
+
+
+async def _stored(call: Awaitable[T]) -> T:
+    """The result of a call to the intake; its error is no fault of the server."""
+    try:
+        return await call
+    except Exception as error:
+        failure = Failure(reason=FailureReason.NETWORK_ERROR, error=describe_error(error))
+        raise StreamFailedError(failure) from error
 
 
 def load_opener(kind: SourceKind) -> StreamOpener:

@@ -117,7 +117,7 @@ class McpStream:
                 self.fail(error)  # before the SDK closes what is open, which looks like a fault
                 raise
             finally:
-                if self._error is None or isinstance(self._error, SubscribeToolMissingError):
+                if self._error is None or self._error.failure.reason is FailureReason.HTTP_STATUS:
                     await self._end_session(http, client)
 
     async def _end_session(self, http: httpx2.AsyncClient, client: Client) -> None:
