@@ -23,7 +23,7 @@ E = TypeVar("E", bound=Event)
 
 
 class HastyClock(SystemClock):
-    """Real time, except that sleeps pass at once: they are noted, and time jumps by them."""
+    """Real time, except that sleeps are short: they are noted, and time jumps by them."""
 
     def __init__(self) -> None:
         self.sleeps: list[float] = []
@@ -35,7 +35,7 @@ class HastyClock(SystemClock):
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self._jumped += seconds
-        await asyncio.sleep(0)
+        await asyncio.sleep(min(seconds, 0.02))
 
     def jump(self, seconds: float) -> None:
         self._jumped += seconds
