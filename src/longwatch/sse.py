@@ -14,17 +14,28 @@ The rules are those of the HTML standard, "Interpreting an event stream":
 Bounds
     Memory is bounded by `max_line` and `max_event`. A block with a longer line, or with more data,
     is dropped as a whole, its id included, and counted in `dropped`. The parser goes on after the
-    next empty line. Every byte is looked at once, however the chunks are cut.
+    next empty line. The work is linear in the bytes, however the chunks are cut.
+
+Speed
+    Most blocks are ids and event names before one line of data. One regular expression reads such
+    blocks, and comments between them; all other text takes the way by lines. The expression does
+    not backtrack. Where it fits nothing, the stretches that go by lines double.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 MAX_LINE_BYTES = 1 << 20
 MAX_EVENT_BYTES = 4 << 20
 MAX_RETRY_MS = 10**12
 _BOM = b"\xef\xbb\xbf"
+_PLAIN_BLOCK = re.compile(
+    r"(?:\n|:[^\n]*+\n)*+"  # empty lines and comments
+    r"(?:id: ?([^\n\0]*+)\n|event: ?([^\n]*+)\n)*+data: ?([^\n]*+)\n\n"
+    r"|[\s\S]"  # not a plain block: then the third group is None
+)
 
 
 class ServerSentEvent(NamedTuple):
@@ -33,6 +44,10 @@ class ServerSentEvent(NamedTuple):
     data: str
     event: str = "message"
     id: str = ""
+
+
+_new_event = tuple.__new__
+"""Half the time of calling the class, once for each event."""
 
 
 class EventStreamParser:
@@ -59,6 +74,8 @@ class EventStreamParser:
         self.dropped = 0
         self._max_line = max_line
         self._max_event = max_event
+        self._max_plain = min(max_line, max_event)
+        """No line and no event of fewer bytes can be too large."""
         self._start = b""
         """The first bytes of the stream, while they may be a byte order mark."""
         self._is_started = False
@@ -77,7 +94,56 @@ class EventStreamParser:
         """The events that this chunk completes."""
         if not self._is_started:
             chunk = self._strip_mark(self._start + chunk)
-        lines = self._unify_line_ends(chunk).split(b"\n")
+        text = self._unify_line_ends(chunk)
+        start = 0 if self._is_between_blocks() else text.find(b"\n\n") + 2
+        end = text.rfind(b"\n\n") + 2
+        if start == 1 or end <= start or end - start > self._max_plain:
+            return self._feed_lines(text)
+        events = self._feed_lines(text[:start]) if start else []
+        self._feed_blocks(text[start:end], events)
+        if end < len(text):
+            events += self._feed_lines(text[end:])
+        return events
+
+    def _is_between_blocks(self) -> bool:
+        return not (
+            self._line or self._data or self._event or self._is_dropping or self._id is not None
+        )
+
+    def _feed_blocks(self, blocks: bytes, events: list[ServerSentEvent]) -> None:
+        """Parse whole blocks."""
+        try:
+            text = blocks.decode()
+        except UnicodeDecodeError:
+            events += self._feed_lines(blocks)
+            return
+        position = stretch = 0
+        while position < len(text):
+            start, position = position, self._match_blocks(text, position, events)
+            if position < len(text):
+                stretch = 0 if position > start else 2 * stretch + 64
+                end = text.find("\n\n", position + stretch) + 2
+                end = end if end > 1 else len(text)
+                events += self._feed_lines(text[position:end].encode())
+                position = end
+
+    def _match_blocks(self, text: str, start: int, events: list[ServerSentEvent]) -> int:
+        """Parse plain blocks up to another one; returns its position. This is the hot loop."""
+        last_id = self.last_event_id
+        position = len(text)
+        for match in _PLAIN_BLOCK.finditer(text, start):
+            new_id, name, data = match.groups()
+            if data is None:
+                position = match.start()
+                break
+            if new_id is not None:
+                last_id = new_id
+            events.append(_new_event(ServerSentEvent, (data, name or "message", last_id)))
+        self.last_event_id = last_id
+        return position
+
+    def _feed_lines(self, text: bytes) -> list[ServerSentEvent]:
+        lines = text.split(b"\n")
         rest = lines.pop()
         if not lines:
             self._add_text(rest)
@@ -118,7 +184,7 @@ class EventStreamParser:
             self._line += text
 
     def _parse_lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
-        """The events that these lines end. This is the hot loop: `data` is looked for first."""
+        """The events that these lines end; `data` is looked for first."""
         events: list[ServerSentEvent] = []
         for line in lines:
             if self._is_dropping:
