@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from event_source_rig import FaultyServer, MemoryIntake, answers, running
+from event_source_rig import DEADLINE, FaultyServer, MemoryIntake, answers, running
 from longwatch.core.events.runner import (
     EventSourceDegraded,
     SseConnectionClosed,
@@ -241,3 +241,54 @@ def test_a_refused_connection_and_an_unknown_name_have_their_reasons() -> None:
 
     assert "network_error" == asyncio.run(scenario(f"http://127.0.0.1:{free_port()}/mcp"))
     assert "dns" == asyncio.run(scenario("http://no-such-host.invalid/mcp"))
+
+
+def test_an_event_that_is_too_large_ends_the_session_and_the_next_one_goes_on(
+    server: EventServer,
+) -> None:
+    async def scenario() -> None:
+        policy = RunnerPolicy(max_event_bytes=4000)
+        async with running(server.spec, policy=policy) as rig:
+            await rig.first(SseConnectionEstablished)
+            server.send("x" * 5000)
+            failed = await rig.first(SseConnectionFailed)
+            await rig.first(SseConnectionEstablished, 2)
+            server.send("after")
+            await rig.until(lambda: event("after") in rig.intake.data)
+        assert "max_event_bytes" in failed.error
+        assert [event("after")] == rig.intake.data
+        assert 1 == rig.intake.oversize
+
+    asyncio.run(scenario())
+
+
+def test_a_cancel_leaves_a_stalled_server_soon(server: EventServer) -> None:
+    """The goodbye to a server that does not answer has a short deadline of its own."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(DEADLINE), running(server.spec) as rig:
+            await rig.first(SseConnectionEstablished)
+            server.process.send_signal(signal.SIGSTOP)
+        assert 1 == len(rig.of(SseConnectionClosed))
+
+    asyncio.run(scenario())
+
+
+def test_a_server_without_sessions_cannot_send_events() -> None:
+    """It is retried slowly, with an alert: an event stream needs a session."""
+    body = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "serverInfo": {"name": "stateless", "version": "1"},
+    }
+    reply = json.dumps({"jsonrpc": "2.0", "id": 1, "result": body}).encode()
+    script = answers(200, "Content-Type: application/json", body=reply)
+
+    async def scenario() -> None:
+        async with FaultyServer(script, answers(202)) as stateless:
+            async with running(replace(stateless.spec, kind=SourceKind.MCP)) as rig:
+                failed = await rig.first(SseConnectionFailed)
+            assert ("http_status", 60.0) == (failed.reason, failed.retry_in)
+            assert "no sessions" in failed.error
+
+    asyncio.run(scenario())

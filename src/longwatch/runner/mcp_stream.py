@@ -69,6 +69,7 @@ class McpStream:
         self._spec = spec
         self._policy = policy
         self._items: list[StreamItem] = []
+        self._dropped = 0
         self._news = asyncio.Event()
         self._error: StreamFailedError | None = None
         self._transport = _WatchedTransport(spec, self, clock=clock)
@@ -78,15 +79,16 @@ class McpStream:
     async def read(self) -> StreamBatch | None:
         """The items that came; none of them when the server gave another sign of life."""
         await self._news.wait()
-        if not self._items and self._error is not None:
+        if not self._items and not self._dropped and self._error is not None:
             if self._error.failure is CLEAN_END:
                 return None
             raise self._error
         items, self._items = self._items, []
+        dropped, self._dropped = self._dropped, 0
         if self._error is None:
             self._news.clear()
         self._transport.resume()
-        return StreamBatch(items, "", 0, sum(len(item.data) for item in items))
+        return StreamBatch(items, "", dropped, sum(len(item.data) for item in items))
 
     async def serve(self) -> None:
         """Run the session until it fails; `read` raises why."""
@@ -189,6 +191,12 @@ class McpStream:
     def heard(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         self._news.set()
+
+    def drop_event(self, error: StreamFailedError) -> None:
+        """End the stream for an event that is too large, unless it has failed before."""
+        if self._error is None:
+            self._dropped += 1
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """End the stream for this reason; the first one counts."""
@@ -369,4 +377,4 @@ class _WatchedBytes(httpx2.AsyncByteStream):
         await self._inner.aclose()
         error = "the event stream was closed: expected events within max_event_bytes"
         failure = Failure(reason=FailureReason.NETWORK_ERROR, error=error)
-        self._stream.fail(StreamFailedError(failure))
+        self._stream.drop_event(StreamFailedError(failure))
