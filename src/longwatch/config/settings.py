@@ -18,6 +18,8 @@ from msgspec import Meta, field
 
 from longwatch.config.fields import Name, Period, Port, SettingsTable, Text, argv
 from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
+from longwatch.config.runner import VARIABLES as RUNNER_VARIABLES
+from longwatch.config.runner import RunnerSettings
 from longwatch.config.settings_reader import (
     UNSET,
     EnvironmentVariable,
@@ -34,6 +36,9 @@ from longwatch.engine.policy import suspect_names
 from longwatch.errors import Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.dependencies import dependency_problems
+
+RUNNER_PROGRAM = "runner"
+"""The name of the program that is the runner."""
 
 
 class LogSettings(LogFileSettings, frozen=True, kw_only=True):
@@ -87,6 +92,8 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     """The programs that `longwatch up` keeps up, by name."""
     worker: dict[Name, WorkerSettings] = field(default_factory=dict)
     """The worker processes that it keeps up, by name."""
+    runner: RunnerSettings | None = None
+    """The runner, which it keeps up as one program; not set: there is none."""
 
     @property
     def state_path(self) -> Path | None:
@@ -121,6 +128,14 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
         its processes.
         """
         taken = {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
+        if self.runner is not None:
+            if RUNNER_PROGRAM in taken:
+                yield Fault(
+                    f"program.{RUNNER_PROGRAM}",
+                    "has the name of the runner, and there is a [runner]",
+                    "choose another",
+                )
+            taken[RUNNER_PROGRAM] = "the runner"
         for name, worker in self.worker.items():
             for each in dict.fromkeys([name, *worker.names(name), *suspect_names(name)]):
                 if each in taken:
@@ -159,8 +174,11 @@ def load_settings(
 
 
 def masked_settings(settings: Settings) -> dict[str, object]:
-    """The settings in effect as plain values, secrets masked, for the log."""
+    """The settings in effect as plain values, secrets masked, for the log. The runner shows its
+    own.
+    """
     plain = msgspec.to_builtins(settings)
+    del plain["runner"]
     for table in (plain["run"], *plain["program"].values()):
         for command_table in (table, table["health"] or {}):
             command_table["command"] = command_table.get("command") and argv(
@@ -173,7 +191,7 @@ def flag_name(path: str) -> str:
     """What the flag for a setting is called: `run.health.port` is `--health-port`,
     `run.health.enabled` is `--health`.
     """
-    own = path.removeprefix("run.").removeprefix("supervisor.")
+    own = path.removeprefix("run.").removeprefix("supervisor.").removeprefix("runner.")
     return "--" + own.removesuffix(".enabled").replace(".", "-").replace("_", "-")
 
 
@@ -211,6 +229,7 @@ VARIABLES = (
     EnvironmentVariable(name="DEBUG", path="run.log.level", parse=_parse_debug),
     EnvironmentVariable(name="DEBUG", path="supervisor.log.level", parse=_parse_debug),
     EnvironmentVariable(name="LONGWATCH_STATE_DIR", path="state_dir"),
+    *RUNNER_VARIABLES,
 )
 """The environment variables that are read, and the setting each one overrides."""
 

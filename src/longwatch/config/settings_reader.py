@@ -52,11 +52,13 @@ class EnvironmentVariable:
 
     Its text is read as the setting's type has it, after `parse` if there is one; `parse` returns
     UNSET for a text that leaves the setting as it is, and a text it does not know unchanged.
+    One that `needs_table` counts only where another layer has the table of its setting.
     """
 
     name: str
     path: str
     parse: Callable[[str], object] | None = None
+    needs_table: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Override:
     where: str
     value: object
     cure: str = ""
+    needs_table: bool = False
 
 
 def from_environment(
@@ -81,7 +84,11 @@ def from_environment(
             where = f"environment variable {variable.name}"
             given.append(
                 Override(
-                    path=variable.path, where=where, value=value, cure="correct it or unset it"
+                    path=variable.path,
+                    where=where,
+                    value=value,
+                    cure="correct it or unset it",
+                    needs_table=variable.needs_table,
                 )
             )
     return given
@@ -159,7 +166,12 @@ class _SettingsReader:
 
     def assert_all_used(self) -> None:
         """A variable or flag for a path that no struct has is a mistake of ours."""
-        unused = self._overrides.keys() - self._used
+        optional = {
+            path
+            for path, given in self._overrides.items()
+            if all(override.needs_table for override in given)
+        }
+        unused = self._overrides.keys() - self._used - optional
         assert not unused, f"no such setting: {', '.join(sorted(unused))}"
 
     def struct(self, kind: kinds.StructType, place: _Location, raw: object) -> object:
@@ -200,7 +212,8 @@ class _SettingsReader:
         in it.
         """
         wanted = raw is not _MISSING or any(
-            path.startswith(f"{place.path}.") for path in self._overrides
+            path.startswith(f"{place.path}.") and not all(each.needs_table for each in given)
+            for path, given in self._overrides.items()
         )
         if not wanted and not isinstance(without_metadata(kind), kinds.StructType):
             return _MISSING
