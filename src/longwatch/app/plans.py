@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from longwatch.app.startup_checks import check_command, directory_problem
 from longwatch.config.discovery import FILE_NAME
 from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
-from longwatch.config.settings import Settings
+from longwatch.config.runner import RunnerSettings
+from longwatch.config.settings import RUNNER_PROGRAM, Settings
 from longwatch.config.settings_reader import toml_key
 from longwatch.config.tables import HealthSettings, LimitsSettings
 from longwatch.core.backoff import BackoffPolicy
@@ -53,21 +54,23 @@ def _no_variables(_: int | None) -> Mapping[str, str]:
     return {}
 
 
-def make_plans(
+def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by name
     settings: Settings,
     *,
     base: Path,
     environ: Mapping[str, str],
     source: str = FILE_NAME,
+    config: Path | None = None,
     worker_environment: WorkerEnvironment = _no_variables,
 ) -> dict[str, ProgramPlan]:
     """The programs of the file, by name; ConfigError with everything this machine does not have,
     and if there are none.
 
-    Relative directories begin at `base`; `source` is what messages call the file;
-    `worker_environment` returns the variables of the worker processes of a user.
+    Relative directories begin at `base`; `source` is what messages call the file and `config` its
+    absolute path, which the runner reads. `worker_environment` returns the variables of the worker
+    processes of a user.
     """
-    if not (settings.program or settings.worker):
+    if not (settings.program or settings.worker or settings.runner):
         raise ConfigError(
             Fault(
                 source,
@@ -79,6 +82,8 @@ def make_plans(
     planned = {name: builder.program(name, program) for name, program in settings.program.items()}
     for name, worker in settings.worker.items():
         planned |= {plan.name: plan for plan in builder.worker(name, worker, worker_environment)}
+    if settings.runner is not None:
+        planned[RUNNER_PROGRAM] = builder.runner(settings.runner, config or base / FILE_NAME)
     if builder.faults:
         raise builder.config_error()
     return planned
@@ -247,6 +252,22 @@ class _PlanBuilder:
                 worker_environment=worker_environment,
             )
         return planned
+
+    def runner(self, runner: RunnerSettings, config: Path) -> ProgramPlan:
+        from longwatch.app.runner_plan import runner_faults, runner_plan  # noqa: PLC0415 - only who has a runner pays
+
+        found = [
+            *runner_faults(runner, base=self.base, environ=self.environ),
+            *(
+                Fault(f"agent.{fault.where}", fault.problem, fault.cure)
+                for fault in check_limits(runner.agent.limits)
+            ),
+        ]
+        self.faults += [
+            Fault(f"{self.source}: runner.{fault.where}", fault.problem, fault.cure)
+            for fault in found
+        ]
+        return runner_plan(self.settings, config=config, environ=self.environ)
 
     def _process(self, name: str, program: ProgramSettings, cwd: Path) -> ProcessSpec:
         """As its user, or, so that the rest can be looked at, as ours if there is no such user."""

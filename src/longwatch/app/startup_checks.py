@@ -86,11 +86,11 @@ def working_directory(requested: str | None) -> Path:
 
 def directory_problem(path: Path) -> str:
     """Why nothing can be started in this directory; empty if something can."""
-    problem = _path_problem(path) or ("" if path.is_dir() else "is not a directory")
+    problem = path_problem(path) or ("" if path.is_dir() else "is not a directory")
     return problem or ("" if os.access(path, os.X_OK) else "cannot be entered (permission denied)")
 
 
-def _path_problem(path: Path) -> str:
+def path_problem(path: Path) -> str:
     """Why there is nothing at this path; empty if there is something."""
     try:
         path.stat()
@@ -102,7 +102,7 @@ def _path_problem(path: Path) -> str:
 
 
 def _check_path(path: Path, program: str) -> None:
-    if problem := _path_problem(path):
+    if problem := path_problem(path):
         raise UsageError(f"{program!r} {problem}; check the path")
     if path.is_dir():
         raise UsageError(f"{program!r} is a directory, not a command; name the program inside it")
@@ -127,7 +127,7 @@ def _missing_interpreter(path: Path, cwd: Path) -> str | None:
     except OSError:
         return None
     interpreter = os.fsdecode(match[1]) if match else ""
-    return interpreter if match and _path_problem(cwd / interpreter) else None
+    return interpreter if match and path_problem(cwd / interpreter) else None
 
 
 def _raise_not_found(

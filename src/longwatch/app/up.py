@@ -19,7 +19,7 @@ from longwatch.app.foreground import Foreground
 from longwatch.app.plans import make_plans
 from longwatch.app.startup_checks import busy_port_faults
 from longwatch.config.discovery import LoadedConfig, load_config
-from longwatch.config.settings import masked_settings
+from longwatch.config.settings import RUNNER_PROGRAM, masked_settings
 from longwatch.core.clock import SystemClock
 from longwatch.core.events.base import Events
 from longwatch.errors import ConfigError, Fault
@@ -151,6 +151,7 @@ class _ConfigFile:
             base=loaded.base_dir,
             environ=self._environ,
             source=loaded.display_path,
+            config=loaded.absolute_path,
             worker_environment=self._worker_environment,
         )
 
@@ -185,6 +186,7 @@ class _ConfigFile:
         names = [
             *settings.program,
             *(each for name, worker in settings.worker.items() for each in worker.names(name)),
+            *([RUNNER_PROGRAM] if settings.runner is not None else ()),
         ]
         widest = min(max(map(len, names)), _MAX_TAG_WIDTH)
         assert self._console is not None

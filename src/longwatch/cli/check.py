@@ -34,12 +34,16 @@ def check(*, config: Config = None, json: Json = False) -> None:
 
     loaded = load_config(config, os.environ)
     plans_by_name = make_plans(
-        loaded.settings, base=loaded.base_dir, environ=os.environ, source=loaded.display_path
+        loaded.settings,
+        base=loaded.base_dir,
+        environ=os.environ,
+        source=loaded.display_path,
+        config=loaded.absolute_path,
     )
     _check_ports(loaded)
     programs = [_program_json(wave, plan, loaded) for wave, plan in _start_order(plans_by_name)]
     data = {
-        "config": str(loaded.base_dir / loaded.path.name),
+        "config": str(loaded.absolute_path),
         "state_dir": loaded.state_dir and str(loaded.state_dir),
         "programs": programs,
     }

@@ -29,6 +29,10 @@ class LoadedConfig:
     state_dir: Path | None
 
     @property
+    def absolute_path(self) -> Path:
+        return self.base_dir / self.path.name
+
+    @property
     def display_path(self) -> str:
         """The file as messages name it."""
         return printable(str(self.path))

@@ -96,8 +96,9 @@ def missing_variables(
 
 def agent_spec(settings: AgentSettings, *, base: Path) -> AgentSpec:
     success, limits = settings.success, settings.limits
+    program, *arguments = settings.argv
     return AgentSpec(
-        command=tuple(settings.argv),
+        command=(str(base / program) if "/" in program else program, *arguments),
         workspace=base / settings.workspace,
         prompt=_below(base, settings.prompt),
         success=None

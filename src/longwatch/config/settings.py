@@ -102,7 +102,10 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
 
     def effective_health(self, name: str) -> HealthSettings | None:
         """How a program is asked for its health, all settings considered."""
-        return self.program[name].effective_health if self.supervisor.health_checks else None
+        program = self.program.get(name)
+        if program is None or not self.supervisor.health_checks:
+            return None
+        return program.effective_health
 
     def health_port(self, name: str) -> int | None:
         """The port on which a program is asked for its health; None if it is not asked on one."""
