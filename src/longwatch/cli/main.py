@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from longwatch import __version__
-from longwatch.cli import db, evals, flow, mailbox, programs
+from longwatch.cli import db, evals, flow, mailbox, programs, runner
 from longwatch.cli.check import check
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
@@ -62,6 +62,7 @@ app.add_typer(flow.app, name="flow")
 app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
 app.add_typer(evals.app, name="eval")
+app.add_typer(runner.app, name="runner")
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -90,6 +91,7 @@ def root(
         "up",
         "worker",
         "flow",
+        "runner",
     }:  # which let them through when they are ready for them
         unblock_signals()
     if context.invoked_subcommand is None:

@@ -17,6 +17,7 @@ from longwatch.config.runner import (
 )
 from longwatch.core.masking import MASK, mask_mapping
 from longwatch.host.process import ResourceLimits
+from longwatch.runner.health import ProcessLimits
 from longwatch.runner.policy import (
     DAY,
     AgentSpec,
@@ -112,6 +113,13 @@ def agent_spec(settings: AgentSettings, *, base: Path) -> AgentSpec:
         stop_grace=settings.stop_grace,
         max_output_bytes=settings.max_output_bytes,
     )
+
+
+def process_limits(settings: RunnerSettings) -> ProcessLimits:
+    """What the process of the runner may have before it counts as unhealthy."""
+    counts = (settings.max_threads, settings.max_tasks, settings.max_rss_mb)
+    threads, tasks, rss_mb = (None if isinstance(each, str) else each for each in counts)
+    return ProcessLimits(threads=threads, tasks=tasks, rss_mb=rss_mb)
 
 
 def masked_runner_settings(settings: RunnerSettings) -> dict[str, object]:

@@ -1,0 +1,268 @@
+"""`longwatch runner`: the runner in the foreground, alone or as a program of `longwatch up`.
+
+In order: read the file → look at the machine → open the store → serve health and metrics → run
+until a signal. The first stop signal drains, the second ends the runs at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from longwatch import __version__
+from longwatch.app.console import Console, fill_standard_streams
+from longwatch.app.foreground import (
+    ESCALATE_AFTER,
+    STOP_SIGNALS,
+    block_signals,
+    unblock_signals,
+)
+from longwatch.app.plans import check_limits
+from longwatch.app.runner_plan import make_workspace, runner_faults, store_url
+from longwatch.config.discovery import LoadedConfig, load_config
+from longwatch.config.runner import (
+    DEFAULT_HEALTH_PORT,
+    DEFAULT_METRICS_PORT,
+    RunnerSettings,
+    variable_name,
+)
+from longwatch.config.runner_specs import (
+    agent_spec,
+    masked_runner_settings,
+    process_limits,
+    runner_policy,
+    source_spec,
+)
+from longwatch.core.clock import SystemClock, Wakeup
+from longwatch.core.events.base import Events
+from longwatch.core.events.supervisor import SignalReceived
+from longwatch.errors import ConfigError, Fault
+from longwatch.host.background_thread import BackgroundThread
+from longwatch.host.health_server import HealthServer
+from longwatch.host.periodic import Cadence, Periodic
+from longwatch.host.process import reap_orphans
+from longwatch.host.sdnotify import SdNotifier
+from longwatch.host.shutdown import ShutdownCoordinator
+from longwatch.host.signals import catch_signals
+from longwatch.observe.runner_metrics import RunnerMetrics
+from longwatch.runner.health import MAX_BEAT_AGE
+from longwatch.runner.runner import Runner
+from longwatch.store.database import Database
+from longwatch.store.url import open_database
+
+BEAT_INTERVAL = 5.0
+"""Seconds between two beats for a supervisor, at most."""
+
+Flags = Mapping[str, object]
+
+
+def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
+    """Run until a signal; returns the exit code."""
+    fill_standard_streams()
+    loaded = load_config(path, environ, flags)
+    settings = require_runner(loaded, environ)
+    clock = SystemClock()
+    with (
+        closing(
+            Console(loaded.settings.supervisor.log, state=None, clock=clock, environ=environ)
+        ) as console,
+        open_store(runner_store_url(loaded, environ, flags)) as database,
+    ):
+        make_workspace(agent_spec(settings.agent, base=loaded.base_dir).workspace)
+        return _RunnerCommand(loaded, settings, database, console, environ).run()
+
+
+def require_runner(loaded: LoadedConfig, environ: Mapping[str, str]) -> RunnerSettings:
+    """The runner of the file; ConfigError with everything that this machine does not have."""
+    settings, source = loaded.settings.runner, loaded.display_path
+    if settings is None:
+        raise ConfigError(
+            Fault(
+                source,
+                "declares no event source",
+                'add one: [runner.source.NAME] with url = "https://…", and [runner.agent] with '
+                'command = ["…"]',
+            )
+        )
+    found = [
+        *runner_faults(settings, base=loaded.base_dir, environ=environ),
+        *(
+            Fault(f"agent.{fault.where}", fault.problem, fault.cure)
+            for fault in check_limits(settings.agent.limits)
+        ),
+    ]
+    if found:
+        raise ConfigError(
+            *(Fault(f"{source}: runner.{each.where}", each.problem, each.cure) for each in found)
+        )
+    return settings
+
+
+def runner_store_url(loaded: LoadedConfig, environ: Mapping[str, str], flags: Flags) -> str:
+    """The URL of the store. A relative path of the file begins at the file, any other one at the
+    present directory.
+    """
+    assert loaded.settings.runner is not None
+    url = loaded.settings.runner.store_url
+    from_override = flags.get("runner.store_url") or environ.get(variable_name("store_url"))
+    return url if from_override else store_url(url, loaded.base_dir)
+
+
+def open_store(url: str) -> Database:
+    """The store, once it answers and its schema is up to date; a StoreError says the cure."""
+    database = open_database(url)
+    assert database is not None, "the settings allow SQL stores alone"
+    try:
+        database.write(lambda _: None)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+class _RunnerCommand:
+    """The wiring: runner, metrics, health, signals and the report to a supervisor."""
+
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        settings: RunnerSettings,
+        database: Database,
+        console: Console,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._console = console
+        self._clock = clock = SystemClock()
+        self._events = Events(console.log)
+        self._shown = masked_runner_settings(settings)
+        self._notifier = SdNotifier.from_environment(environ)
+        self._ended = Wakeup()
+        self._is_clean = False
+        base, policy = loaded.base_dir, runner_policy(settings)
+        sources = [
+            source_spec(name, source, base=base, environ=environ)
+            for name, source in settings.source.items()
+        ]
+        self._metrics = RunnerMetrics(
+            clusters=[source.name for source in sources],
+            namespace=settings.metrics_namespace,
+            agent_timeout=policy.agent_timeout,
+            queue_depth=self._queue_depths,
+            version=__version__,
+        )
+        self._events.subscribe(self._metrics.observe)
+        self._runner = Runner(
+            database,
+            sources,
+            agent_spec(settings.agent, base=base),
+            policy,
+            clock=clock,
+            events=self._events,
+            settings=self._shown,
+            totals=self._metrics.totals,
+            limits=process_limits(settings),
+            subreaper=True,
+        )
+
+    def _queue_depths(self) -> Mapping[str, int]:
+        return self._runner.depths.refresh()
+
+    def run(self) -> int:
+        block_signals()
+        try:
+            with self._stopping_on_signal(), self._reaping_orphans(), ExitStack() as undo:
+                self._serve(undo)
+                undo.callback(self._runner.stop)
+                self._runner.start()
+                undo.enter_context(self._reporting())
+                unblock_signals()
+                self._clock.wait(self._ended)
+        finally:
+            self._console.flush()
+        return 0 if self._is_clean else 1
+
+    def _serve(self, undo: ExitStack) -> None:
+        """Serve health and metrics, each on its port unless that is off. The settings that are
+        shown have the ports in effect.
+        """
+        asked = self._settings
+        for key, host, port, metrics in (
+            ("health_port", asked.health_host, asked.health_port, None),
+            ("metrics_port", asked.metrics_host, asked.metrics_port, self._metrics),
+        ):
+            default = DEFAULT_HEALTH_PORT if metrics is None else DEFAULT_METRICS_PORT
+            chosen = default if port is None else port
+            self._shown[key] = chosen
+            if chosen == "off":
+                continue
+            assert isinstance(chosen, int)
+            server = HealthServer(
+                host=host,
+                port=chosen,
+                checks=self._runner.health.checks(),
+                metrics=metrics,
+                clock=self._clock,
+            )
+            server.start()
+            undo.callback(server.stop)
+            self._shown[key] = server.address[1] if server.address else chosen
+
+    @contextmanager
+    def _stopping_on_signal(self) -> Iterator[None]:
+        signals = [
+            signum
+            for signum in (*STOP_SIGNALS, signal.SIGHUP)
+            if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
+        ]
+        coordinator = ShutdownCoordinator.install(
+            signals=signals, events=self._events, debounce_seconds=ESCALATE_AFTER
+        )
+        coordinator.register(lambda: self._stop(coordinator.signal))
+        coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
+        try:
+            yield
+        finally:
+            ShutdownCoordinator.reset()
+
+    def _stop(self, received: int | None) -> None:
+        name = signal.Signals(received or signal.SIGTERM).name
+        try:
+            self._notifier.stopping("draining")
+            self._is_clean = self._runner.shut_down(signal=name)
+        finally:
+            self._ended.set()
+
+    def _kill(self, received: int | None) -> None:
+        self._events.emit(SignalReceived(signal=received or signal.SIGKILL, action="escalate"))
+        self._runner.kill()
+
+    @contextmanager
+    def _reaping_orphans(self) -> Iterator[None]:
+        """Children that nobody waits for end up with a PID 1 or a subreaper."""
+        with catch_signals((signal.SIGCHLD,)) as stream:
+
+            def reap() -> None:
+                for _ in stream:
+                    reap_orphans({self._runner.guardian.pid or 0})
+
+            BackgroundThread(reap, name="longwatch-reaper").start()
+            yield
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report to systemd, or to the supervisor: ready now, then a beat while the loop turns."""
+        if not self._notifier.is_enabled:
+            yield
+            return
+        self._notifier.ready("running")
+        watched = self._notifier.watchdog_seconds
+        interval = BEAT_INTERVAL if watched is None else min(BEAT_INTERVAL, watched / 3)
+        with Periodic(self._beat, Cadence(interval=interval), name="runner-beat"):
+            yield
+
+    def _beat(self) -> None:
+        if self._runner.beat.heartbeat.elapsed() < MAX_BEAT_AGE:
+            self._notifier.beat()

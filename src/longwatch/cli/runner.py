@@ -1,0 +1,353 @@
+"""`longwatch runner`: event sources in, agent runs out; `longwatch runner sources|events|runs …`:
+look at them, retry and cancel.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longwatch.cli import output, runner_views
+from longwatch.cli.options import Json, valid_text
+
+if TYPE_CHECKING:
+    from longwatch.app.runner_store import RunnerStore
+
+app = typer.Typer(invoke_without_command=True)
+runs_app = typer.Typer(help="The runs of agents: look, retry, cancel.", no_args_is_help=True)
+events_app = typer.Typer(help="The events of the sources.", no_args_is_help=True)
+app.add_typer(events_app, name="events")
+app.add_typer(runs_app, name="runs")
+
+FOLLOW_INTERVAL = 0.5
+
+
+def _flag(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", readable=False, help="The file. [longwatch.toml]"),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", callback=valid_text, help="The store. [that of the file]"
+    ),
+]
+Source = Annotated[
+    str | None,
+    typer.Option("--source", metavar="NAME", callback=valid_text, help="Only of this source."),
+]
+RunId = Annotated[str, typer.Argument(metavar="ID", callback=valid_text, help="The run.")]
+
+
+@app.callback()
+def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes them by name
+    context: typer.Context,
+    config: Config = None,
+    agent_timeout: Annotated[
+        str | None, _flag("SECONDS", "The longest run of an agent; `off`: no limit. [300]")
+    ] = None,
+    progress_timeout: Annotated[
+        str | None, _flag("SECONDS", "An agent that writes nothing for so long is ended. [off]")
+    ] = None,
+    max_queue_age: Annotated[
+        str | None, _flag("SECONDS", "Events that waited longer expire; `off`: none does. [600]")
+    ] = None,
+    queue_sweep_interval: Annotated[
+        str | None, _flag("SECONDS", "How often queues are swept. [60]")
+    ] = None,
+    shutdown_timeout: Annotated[
+        str | None, _flag("SECONDS", "How long a stop waits for runs. [30]")
+    ] = None,
+    health_port: Annotated[
+        str | None, _flag("PORT", "Where health is; 0: any free port, `off`: nowhere. [8080]")
+    ] = None,
+    health_host: Annotated[
+        str | None, _flag("HOST", "On which address health is. [0.0.0.0]")
+    ] = None,
+    metrics_port: Annotated[
+        str | None, _flag("PORT", "Where metrics are; 0: any free port, `off`: nowhere. [9090]")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, _flag("HOST", "On which address metrics are. [0.0.0.0]")
+    ] = None,
+    metrics_namespace: Annotated[
+        str | None, _flag("NAME", "What the names of metrics begin with. [longwatch_runner]")
+    ] = None,
+    sse_reconnect_initial_delay: Annotated[
+        str | None, _flag("SECONDS", "The wait before the first reconnect. [1]")
+    ] = None,
+    sse_reconnect_max_delay: Annotated[
+        str | None, _flag("SECONDS", "The longest wait before a reconnect. [60]")
+    ] = None,
+    sse_read_timeout: Annotated[
+        str | None, _flag("SECONDS", "A connection without a byte for so long is made anew. [120]")
+    ] = None,
+    severity_threshold: Annotated[
+        str | None, _flag("SEVERITY", "Milder events are not run. [info]")
+    ] = None,
+    max_concurrent_agents: Annotated[str | None, _flag("N", "Agents at a time. [5]")] = None,
+    max_concurrent_per_source: Annotated[
+        str | None, _flag("N", "Agents at a time for one source. [1]")
+    ] = None,
+    source_queue_size: Annotated[
+        str | None, _flag("N", "Events that may wait for one source. [1000]")
+    ] = None,
+    queue_overflow_policy: Annotated[
+        str | None, _flag("POLICY", "Of a full queue: drop-oldest or reject. [drop-oldest]")
+    ] = None,
+    dedup_window: Annotated[
+        str | None, _flag("SECONDS", "The same fault is not run again so soon; 0: it is. [300]")
+    ] = None,
+    max_attempts: Annotated[
+        str | None, _flag("N", "Runs of one event before it is given up. [3]")
+    ] = None,
+    retry_delay: Annotated[
+        str | None, _flag("SECONDS", "Before the second attempt; doubles. [10]")
+    ] = None,
+    work_breaker_failures: Annotated[
+        str | None, _flag("N", "So many failed runs in a row stop new runs. [5]")
+    ] = None,
+    work_breaker_cooldown: Annotated[
+        str | None, _flag("SECONDS", "Until one run is tried then. [300]")
+    ] = None,
+    breaker_affects_readiness: Annotated[
+        str | None, _flag("BOOL", "Not ready while the work breaker is open. [true]")
+    ] = None,
+    alert_after_failures: Annotated[
+        str | None, _flag("N", "An outage is announced at so many failures in a row. [5]")
+    ] = None,
+    max_event_bytes: Annotated[
+        str | None, _flag("N", "Larger events are dropped. [4194304]")
+    ] = None,
+    run_retention_days: Annotated[
+        str | None, _flag("DAYS", "How long runs and workspaces are kept. [14]")
+    ] = None,
+    event_retention_days: Annotated[
+        str | None, _flag("DAYS", "How long events and dead letters are kept. [7]")
+    ] = None,
+    store_url: Annotated[
+        str | None, _flag("URL", "The SQL store. [sqlite:///longwatch.db]")
+    ] = None,
+    max_threads: Annotated[str | None, _flag("N", "Unhealthy with more threads. [off]")] = None,
+    max_tasks: Annotated[str | None, _flag("N", "Unhealthy with more tasks. [off]")] = None,
+    max_rss_mb: Annotated[str | None, _flag("MB", "Unhealthy with more memory. [off]")] = None,
+    log_level: Annotated[
+        str | None, _flag("LEVEL", "debug, info, warning, error or critical. [info]")
+    ] = None,
+    log_format: Annotated[str | None, _flag("FORMAT", "auto, json or pretty. [auto]")] = None,
+) -> int | None:
+    """Run an agent for each event of the sources.
+
+    The sources and the agent are in longwatch.toml. Every option is an environment
+    variable too. SIGTERM and Ctrl-C drain: what runs has time to end, and what has
+    not ended stays queued. A second one ends the runs at once. Exits with 0, 1 if
+    something could not be ended, 2 for wrong use, 75 to try again.
+    """
+    given = dict(locals())
+    if context.invoked_subcommand is not None:
+        from longwatch.cli.main import unblock_signals  # noqa: PLC0415 - which imports this
+
+        unblock_signals()
+        return None
+    from longwatch.app.runner import runner as run  # noqa: PLC0415 - help must not wait for what only running needs
+
+    flags = {
+        f"{'supervisor.log' if option.startswith('log_') else 'runner'}."
+        f"{option.removeprefix('log_')}": value
+        for option, value in given.items()
+        if option not in {"context", "config"}
+    }
+    return run(config, dict(os.environ), flags)
+
+
+def _open(store: str | None, config: Path | None) -> AbstractContextManager[RunnerStore]:
+    from longwatch.app.runner_store import opened_runner_store  # noqa: PLC0415 - help must not wait for what only commands need
+
+    return opened_runner_store(store, config, os.environ)
+
+
+@app.command()
+def sources(*, store: Store = None, config: Config = None, json: Json = False) -> None:
+    """Show the sources: state, last event, reconnects, queue."""
+    with _open(store, config) as opened:
+        found = opened.events.sources()
+    text = (
+        output.table(runner_views.SOURCE_HEAD, map(runner_views.source_row, found))
+        if found
+        else [f"no sources in {opened.shown}"]
+    )
+    output.print_result(text, [runner_views.source_json(each) for each in found], as_json=json)
+
+
+# --- events ---
+
+
+@events_app.command()
+def tail(  # noqa: PLR0913 - one argument an option
+    *,
+    source: Source = None,
+    outcome: Annotated[
+        runner_views.Outcome | None,
+        typer.Option("--outcome", help="Only with this outcome; open: queued or running."),
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, max=100_000, help="How many.")
+    ] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    store: Store = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """Show the last events, the newest last. With --json one object a line."""
+    with _open(store, config) as opened:
+        opened.require_source(source)
+        wanted = {"source": source, "outcome": outcome.value if outcome else None}
+        for record in _following(opened, wanted, lines, follow=follow):
+            output.print_result(
+                runner_views.event_line(record), runner_views.event_json(record), as_json=json
+            )
+            sys.stdout.flush()
+
+
+def _following(
+    opened: RunnerStore, wanted: dict[str, str | None], lines: int, *, follow: bool
+) -> Iterator[Any]:
+    newest = opened.events.events(limit=1)
+    last = newest[-1].seq if newest else 0
+    yield from opened.events.events(**wanted, limit=lines) if lines else ()  # type: ignore[arg-type]
+    while follow:
+        time.sleep(FOLLOW_INTERVAL)
+        for record in opened.events.events(**wanted, after=last, limit=10_000):  # type: ignore[arg-type]
+            last = record.seq
+            yield record
+
+
+@events_app.command()
+def dead(
+    *,
+    source: Source = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+    ] = 100,
+    store: Store = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """List the events that were given up, the newest last, and why."""
+    with _open(store, config) as opened:
+        opened.require_source(source)
+        found = opened.events.events(source=source, outcome="dead-lettered", limit=limit)
+    text = (
+        output.table(runner_views.DEAD_HEAD, map(runner_views.dead_row, found))
+        if found
+        else [f"no dead-lettered events in {opened.shown}"]
+    )
+    output.print_result(text, [runner_views.event_json(each) for each in found], as_json=json)
+
+
+# --- runs ---
+
+
+@runs_app.command("ls")
+def list_runs(  # noqa: PLR0913 - one argument an option
+    *,
+    source: Source = None,
+    status: Annotated[
+        runner_views.Status | None, typer.Option("--status", help="Only with this status.")
+    ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option("--event", metavar="ID", callback=valid_text, help="Only of this event."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="So many at the most, the newest.")
+    ] = 50,
+    store: Store = None,
+    config: Config = None,
+    json: Json = False,
+) -> None:
+    """List the runs, the newest first."""
+    with _open(store, config) as opened:
+        opened.require_source(source)
+        found = opened.runs.runs(
+            source=source, event=event, status=status.value if status else None, limit=limit
+        )
+    text = (
+        output.table(runner_views.RUN_HEAD, map(runner_views.run_row, found))
+        if found
+        else [f"no runs in {opened.shown}"]
+    )
+    output.print_result(text, [runner_views.run_json(each) for each in found], as_json=json)
+
+
+@runs_app.command()
+def show(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+    """Show a run, its event, and the end of what it wrote."""
+    with _open(store, config) as opened:
+        record = opened.run(run)
+        event = opened.events.event(record.event)
+    output.print_result(
+        runner_views.run_lines(record, event),
+        runner_views.run_json(record, event=event),
+        as_json=json,
+    )
+
+
+@runs_app.command()
+def logs(
+    run: RunId,
+    *,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only what it wrote to stderr.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Only what it wrote to stdout.")] = False,
+    store: Store = None,
+    config: Config = None,
+) -> None:
+    """Print what the agent of a run wrote, as far as it is kept."""
+    from longwatch.app.runner_store import STREAMS, read_log  # noqa: PLC0415 - help must not wait for it
+
+    with _open(store, config) as opened:
+        record = opened.run(run)
+    chosen = [name for name, asked in zip(STREAMS, (stdout, stderr), strict=True) if asked]
+    written = [read_log(record, stream) for stream in chosen or STREAMS]
+    if all(text is None for text in written):
+        typer.echo(f"longwatch: the workspace {record.workspace} is not here; its end:", err=True)
+        written = [(record.output or "").encode()]
+    for text in written:
+        typer.echo(text or b"", nl=False)
+
+
+@runs_app.command()
+def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+    """Queue the event of a run again, with all its attempts."""
+    with _open(store, config) as opened:
+        record = opened.retry(run)
+    output.print_result(
+        f"event {record.id} of {record.source} is queued again",
+        {"event": record.id, "source": record.source},
+        as_json=json,
+    )
+
+
+@runs_app.command()
+def cancel(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
+    """Have the runner end a run; its event is dead-lettered as cancelled."""
+    from longwatch.errors import UsageError  # noqa: PLC0415
+
+    with _open(store, config) as opened:
+        record = opened.run(run)
+        if not opened.runs.request_cancel(run):
+            raise UsageError(f"the run {run} has ended ({record.cause or record.status}) already")
+    output.print_result(f"run {run} is being cancelled", {"run": run}, as_json=json)

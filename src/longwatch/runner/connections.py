@@ -1,0 +1,165 @@
+"""The connections of a runner: one task for each source that it holds.
+
+`hold` is called with the sources that are held, from any thread, whenever they change. Connections
+are made and cancelled on the event loop, in the order of these calls. What a connection says of its
+state is kept here for health, and written to the store by a thread of its own, because the loop
+must not wait for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from longwatch.core.clock import Clock
+from longwatch.core.deadline import Deadline
+from longwatch.core.events.base import Events
+from longwatch.errors import DeadlineExceededError, ServiceStateError
+from longwatch.host.loop import EventLoopThread
+from longwatch.host.periodic import Cadence, Periodic
+from longwatch.host.service import Service
+from longwatch.runner.connection import ConnectionPhase, ConnectionState, SourceConnection
+from longwatch.runner.event_store import EventStore
+from longwatch.runner.policy import RunnerPolicy, SourceSpec
+from longwatch.runner.seams import EventIntake
+
+STAGGER = 0.1
+"""Seconds between the first dials of two sources."""
+MAX_STAGGER = 5.0
+"""Seconds within which all sources are dialled for the first time."""
+WRITE_INTERVAL = 30.0
+
+
+class SourceConnections(Service):
+    """Keeps the sources connected that the runner holds. Every method may be called from any
+    thread.
+
+    `stop` cancels the connections and returns when they are closed. `loop` belongs to the caller,
+    who starts it before and stops it after this.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is connected, and all that a connection uses
+        self,
+        sources: Sequence[SourceSpec],
+        policy: RunnerPolicy,
+        intake: EventIntake,
+        store: EventStore,
+        *,
+        loop: EventLoopThread,
+        clock: Clock,
+        events: Events,
+    ) -> None:
+        super().__init__(name="runner-connections", clock=clock)
+        self._sources = {spec.name: spec for spec in sources}
+        self._policy = policy
+        self._intake = intake
+        self._store = store
+        self._loop = loop
+        self._events = events
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._states: dict[str, ConnectionState] = {}
+        self._unwritten: dict[str, ConnectionState] = {}
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._is_first = True
+        self._writer = Periodic(
+            self._write_states,
+            Cadence(interval=WRITE_INTERVAL, immediately=False),
+            name="runner-connection-states",
+            clock=clock,
+            events=events,
+        )
+
+    def active(self) -> int:
+        """How many sources are connected."""
+        with self._lock:
+            states = list(self._states.values())
+        return sum(state.phase is ConnectionPhase.CONNECTED for state in states)
+
+    def states(self) -> Mapping[str, ConnectionState]:
+        """How each connection stands."""
+        with self._lock:
+            return dict(self._states)
+
+    def hold(self, held: Iterable[str]) -> None:
+        """Connect these sources and no others; returns at once. Before the start and after the
+        stop, nothing is connected.
+        """
+        names = frozenset(held)
+        with suppress(ServiceStateError):  # the loop is stopping, and with it the connections
+            if self._is_open:
+                self._loop.spawn(self._follow(names))
+
+    # --- the service ---
+
+    def _start(self) -> None:
+        self._is_open, self._is_first = True, True
+        self._writer.start()
+
+    def _stop(self, deadline: Deadline) -> bool:
+        self._is_open = False
+        try:
+            self._loop.call(self._close(), timeout=deadline.remaining())
+        except (DeadlineExceededError, ServiceStateError):
+            return False
+        return self._writer.stop(deadline=deadline)
+
+    # --- on the loop ---
+
+    async def _follow(self, held: frozenset[str]) -> None:
+        for name in self._tasks.keys() - held:
+            self._cancel(name)
+        new = sorted(held & self._sources.keys() - self._tasks.keys()) if self._is_open else []
+        gap = min(STAGGER, MAX_STAGGER / max(len(new), 1)) if self._is_first else 0.0
+        self._is_first = self._is_first and not new
+        for index, name in enumerate(new):
+            connection = SourceConnection(
+                self._sources[name],
+                self._policy,
+                self._intake,
+                clock=self._clock,
+                events=self._events,
+                report=partial(self._report, name),
+                start_delay=index * gap,
+            )
+            self._tasks[name] = asyncio.get_running_loop().create_task(connection.run())
+
+    async def _close(self) -> None:
+        tasks = list(self._tasks.values())
+        for name in list(self._tasks):
+            self._cancel(name)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _cancel(self, name: str) -> None:
+        self._tasks.pop(name).cancel()
+        with self._lock:
+            self._states.pop(name, None)
+
+    def _report(self, name: str, state: ConnectionState) -> None:
+        if name not in self._tasks:
+            return  # it was cancelled, and another runner may hold the source
+        with self._lock:
+            self._states[name] = self._unwritten[name] = state
+        self._writer.wake()
+
+    # --- in the thread of the writer ---
+
+    def _write_states(self) -> None:
+        """Write what has changed; what could not be written is written at the next round."""
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, {}
+        for name in list(unwritten):
+            state = unwritten[name]
+            try:
+                self._store.report_connection(
+                    name, state=state.phase.value, reconnects=state.reconnects, error=state.error
+                )
+            except BaseException:
+                with self._lock:
+                    self._unwritten = {**unwritten, **self._unwritten}
+                raise
+            del unwritten[name]
