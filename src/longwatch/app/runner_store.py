@@ -45,8 +45,10 @@ class RunnerStore:
 
     def require_source(self, name: str | None) -> None:
         """UsageError with the nearest name if no runner ever had such a source."""
+        if name is None:
+            return
         names = [source.name for source in self.events.sources()]
-        if name is not None and name not in names:
+        if name not in names:
             hint = did_you_mean(name, names, default="`longwatch runner sources` lists them")
             raise UsageError(f"there is no source {name!r} in {self.shown}; {hint}")
 

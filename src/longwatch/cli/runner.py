@@ -214,8 +214,8 @@ def tail(  # noqa: PLR0913 - one argument an option
     """Show the last events, the newest last. With --json one object a line."""
     with _open(store, config) as opened:
         opened.require_source(source)
-        wanted = {"source": source, "outcome": outcome.value if outcome else None}
-        for record in _following(opened, wanted, lines, follow=follow):
+        kind = outcome.value if outcome else None
+        for record in _following(opened, source, kind, lines=lines, follow=follow):
             output.print_result(
                 runner_views.event_line(record), runner_views.event_json(record), as_json=json
             )
@@ -223,14 +223,16 @@ def tail(  # noqa: PLR0913 - one argument an option
 
 
 def _following(
-    opened: RunnerStore, wanted: dict[str, str | None], lines: int, *, follow: bool
+    opened: RunnerStore, source: str | None, outcome: str | None, *, lines: int, follow: bool
 ) -> Iterator[Any]:
-    newest = opened.events.events(limit=1)
-    last = newest[-1].seq if newest else 0
-    yield from opened.events.events(**wanted, limit=lines) if lines else ()  # type: ignore[arg-type]
+    shown = opened.events.events(source=source, outcome=outcome, limit=max(lines, 1))
+    last = max((record.seq for record in shown), default=0)
+    yield from shown if lines else ()
     while follow:
         time.sleep(FOLLOW_INTERVAL)
-        for record in opened.events.events(**wanted, after=last, limit=10_000):  # type: ignore[arg-type]
+        for record in opened.events.events(
+            source=source, outcome=outcome, after=last, limit=10_000
+        ):
             last = record.seq
             yield record
 

@@ -60,7 +60,7 @@ class SourceConnections(Service):
         self._loop = loop
         self._events = events
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._states: dict[str, ConnectionState] = {}
+        self._connection_states: dict[str, ConnectionState] = {}
         self._unwritten: dict[str, ConnectionState] = {}
         self._lock = threading.Lock()
         self._is_open = False
@@ -76,13 +76,13 @@ class SourceConnections(Service):
     def active(self) -> int:
         """How many sources are connected."""
         with self._lock:
-            states = list(self._states.values())
+            states = list(self._connection_states.values())
         return sum(state.phase is ConnectionPhase.CONNECTED for state in states)
 
     def states(self) -> Mapping[str, ConnectionState]:
         """How each connection stands."""
         with self._lock:
-            return dict(self._states)
+            return dict(self._connection_states)
 
     def hold(self, held: Iterable[str]) -> None:
         """Connect these sources and no others; returns at once. Before the start and after the
@@ -137,13 +137,13 @@ class SourceConnections(Service):
     def _cancel(self, name: str) -> None:
         self._tasks.pop(name).cancel()
         with self._lock:
-            self._states.pop(name, None)
+            self._connection_states.pop(name, None)
 
     def _report(self, name: str, state: ConnectionState) -> None:
         if name not in self._tasks:
             return  # it was cancelled, and another runner may hold the source
         with self._lock:
-            self._states[name] = self._unwritten[name] = state
+            self._connection_states[name] = self._unwritten[name] = state
         self._writer.wake()
 
     # --- in the thread of the writer ---

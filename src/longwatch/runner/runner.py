@@ -160,20 +160,17 @@ class Runner(Service):
     def _start(self) -> None:
         self.is_draining = False
         with ExitStack() as undo:
-            for part in (self._loop, self.guardian):
-                part.start()
-                undo.callback(part.stop, END_SECONDS)
+            self._start_part(self._loop, undo)
+            self._start_part(self.guardian, undo)
             self._beating = self._loop.spawn(self.beat.run())
             self.events.emit(RunnerStarted(settings=self._settings))
-            for part in (
-                self.dispatcher,
-                self.connections,
-                self.intake.leases,
-                *self._sweepers,
-            ):
-                part.start()
-                undo.callback(part.stop, END_SECONDS)
+            for part in (self.dispatcher, self.connections, self.intake.leases, *self._sweepers):
+                self._start_part(part, undo)
             undo.pop_all()
+
+    def _start_part(self, part: Service, undo: ExitStack) -> None:
+        part.start()
+        undo.callback(part.stop, timeout=END_SECONDS)
 
     def _stop(self, deadline: Deadline) -> bool:
         began = self._clock.monotonic()
