@@ -30,12 +30,15 @@ class EventServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{PATH}"
 
-    def send(self, *, resource: str = "pod/a", severity: str = "error", **facts: object) -> None:
-        """Send an event to all who listen, now and later."""
-        data = {"severity": severity, "resource": resource, **facts}
+    def send_text(self, data: str) -> None:
+        """Send an event with this data to all who listen, now and later."""
         with self.changed:
-            self.events.append(json.dumps(data))
+            self.events.append(data)
             self.changed.notify_all()
+
+    def send(self, *, resource: str = "pod/a", severity: str = "error", **facts: object) -> None:
+        """Send a fault."""
+        self.send_text(json.dumps({"severity": severity, "resource": resource, **facts}))
 
 
 class _StreamHandler(BaseHTTPRequestHandler):
@@ -50,9 +53,8 @@ class _StreamHandler(BaseHTTPRequestHandler):
         sent = int(self.headers.get("Last-Event-ID") or 0)
         while not server.is_closing:
             with server.changed:
-                server.changed.wait_for(
-                    lambda: len(server.events) > sent or server.is_closing, timeout=5
-                )
+                if len(server.events) == sent and not server.is_closing:
+                    server.changed.wait(5)
                 new = server.events[sent:]
             text = "".join(
                 f"id: {number}\ndata: {data}\n\n" for number, data in enumerate(new, sent + 1)
