@@ -62,7 +62,7 @@ class EventQueue:
         claims = Claims(
             dialect=database.dialect, table="longwatch_messages", owners=database.owners
         )
-        dead_letters = SqlDeadLetters(source.mailbox, sql, claims, retention=None)
+        dead_letters = SqlDeadLetters(source.mailbox, sql, claims)
         self._sender = SqlSender(source.mailbox, sql, dead_letters, max_size=None)
         self._finder = SqlQueueFinder(database, source.mailbox, sql, limits)
         self._sql = load_queries("longwatch.runner", "queries", database.dialect)
