@@ -14,6 +14,8 @@ PACKAGE = Path(__file__).parents[2] / "src" / "longwatch"
 
 OBSERVERS = {
     ("app/run.py", "console.log"): "writes the log",
+    ("app/runner.py", "console.log"): "writes the log",
+    ("app/runner.py", "self._metrics.observe"): "counts for the metrics",
     ("app/up.py", "console.log"): "writes the log",
     ("app/worker.py", "console.log"): "writes the log",
     ("engine/event_logging.py", "log_event"): "writes to the standard library's logging",
