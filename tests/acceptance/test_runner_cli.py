@@ -15,6 +15,8 @@ import pytest
 
 from event_server import EventServer, serving_events
 from polling import complete_lines, eventually
+from postgres_server import shared_server
+from run_process import run_longwatch
 from runner_process import (
     LONGWATCH,
     WITHIN,
@@ -97,6 +99,29 @@ def test_an_event_becomes_a_run_and_all_of_it_can_be_looked_at(
         stopped["metrics"]["events_received_total"],
         stopped["metrics"]["agents_completed_total"],
     )
+
+
+def test_a_runner_works_on_postgresql_once_its_schema_is_there(
+    stream: EventServer, tmp_path: Path
+) -> None:
+    write_runner(tmp_path, {"prod": stream.url}, agent(REPORT))
+    with shared_server().database() as url:
+        env = {"LONGWATCH_RUNNER_STORE_URL": url}
+        unready = runner_command(tmp_path, env=env)
+        assert 2 == unready.returncode
+        assert "longwatch db migrate" in unready.stderr
+        migrated = run_longwatch(
+            LONGWATCH, tmp_path, "db", "migrate", "--store", url, within=WITHIN
+        )
+        assert 0 == migrated.returncode, migrated.stderr
+        with start_runner(tmp_path, env=env) as runner:
+            stream.send()
+            runner.wait_for_event("agent_run_ended", status="success")
+            runner.signal(signal.SIGTERM)
+            assert 0 == runner.wait()
+        listed = runner_command(tmp_path, "runs", "ls", "--store", url, "--json")
+        assert ["success"] == [run["status"] for run in json.loads(listed.stdout)]
+    assert not (tmp_path / "longwatch.db").exists()
 
 
 def test_a_malformed_event_and_one_whose_runs_fail_are_given_up_and_listed(
@@ -410,3 +435,26 @@ def test_longwatch_up_keeps_the_runner_up_as_a_program(stream: EventServer, tmp_
         started[0]["settings"][key] for key in ("health_port", "metrics_port")
     )
     assert '"runner_stopped"' in log
+
+
+def test_a_reload_restarts_the_runner_when_its_settings_changed(
+    stream: EventServer, tmp_path: Path
+) -> None:
+    write_runner(tmp_path, {"prod": stream.url}, agent(REPORT))
+    with start_up(LONGWATCH, tmp_path, within=WITHIN) as up:
+        first = up.wait_for_status("runner", ready=True)["pid"]
+        up.request("reload")
+        assert first == up.status("runner")["pid"]
+        write_runner(tmp_path, {"prod": stream.url}, agent(REPORT), max_attempts=7)
+        up.request("reload")
+        assert eventually(lambda: up.status("runner")["pid"] not in {None, first})
+        up.wait_for_status("runner", ready=True)
+        up.stop_cleanly()
+
+
+def test_longwatch_check_shows_the_runner_among_the_programs(tmp_path: Path) -> None:
+    write_runner(tmp_path, {"prod": "http://127.0.0.1:1/"}, agent(REPORT))
+    checked = run_longwatch(LONGWATCH, tmp_path, "check", "--json", within=WITHIN)
+    assert 0 == checked.returncode, checked.stderr
+    [program] = json.loads(checked.stdout)["programs"]
+    assert ("runner", "notify") == (program["name"], program["ready"])

@@ -113,8 +113,8 @@ def dead_row(event: EventRecord) -> tuple[object, ...]:
 
 
 def run_json(run: RunRecord, *, event: EventRecord | None = None) -> JsonObject:
-    facts = run._asdict()
-    facts["run"] = facts.pop("id")
+    facts = {"run": run.id, **run._asdict()}
+    del facts["id"]
     facts["cancel_requested"] = facts.pop("is_cancel_requested")
     facts["started_at"], facts["ended_at"] = utc(run.started_at), _moment(run.ended_at)
     facts["artifacts"] = [

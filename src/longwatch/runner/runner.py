@@ -4,9 +4,9 @@ A start, in order: event loop and guardian → dispatch, which first ends surviv
 life → connections → leases of the sources, whose holder connects them → sweeps.
 
 A stop, under one deadline
-    1. RunnerStopping is emitted, and the runner is no longer ready.
+    1. RunnerStopping is emitted. The runner is no longer ready and claims no more events.
     2. The streams are closed and the leases of the sources released. Another runner may take over.
-    3. Dispatch claims no more. Runs have until shortly before the deadline to end.
+    3. Runs have until shortly before the deadline to end.
     4. The rest gets SIGTERM, then SIGKILL. Their events go back to the queue.
     5. RunnerStopped is emitted with the last values of the metrics.
 `kill` shortens step 3 to nothing.
