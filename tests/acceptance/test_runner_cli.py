@@ -371,6 +371,17 @@ def test_a_file_without_a_runner_is_refused_with_the_cure(tmp_path: Path) -> Non
     assert "declares no event source; add one: [runner.source.NAME]" in refused.stderr
 
 
+def test_without_the_extra_it_is_refused_with_the_command_that_installs_it(
+    longwatch_bin: Path, tmp_path: Path
+) -> None:
+    write_runner(tmp_path, {"prod": "http://127.0.0.1:1/"}, agent(REPORT))
+    refused = run_longwatch(longwatch_bin, tmp_path, "runner")
+    assert 2 == refused.returncode
+    assert "needs aiohttp, which is not installed; run: pip install 'longwatch[runner]'" in (
+        refused.stderr
+    )
+
+
 def test_a_health_port_that_somebody_else_has_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -77,7 +77,7 @@ def test_the_wheel_carries_the_version_of_the_package(metadata: Message) -> None
 
 
 def test_the_extras_are_the_promised_ones(metadata: Message) -> None:
-    assert ["all", "containers", "dev", "otel", "postgres", "redis"] == sorted(
+    assert ["all", "containers", "dev", "mcp", "otel", "postgres", "redis", "runner"] == sorted(
         metadata.get_all("Provides-Extra", [])
     )
 
