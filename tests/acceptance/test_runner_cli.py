@@ -428,6 +428,7 @@ def test_longwatch_up_keeps_the_runner_up_as_a_program(stream: EventServer, tmp_
     config.write_text(text)
     with start_up(LONGWATCH, tmp_path, within=WITHIN) as up:
         facts = up.wait_for_status("runner", ready=True)
+        assert eventually(lambda: "1 of 1 sources connected" in json.dumps(up.status("runner")))
         stream.send()
         wait_for_runs(tmp_path, 1, status="success")
         os.kill(facts["pid"], signal.SIGKILL)

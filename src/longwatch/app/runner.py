@@ -257,7 +257,7 @@ class _RunnerCommand:
         if not self._notifier.is_enabled:
             yield
             return
-        self._notifier.ready("running")
+        self._notifier.ready(self._status())
         watched = self._notifier.watchdog_seconds
         interval = BEAT_INTERVAL if watched is None else min(BEAT_INTERVAL, watched / 3)
         with Periodic(self._beat, Cadence(interval=interval), name="runner-beat"):
@@ -265,4 +265,11 @@ class _RunnerCommand:
 
     def _beat(self) -> None:
         if self._runner.beat.heartbeat.elapsed() < MAX_BEAT_AGE:
-            self._notifier.beat()
+            self._notifier.send(WATCHDOG="1", STATUS=self._status())
+
+    def _status(self) -> str:
+        """How it stands, for `longwatch status`."""
+        runner = self._runner
+        connected, running = runner.connections.active(), len(runner.dispatcher.in_flight())
+        text = f"{connected} of {len(self._settings.source)} sources connected, {running} running"
+        return f"{text}, circuit breaker is open" if runner.breaker.is_open else text
