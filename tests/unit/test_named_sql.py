@@ -109,7 +109,8 @@ class TestEverySqlFileOfTheProduct:
             "for_update",
             "execution",
         }
-        assert {"table", "columns", "claim_condition", "selected", "is_suspect", *lease} >= set(
+        conditions = {"claim_condition", "selected", "is_suspect", "among_queues", "among_seqs"}
+        assert {"table", "columns", *conditions, *lease} >= set(
             re.findall(r"\{(.*?)\}", path.read_text())
         )
 

@@ -83,7 +83,7 @@ WHERE ended_at IS NULL AND run.boot = :boot ORDER BY run.seq
 
 -- name: find_runs
 -- Runs that fit, the newest first; a parameter that is null fits all.
-SELECT {run_columns} FROM longwatch_runner_runs
+SELECT {columns} FROM longwatch_runner_runs
 WHERE (CAST(:source AS TEXT) IS NULL OR source = :source)
     AND (CAST(:event AS TEXT) IS NULL OR event = :event)
     AND (CAST(:status AS TEXT) IS NULL OR coalesce(status, 'running') = :status)
@@ -91,7 +91,7 @@ ORDER BY seq DESC LIMIT :limit
 
 -- name: find_run
 -- A run by its id.
-SELECT {run_columns} FROM longwatch_runner_runs WHERE id = :id
+SELECT {columns} FROM longwatch_runner_runs WHERE id = :id
 
 -- name: find_old
 -- Runs that ended and began longer ago than the retention, the oldest first.

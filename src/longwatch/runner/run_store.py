@@ -110,7 +110,7 @@ class RunStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sql = load_queries(
-            "longwatch.runner", "run_queries", database.dialect, run_columns=_COLUMNS
+            "longwatch.runner", "run_queries", database.dialect, columns=_COLUMNS
         )
 
     # --- the life of a run ---

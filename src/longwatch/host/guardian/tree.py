@@ -209,10 +209,10 @@ def kill_marked(
     """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host
     that lost its guardian.
 
-    A process bears a mark as the value of `variable` in its environment. With `leaders`, pids and start times, first the process groups of those that lived just now;
-    with `cgroup`, also every process in it, and the cgroup is removed; with `include_descendants`,
-    also every descendant of this process. How many were met, those that died by themselves
-    included.
+    A process bears a mark as the value of `variable` in its environment. With `leaders`, pids and
+    start times, first the process groups of those that lived just now; with `cgroup`, also every
+    process in it, and the cgroup is removed; with `include_descendants`, also every descendant of
+    this process. How many were met, those that died by themselves included.
     """
     table = ProcTable()
     wanted = {f"{variable}={mark}".encode() for mark in marks}
