@@ -15,6 +15,7 @@ Who does what in one engine
     sweeper        One periodic thread. It reclaims the rows of dead owners and lapsed leases of any
                    worker. It pauses while its own leases are not trusted: as soon as the store is
                    back it would reclaim them before they are renewed.
+    Sources with many queues claim from them in turn, and within caps (`fair_claims.py`).
     One start of an engine is an `EngineRun` (`engine_run.py`): a new incarnation, a beat page,
     these threads. `engine.py` is the service that users hold, `engine_loop.py` the blocking `run`
     that groups use.

@@ -8,8 +8,9 @@ the messages of dead workers and of ended leases. `store/__init__.py` states the
     message.py            a claimed message and its receipt
     backend.py            the protocol of one queue in one store
     memory.py             its implementations: in memory (with memory_queue.py),
-    sql.py                in SQLite and PostgreSQL (with sql_dead_letters.py),
+    sql.py                in SQLite and PostgreSQL (with the other sql_*.py),
     redis/                and on a Redis server
+    many_mailboxes.py     several mailboxes of a SQL store as one claim source
     limits.py             when a message is given up: one rule for all backends
     dead_letters.py       lists, replays and drops dead letters
     message_runner.py     runs the messages of an engine

@@ -16,8 +16,8 @@ Hooks write what the caller knows about the same messages, in the same transacti
 A hook does nothing but SQL, because a transaction may be run again. If it raises, nothing of the
 transaction has happened.
 
-A settled message makes room below the cap. If messages wait for that room and this process does not
-claim them, the other processes are notified.
+A settled message makes room below the cap, so its mailbox is notified: another process may claim
+the next one.
 """
 
 from __future__ import annotations
