@@ -96,6 +96,44 @@ def test_an_event_has_an_id_only_if_the_server_gave_it_one() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("cursor", "sent"),
+    [
+        ("\N{SNOWMAN}", "\N{SNOWMAN}"),
+        ("\N{REPLACEMENT CHARACTER}", "\N{REPLACEMENT CHARACTER}"),
+        ("a\x01b", None),
+        ("\x7f", None),
+        ("x" * 5000, None),
+    ],
+)
+def test_an_id_that_no_header_can_carry_does_not_keep_us_from_connecting(
+    cursor: str, sent: str | None
+) -> None:
+    """The connection then starts where the server starts, as one without an id."""
+
+    async def scenario() -> None:
+        intake = MemoryIntake(stored=cursor)
+        script = sends(b"data: x\n\n", then=stalls)
+        async with FaultyServer(script) as server, running(server.spec, intake=intake) as rig:
+            await rig.until(lambda: ["x"] == intake.data)
+            header = server.requests[0].headers.get("last-event-id")
+        assert sent == (header and header.encode("latin-1").decode())
+
+    asyncio.run(scenario())
+
+
+def test_the_content_type_is_compared_without_case() -> None:
+    async def shouting(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\n\r\ndata: x\n\n")
+        await stalls(writer)
+
+    async def scenario() -> None:
+        async with FaultyServer(shouting) as server, running(server.spec) as rig:
+            await rig.until(lambda: ["x"] == rig.intake.data)
+
+    asyncio.run(scenario())
+
+
 def test_without_a_new_id_the_stored_one_stays() -> None:
     async def scenario() -> None:
         intake = MemoryIntake(stored="41")

@@ -47,6 +47,8 @@ _FIELD_NAME_BYTES = 64
 """What a line may have beside the data that `max_event_bytes` bounds."""
 _new_item = tuple.__new__
 """Half the time of calling the class, once for each event."""
+_MAX_SENT_ID = 4096
+_CONTROL = frozenset(map(chr, (*range(32), 127)))
 _UNSEEN = "\0"
 """A last event id that no server can send: ids with NUL are ignored."""
 
@@ -191,8 +193,8 @@ async def _request(
         "Accept-Encoding": "identity",
         "Cache-Control": "no-cache",
     }
-    if cursor:
-        headers["Last-Event-ID"] = cursor
+    if cursor and len(cursor) <= _MAX_SENT_ID and _CONTROL.isdisjoint(cursor):
+        headers["Last-Event-ID"] = cursor  # any other id would be refused, at each dial anew
     tls = tls_context(spec, with_certificate=hop.is_trusted) if hop.url.scheme == "https" else True
     try:
         return await session.get(hop.url, headers=headers, ssl=tls, allow_redirects=False)
