@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from longwatch import __version__
-from longwatch.cli import db, evals, flow, mailbox, programs, runner
+from longwatch.cli import db, evals, flow, mailbox, programs, runner, simulate
 from longwatch.cli.check import check
 from longwatch.cli.entry import BLOCKED_SIGNALS
 from longwatch.cli.init import init
@@ -63,6 +63,7 @@ app.add_typer(mailbox.app, name="mailbox")
 app.add_typer(db.app, name="db")
 app.add_typer(evals.app, name="eval")
 app.add_typer(runner.app, name="runner")
+app.add_typer(simulate.app, name="simulate")
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so

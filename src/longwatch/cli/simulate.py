@@ -1,0 +1,220 @@
+"""`longwatch simulate …`: event sources for demos and tests, and a check of what became of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longwatch.cli import output
+from longwatch.cli.evals import reject_nan
+from longwatch.cli.options import Json, valid_text
+from longwatch.cli.runner import Config, Store
+from longwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from longwatch.runner.simulation_check import SourceReconciliation
+    from longwatch.runner.simulator import Simulator
+
+app = typer.Typer(
+    help="Simulated event sources, and whether a runner has dealt with each event.",
+    no_args_is_help=True,
+)
+
+POLL_SECONDS = 0.2
+
+
+def _count_option(text: str) -> Any:
+    return typer.Option(metavar="N", min=0, help=text)
+
+
+def _seconds_option(text: str) -> Any:
+    return typer.Option(metavar="SECONDS", min=0.01, callback=reject_nan, help=text)
+
+
+Sources = Annotated[
+    int, typer.Option(metavar="N", min=1, max=1000, help="Sources: sim-1, sim-2, …")
+]
+Rate = Annotated[
+    float,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=100_000,
+        callback=reject_nan,
+        help="Events a second of each source; 0: only those of control requests.",
+    ),
+]
+Port = Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any free one.")]
+Host = Annotated[str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Where to listen.")]
+Journal = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Record each event here; one that is there is gone on with."),
+]
+Status = Annotated[
+    int | None,
+    typer.Option(
+        metavar="CODE", min=200, max=599, help="Answer with this status, not with a stream."
+    ),
+]
+
+
+@app.command()
+def events(  # noqa: PLR0913 - one argument an option
+    *,
+    sources: Sources = 1,
+    rate: Rate = 1.0,
+    count: Annotated[
+        int | None, _count_option("Events of each source; then the streams only stay open.")
+    ] = None,
+    port: Port = 8090,
+    host: Host = "127.0.0.1",
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed: other events.")] = 1,
+    journal: Journal = None,
+    history: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Events of a source that memory keeps.")
+    ] = 10_000,
+    comment_interval: Annotated[float, _seconds_option("A comment when nothing is new.")] = 15.0,
+    drop_every: Annotated[int, _count_option("Cut the connection in each N-th event.")] = 0,
+    stall_every: Annotated[int, _count_option("Fall silent at each N-th event.")] = 0,
+    stall_seconds: Annotated[float, _seconds_option("How long a stall takes.")] = 60.0,
+    bad_bytes: Annotated[int, _count_option("Bytes that are not UTF-8 in each N-th event.")] = 0,
+    retry: Annotated[
+        int | None,
+        typer.Option(metavar="MS", min=0, help="Ask clients to wait so long to reconnect."),
+    ] = None,
+    status: Status = None,
+) -> None:
+    """Serve event streams of invented faults until a signal ends it.
+
+    Prints the sources as lines for longwatch.toml. `POST /control` changes the
+    faults while it runs.
+    """
+    with _required_extra():
+        from longwatch.runner.simulated_source import SimulatorSettings, StreamFaults  # noqa: PLC0415 - help must not wait for it
+        from longwatch.runner.simulator import serve_until_signal  # noqa: PLC0415
+
+    faults = StreamFaults(
+        drop_every=drop_every,
+        stall_every=stall_every,
+        stall_seconds=stall_seconds,
+        bad_bytes_every=bad_bytes,
+        retry_ms=retry,
+        status=status,
+    )
+    settings = SimulatorSettings(
+        sources=tuple(f"sim-{number}" for number in range(1, sources + 1)),
+        rate=rate,
+        count=count,
+        seed=seed,
+        host=host,
+        port=port,
+        history=history,
+        journal=journal,
+        comment_interval=comment_interval,
+        faults=faults,
+    )
+    serve_until_signal(settings, on_ready=_print_sources)
+
+
+@app.command()
+def check(
+    *,
+    journal: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="That of `longwatch simulate events`."),
+    ],
+    store: Store = None,
+    config: Config = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=reject_nan,
+            help="Wait so long for events that are queued or run.",
+        ),
+    ] = 0,
+    json: Json = False,
+) -> int:
+    """Compare the events that were sent with those that a runner has stored.
+
+    Exit code 0 if each of them has one row with one outcome, and no run is under
+    way; else 1.
+    """
+    deadline = time.monotonic() + wait
+    found = _reconcile(journal, store, config)
+    while not all(each.is_settled for each in found) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        found = _reconcile(journal, store, config)
+    is_right = bool(found) and all(each.is_right for each in found)
+    output.print_result(
+        _reconciliation_lines(found, is_right=is_right),
+        {"right": is_right, "sources": [asdict(each) for each in found]},
+        as_json=json,
+    )
+    return 0 if is_right else 1
+
+
+@contextmanager
+def _required_extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the simulator needs {error.name}, which is not installed; run: pip install "
+            f"'longwatch[runner]'"
+        ) from None
+
+
+def _print_sources(simulator: Simulator) -> None:
+    """The sources as they stand in longwatch.toml, and a comment where control requests go."""
+    for name in simulator.sources:
+        typer.echo(f'[runner.source.{name}]\nurl = "{simulator.url(name)}"\n')
+    typer.echo(f"# control: {simulator.control_url}; Ctrl-C ends it")
+    sys.stdout.flush()
+
+
+def _reconcile(journal: Path, url: str | None, config: Path | None) -> list[SourceReconciliation]:
+    from longwatch.app.mailboxes import masked_url, opened_store, require_schema  # noqa: PLC0415 - help must not wait for it
+    from longwatch.app.runner_store import configured_store_url  # noqa: PLC0415
+    from longwatch.runner.simulated_events import read_journal  # noqa: PLC0415
+    from longwatch.runner.simulation_check import reconcile  # noqa: PLC0415
+
+    sent = list(read_journal(journal))
+    with opened_store(url or configured_store_url(config, os.environ)) as store:
+        if require_schema(store).pending:
+            raise UsageError(
+                f"{masked_url(store)} has no tables of a runner; give --store the URL that the "
+                f"runner has, or start it first"
+            )
+        return reconcile(sent, store)
+
+
+def _reconciliation_lines(
+    found: Sequence[SourceReconciliation], *, is_right: bool
+) -> Iterator[str]:
+    if not found:
+        yield "the journal is empty: nothing was sent"
+        return
+    faults = ("missing", "twice", "open", "unsent", "running")
+    head = ("source", "sent", *found[0].outcomes, *faults)
+    yield from output.table(
+        head,
+        (
+            (each.source, each.sent, *each.outcomes.values(), *(getattr(each, f) for f in faults))
+            for each in found
+        ),
+    )
+    yield ""
+    for each in found:
+        if each.examples:
+            yield f"{each.source}: look at the events {', '.join(each.examples)}"
+    yield "each event has one outcome" if is_right else "the events do not add up"
