@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
@@ -16,9 +17,18 @@ def require_tool(name: str) -> None:
     part = system_tools.tool_named(name)
     if part.is_usable():
         return
-    reason = (
+    _skip_or_fail(
         f"{name} does not work here (Debian package {part.package}); needed by {part.needed_by}"
     )
+
+
+def require_program(name: str, needed_by: str) -> None:
+    """Go on only when this program is in PATH; no test run installs it."""
+    if shutil.which(name) is None:
+        _skip_or_fail(f"{name} is not in PATH; needed by {needed_by}")
+
+
+def _skip_or_fail(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

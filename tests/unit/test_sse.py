@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos_plan import ChaosPlan
 from longwatch.sse import MAX_RETRY_MS, EventStreamParser, ServerSentEvent
 
 E = ServerSentEvent
@@ -113,10 +114,11 @@ def test_a_cr_ends_its_line_at_once() -> None:
         (b"retry: " + b"9" * 5000 + b"\n", MAX_RETRY_MS),
     ],
 )
-def test_retry_takes_ascii_digits_only(lines: bytes, retry_ms: int | None) -> None:
+@every_cut
+def test_retry_takes_ascii_digits_only(lines: bytes, retry_ms: int | None, cut: Cut) -> None:
     """A value that is no whole number changes nothing, and one without end is bounded."""
     parser = EventStreamParser()
-    parser.feed(lines)
+    assert [] == parse(cut(lines), parser)
     assert retry_ms == parser.retry_ms
 
 
@@ -173,6 +175,46 @@ def test_memory_is_bounded() -> None:
     assert peak < 1_000_000
 
 
+def in_packets(stream: bytes) -> Iterable[bytes]:
+    return (stream[start : start + 65_536] for start in range(0, len(stream), 65_536))
+
+
+LARGE = 10_000_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param("x" * LARGE, id="one line"),
+        pytest.param("\n".join(["y" * 999] * (LARGE // 1000)), id="many lines"),
+        pytest.param("\n" * (LARGE // 20), id="empty lines"),
+        pytest.param("é€" * (LARGE // 5), id="not ASCII"),
+    ],
+)
+@pytest.mark.parametrize("cut", [whole, in_packets])
+def test_a_large_event_comes_through_whole(data: str, cut: Cut) -> None:
+    stream = b"id: 1\ndata: " + data.encode().replace(b"\n", b"\ndata:") + b"\n\n"
+    parser = EventStreamParser(max_line=LARGE + 10, max_event=LARGE)
+    [event] = parse(cut(stream), parser)
+    assert (data, "1", 0) == (event.data, event.id, parser.dropped)
+
+
+def test_a_large_event_costs_a_few_times_its_size() -> None:
+    """At most 40 MB beyond the chunk for an event of 10 MB, the event itself included."""
+    parser, chunk = EventStreamParser(max_line=2 * LARGE, max_event=LARGE), b"x" * 65_536
+    tracemalloc.start()
+    try:
+        parser.feed(b"data: ")
+        for _ in range(LARGE // len(chunk)):
+            assert [] == parser.feed(chunk)
+        [event] = parser.feed(b"\n\n")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(event.data) == LARGE // len(chunk) * len(chunk)
+    assert peak < 40_000_000
+
+
 @pytest.mark.parametrize(("max_line", "max_event"), [(0, 1), (1, 0)])
 def test_bounds_are_at_least_one(max_line: int, max_event: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
@@ -183,6 +225,14 @@ PIECES = [
     *(b"data", b"event", b"id", b"retry", b":", b" ", b"\r", b"\n", b"\r\n", b"\0", b"\t"),
     *(b"a", b"12", b"\xef\xbb\xbf", b"\xef", b"\xe2\x82\xac", b"\xe2\x82", b"\xff", b"\n\n"),
 ]
+
+LINES = [
+    *(b"id: 1\n", b"id:2\n", b"id:  3\n", b"id:\n", b"id: \n", b"id\n", b"id: 4\0\n", b"\n"),
+    *(b"event: e\n", b"event:\n", b"event: \n", b"event:  \xff\n", b"retry: 5\n", b": c\n\n"),
+    *(b"data: a\n", b"data: a\n\n", b"data:b\n\n", b"data: \n\n", b"data\n\n", b"data: \xe2\n\n"),
+    *(b"data: \0\n\n", b"data:  c\n\n", "data: ä€\u2028\n\n".encode(), b"data: a\r\n\r\n"),
+]
+"""Most streams of these are blocks of the usual shape, with others among them."""
 
 
 def read_naively(stream: bytes) -> tuple[list[ServerSentEvent], str, int | None]:
@@ -210,7 +260,9 @@ def read_naively(stream: bytes) -> tuple[list[ServerSentEvent], str, int | None]
     return events, last_id, retry
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=60), st.lists(st.integers(0, 90), max_size=8))
+@given(
+    st.lists(st.sampled_from(PIECES + LINES), max_size=60), st.lists(st.integers(0, 90), max_size=8)
+)
 def test_any_stream_in_any_chunks_is_read_as_the_standard_says(
     pieces: list[bytes], cuts: list[int]
 ) -> None:
@@ -219,3 +271,34 @@ def test_any_stream_in_any_chunks_is_read_as_the_standard_says(
     chunks = (stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True))
     events = parse(chunks, parser)
     assert read_naively(stream) == (events, parser.last_event_id, parser.retry_ms)
+
+
+def cut_anywhere(stream: bytes, chance: random.Random) -> Iterable[bytes]:
+    places = sorted(chance.randint(0, len(stream)) for _ in range(chance.randrange(6)))
+    return (stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True))
+
+
+@pytest.mark.chaos
+def test_random_streams_are_read_as_the_standard_says_and_alike_in_any_chunks(
+    chaos: ChaosPlan,
+) -> None:
+    """A million of them in a minute's worth of chaos. With small bounds there is no reference, but
+    the chunks make no difference there either.
+    """
+    chance = chaos.random()
+    for _ in range(int(chaos.seconds * 1_000_000 / 60)):
+        pieces = chance.choice((PIECES, LINES, PIECES + LINES))
+        stream = b"".join(chance.choices(pieces, k=chance.randrange(40)))
+        if chance.random() < 0.1:
+            stream = chance.randbytes(len(stream)) + stream
+        parser = EventStreamParser()
+        events = parse(cut_anywhere(stream, chance), parser)
+        assert read_naively(stream) == (events, parser.last_event_id, parser.retry_ms), stream
+        bounds = max_line, max_event = chance.randrange(1, 30), chance.randrange(1, 12)
+        one, other = (EventStreamParser(max_line=max_line, max_event=max_event) for _ in "12")
+        assert one.feed(stream) == parse(cut_anywhere(stream, chance), other), (stream, bounds)
+        assert (one.last_event_id, one.retry_ms, one.dropped) == (
+            other.last_event_id,
+            other.retry_ms,
+            other.dropped,
+        ), (stream, bounds)
