@@ -51,6 +51,17 @@ def make_own() -> Path:
     return OURS / "bin" / "python"
 
 
+def make_with(name: str, extras: str, *packages: str) -> Path:
+    """The interpreter of an environment that has the wheel in dist/ with these extras, and
+    packages beside it.
+    """
+    [wheel] = (ROOT / "dist").glob("longwatch-*.whl")
+    environment = BUILD / name
+    install(environment, f"{wheel}[{extras}]", *packages)
+    install(environment, "--force-reinstall", "--no-deps", wheel)
+    return environment / "bin" / "python"
+
+
 def make_peers() -> None:
     for name, packages in PACKAGES.items():
         install(BUILD / name, *packages)
