@@ -44,7 +44,6 @@ TOOLS = (
         ("promtool", "--version"),
         "metrics as Prometheus reads them, and the alert rules of the documentation",
     ),
-    SystemTool("npm", "npm", ("npm", "--version"), "event servers that come as npm packages"),
 )
 
 

@@ -17,7 +17,7 @@ from longwatch.core.events.runner import SseConnectionFailed, SubscribeToolMissi
 from longwatch.runner.policy import SourceKind, SourceSpec
 from longwatch.runner.seams import StreamItem
 from loopback import free_port
-from requires import require_tool
+from requires import skip_without_program
 
 SERVER = Path(__file__).parent.parent / "sse_starlette_server.py"
 NPM_PACKAGE = "kubernetes-mcp-server-linux-amd64"
@@ -61,7 +61,7 @@ def test_sse_starlette_under_uvicorn_is_read_over_reconnects(tmp_path: Path) -> 
 @pytest.fixture
 def kubernetes_mcp_server(tmp_path: Path) -> Path:
     """The program, from the npm package that ships it."""
-    require_tool("npm")
+    skip_without_program("npm", "kubernetes-mcp-server")
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip(f"{NPM_PACKAGE} runs on Linux on x86-64 only")
     command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), NPM_PACKAGE]

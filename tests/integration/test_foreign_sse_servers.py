@@ -21,7 +21,7 @@ from sse_starlette import ServerSentEvent as StarletteEvent
 
 from longwatch.sse import EventStreamParser, ServerSentEvent
 from polling import eventually
-from requires import require_program
+from requires import skip_without_program
 
 ROOT = Path(__file__).resolve().parents[2]
 BETTER_SSE = "better-sse@0.16.1"
@@ -114,8 +114,8 @@ def test_sse_starlette(sep: str) -> None:
 @pytest.fixture(scope="module")
 def better_sse() -> Path:
     """A directory where node finds better-sse, fetched once from the registry."""
-    require_program("node", "streams of better-sse")
-    require_program("npm", "streams of better-sse")
+    skip_without_program("node", "streams of better-sse")
+    skip_without_program("npm", "streams of better-sse")
     place = ROOT / "build" / "npm"
     if not (place / "node_modules" / "better-sse").is_dir():
         place.mkdir(parents=True, exist_ok=True)

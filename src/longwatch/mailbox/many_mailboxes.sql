@@ -1,4 +1,4 @@
--- Queries of `many_mailboxes.py`, the same on every database. `{among_…}`: is one of the numbers in a
+-- Queries of `many_mailboxes.py`, the same on every database. `among_…`: is one of the numbers in a
 -- parameter.
 
 -- name: claimable
