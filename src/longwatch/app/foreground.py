@@ -10,12 +10,13 @@ from __future__ import annotations
 import errno
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from longwatch import __version__
 from longwatch.app.console import Console
+from longwatch.core.events.base import Events
 from longwatch.core.events.programs import OutputDropped
 from longwatch.core.events.supervisor import (
     LogFileStalled,
@@ -53,6 +54,33 @@ def block_signals() -> None:
 def unblock_signals() -> None:
     """Whatever whoever started us had blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
+
+
+@contextmanager
+def stopping_on_signal(
+    signals: Iterable[signal.Signals],
+    *,
+    stop: Callable[[int | None], None],
+    kill: Callable[[int | None], None],
+    events: Events,
+) -> Iterator[None]:
+    """Call `stop` on the first of these signals and `kill` on a later one. A signal that was
+    ignored before (nohup, `&`) stays ignored, but for SIGTERM.
+    """
+    heard = [
+        signum
+        for signum in signals
+        if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
+    ]
+    coordinator = ShutdownCoordinator.install(
+        signals=heard, events=events, debounce_seconds=ESCALATE_AFTER
+    )
+    coordinator.register(lambda: stop(coordinator.signal))
+    coordinator.on_escalation(lambda: kill(coordinator.second_signal))
+    try:
+        yield
+    finally:
+        ShutdownCoordinator.reset()
 
 
 class Foreground(ProgramListener):
@@ -93,7 +121,11 @@ class Foreground(ProgramListener):
         code = 1
         block_signals()
         try:
-            with self._stop_on_signal(), self._handling_other_signals():
+            stopping = STOP_SIGNALS if self._on_hangup else (*STOP_SIGNALS, signal.SIGHUP)
+            with (
+                stopping_on_signal(stopping, stop=self._stop, kill=self._kill, events=self.events),
+                self._handling_other_signals(),
+            ):
                 code = self._supervise()
         except LongwatchError as error:
             code = error.exit_code
@@ -113,25 +145,6 @@ class Foreground(ProgramListener):
             raise _start_error(error) from None
         finally:
             self.supervisor.stop()
-
-    @contextmanager
-    def _stop_on_signal(self) -> Iterator[None]:
-        """What was ignored (nohup, `&`) stays ignored."""
-        stopping = STOP_SIGNALS if self._on_hangup else (*STOP_SIGNALS, signal.SIGHUP)
-        signals = [
-            signum
-            for signum in stopping
-            if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
-        ]
-        coordinator = ShutdownCoordinator.install(
-            signals=signals, events=self.events, debounce_seconds=ESCALATE_AFTER
-        )
-        coordinator.register(lambda: self._stop(coordinator.signal))
-        coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
-        try:
-            yield
-        finally:
-            ShutdownCoordinator.reset()
 
     def _stop(self, received: int | None) -> None:
         self.events.emit(SignalReceived(signal=received or signal.SIGTERM, action="stop"))

@@ -14,9 +14,9 @@ from pathlib import Path
 from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams
 from longwatch.app.foreground import (
-    ESCALATE_AFTER,
     STOP_SIGNALS,
     block_signals,
+    stopping_on_signal,
     unblock_signals,
 )
 from longwatch.app.plans import check_limits
@@ -44,7 +44,6 @@ from longwatch.host.health_server import HealthServer
 from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.process import reap_orphans
 from longwatch.host.sdnotify import SdNotifier
-from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.host.signals import catch_signals
 from longwatch.observe.runner_metrics import RunnerMetrics
 from longwatch.runner.health import MAX_BEAT_AGE
@@ -173,7 +172,13 @@ class _RunnerCommand:
     def run(self) -> int:
         block_signals()
         try:
-            with self._stopping_on_signal(), self._reaping_orphans(), ExitStack() as undo:
+            stopping = stopping_on_signal(
+                (*STOP_SIGNALS, signal.SIGHUP),
+                stop=self._stop,
+                kill=self._kill,
+                events=self._events,
+            )
+            with stopping, self._reaping_orphans(), ExitStack() as undo:
                 self._serve(undo)
                 undo.callback(self._runner.stop)
                 self._runner.start()
@@ -209,23 +214,6 @@ class _RunnerCommand:
             server.start()
             undo.callback(server.stop)
             self._shown[key] = server.address[1] if server.address else chosen
-
-    @contextmanager
-    def _stopping_on_signal(self) -> Iterator[None]:
-        signals = [
-            signum
-            for signum in (*STOP_SIGNALS, signal.SIGHUP)
-            if signum == signal.SIGTERM or signal.getsignal(signum) is not signal.SIG_IGN
-        ]
-        coordinator = ShutdownCoordinator.install(
-            signals=signals, events=self._events, debounce_seconds=ESCALATE_AFTER
-        )
-        coordinator.register(lambda: self._stop(coordinator.signal))
-        coordinator.on_escalation(lambda: self._kill(coordinator.second_signal))
-        try:
-            yield
-        finally:
-            ShutdownCoordinator.reset()
 
     def _stop(self, received: int | None) -> None:
         name = signal.Signals(received or signal.SIGTERM).name
