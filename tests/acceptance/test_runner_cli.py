@@ -203,7 +203,7 @@ def test_a_run_that_does_not_end_in_time_is_ended_and_its_event_runs_again(
     """An interruption spends no attempt: with one attempt the event still runs after a restart."""
     fast = agent(HANGS, stop_grace=0.2)
     write_runner(tmp_path, {"prod": stream.url}, fast, max_attempts=1)
-    with start_runner(tmp_path, "--shutdown-timeout", "2") as runner:
+    with start_runner(tmp_path, "--shutdown-timeout", "8") as runner:
         stream.send()
         started = runner.wait_for_event("agent_run_started")
         runner.signal(signal.SIGTERM)
