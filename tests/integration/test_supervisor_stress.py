@@ -194,9 +194,8 @@ class ChaosRun:
         assert {self.run.guardian_pid} == {
             psutil.Process(told[name]["pid"]).ppid() for name in there
         }
-        assert set() == self.unaccounted() & self.unaccounted(), (
-            "who is seen twice is not one that just comes or goes"
-        )
+        seen = self.unaccounted()
+        assert eventually(lambda: not seen & self.unaccounted()), "a process is left over"
 
     def unaccounted(self) -> set[psutil.Process]:
         """Zombies, and processes that are no program's or not below us."""
