@@ -9,6 +9,7 @@ from flow_stores import KINDS, opened_store
 from longwatch.core.events.base import Event, Events
 from longwatch.core.events.runner import EventSourceStandingBy
 from longwatch.host.incarnation import Incarnation
+from longwatch.runner.event_store import EventStore
 from longwatch.runner.source_lease import SourceLeaseLostError, SourceLeases
 from longwatch.store.database import Database
 from longwatch.testing import check_service
@@ -74,6 +75,17 @@ def test_a_lapsed_lease_is_claimed_after_one_renewal_interval(database: Database
     assert eventually(lambda: second.renew() == {"a"})
     first.release()
     second.release()
+
+
+def test_a_source_whose_runner_was_killed_is_shown_as_held_by_none(database: Database) -> None:
+    """A killed runner releases nothing; its lease counts until it lapses."""
+    leases = SourceLeases(database, ["a"])
+    leases.renew()
+    store = EventStore(database)
+    assert [True] == [source.is_held for source in store.sources()]
+    database.jump.lease += 60
+    assert [False] == [source.is_held for source in store.sources()]
+    leases.release()
 
 
 def test_a_service_renews_by_itself(database: Database) -> None:

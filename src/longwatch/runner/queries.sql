@@ -23,9 +23,10 @@ UPDATE longwatch_runner_sources SET state = :state, state_since = :wall_now,
 WHERE name = :name
 
 -- name: list_sources
--- Every source: its connection, its last event, and how many of its events wait and run.
+-- Every source: its connection, its last event, and how many of its events wait and run. A lease
+-- that has lapsed is held by no runner, also before a sweep reclaims it.
 SELECT longwatch_runner_sources.name, state, state_since, last_event_id, last_event_at, reconnects,
-    connection_error, CASE WHEN lease_state = 2 THEN 1 ELSE 0 END,
+    connection_error, CASE WHEN lease_state = 2 AND lease_until >= :lease_now THEN 1 ELSE 0 END,
     (
         SELECT count(*) FROM longwatch_messages
         WHERE longwatch_messages.queue = longwatch_mailboxes.queue AND lease_state = 0
