@@ -895,6 +895,14 @@ def test_a_port_in_use_is_told_and_the_start_can_be_tried_again() -> None:
         assert 200 == get(server, "/health")[0]
 
 
+def test_an_error_calls_the_port_by_its_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = HealthServer(host="127.0.0.1", port=port, port_name="metrics port")
+        with pytest.raises(UsageError, match=rf"^the metrics port {port} on 127.0.0.1 is in use;"):
+            server.start()
+
+
 REFUSALS: dict[str, tuple[Exception, type[LongwatchError], str]] = {
     "privileges": (
         PermissionError(errno.EACCES, "x"),

@@ -210,6 +210,7 @@ class _RunnerCommand:
                 checks=self._runner.health.checks(),
                 metrics=metrics,
                 clock=self._clock,
+                port_name=key.replace("_", " "),
             )
             server.start()
             undo.callback(server.stop)
@@ -229,7 +230,7 @@ class _RunnerCommand:
 
     @contextmanager
     def _reaping_orphans(self) -> Iterator[None]:
-        """Children that nobody waits for end up with a PID 1 or a subreaper."""
+        """Reap orphans, which become children of a PID 1 or a subreaper."""
         with catch_signals((signal.SIGCHLD,)) as stream:
 
             def reap() -> None:

@@ -81,7 +81,8 @@ class HealthServer(Service):
 
     `readiness_check` and `liveness_check` are one probe each; `checks` are more of them, by name. A
     probe that raises, hangs or says no is a 503 with a reason from a closed list, shown to
-    `?verbose` clients on this machine. `metrics` gives the exposition.
+    `?verbose` clients on this machine. `metrics` gives the exposition. `port_name` is how errors
+    call the port.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
@@ -96,6 +97,7 @@ class HealthServer(Service):
         clock: Clock | None = None,
         max_clients: int = MAX_CLIENTS,
         idle_timeout: float = IDLE_TIMEOUT,
+        port_name: str = "health port",
     ) -> None:
         super().__init__(name="health-server", clock=clock)
         if not 0 <= port < 2**16:
@@ -108,6 +110,7 @@ class HealthServer(Service):
             max_clients, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, _MIN_CLIENTS)
         )
         self.idle_timeout = idle_timeout
+        self._port_name = port_name
         self._checks = (*_checks_from_probes(readiness_check, liveness_check), *checks)
         self._quick = Health((check for check in self._checks if check.quick), self._clock)
         Health(self._checks, self._clock)  # refuses two of one name
@@ -139,7 +142,7 @@ class HealthServer(Service):
         except BaseException as error:
             self._loop.stop()
             if isinstance(error, OSError | UnicodeError):
-                raise _bind_error(error, self.host, self.port) from None
+                raise _bind_error(error, self.host, self.port, self._port_name) from None
             raise
         self._running = running
 
@@ -434,24 +437,22 @@ async def _close_listener(listener: asyncio.Server) -> None:
     listener.close()
 
 
-def _bind_error(error: OSError | UnicodeError, host: str, port: int) -> Exception:
+def _bind_error(
+    error: OSError | UnicodeError, host: str, port: int, name: str = "health port"
+) -> Exception:
     if isinstance(error, UnicodeError):
         return UsageError(
-            f"{host} is no name of a host; the health port {port} needs one, or an address"
+            f"{host} is no name of a host; the {name} {port} needs one, or an address"
         )
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"the health port {port} on {host} is in use; choose another, or end what listens there"
+            f"the {name} {port} on {host} is in use; choose another, or end what listens there"
         )
     if error.errno == errno.EACCES:
-        return UsageError(
-            f"the health port {port} on {host} needs privileges; choose one above 1023"
-        )
+        return UsageError(f"the {name} {port} on {host} needs privileges; choose one above 1023")
     if error.errno in _TRANSIENT_ERRNOS:
-        return TryAgainError(
-            f"the health port {port} cannot be opened: {error.strerror}; try again"
-        )
+        return TryAgainError(f"the {name} {port} cannot be opened: {error.strerror}; try again")
     return UsageError(
-        f"the health port {port} on {host} cannot be opened: {error.strerror or error}; "
+        f"the {name} {port} on {host} cannot be opened: {error.strerror or error}; "
         f"choose another host or port"
     )
