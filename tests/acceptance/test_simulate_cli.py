@@ -104,6 +104,7 @@ def test_check_compares_the_journal_with_the_store(tmp_path: Path) -> None:
         store.write(lambda tx: tx.execute_many(INSERT, rows))
         code, out, _ = check(tmp_path, *options, "--wait", "0.01")
         assert (1, 3) == (code, json.loads(out)["sources"][0]["open"])
+        assert "some events are queued or running" in check(tmp_path, "--journal", "sent")[1]
         store.write(lambda tx: tx.execute("UPDATE longwatch_runner_events SET outcome = 'run'", {}))
     code, out, _ = check(tmp_path, *options)
     assert (0, True) == (code, json.loads(out)["right"])

@@ -94,7 +94,10 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
         str | None, _flag("SECONDS", "A connection without a byte for so long is made anew. [120]")
     ] = None,
     severity_threshold: Annotated[
-        str | None, _flag("SEVERITY", "Milder events are not run. [info]")
+        str | None,
+        _flag(
+            "SEVERITY", "Milder events are not run: debug, info, warning, error, critical. [info]"
+        ),
     ] = None,
     max_concurrent_agents: Annotated[str | None, _flag("N", "Agents at a time. [5]")] = None,
     max_concurrent_per_source: Annotated[
@@ -149,10 +152,12 @@ def runner(  # noqa: PLR0913, PLR0917 - one argument an option, and typer passes
 ) -> int | None:
     """Run an agent for each event of the sources.
 
-    The sources and the agent are in longwatch.toml. Every option is an environment
-    variable too. SIGTERM and Ctrl-C drain: what runs has time to end, and what has
-    not ended stays queued. A second one ends the runs at once. Exits with 0, 1 if
-    something could not be ended, 2 for wrong use, 75 to try again.
+    The sources and the agent are in longwatch.toml. Every option but --log-level
+    and --log-format is also an environment variable; `longwatch init` writes a
+    file with their names. SIGTERM and Ctrl-C drain: runs have time to end, and the
+    events of those that have not ended stay queued. A second signal ends the runs
+    at once. Exits with 0, 1 if something could not be ended, 2 for wrong use, 75
+    to try again.
     """
     given = dict(locals())
     if context.invoked_subcommand is not None:
@@ -205,7 +210,7 @@ def tail(  # noqa: PLR0913 - one argument an option
         int, typer.Option("--lines", "-n", metavar="N", min=0, max=100_000, help="How many.")
     ] = 20,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Go on with new events, until Ctrl-C.")
     ] = False,
     store: Store = None,
     config: Config = None,
@@ -297,7 +302,7 @@ def list_runs(  # noqa: PLR0913 - one argument an option
 
 @runs_app.command()
 def show(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Show a run, its event, and the end of what it wrote."""
+    """Show a run, its event, and the end of its output."""
     with _open(store, config) as opened:
         record = opened.run(run)
         event = opened.events.event(record.event)
@@ -312,12 +317,12 @@ def show(run: RunId, *, store: Store = None, config: Config = None, json: Json =
 def logs(
     run: RunId,
     *,
-    stderr: Annotated[bool, typer.Option("--stderr", help="Only what it wrote to stderr.")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Only what it wrote to stdout.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only its stderr.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Only its stdout.")] = False,
     store: Store = None,
     config: Config = None,
 ) -> None:
-    """Print what the agent of a run wrote, as far as it is kept."""
+    """Print the output of a run, as far as it is kept."""
     from longwatch.app.runner_store import STREAMS, read_log  # noqa: PLC0415 - help must not wait for it
 
     with _open(store, config) as opened:
@@ -333,7 +338,7 @@ def logs(
 
 @runs_app.command()
 def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Queue the event of a run again, with all its attempts."""
+    """Queue the event of a run again, with all its attempts to spend."""
     with _open(store, config) as opened:
         record = opened.retry(run)
     output.print_result(
@@ -345,11 +350,14 @@ def retry(run: RunId, *, store: Store = None, config: Config = None, json: Json 
 
 @runs_app.command()
 def cancel(run: RunId, *, store: Store = None, config: Config = None, json: Json = False) -> None:
-    """Have the runner end a run; its event is dead-lettered as cancelled."""
+    """Have the runner end a run and dead-letter its event."""
     from longwatch.errors import UsageError  # noqa: PLC0415
 
     with _open(store, config) as opened:
         record = opened.run(run)
         if not opened.runs.request_cancel(run):
-            raise UsageError(f"the run {run} has ended ({record.cause or record.status}) already")
+            raise UsageError(
+                f"the run {run} has ended ({record.cause or record.status}), so there is nothing "
+                f"to cancel; `longwatch runner runs ls --status running` lists those that run"
+            )
     output.print_result(f"run {run} is being cancelled", {"run": run}, as_json=json)

@@ -56,7 +56,7 @@ Port = Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: a
 Host = Annotated[str, typer.Option(metavar="ADDRESS", callback=valid_text, help="Where to listen.")]
 Journal = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Record each event here; one that is there is gone on with."),
+    typer.Option(metavar="FILE", help="Record each event here; a file that exists is continued."),
 ]
 Status = Annotated[
     int | None,
@@ -139,7 +139,7 @@ def check(
             metavar="SECONDS",
             min=0,
             callback=reject_nan,
-            help="Wait so long for events that are queued or run.",
+            help="Wait so long for events that are missing, queued or running.",
         ),
     ] = 0,
     json: Json = False,
@@ -217,4 +217,12 @@ def _reconciliation_lines(
     for each in found:
         if each.examples:
             yield f"{each.source}: look at the events {', '.join(each.examples)}"
-    yield "each event has one outcome" if is_right else "the events do not add up"
+    yield _conclusion(found, is_right=is_right)
+
+
+def _conclusion(found: Sequence[SourceReconciliation], *, is_right: bool) -> str:
+    if is_right:
+        return "each event has one outcome"
+    if any(each.missing or each.twice or each.unsent for each in found):
+        return "the events do not add up"
+    return "some events are queued or running; --wait SECONDS waits for them"

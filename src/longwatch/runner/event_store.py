@@ -129,7 +129,10 @@ class EventStore:
         if reason in {MALFORMED, OVERSIZE}:
             raise UsageError(f"the stream event {event_id} is {reason}, so no agent can run for it")
         if outcome is None or tx.rows(self._sql["find_message"], parameters):
-            raise UsageError(f"the stream event {event_id} is queued or runs already")
+            raise UsageError(
+                f"the stream event {event_id} is queued or runs already; `longwatch runner runs ls "
+                f"--event {event_id}` lists its runs"
+            )
         tx.execute(self._sql["delete_dead_letter"], parameters)
         tx.execute(self._sql["reopen"], parameters)
         SqlBackend(self._database, f"runner/{source}").put([event_message(event_id)], tx=tx)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -92,9 +93,10 @@ class Simulator:
         site = web.TCPSite(server, settings.host, settings.port)
         try:
             await site.start()
-        except OSError as error:
+        except OSError as error:  # the text of asyncio repeats the address
+            reason = os.strerror(error.errno).lower() if error.errno else os_reason(error)
             raise UsageError(
-                f"cannot listen on {settings.host} port {settings.port}: {os_reason(error)}; "
+                f"cannot listen on {settings.host} port {settings.port}: {reason}; "
                 f"give --port another number, or 0 for any free one"
             ) from None
         return int(server.addresses[0][1])
@@ -226,7 +228,7 @@ def _apply(source: SimulatedSource, change: Mapping[str, Any]) -> SimulatedSourc
 
 
 def _cursor(request: web.Request) -> int:
-    """The number after which a client goes on; one that is no number of ours counts as 0."""
+    """The number after which a client goes on; an id that is not such a number counts as 0."""
     value = request.headers.get("Last-Event-ID", "")
     return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else 0  # noqa: PLR2004 - 64 bits
 
