@@ -124,7 +124,7 @@ class SourceConnection:
         self._unstored: list[StreamItem] = []
         """Items without an id that the intake could not store."""
         self._established_at: float | None = None
-        self._heard_at = 0.0
+        self._last_byte_at = 0.0
         self._ended_at: float | None = None
         self._is_tool_missing = False
         self.state = ConnectionState(phase=ConnectionPhase.CONNECTING, since=clock.wall())
@@ -186,10 +186,10 @@ class SourceConnection:
     async def _fill(self, stream: EventStream, ahead: ReadAhead) -> None:
         try:
             while (batch := await stream.read()) is not None:
-                self._heard()
+                self._note_bytes()
                 if not ahead.add(batch):
                     await ahead.room()
-            self._heard()
+            self._note_bytes()
         finally:
             if stream.retry is not None:
                 self._reconnect.set_base(stream.retry)
@@ -211,22 +211,22 @@ class SourceConnection:
         now = self._clock.monotonic()
         downtime = 0.0 if self._ended_at is None else now - self._ended_at
         if self._spec.kind is SourceKind.MCP and self._ended_at is not None:
-            gap = now - self._heard_at
+            gap = now - self._last_byte_at
             self._events.emit(StreamGapped(cluster=self._spec.name, seconds=gap))
-        self._established_at = self._heard_at = now
+        self._established_at = self._last_byte_at = now
         self._is_tool_missing = False
         self._set_phase(ConnectionPhase.CONNECTED, error="")
         self._events.emit(SseConnectionEstablished(cluster=self._spec.name, downtime=downtime))
 
-    def _heard(self) -> None:
+    def _note_bytes(self) -> None:
         """Note that bytes came. An announced outage is over when the connection was stable."""
-        self._heard_at = self._clock.monotonic()
+        self._last_byte_at = self._clock.monotonic()
         if self._throttle.is_degraded:
             self._end_outage_if_stable()
 
     def _end_outage_if_stable(self) -> None:
         assert self._established_at is not None
-        if self._heard_at - self._established_at > self._stable_after:
+        if self._last_byte_at - self._established_at > self._stable_after:
             recovered = self._throttle.succeeded(now=self._established_at)
             if recovered is not None:
                 self._events.emit(recovered)
@@ -246,7 +246,9 @@ class SourceConnection:
         )
 
     async def _wait_after(self, failure: Failure) -> None:
-        good_for = 0.0 if self._established_at is None else self._heard_at - self._established_at
+        good_for = (
+            0.0 if self._established_at is None else self._last_byte_at - self._established_at
+        )
         self._established_at = None
         retry = self._reconnect.failed(failure, good_for=good_for)
         error = failure.error or "the server has ended the stream"

@@ -37,8 +37,8 @@ class SourceConnections(Service):
     """Keeps the sources connected that the runner holds. Every method may be called from any
     thread.
 
-    `stop` cancels the connections and returns when they are closed. `loop` belongs to the caller,
-    who starts it before and stops it after this.
+    `stop` cancels the connections and returns when they are closed. The caller owns `loop`: it
+    starts it before and stops it after this.
     """
 
     def __init__(  # noqa: PLR0913 - what is connected, and all that a connection uses

@@ -102,7 +102,7 @@ class Dispatcher(Service):
     `stop` waits for the runs, shortly before its deadline ends those that are left, and their
     events go back to the queue. `interrupted` counts the runs that a stop has ended.
 
-    `loop` and `guardian` belong to the caller, who starts them before and stops them after this.
+    The caller owns `loop` and `guardian`: it starts them before and stops them after this.
     """
 
     def __init__(  # noqa: PLR0913 - what to run, and what runs it

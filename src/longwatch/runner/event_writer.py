@@ -12,9 +12,9 @@ The transaction, in this order:
 
 What is remembered of a source is the window of faults, and how many of its events wait at most. It
 belongs to one lease: another runner may have queued events in between. It changes after the commit
-only. After an error it is forgotten, because nobody knows then what was stored.
+only. After an error it is forgotten, because it is unknown then what was stored.
 
-Nobody but the intake adds messages that matter here, so the number that was counted plus the number
+Only the intake adds messages that matter here, so the number that was counted plus the number
 added since is an upper bound. The queue is counted again when that bound reaches the size.
 """
 
@@ -160,7 +160,7 @@ class EventWriter:
 
     def write(self, batches: Sequence[SourceBatch]) -> list[BatchPlan | None]:
         """Store batches of different sources in one transaction; None for a source whose lease is
-        lost. After an error nothing was stored, or nobody knows.
+        lost. After an error it is unknown whether something was stored.
         """
         # In the order of the rows, so that two that meet lock them alike.
         ordered = sorted(batches, key=lambda batch: batch.claim.seq)

@@ -73,7 +73,7 @@ class McpStream:
         self._news = asyncio.Event()
         self._error: StreamFailedError | None = None
         self._transport = _WatchedTransport(spec, self, clock=clock)
-        self._heard_at = 0.0
+        self._last_byte_at = 0.0
         self.subscribed = asyncio.Event()
 
     async def read(self) -> StreamBatch | None:
@@ -161,13 +161,13 @@ class McpStream:
         half = self._policy.read_timeout / 2
         loop = asyncio.get_running_loop()
         while True:
-            silent_for = loop.time() - self._heard_at
+            silent_for = loop.time() - self._last_byte_at
             if silent_for < half:
                 await asyncio.sleep(half - silent_for)
                 continue
             async with asyncio.timeout(half):
                 await client.session.send_ping()
-            self.heard()
+            self.note_bytes()
 
     async def _on_notification(self, params: LoggingMessageNotificationParams) -> None:
         """Take a notification. It waits for nothing: the SDK runs a task for each of them."""
@@ -188,8 +188,8 @@ class McpStream:
     def has_failed(self) -> bool:
         return self._error is not None
 
-    def heard(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def note_bytes(self) -> None:
+        self._last_byte_at = asyncio.get_running_loop().time()
         self._news.set()
 
     def drop_event(self, error: StreamFailedError) -> None:
@@ -286,7 +286,7 @@ class _WatchedTransport(httpx2.AsyncBaseTransport):
         except Exception as error:
             self._stream.fail(error)
             raise
-        self._stream.heard()
+        self._stream.note_bytes()
         self.session_id = response.headers.get(_SESSION_HEADER, self.session_id)
         if response.status_code >= _FIRST_ERROR_STATUS:
             self._report_status(request, response)
@@ -364,7 +364,7 @@ class _WatchedBytes(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._inner:
-                self._stream.heard()
+                self._stream.note_bytes()
                 yield chunk
                 await self._transport.await_room()
         except Exception as error:

@@ -1,6 +1,6 @@
 """The run records of a store, and the outcomes of the events that were run.
 
-A run is open from `begin` until its end is written. Who writes the end:
+A run is open from `begin` until its end is written. These write the end:
 
     its runner       in the transaction that settles the message (`settle`)
     its runner       alone, if the lease is lost and there is no message to settle (`end`)
@@ -85,7 +85,7 @@ class RunRecord(NamedTuple):
 
 
 class OpenRun(NamedTuple):
-    """A run without an end, and who runs it: None if its owner is deleted."""
+    """A run without an end, and the owner that runs it: None if the owner is deleted."""
 
     id: str
     source: str

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 class StreamItem(NamedTuple):
     """One event of a stream as it came. `id`: the id that the server gave to this very event; None:
-    it gave none, so the event cannot be told from one that is sent again.
+    it gave none, so the same event sent again counts as another event.
     """
 
     data: str

@@ -86,8 +86,8 @@ class SseConnectionFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourceDegraded(Event):
-    """A source, or the agent (`cluster` empty), has failed so many times in a row; once for each
-    outage.
+    """An outage of a source, or of the agent (`cluster` empty). Emitted once for each outage, at
+    `alert_after_failures` failures in a row.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -185,7 +185,7 @@ class QueuedEventExpired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunStarted(Event):
-    """An agent was spawned for a stream event. `pid` is None for one that could not be."""
+    """An agent was spawned for a stream event. `pid` is None if it could not be."""
 
     cluster: str
     run_id: str
@@ -219,7 +219,7 @@ class AgentRunEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunTimedOut(Event):
-    """An agent ran for longer than its timeout and is being ended."""
+    """An agent ran for longer than its timeout and was ended. `duration`: until its end."""
 
     default_level: ClassVar[Level] = Level.WARNING
     text: ClassVar[str] = "Agent timed out"
