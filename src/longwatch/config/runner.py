@@ -92,7 +92,7 @@ class SourceSettings(SettingsTable, frozen=True, kw_only=True):
     kind: Literal["sse", "mcp"] = "sse"
     """What it speaks: Server-Sent Events, or MCP over HTTP."""
     enabled: bool = True
-    """False: it is not connected, and what is queued of it waits."""
+    """False: its events are filtered as `disabled` and not run. It stays connected."""
     headers: dict[Text, str | EnvironmentReference] = field(default_factory=dict)
     """Sent with each request; a text, or `{env = "NAME"}` for a secret."""
     token_file: Text | None = None
