@@ -102,7 +102,8 @@ def test_statuses_that_pass_are_retried_with_retry_after(status: int) -> None:
 def test_other_statuses_are_retried_slowly_with_an_alert(status: int) -> None:
     failure = failure_of_status(status, retry_after="7", now=NOW)
     assert (True, True, None) == (failure.is_slow, failure.needs_alert, failure.retry_after)
-    assert f"expected status 200, got {status}" == failure.error
+    cure = "its headers or token_file" if status in {401, 403} else "its url and kind"
+    assert f"expected status 200, got {status}; check {cure}" == failure.error
 
 
 @pytest.mark.parametrize(

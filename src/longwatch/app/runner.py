@@ -67,7 +67,7 @@ def runner(path: Path | None, environ: Mapping[str, str], flags: Flags) -> int:
         closing(
             Console(loaded.settings.supervisor.log, state=None, clock=clock, environ=environ)
         ) as console,
-        open_store(runner_store_url(loaded, environ, flags)) as database,
+        open_runner_database(runner_store_url(loaded, environ, flags)) as database,
     ):
         make_workspace(agent_spec(settings.agent, base=loaded.base_dir).workspace)
         return _RunnerCommand(loaded, settings, database, console, environ).run()
@@ -109,7 +109,7 @@ def runner_store_url(loaded: LoadedConfig, environ: Mapping[str, str], flags: Fl
     return url if from_override else store_url(url, loaded.base_dir)
 
 
-def open_store(url: str) -> Database:
+def open_runner_database(url: str) -> Database:
     """The store, once it answers and its schema is up to date; a StoreError says the cure."""
     database = open_database(url)
     assert database is not None, "the settings allow SQL stores alone"

@@ -232,7 +232,7 @@ class AgentRun:
             cause = run_end.INVALID_OUTPUT if error else cause
         process = end.process
         concluded = RunEnd(
-            status=run_end.status_of(cause),
+            status=run_end.status_of_cause(cause),
             cause=cause,
             duration=self._duration(),
             error=run_end.bounded_error(error),
@@ -249,7 +249,7 @@ class AgentRun:
     def _end_lost(self, cause: str, error: str) -> RunEnd:
         """The end of a run that has no process, or whose process was lost."""
         end = RunEnd(
-            status=run_end.status_of(cause),
+            status=run_end.status_of_cause(cause),
             cause=cause,
             duration=self._duration(),
             error=run_end.bounded_error(error),

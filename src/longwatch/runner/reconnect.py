@@ -32,6 +32,7 @@ SHORTEST_DELAY = 0.1
 JITTER = 0.25
 _RETRIED_STATUSES = frozenset({408, 425, 429})
 _SERVER_ERRORS = range(500, 600)
+_UNAUTHORIZED = frozenset({401, 403, 407})
 _MAX_CAUSES = 10
 
 
@@ -138,9 +139,10 @@ def failure_of_status(status: int, *, retry_after: str | None, now: float) -> Fa
     until a person repairs it.
     """
     is_passing = status in _RETRIED_STATUSES or status in _SERVER_ERRORS
+    cure = "its headers or token_file" if status in _UNAUTHORIZED else "its url and kind"
     return Failure(
         reason=FailureReason.HTTP_STATUS,
-        error=f"expected status 200, got {status}",
+        error=f"expected status 200, got {status}" + ("" if is_passing else f"; check {cure}"),
         is_slow=not is_passing,
         needs_alert=not is_passing,
         retry_after=parse_retry_after(retry_after, now=now) if is_passing else None,

@@ -100,7 +100,7 @@ class RunSettlement(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def status_of(cause: str) -> RunStatus:
+def status_of_cause(cause: str) -> RunStatus:
     return _STATUS_BY_CAUSE.get(cause, RunStatus.FAILURE)
 
 
