@@ -6,6 +6,7 @@
 #   errors      every exception of the product, one tree; lazy: names that load on first use
 #   core        pure decisions: clock, deadline, backoff, breaker, heartbeat, lease, health, events,
 #               state tables, end causes
+#   sse         an incremental parser of Server-Sent Events, on its own
 #   host        life inside one process: loop thread, services, the periodic loop, shutdown,
 #               guardian and children, watchdog
 #   store       SQL stores: databases, migrations, named SQL, and claims: leased rows
@@ -15,6 +16,8 @@
 #               stopped together
 #   flow        durable graphs: ready nodes are computed, whichever worker dies meanwhile
 #   supervisor  programs that stay up: exit decision, life of a program, health checks
+#   evals       a loop measured on a dataset
+#   runner      event streams in, agent runs out: connections, intake, dispatch, simulator
 #   observe     events -> logs and metrics
 #   config      settings from file, environment and flags
 #   workers     the parent of worker processes: monitor, lease renewal, health, stack dumps
