@@ -3,7 +3,9 @@ from longwatch import evals as evals
 from longwatch import flow as flow
 from longwatch import mailbox as mailbox
 from longwatch import observe as observe
+from longwatch import runner as runner
 from longwatch import runtime as runtime
+from longwatch import sse as sse
 from longwatch import supervisor as supervisor
 from longwatch import testing as testing
 from longwatch.core.backoff import Backoff as Backoff

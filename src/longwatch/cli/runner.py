@@ -256,11 +256,16 @@ def dead(
     """List the events that were given up, the newest last, and why."""
     with _open(store, config) as opened:
         opened.require_source(source)
-        found = opened.events.events(source=source, outcome="dead-lettered", limit=limit)
+        given_up = [
+            event
+            for outcome in ("dead-lettered", "dropped")
+            for event in opened.events.events(source=source, outcome=outcome, limit=limit)
+        ]
+    found = sorted(given_up)[-limit:]
     text = (
         output.table(runner_views.DEAD_HEAD, map(runner_views.dead_row, found))
         if found
-        else [f"no dead-lettered events in {opened.shown}"]
+        else [f"no events were given up in {opened.shown}"]
     )
     output.print_result(text, [runner_views.event_json(each) for each in found], as_json=json)
 

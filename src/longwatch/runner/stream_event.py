@@ -4,7 +4,7 @@
     resource    required: what the event is about, a text or an object
     cluster     the name of the source where it is left out
     faultId     names the fault; events with the same one repeat each other
-    faultType   with `resource` and `cluster` it names the fault where there is no faultId
+    faultType   with `resource` it names the fault where there is no faultId
     context, timestamp, and every other field: kept as they came
 
 The text of an event is stored as it came, so nothing of it gets lost. Reading never raises: a text
@@ -118,7 +118,7 @@ def _fault_key(fields: _EventFields) -> str:
     if fault_id or fault_id == 0:
         named = f"id\n{_text(fault_id)}"
     else:
-        named = f"{_text(fields.resource)}\n{_text(fields.fault_type)}\n{_text(fields.cluster)}"
+        named = f"{_text(fields.resource)}\n{_text(fields.fault_type)}"
     return blake2b(named.encode(errors="surrogatepass"), digest_size=HASH_BYTES).hexdigest()
 
 
