@@ -54,6 +54,7 @@ def test_a_run_that_ends_well_is_a_success(database: Database, tmp_path: Path) -
     assert run.pid
     assert ("run", "") == rig.queue.outcome(run.event)
     workspace = Path(run.workspace)
+    assert "alpha" == json.loads((workspace / "event.json").read_text())["cluster"]
     assert "hello\n" == (workspace / "stdout.log").read_text()
     assert "oops\n" == (workspace / "stderr.log").read_text()
     [started] = rig.observer.of(AgentRunStarted)

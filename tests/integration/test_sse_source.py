@@ -96,6 +96,20 @@ def test_an_event_has_an_id_only_if_the_server_gave_it_one() -> None:
     asyncio.run(scenario())
 
 
+def test_an_id_that_the_server_uses_again_is_the_id_of_each_event() -> None:
+    async def scenario() -> None:
+        intake = MemoryIntake()
+        body = b"id: same\ndata: a\n\nid: same\ndata: b\n\ndata: c\n\n"
+        async with (
+            FaultyServer(sends(body, then=stalls)) as server,
+            running(server.spec, intake=intake) as rig,
+        ):
+            await rig.until(lambda: len(intake.items) == 3)
+        assert ["same", "same", None] == [item.id for item in intake.items]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("cursor", "sent"),
     [

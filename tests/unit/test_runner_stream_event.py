@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -167,3 +168,21 @@ def test_fields_of_any_type_are_survived(fields: dict[str, object]) -> None:
     event = parsed(fields)
     assert event.problem or event.fault_key
     assert json.loads(event.data) == fields
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", "9" * 5000])
+def test_a_number_that_no_agent_can_read_makes_an_event_malformed(number: str) -> None:
+    """Also in a field that the runner does not read: the whole event goes to the agent."""
+    event = parse_event(f'{{"severity":"info","resource":"r","z":{number}}}', max_bytes=10_000)
+    assert "range" in event.problem
+
+
+def test_a_long_text_beside_many_brackets_is_parsed_in_little_memory() -> None:
+    text = f'{{"severity":"info","resource":"x","a":"{"y" * 3_500_000}","b":{[[]] * 70}}}'
+    tracemalloc.start()
+    try:
+        assert not parse_event(text, max_bytes=4 << 20).problem
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 << 20

@@ -21,7 +21,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -44,6 +43,7 @@ from longwatch.runner import run_end
 from longwatch.runner.policy import AgentSpec, RunnerPolicy, SourceSpec
 from longwatch.runner.run_end import RunEnd
 from longwatch.runner.run_store import NewRun, QueuedEvent
+from longwatch.runner.stream_event import event_document
 from longwatch.runner.workspace import Workspace
 
 _BEAT_INTERVAL = 1.0
@@ -106,7 +106,11 @@ class AgentRun:
             command = self._host.agent.command[0]
             return self._end_lost(run_end.SPAWN_ERROR, f"cannot start {command}: {error}")
         except OSError as error:
-            text = f"cannot prepare its workspace: {error.filename or ''}: {os_reason(error)}"
+            place = error.filename or self._host.agent.workspace
+            text = (
+                f"cannot prepare its workspace: {place}: {os_reason(error)}; make room there, or "
+                f"set another workspace"
+            )
             return self._end_lost(run_end.SPAWN_ERROR, text)
         except GuardianLostError as error:
             self.was_guardian_lost = True
@@ -313,9 +317,8 @@ class AgentRun:
 
 def _event_json(facts: Mapping[str, object], event: QueuedEvent) -> bytes:
     """The event as the server sent it, and what the runner knows about it."""
-    data: Any = msgspec.json.decode(event.data)
-    whole = {**data, "longwatch": facts} if isinstance(data, dict) else {"longwatch": facts}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2)
+    document = event_document(event.data, source=str(facts["source"]))
+    return msgspec.json.format(msgspec.json.encode({**document, "longwatch": facts}), indent=2)
 
 
 def _iso_time(seconds: float) -> str:

@@ -96,11 +96,13 @@ class SseStream:
                 raise error
 
     def _parse(self, chunk: bytes) -> list[StreamItem]:
-        """The items of a chunk. An event without an id of its own has that of an event before."""
+        """The items of a chunk. An event without an id of its own has that of an event before: the
+        same object, so that an id which the server uses twice is told from none.
+        """
         items: list[StreamItem] = []
         last_id = self._last_id
         for data, _, event_id in self._parser.feed(chunk):
-            if event_id == last_id:
+            if event_id is last_id:
                 items.append(_new_item(StreamItem, (data, None)))
             else:
                 last_id = event_id

@@ -28,7 +28,12 @@ MAX_DEPTH = 64
 """Arrays and objects inside each other."""
 HASH_BYTES = 16
 MAX_REASON_CHARS = 200
-_OPENERS_OR_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_OPENERS_OR_TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+"""Possessive: a text of megabytes needs no memory for ways back."""
+_ODD_NUMBER = re.compile(rb"[0-9][eE][+-]?[0-9]{3}|[0-9]{300}")
+"""What a number looks like that may be out of range; fields that are not read are not checked
+otherwise.
+"""
 
 
 class _EventFields(msgspec.Struct, gc=False):
@@ -71,6 +76,8 @@ def parse_event(data: str, *, max_bytes: int) -> StreamEvent:
     data_hash = blake2b(raw, digest_size=HASH_BYTES).digest()
     try:
         fields = _DECODER.decode(raw)
+        if _ODD_NUMBER.search(raw):
+            _DOCUMENT_DECODER.decode(raw)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         return _malformed(data, str(error))
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _is_too_deep(data):
