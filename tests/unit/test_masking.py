@@ -187,3 +187,18 @@ def test_masking_a_text_never_fails_and_leaves_texts_without_marks_alone(text: s
     )
 
     assert marked or text == mask_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"token":"abc", "n": 1}', '{"token":"***", "n": 1}'),
+        ("{'db_password': 'it\\'s me', 'x': 2}", "{'db_password': \"***\", 'x': 2}"),
+        ('{"apiKey" : 123}', '{"apiKey" : "***"}'),
+        ('{"password": null, "token": true}', '{"password": null, "token": true}'),
+        ('{"max_tokens": 5, "name": "a"}', '{"max_tokens": 5, "name": "a"}'),
+        ('{"token": "cut off here', '{"token": "***"'),
+    ],
+)
+def test_a_secret_in_json_or_in_the_repr_of_a_dict_is_masked(text: str, shown: str) -> None:
+    assert shown == mask_text(text)

@@ -36,6 +36,10 @@ _VALUE = re.compile(_QUOTED_OR_WORD)
 _PARAMETER = re.compile(r"(?:[^\s&]|&(?![A-Za-z_][\w.-]{0,127}=))*")
 _OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w.-]{{0,127}})(\s+)(?!--)({_QUOTED_OR_WORD})")
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=-]{8,}")
+_PAIR = re.compile(
+    r"""(["'])([A-Za-z_][\w.-]{0,127})\1(\s{0,8}:\s{0,8})("(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?|[\w.+-]+)"""
+)
+"""A key and its value in JSON, or in the `repr` of a dict."""
 _WHOLE = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,127})(=|:\s*)(?!//)(.+)", re.DOTALL)
 
 
@@ -69,13 +73,15 @@ def mask_argv(argv: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """A text to show: the user part of a URL, `password=x`, `--token x` and `Bearer x` masked
-    wherever they stand.
+    """A text to show: the user part of a URL, `password=x`, `"token": "x"`, `--token x` and
+    `Bearer x` masked wherever they stand.
     """
     if "@" in text:
         text = _BARE_USERINFO.sub(rf"\1{MASK}@", _USERINFO.sub(MASK + "@", text))
     if "=" in text:
         text = _mask_assignments(text)
+    if ":" in text:
+        text = _PAIR.sub(_mask_pair, text)
     if "--" in text:
         text = _OPTION.sub(_mask_option, text)
     return _SCHEME.sub(rf"\1\2{MASK}", text)
@@ -155,6 +161,13 @@ def _value_end(text: str, name: re.Match[str]) -> int:
     is_parameter = text[max(name.start() - 1, 0) : name.start()] in {"?", "&"}
     value = (_PARAMETER if is_parameter else _VALUE).match(text, name.end())
     return value.end() if value else name.end()
+
+
+def _mask_pair(match: re.Match[str]) -> str:
+    quote, name, between, value = match.groups()
+    if not looks_secret(name) or value in {"null", "None", "true", "false", "True", "False"}:
+        return match[0]
+    return f'{quote}{name}{quote}{between}"{MASK}"'
 
 
 def _mask_option(match: re.Match[str]) -> str:
