@@ -140,6 +140,27 @@ def test_after_a_gap_nothing_is_settled_claimed_swept_or_begun_before_a_renewal(
         gate.open_all()
 
 
+def test_a_gap_before_the_renewal_after_a_gap_costs_a_healthy_row_nothing(gap: Gap) -> None:
+    """The process stands still again while the renewal is under way."""
+    gate, answer = GatedRunner(), threading.Event()
+    with stoppable_engine(gate, FakeRow(1)) as (rig, clock):
+        gate.next_started()
+        rig.wait_idle()
+        rig.source.faults["renew"] = lambda: answer.wait(10 * TIMEOUT)
+        for _ in range(2):
+            gap(clock, 10 * LEASE)
+            for _ in range(4):
+                rig.wait_idle()
+                clock.advance(0.5, parked=IDLE_THREADS)
+        del rig.source.faults["renew"]
+        answer.set()
+        tick(rig, 2.0)
+        assert (False, False) == (gate.contexts[1].lease_lost, gate.contexts[1].cancelled)
+        gate.open(1)
+        rig.source.wait_for_settlements((1, DONE))
+        assert [] == rig.observer.of(LeaseLost)
+
+
 def test_a_row_that_was_lost_in_the_gap_is_cancelled_and_no_other(gap: Gap) -> None:
     """The renewal comes first. The comparison with the store then finds what another owner has."""
     gate = GatedRunner()

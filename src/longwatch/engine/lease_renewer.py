@@ -168,6 +168,8 @@ class LeaseRenewer:
             return
         if now - self._wake_by > _GAP * self._policy.lease.lease_seconds:
             self._resumed_at = now
+            if self._lease_trust.is_lapsed and self._lease_trust.is_after_gap:  # a gap after a gap
+                self._spared_until = now + self._policy.lease.trust_seconds
         self._lease_trust.refresh()
         holds_rows = self._held_count() > 0
         if self._lease_trust.is_expired(now, holds_rows=holds_rows):
