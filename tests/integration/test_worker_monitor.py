@@ -380,6 +380,14 @@ def test_one_that_ends_while_its_store_is_being_opened_is_swept_and_not_renewed(
         assert eventually(lambda: is_not_renewed(rig, source))
 
 
+def test_leases_that_are_handled_after_the_end_of_their_worker_are_swept(rig: MonitorRig) -> None:
+    source = rig.sources["store"] = FakeSource()
+    ended = WorkerRecord(2_000_000_000, "jobs-1", serial=9)
+    where = {"kind": "mailbox", "url": "store", "name": "jobs"}
+    rig.monitor._add_leases(ended, {"owner": 1, "source": where})
+    assert ["sweep"] == source.calls
+
+
 def test_a_store_that_does_not_answer_holds_up_nobody_elses_leases(rig: MonitorRig) -> None:
     slow, quick = rig.sources["slow"], rig.sources["quick"] = FakeSource(), FakeSource()
     go_on = Wakeup()

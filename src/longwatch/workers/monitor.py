@@ -48,7 +48,7 @@ from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Event, Events
 from longwatch.core.events.workers import WorkerJoined, WorkerRowsReclaimed, WorkerStalled
 from longwatch.core.heartbeat import Heartbeat
-from longwatch.engine.claim_source import emit_given_up
+from longwatch.engine.claim_source import ClaimSource, emit_given_up
 from longwatch.errors import LongwatchError
 from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.parent_channel import PARENT_SOCKET_VARIABLE
@@ -277,19 +277,24 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
         be renewed. `late`: leases that were reported at its end; another thread may have reclaimed
         from this worker without them.
         """
-        released = 0
+        sources = []
         for leases in {*worker.engine_leases.values(), *late}:
             self._renewers[leases.store_url].remove(leases)
-            if leases.is_unreachable(self._clock.boottime()):
-                continue
+            if not leases.is_unreachable(self._clock.boottime()):
+                sources.append(leases.source)
+        self._sweep_ended(worker, sources)
+        worker.close()
+
+    def _sweep_ended(self, worker: WorkerRecord, sources: Iterable[ClaimSource]) -> None:
+        released = 0
+        for source in sources:
             with suppress(LongwatchError):  # another sweeper does it soon
-                released += leases.source.sweep(emit_given_up(self._events))
+                released += source.sweep(emit_given_up(self._events))
         if released:
             self._on_worker_active()
             self._events.emit(
                 WorkerRowsReclaimed(program=worker.program, pid=worker.pid, rows=released)
             )
-        worker.close()
 
     # --- reports of workers ---
 
@@ -348,8 +353,11 @@ class WorkerMonitor(Service, ProgramListener, EndJudge):
 
     def _add_leases(self, worker: WorkerRecord, message: Mapping[str, Any]) -> None:
         locator: Mapping[str, str] = message["source"]
-        page = worker.pages[int(message["owner"])]
+        page = worker.pages.get(int(message["owner"]))
         source = open_claim_source(locator, self._stores, events=self._events)
+        if page is None:  # it has ended before this was handled
+            self._sweep_ended(worker, [source])
+            return
         leases = EngineLeases(
             int(message["owner"]),
             source,
