@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 11), (3, 12), (3, 13))
+UNIT_EXTRAS = "runner,mcp"
 UNIT_NEEDS = ("hypothesis", "import-linter", "psutil", "pytest", "pytest-randomly", "pytest-xdist")
 
 
@@ -51,7 +52,8 @@ def environment(version: str, interpreter: str) -> Path:
 
 def _install(python: Path) -> None:
     pip = (python, "-m", "pip", "--disable-pip-version-check")
-    what = ("--constraint", ROOT / "constraints.txt", "--editable", ROOT, *UNIT_NEEDS)
+    package = ("--editable", f"{ROOT}[{UNIT_EXTRAS}]")
+    what = ("--constraint", ROOT / "constraints.txt", *package, *UNIT_NEEDS)
     done = subprocess.run([*pip, "install", *what], check=False, capture_output=True, text=True)
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n")
@@ -71,7 +73,7 @@ def _has_version(interpreter: str, version: str) -> bool:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(" ".join(UNIT_NEEDS).encode())
+    digest = hashlib.sha256(" ".join((UNIT_EXTRAS, *UNIT_NEEDS)).encode())
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
