@@ -117,6 +117,10 @@ class GuardianLostError(TryAgainError):
     """The guardian process died; every child it held was killed."""
 
 
+class GuardianNotRunningError(GuardianLostError):
+    """The guardian was stopped, or was not running: no child has ended it."""
+
+
 class ServiceStateError(TryAgainError):
     """A service was asked for something that its present state does not allow."""
 

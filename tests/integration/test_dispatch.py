@@ -29,6 +29,19 @@ from longwatch.testing import FakeClock, check_service
 from polling import eventually
 from runner_rig import POLICY, Queue, dispatching
 
+INNOCENT = """
+Path({started!r}).touch()
+event['longwatch']['attempt'] == 1 and rest()
+"""
+GUILTY = """
+signal.alarm(60)
+while not all(Path(path).exists() for path in {started!r}):
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGKILL)
+rest()
+"""
+"""It kills the guardian once the innocent agents run."""
+
 
 @pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
@@ -288,6 +301,62 @@ def test_a_lost_guardian_costs_no_attempt(sqlite: Database, tmp_path: Path) -> N
         rig.observer.wait_for(GuardianLost)
         rig.queue.wait_outcome(event, "run")
     assert [("cancelled", "lease_lost"), ("success", "exit 0")] == rig.queue.causes(event)
+
+
+def test_an_agent_that_kills_the_guardian_is_poison(database: Database, tmp_path: Path) -> None:
+    """Each loss of the guardian counts as a crash of all events that ran. The guilty one is given
+    up; the innocent ones run alone in the end, and succeed.
+    """
+    names = ("alpha", "beta", "gamma")
+    started = [tmp_path / name for name in names[1:]]
+    with dispatching(database, tmp_path, sources=names) as rig:
+        innocent = [
+            rig.queue.put(INNOCENT.format(started=str(path)), source=path.name) for path in started
+        ]
+        guilty = rig.queue.put(GUILTY.format(started=[str(path) for path in started]))
+        rig.queue.wait_outcome(guilty, "dead-lettered", "poison")
+        for event in innocent:
+            rig.queue.wait_outcome(event, "run")
+    assert [("cancelled", "lease_lost")] * 3 == rig.queue.causes(guilty)
+    [letter] = rig.queue.dead_letters()
+    assert (guilty, 3, 0) == (letter.id, letter.crashes, letter.failures)
+    for event in innocent:
+        assert ("cancelled", "lease_lost") == rig.queue.causes(event)[0]
+
+
+def test_a_guardian_that_does_not_start_blames_no_event(
+    sqlite: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events go back until there is one; their budget of crashes is not spent."""
+    with dispatching(sqlite, tmp_path) as rig:
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.guardian, "start", _refuse)
+            event = rig.queue.put("event['longwatch']['attempt'] == 1 and rest()")
+            rig.wait_in_flight()
+            assert rig.guardian.pid is not None
+            os.kill(rig.guardian.pid, signal.SIGKILL)
+            assert eventually(lambda: len(rig.queue.of(event)) > 5)
+        rig.queue.wait_outcome(event, "run")
+
+
+def test_a_cancelled_run_stays_cancelled_without_a_guardian(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    """A guardian that dies while a run is being cancelled does not bring its event back."""
+    with dispatching(sqlite, tmp_path) as rig:
+        event = rig.queue.put("deaf(); say('ready'); rest()")
+        [run_id] = rig.wait_in_flight()
+        log = tmp_path / "runs" / run_id / "stdout.log"
+        assert eventually(lambda: log.exists() and b"ready" in log.read_bytes())
+        assert rig.dispatcher.cancel(run_id)
+        assert rig.guardian.pid is not None
+        os.kill(rig.guardian.pid, signal.SIGKILL)
+        rig.queue.wait_outcome(event, "dead-lettered", "cancelled")
+    assert [("cancelled", "cancelled")] == rig.queue.causes(event)
+
+
+def _refuse() -> None:
+    raise OSError("no process for you")
 
 
 def test_a_lost_lease_ends_the_process(sqlite: Database, tmp_path: Path) -> None:

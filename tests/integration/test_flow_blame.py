@@ -99,6 +99,18 @@ class TestBudgets:
         with pytest.raises(ComputationFailedError, match="poison"):
             execution.get("pages", timeout=0)
 
+    def test_crashes_that_a_worker_reports_give_a_node_up_as_poison(
+        self, worker: ManualWorker, execution: Execution
+    ) -> None:
+        """As those that a sweep finds."""
+        for _ in range(3):
+            crashed = Settlement(worker.claim_one().claim, RowOutcome.CRASHED, error="gone")
+            assert [True] == worker.source.settle([crashed])
+        assert [] == worker.claim()
+        assert ["crash"] * 3 == [each.end_cause for each in execution.computations()]
+        with pytest.raises(ComputationFailedError, match="poison"):
+            execution.get("pages", timeout=0)
+
     def test_five_losses_give_a_node_up_as_lost(
         self, worker: ManualWorker, execution: Execution
     ) -> None:

@@ -16,6 +16,7 @@ from longwatch.core.clock import Wakeup
 from longwatch.core.events.base import Events
 from longwatch.core.events.engine import MessageDeadLettered
 from longwatch.host.incarnation import Incarnation
+from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim, RowSelection
 
 
@@ -78,8 +79,17 @@ class RowOutcome(StrEnum):
 
     DONE = auto()  # finished: the row goes
     FAILED = auto()  # it raised: back after the delay, one failure more
+    CRASHED = auto()  # it may have ended the process that ran it: back, one crash more
     RELEASED = auto()  # not its fault: back, nothing spent
     DEAD = auto()  # it will never work: to the dead letters, with the reason
+
+
+BLAME_BY_OUTCOME = {
+    RowOutcome.FAILED: Blame.FAILURE,
+    RowOutcome.CRASHED: Blame.CRASH,
+    RowOutcome.RELEASED: Blame.RELEASE,
+}
+"""Of the rows that come back: which of their counters rises."""
 
 
 class Settlement(NamedTuple):

@@ -208,7 +208,7 @@ class SettlementStats:
             RowsSettled(
                 engine=self._engine,
                 done=settled[RowOutcome.DONE],
-                failed=settled[RowOutcome.FAILED],
+                failed=settled[RowOutcome.FAILED] + settled[RowOutcome.CRASHED],
                 released=settled[RowOutcome.RELEASED],
                 dead_lettered=settled[RowOutcome.DEAD],
                 refused=refused,

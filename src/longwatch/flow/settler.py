@@ -198,4 +198,6 @@ def _end_cause(settlement: Settlement) -> AttemptEndCause:
     if settlement.outcome is RowOutcome.DEAD:
         is_last_failure = settlement.reason == GiveUpReason.FAILED
         return AttemptEndCause.RAISED if is_last_failure else AttemptEndCause.PERMANENT
+    if settlement.outcome is RowOutcome.CRASHED:
+        return AttemptEndCause.CRASH
     return AttemptEndCause(settlement.reason) if settlement.reason else AttemptEndCause.RAISED

@@ -17,7 +17,12 @@ from longwatch.core.clock import Clock, SystemClock
 from longwatch.core.deadline import Deadline
 from longwatch.core.events.base import Events
 from longwatch.core.events.host import GuardianLost
-from longwatch.errors import GuardianLostError, ServiceStateError, SpawnError
+from longwatch.errors import (
+    GuardianLostError,
+    GuardianNotRunningError,
+    ServiceStateError,
+    SpawnError,
+)
 from longwatch.host import guardian as program
 from longwatch.host.capture import LineSink
 from longwatch.host.guardian.cgroups import Cgroup
@@ -104,7 +109,7 @@ class GuardianClient(Service):
         """
         if self._control is None:
             _close(descriptors)
-            raise GuardianLostError(
+            raise GuardianNotRunningError(
                 "the guardian is not running; start it, or if it has died, start it again"
             )
         try:
@@ -183,7 +188,7 @@ class GuardianClient(Service):
         self._disconnect()
         for child in list(self._children.values()):
             child.finish_output()
-            child.fail(GuardianLostError("the guardian was stopped"))
+            child.fail(GuardianNotRunningError("the guardian was stopped"))
 
     # --- the control, on the loop ---
 

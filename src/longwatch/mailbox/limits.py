@@ -6,6 +6,7 @@ one is given up in the transaction that counts the last event, so no worker runs
     event              counted by                               budget spent
     crash, loss        the sweep                                dead letter `poison` or `lost`
     failure            the settlement FAILED                    dead letter `failed`
+    crash              the settlement CRASHED                   dead letter `poison`
     last failure       the settlement DEAD of the worker        dead letter `failed`, `unanswered`
 
 A claim applies the rule once more, because the limits may have been lowered since then, and because

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Self
 
 from longwatch.core.clock import Wakeup
 from longwatch.engine.claim_source import (
+    BLAME_BY_OUTCOME,
     ClaimedRow,
     ExchangeResult,
     GivenUp,
@@ -414,8 +415,9 @@ class MemoryBackend:
                 return []
             case outcome:
                 row.note(settlement.error, settlement.traceback)
-                blame = Blame.FAILURE if outcome is RowOutcome.FAILED else Blame.RELEASE
-                return self._release(contents, row, blame, delay=settlement.delay)
+                return self._release(
+                    contents, row, BLAME_BY_OUTCOME[outcome], delay=settlement.delay
+                )
 
     def _release(
         self, contents: MemoryContents, row: StoredMessage, blame: Blame, *, delay: float = 0.0

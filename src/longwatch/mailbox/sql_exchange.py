@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from longwatch.engine.claim_source import ClaimedRow, GivenUp, RowOutcome, Settlement
+from longwatch.engine.claim_source import (
+    BLAME_BY_OUTCOME,
+    ClaimedRow,
+    GivenUp,
+    RowOutcome,
+    Settlement,
+)
 from longwatch.mailbox.limits import give_up_reason
 from longwatch.mailbox.records import MessageRecord
 from longwatch.mailbox.sql_dead_letters import SqlDeadLetters
 from longwatch.mailbox.sql_queue import SqlQueue
-from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim, Claims, RowSelection
 from longwatch.store.database import Transaction
 
@@ -21,12 +26,12 @@ CLAIMED_COLUMNS = (*MessageRecord._fields, _IS_EXPIRED, "keep_expired")
 _GIVE_UP_BATCH = 2000
 _NO_CLAIM = Claim(0, 0, 0)
 _DONE_SETTLEMENT = Settlement(_NO_CLAIM, RowOutcome.DONE)
-_BLAME_BY_OUTCOME = {RowOutcome.FAILED: Blame.FAILURE, RowOutcome.RELEASED: Blame.RELEASE}
+_COUNTED_OUTCOMES = frozenset({RowOutcome.FAILED, RowOutcome.CRASHED})
 
 
 class SettledMessages(NamedTuple):
     """For each settlement whether its claim still held, the messages that were dead-lettered
-    because they have failed for the last time, and whether any message was released.
+    because they have failed or crashed for the last time, and whether any message was released.
     """
 
     settled: list[bool]
@@ -95,20 +100,20 @@ class SqlExchange:
 
     def settle(self, tx: Transaction, settlements: Sequence[Settlement]) -> SettledMessages:
         """Settle in order, messages of any mailbox; neighbours with the same end in one statement.
-        Messages that failed for the last time are dead-lettered. The caller notifies the receivers
-        of released messages.
+        Messages that failed or crashed for the last time are dead-lettered. The caller notifies the
+        receivers of released messages.
         """
         settled: list[bool] = []
         has_released = False
         for template, group in groupby(settlements, _without_claim):
             settled += self._settle_group(tx, template, [settlement.claim for settlement in group])
-            has_released = has_released or template.outcome in _BLAME_BY_OUTCOME
-        failed = [
+            has_released = has_released or template.outcome in BLAME_BY_OUTCOME
+        counted = [
             settlement.claim.seq
             for settlement, is_settled in zip(settlements, settled, strict=True)
-            if is_settled and settlement.outcome is RowOutcome.FAILED
+            if is_settled and settlement.outcome in _COUNTED_OUTCOMES
         ]
-        return SettledMessages(settled, self._dead_letters.give_up_spent(tx, failed), has_released)
+        return SettledMessages(settled, self._dead_letters.give_up_spent(tx, counted), has_released)
 
     def _settle_group(
         self, tx: Transaction, template: Settlement, claims: list[Claim]
@@ -125,7 +130,7 @@ class SqlExchange:
                 return self.claims.release(
                     tx,
                     claims,
-                    blame=_BLAME_BY_OUTCOME[outcome],
+                    blame=BLAME_BY_OUTCOME[outcome],
                     delay=template.delay,
                     error=template.error,
                     traceback=template.traceback,

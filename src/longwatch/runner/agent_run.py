@@ -33,7 +33,13 @@ from longwatch.core.events.runner import (
     AgentRunStarted,
     AgentRunTimedOut,
 )
-from longwatch.errors import GuardianLostError, ServiceStateError, SpawnError, StoreError
+from longwatch.errors import (
+    GuardianLostError,
+    GuardianNotRunningError,
+    ServiceStateError,
+    SpawnError,
+    StoreError,
+)
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessEnd, ProcessSpec, StopPolicy
@@ -76,7 +82,11 @@ class AgentRun:
         self.run = run
         self.pid: int | None = None
         self.was_guardian_lost = False
-        """Whether the guardian died under it: the agent is not to blame."""
+        """Whether there was no guardian at its end: the next run needs another one."""
+        self.may_have_killed_guardian = False
+        """Whether the guardian died while it ran: this agent, or one beside it, may have ended
+        it.
+        """
         self._event = event
         self._source = source
         self._host = host
@@ -113,8 +123,7 @@ class AgentRun:
             )
             return self._end_lost(run_end.SPAWN_ERROR, text)
         except GuardianLostError as error:
-            self.was_guardian_lost = True
-            return self._end_lost(run_end.LEASE_LOST, error_text(error))
+            return self._end_without_guardian(error)
         except (CancelledFuture, ServiceStateError) as error:  # the loop is stopping
             return self._end_lost(run_end.SHUTDOWN, error_text(error))
         except Exception as error:  # noqa: BLE001 - a run has an end, also for a fault of ours
@@ -261,6 +270,14 @@ class AgentRun:
         self._emit_started()
         self._emit_ended(end, 0)
         return end
+
+    def _end_without_guardian(self, error: GuardianLostError) -> RunEnd:
+        """A run that was cancelled before ends as that."""
+        self.was_guardian_lost = True
+        if self._cancelled is not None:
+            return self._end_lost(self._cancelled[0], error_text(error))
+        self.may_have_killed_guardian = not isinstance(error, GuardianNotRunningError)
+        return self._end_lost(run_end.LEASE_LOST, error_text(error))
 
     def _duration(self) -> float:
         return max(self._host.clock.monotonic() - self._started_at, 0.0)

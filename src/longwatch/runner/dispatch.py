@@ -23,8 +23,10 @@ Failure cases
       the run: the engine keeps the settlement and makes it when the store is back.
     - The process of the runner dies: its guardian kills the agents. The sweep of any runner blames
       the event with a crash and releases it, or gives it up. The run is ended as `lease_lost`.
-    - The guardian dies: its agents are killed, their events go back, and the next run starts
-      another guardian.
+    - The guardian dies: its agents are killed, and the next run starts another guardian. One of
+      these agents may have killed it, so each of their events has crashed once more. An event that
+      is a suspect by that (`store.blame`) runs alone: the guilty one is dead-lettered as `poison`,
+      the others succeed. A guardian that cannot be started blames no event.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ CANCEL_POLL_INTERVAL = 5.0
 """How often cancel requests are looked for, should a notification be lost."""
 MAX_RETRY_DELAY = 900.0
 _STORE_RETRY_DELAY = 1.0
+_GUARDIAN_RETRY_DELAY = 1.0
 _SETTLE_SECONDS = 1.0
 """Of the end of a stop, for the store after the last process is gone."""
 _EXCLUSIVE_SECONDS = 600.0
@@ -358,7 +361,7 @@ class Dispatcher(Service):
             self._runs[run.run.id] = run
         unsubscribe = context.cancel.on_cancel(lambda: self._interrupt(run, context))
         try:
-            self._guardian_keeper.ensure_running()
+            guardian_pid = self._guardian_keeper.ensure_running()
             end = run.execute(context.beat)
         finally:
             unsubscribe()
@@ -366,7 +369,7 @@ class Dispatcher(Service):
                 del self._runs[run.run.id]
             self._run_ended.set()
         if run.was_guardian_lost:
-            self._guardian_keeper.report_lost()
+            self._guardian_keeper.report_lost(guardian_pid)
         self._breaker.record(run.run.id, success=end.is_success)
         self._count_end(end)
         return self._settle(run, end, context)
@@ -404,9 +407,10 @@ class Dispatcher(Service):
         if end.cause == run_end.CANCELLED:
             return _dead(claimed, ended, run_end.CANCELLED, end.error)
         if end.status is RunStatus.CANCELLED:
-            delay = _STORE_RETRY_DELAY if run.was_guardian_lost else 0.0
-            released = _settlement(claimed, RowOutcome.RELEASED, ended)
-            return released._replace(delay=delay, error=end.error)
+            delay = _GUARDIAN_RETRY_DELAY if run.was_guardian_lost else 0.0
+            is_blamed = run.may_have_killed_guardian
+            outcome = RowOutcome.CRASHED if is_blamed else RowOutcome.RELEASED
+            return _settlement(claimed, outcome, ended)._replace(delay=delay, error=end.error)
         failed = failure_settlement(
             context, self._retry_policy, reason="failed", error=f"{end.cause}: {end.error}"
         )
@@ -416,25 +420,30 @@ class Dispatcher(Service):
 
 
 class _GuardianKeeper:
-    """Starts a guardian that has died again, before the next run. Thread-safe."""
+    """Starts a guardian that has died again, before the next run. Thread-safe.
+
+    A run reports the guardian that it began with: a late report must not stop the next guardian,
+    and with it the runs of others.
+    """
 
     def __init__(self, guardian: GuardianClient) -> None:
         self._guardian = guardian
         self._lock = threading.Lock()
         self._is_lost = False
 
-    def report_lost(self) -> None:
-        self._is_lost = True
-
-    def ensure_running(self) -> None:
-        """Start it if it was lost; if that fails, the run ends as one whose guardian was lost."""
+    def report_lost(self, pid: int | None) -> None:
         with self._lock:
-            if not self._is_lost:
-                return
-            with suppress(Exception):
-                if self._guardian.stop():
-                    self._guardian.start()
-                    self._is_lost = False
+            self._is_lost = self._is_lost or pid == self._guardian.pid
+
+    def ensure_running(self) -> int | None:
+        """Start it if it was lost; its pid. If that fails, the run ends as one that had none."""
+        with self._lock:
+            if self._is_lost:
+                with suppress(Exception):
+                    if self._guardian.stop():
+                        self._guardian.start()
+                        self._is_lost = False
+            return self._guardian.pid
 
 
 _NO_EVENT = (

@@ -7,7 +7,9 @@
     timeout                                 timeout     as after a failure
     cancelled                               cancelled   dead-lettered as `cancelled`
     shutdown                                cancelled   back to the queue, no attempt spent
-    lease_lost                              cancelled   belongs to another runner, or goes back
+    lease_lost                              cancelled   belongs to another runner, or goes back; if
+                                                        the guardian died, one crash more:
+                                                        dead-lettered as `poison` after the last
 
 A cause is decided once the whole process tree is gone.
 """

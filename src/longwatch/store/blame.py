@@ -4,7 +4,8 @@
     failures   the row's code raised, or its reply could not be sent, or its code gave no beat while
                its process went on
     crashes    the process ended while the row ran, as its beat page proves; or a bare `receive`
-               was not settled in time
+               was not settled in time; or a worker says that the row may have ended a process that
+               it shared with other rows (the guardian of a runner)
     lost       the owner is gone and its page cannot be read; or the owner ended together with its
                parent or its machine, which no row can be blamed for
     releases   the row had not begun; its owner drains; or its lease lapsed though its owner lives

@@ -36,6 +36,7 @@ _COUNTER_BY_OUTCOME = {
     RowOutcome.DONE: None,
     RowOutcome.DEAD: "dead",
     RowOutcome.FAILED: "failures",
+    RowOutcome.CRASHED: "crashes",
     RowOutcome.RELEASED: "releases",
 }
 

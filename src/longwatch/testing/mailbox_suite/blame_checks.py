@@ -124,6 +124,28 @@ def the_last_failure_is_known_before_it_happens(harness: MailboxHarness) -> None
     expect_equal("failed", only_dead_letter(mailbox).reason, "the last one is final")
 
 
+def a_worker_that_reports_crashes_spends_their_budget(harness: MailboxHarness) -> None:
+    mailbox = harness.open(limits=MailboxLimits(max_crashes=2))
+    mailbox.send("work")
+    owner = _register(mailbox)
+    for is_suspect in (False, True):
+        [row] = claim_rows(mailbox, owner)
+        expect_equal(is_suspect, row.is_exclusive, "one short of the budget it is a suspect")
+        mailbox.backend.settle([Settlement(row.claim, RowOutcome.CRASHED, error="no")])
+    dead_letter = only_dead_letter(mailbox)
+    expect_equal(
+        ("poison", 2, 0, 0, "no"),
+        (
+            dead_letter.reason,
+            dead_letter.crashes,
+            dead_letter.failures,
+            dead_letter.releases,
+            dead_letter.error,
+        ),
+        "the last crash is final",
+    )
+
+
 def a_worker_that_gives_up_after_a_failure_counts_it(harness: MailboxHarness) -> None:
     mailbox = harness.open()
     mailbox.send_many(["failed", "unanswered", "permanent"])
@@ -366,6 +388,7 @@ CHECKS = (
     suspects_are_claimed_by_their_selection_only,
     a_bare_receive_gets_suspects_too,
     the_last_failure_is_known_before_it_happens,
+    a_worker_that_reports_crashes_spends_their_budget,
     a_worker_that_gives_up_after_a_failure_counts_it,
     a_traceback_is_kept_with_the_last_failure,
     budgets_belong_to_the_mailbox,
