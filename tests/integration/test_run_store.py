@@ -13,7 +13,7 @@ from longwatch.host.incarnation import Incarnation, boot_id
 from longwatch.mailbox.records import new_id
 from longwatch.runner.run_end import EventOutcome, RunEnd, RunSettlement, RunStatus
 from longwatch.runner.run_retention import BATCH, remove_old_runs
-from longwatch.runner.run_store import CANCEL_CHANNEL, NewRun, RunStore
+from longwatch.runner.run_store import CANCEL_CHANNEL, CancelledEventError, NewRun, RunStore
 from longwatch.runner.workspace import Artifact, Workspace
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database
@@ -68,6 +68,9 @@ class ClaimedEvent:
     def settle(self, run_id: str, settlement: Settlement, outcome: EventOutcome | None) -> bool:
         """Settle message, run and event in one transaction, as a claim source does."""
         decided = RunSettlement(event=self.id, run=run_id, end=ENDED, outcome=outcome, reason="why")
+        return self.settle_as(settlement, decided)
+
+    def settle_as(self, settlement: Settlement, decided: RunSettlement) -> bool:
         settlement = settlement._replace(result=msgspec.json.encode(decided))
 
         def work(tx: object) -> bool:
@@ -181,6 +184,92 @@ def test_a_cancel_request_reaches_whoever_listens(event: ClaimedEvent) -> None:
     assert [] == event.store.cancel_requests()
     assert not event.store.request_cancel(run_id)
     assert not event.store.request_cancel("nosuchrun")
+
+
+def test_a_start_cancels_what_its_dead_runner_was_asked_to(event: ClaimedEvent) -> None:
+    """The message that the dead runner has left leased is dead-lettered with the end of the run."""
+    run_id = event.begin()
+    assert event.store.request_cancel(run_id)
+    assert event.store.end_lost(run_id)
+    _check_cancelled(event)
+    assert not event.store.end_lost(run_id)
+
+
+def test_a_sweep_cancels_a_run_that_was_lost(event: ClaimedEvent) -> None:
+    """Its event waits again by then, and is not run."""
+    run_id = event.begin()
+    event.backend.settle([Settlement(event.claim, RowOutcome.RELEASED)])
+    assert event.store.request_cancel(run_id)
+    assert 1 == event.store.end_lost_runs()
+    _check_cancelled(event)
+    assert 0 == event.store.end_lost_runs()
+
+
+def test_no_run_begins_after_a_cancel_of_the_last(event: ClaimedEvent) -> None:
+    """The request stays with its open run until the claimant of the event settles it."""
+    run_id = event.begin()
+    event.backend.settle([Settlement(event.claim, RowOutcome.RELEASED)])
+    claim = _claim_for_another(event)
+    assert event.store.request_cancel(run_id)
+    assert not event.store.end_lost(run_id)
+    assert 0 == event.store.end_lost_runs()
+    with pytest.raises(CancelledEventError):
+        event.begin(claim)
+    dead = Settlement(claim, RowOutcome.DEAD, reason="cancelled")
+    decided = RunSettlement(event=event.id, outcome=EventOutcome.DEAD_LETTERED, reason="cancelled")
+    assert event.settle_as(dead, decided)
+    _check_cancelled(event)
+
+
+@pytest.mark.parametrize("outcome", [RowOutcome.FAILED, RowOutcome.RELEASED, RowOutcome.CRASHED])
+def test_a_run_that_ends_before_its_cancel_arrives_is_the_last(
+    event: ClaimedEvent, outcome: RowOutcome
+) -> None:
+    """The run keeps its own end; its event is not queued again."""
+    run_id = event.begin()
+    assert event.store.request_cancel(run_id)
+    assert event.settle(run_id, Settlement(event.claim, outcome), None)
+    assert [("failure", "exit 3")] == event.queue.causes(event.id)
+    _check_dead_letter(event)
+
+
+def test_an_event_that_was_cancelled_can_be_replayed(event: ClaimedEvent) -> None:
+    """The request is spent with the run that it was about."""
+    run_id = event.begin()
+    assert event.store.request_cancel(run_id)
+    assert event.store.end_lost(run_id)
+    assert [True] == event.backend.replay([event.id])
+    assert not event.store.end_lost(run_id)
+    assert 0 == event.store.end_lost_runs()
+    assert event.begin(event.claim_again())
+
+
+def test_a_run_without_a_message_is_cancelled(event: ClaimedEvent) -> None:
+    """A purge of the mailbox leaves no event to end."""
+    run_id = event.begin()
+    assert event.store.request_cancel(run_id)
+    event.database.write(lambda tx: tx.execute("DELETE FROM longwatch_messages"))
+    assert 1 == event.store.end_lost_runs()
+    assert [("cancelled", "cancelled")] == event.queue.causes(event.id)
+
+
+def _claim_for_another(event: ClaimedEvent) -> Claim:
+    owner = event.backend.register_owner(Incarnation.current())
+    [row] = event.backend.exchange([], owner=owner, limit=1, lease_seconds=60.0).claimed
+    return row.claim
+
+
+def _check_cancelled(event: ClaimedEvent) -> None:
+    assert [("cancelled", "cancelled")] == event.queue.causes(event.id)
+    _check_dead_letter(event)
+
+
+def _check_dead_letter(event: ClaimedEvent) -> None:
+    assert ("dead-lettered", "cancelled") == event.queue.outcome(event.id)
+    [letter] = event.queue.dead_letters()
+    assert (event.id, "cancelled") == (letter.id, letter.reason)
+    stats = event.queue.stats()
+    assert 0 == stats.ready + stats.delayed + stats.leased
 
 
 def test_open_runs_name_their_runner(event: ClaimedEvent) -> None:

@@ -100,6 +100,22 @@ def test_a_killed_runner_leaves_no_agent(kind: str, tmp_path: Path) -> None:
         assert [("cancelled", "lease_lost"), ("success", "exit 0")] == queue.causes(event)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancel_that_a_killed_runner_did_not_see_holds(kind: str, tmp_path: Path) -> None:
+    """The next runner records the run as cancelled and does not run the event again."""
+    with store_url(kind, tmp_path) as url, opened_database(url) as database:
+        queue = Queue(database)
+        with runner_process(url, tmp_path) as runner:
+            event = queue.put(FIRST_RUN_RESTS)
+            assert eventually(lambda: any(run.pid for run in queue.of(event)))
+            runner.kill()
+        assert queue.runs.request_cancel(queue.of(event)[0].id)
+        with dispatching(database, tmp_path) as rig:
+            rig.queue.wait_outcome(event, "dead-lettered", "cancelled")
+        assert [("cancelled", "cancelled")] == queue.causes(event)
+        assert ["cancelled"] == [letter.reason for letter in queue.dead_letters()]
+
+
 def test_a_crash_spends_the_poison_budget(sqlite: Database, tmp_path: Path) -> None:
     """An event whose runner dies three times is dead-lettered as poison."""
     queue = Queue(sqlite)

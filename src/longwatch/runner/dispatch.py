@@ -6,7 +6,7 @@ source and one for all. Each claimed event goes through these steps, in the thre
     found       the event is read by the id of its message
     expired     it has had no run and is too old: it is settled as `expired` and never runs
     admitted    the work breaker lets it start, or it is released
-    begun       its run is written, if the claim still holds
+    begun       its run is written, if the claim still holds and no cancel of an earlier run is left
     run         the agent runs to its end (`agent_run.py`)
     settled     how the run ended, the message and the outcome of the event, in one transaction
 
@@ -67,7 +67,13 @@ from longwatch.runner.alert_throttle import AlertThrottle
 from longwatch.runner.policy import AgentSpec, RunnerPolicy, SourceSpec
 from longwatch.runner.run_end import EventOutcome, RunEnd, RunSettlement, RunStatus
 from longwatch.runner.run_retention import remove_old_runs
-from longwatch.runner.run_store import CANCEL_CHANNEL, NewRun, QueuedEvent, RunStore
+from longwatch.runner.run_store import (
+    CANCEL_CHANNEL,
+    CancelledEventError,
+    NewRun,
+    QueuedEvent,
+    RunStore,
+)
 from longwatch.runner.survivors import end_survivors
 from longwatch.runner.work_breaker import WorkBreaker
 from longwatch.runner.workspace import Workspace
@@ -318,6 +324,8 @@ class Dispatcher(Service):
             if self._is_expired(event):
                 return self._expire(claimed, event_id, event)
             run = self._begin(claimed, event_id, event)
+        except CancelledEventError as error:
+            return _dead(claimed, RunSettlement(event=event_id), run_end.CANCELLED, str(error))
         except StoreError as error:
             raise Release(delay=_STORE_RETRY_DELAY, reason=describe_error(error)) from None
         return self._run_agent(run, context)

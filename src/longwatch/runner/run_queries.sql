@@ -31,29 +31,70 @@ UPDATE longwatch_runner_runs SET ended_at = started_at + :duration, status = :st
 WHERE id = :id AND ended_at IS NULL
 
 -- name: end_lost
--- End an open run whose runner is gone.
+-- End an open run whose runner is gone, unless it is to be cancelled.
 UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
     error = :error
-WHERE id = :id AND ended_at IS NULL
+WHERE id = :id AND ended_at IS NULL AND cancel_requested = 0
 
 -- name: end_lost_of_event
--- End the open runs of an event: its claim was given to another one.
+-- End the open runs of an event that are not to be cancelled: its claim was given to another one.
 UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
     error = :error
-WHERE event = :event AND ended_at IS NULL
+WHERE event = :event AND ended_at IS NULL AND cancel_requested = 0
+
+-- name: end_cancelled_of_event
+-- End the open runs of an event that are to be cancelled.
+UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'cancelled',
+    error = :error
+WHERE event = :event AND ended_at IS NULL AND cancel_requested <> 0
+
+-- name: find_cancelled_of_event
+-- The open runs of an event that are to be cancelled.
+SELECT id FROM longwatch_runner_runs
+WHERE event = :event AND ended_at IS NULL AND cancel_requested <> 0
+
+-- name: find_cancelled_run
+-- The event and the runner of an open run that is to be cancelled.
+SELECT event, owner FROM longwatch_runner_runs
+WHERE id = :id AND ended_at IS NULL AND cancel_requested <> 0
+
+-- name: is_cancel_requested
+-- Whether a run is, or was, to be cancelled.
+SELECT 1 FROM longwatch_runner_runs WHERE id = :id AND cancel_requested <> 0
+
+-- name: lock_message
+-- The message of an event that waits, or is leased to this owner; locked.
+UPDATE longwatch_messages SET enqueued_at = enqueued_at
+WHERE id = :event AND (lease_state <> 2 OR owner = CAST(:owner AS BIGINT))
+RETURNING seq
+
+-- name: has_message
+-- Whether an event has a message.
+SELECT 1 FROM longwatch_messages WHERE id = :event
 
 -- name: end_all_lost
--- End the open runs whose message is not leased to their runner any more.
+-- End the open runs whose message is not leased to their runner any more, unless they are to be
+-- cancelled.
 UPDATE longwatch_runner_runs SET ended_at = :wall_now, status = 'cancelled', cause = 'lease_lost',
     error = :error
-WHERE ended_at IS NULL AND NOT EXISTS (
+WHERE ended_at IS NULL AND cancel_requested = 0 AND NOT EXISTS (
+    SELECT 1 FROM longwatch_messages AS message
+    WHERE message.id = longwatch_runner_runs.event AND message.lease_state = 2
+        AND message.owner = longwatch_runner_runs.owner
+)
+
+-- name: find_all_cancelled
+-- The events of the open runs that are to be cancelled, and whose message is not leased to their
+-- runner any more.
+SELECT DISTINCT event FROM longwatch_runner_runs
+WHERE ended_at IS NULL AND cancel_requested <> 0 AND NOT EXISTS (
     SELECT 1 FROM longwatch_messages AS message
     WHERE message.id = longwatch_runner_runs.event AND message.lease_state = 2
         AND message.owner = longwatch_runner_runs.owner
 )
 
 -- name: has_lost
--- Whether `end_all_lost` would end a run; a read.
+-- Whether there is an open run whose message is not leased to its runner any more; a read.
 SELECT 1 FROM longwatch_runner_runs
 WHERE ended_at IS NULL AND NOT EXISTS (
     SELECT 1 FROM longwatch_messages AS message

@@ -9,7 +9,17 @@ A run is open from `begin` until its end is written. These write the end:
     a sweep          when the message is not leased to its runner any more (`end_lost_runs`)
 
 Each of them ends open runs only, so the first counts. An end by others than its runner is
-`lease_lost`.
+`lease_lost`, or `cancelled` if it was to be cancelled.
+
+A cancel that was accepted holds, also if the runner of the run does not live to see it: no further
+run of the event begins. The transaction that ends the run dead-letters the event as `cancelled`:
+
+    its runner       if the run ended by itself and the event would be queued again (`settle`);
+                     the run keeps its own end
+    a later start    with the message that the dead runner has left leased
+    a sweep          if the message waits
+    the next claim   which begins no run, and settles the message instead (`begin`); until then the
+                     run stays open, because only the claimant may settle
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ import msgspec
 
 from longwatch.engine.claim_source import GivenUp, Settlement
 from longwatch.host.incarnation import Incarnation, boot_id
-from longwatch.runner.run_end import EventOutcome, RunEnd, RunSettlement
+from longwatch.runner.run_end import CANCELLED, EventOutcome, RunEnd, RunSettlement
 from longwatch.runner.workspace import Artifact
 from longwatch.store.claims import Claim
 from longwatch.store.database import Database, Transaction
@@ -32,6 +42,7 @@ CANCEL_CHANNEL = "runner-cancel"
 RUNNING = "running"
 """The status of an open run in filters and lists."""
 _LOST_ERROR = "its runner ended, or lost the lease of the event"
+_CANCELLED_ERROR = "it was to be cancelled when its runner ended, or lost the lease of the event"
 _COLUMNS = (
     "id, event, source, attempt, started_at, ended_at, coalesce(status, 'running'), cause, error, "
     "output, artifacts, cpu_seconds, max_rss, pid, workspace, cancel_requested"
@@ -94,6 +105,10 @@ class OpenRun(NamedTuple):
     incarnation: Incarnation | None
 
 
+class CancelledEventError(Exception):
+    """An earlier run of the event is to be cancelled: settle the event as that, and run nothing."""
+
+
 class OldRun(NamedTuple):
     """A run that is older than the retention."""
 
@@ -112,6 +127,7 @@ class RunStore:
         self._sql = load_queries(
             "longwatch.runner", "run_queries", database.dialect, columns=_COLUMNS
         )
+        self._queue_sql = load_queries("longwatch.runner", "queries", database.dialect)
 
     # --- the life of a run ---
 
@@ -121,7 +137,8 @@ class RunStore:
 
     def begin(self, run: NewRun, claim: Claim) -> bool:
         """Insert an open run, and end those of the event that were left open; False if the claim
-        no longer holds, and the run must not start.
+        no longer holds, and the run must not start. CancelledEventError: one of those is to be
+        cancelled.
         """
         facts = {
             **claim._asdict(),
@@ -132,12 +149,17 @@ class RunStore:
             "boot": boot_id(),
         }
 
-        def work(tx: Transaction) -> bool:
+        def work(tx: Transaction) -> bool | None:
             if run.attempt > 1:
                 self._end_lost_of_event(tx, run.event)
+                if tx.rows(self._sql["find_cancelled_of_event"], {"event": run.event}):
+                    return None
             return tx.execute(self._sql["begin"], facts) == 1
 
-        return self._database.write(work)
+        has_begun = self._database.write(work)
+        if has_begun is None:
+            raise CancelledEventError(_CANCELLED_ERROR)
+        return has_begun
 
     def record_pid(self, run_id: str, *, pid: int, start: int) -> None:
         facts = {"id": run_id, "pid": pid, "pid_start": start or None}
@@ -160,12 +182,16 @@ class RunStore:
             if (end := decided.end) is not None:
                 self._end(tx, decided.run, end if is_settled else end.lost())
             if is_settled and decided.outcome is not None:
+                self._end_cancelled_of_event(tx, decided.event)
                 self._set_outcome(tx, decided.event, decided.outcome, decided.reason)
+            elif is_settled and tx.rows(self._sql["is_cancel_requested"], {"id": decided.run}):
+                self._dead_letter_cancelled(tx, decided.event)
 
     def give_up(self, tx: Transaction, given_up: Sequence[GivenUp]) -> None:
         """The messages of these events were dead-lettered by their mailboxes."""
         for each in given_up:
             self._end_lost_of_event(tx, each.message_id)
+            self._end_cancelled_of_event(tx, each.message_id)
             self._set_outcome(tx, each.message_id, EventOutcome.DEAD_LETTERED, each.reason)
 
     # --- runs that were left open ---
@@ -179,16 +205,31 @@ class RunStore:
         ]
 
     def end_lost(self, run_id: str) -> bool:
-        """End one open run as lost; False if it has ended."""
+        """End one open run whose runner certainly is dead; False if it has ended, or the claimant
+        of its event will end it.
+        """
         facts = {"id": run_id, "error": _LOST_ERROR}
-        return self._database.write(lambda tx: tx.execute(self._sql["end_lost"], facts)) == 1
+
+        def work(tx: Transaction) -> bool:
+            if tx.execute(self._sql["end_lost"], facts) == 1:
+                return True
+            cancelled = tx.rows(self._sql["find_cancelled_run"], {"id": run_id})
+            return any(self._cancel_lost(tx, event, owner=owner) for event, owner in cancelled)
+
+        return self._database.write(work)
 
     def end_lost_runs(self) -> int:
         """End all open runs whose runner has lost their lease; how many."""
         if not self._database.read(lambda tx: tx.rows(self._sql["has_lost"])):
             return 0
         facts = {"error": _LOST_ERROR}
-        return self._database.write(lambda tx: tx.execute(self._sql["end_all_lost"], facts))
+
+        def work(tx: Transaction) -> int:
+            ended = tx.execute(self._sql["end_all_lost"], facts)
+            cancelled = tx.rows(self._sql["find_all_cancelled"])
+            return ended + sum(self._cancel_lost(tx, event) for (event,) in cancelled)
+
+        return self._database.write(work)
 
     # --- cancel ---
 
@@ -251,6 +292,31 @@ class RunStore:
 
     def _end_lost_of_event(self, tx: Transaction, event: str) -> None:
         tx.execute(self._sql["end_lost_of_event"], {"event": event, "error": _LOST_ERROR})
+
+    def _end_cancelled_of_event(self, tx: Transaction, event: str) -> int:
+        facts = {"event": event, "error": _CANCELLED_ERROR}
+        return tx.execute(self._sql["end_cancelled_of_event"], facts)
+
+    def _cancel_lost(self, tx: Transaction, event: str, *, owner: int | None = None) -> int:
+        """End the open runs of an event that are to be cancelled, and the event with them; how many
+        runs. None if the message is leased to another than `owner`: its claimant does it.
+        """
+        is_dead_lettered = self._dead_letter_cancelled(tx, event, owner=owner)
+        if not is_dead_lettered and tx.rows(self._sql["has_message"], {"event": event}):
+            return 0
+        return self._end_cancelled_of_event(tx, event)
+
+    def _dead_letter_cancelled(
+        self, tx: Transaction, event: str, *, owner: int | None = None
+    ) -> bool:
+        """Dead-letter the message of an event, if it waits or is leased to this owner."""
+        rows = tx.rows(self._sql["lock_message"], {"event": event, "owner": owner})
+        for (seq,) in rows:
+            letter = {"seq": seq, "reason": CANCELLED, "error": _CANCELLED_ERROR}
+            tx.execute_many(self._queue_sql["dead_letter_messages"], [letter])
+            tx.execute_many(self._queue_sql["delete_messages"], [{"seq": seq}])
+            self._set_outcome(tx, event, EventOutcome.DEAD_LETTERED, CANCELLED)
+        return bool(rows)
 
     def _set_outcome(self, tx: Transaction, event: str, outcome: str, reason: str) -> None:
         facts = {"event": event, "outcome": outcome, "reason": reason}

@@ -23,8 +23,9 @@ RUN_VARIABLE = "LONGWATCH_RUN_ID"
 
 
 def end_survivors(store: RunStore, events: Events) -> int:
-    """Kill what is left of the runs of dead runners, and end these runs as `lease_lost`; how many
-    runs. Blocks on the store, and up to some seconds on processes that will not die.
+    """Kill what is left of the runs of dead runners, and end these runs as `lease_lost`, or as
+    `cancelled` if that was asked for; how many runs. Blocks on the store, and up to some seconds on
+    processes that will not die.
     """
     lost = [run for run in store.open_runs() if _has_dead_owner(run)]
     table = ProcTable()
