@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -219,3 +220,16 @@ def dispatching(  # noqa: PLR0913 - a dispatcher and what a test may change of i
 
 REPORT = OutputCheck(file="output/report.md", min_bytes=5)
 HOME = os.environ.get("HOME", "/")
+
+
+def open_readers(database: Database, count: int) -> None:
+    """Have the store open as many connections as it will need: it keeps them, which is no leak."""
+    all_read = threading.Barrier(count)
+    threads = [
+        threading.Thread(target=database.read, args=(lambda _: all_read.wait(),))
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

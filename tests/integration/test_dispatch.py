@@ -27,7 +27,7 @@ from longwatch.runner.run_store import RunStore
 from longwatch.store.database import Database
 from longwatch.testing import FakeClock, check_service
 from polling import eventually
-from runner_rig import POLICY, Queue, dispatching
+from runner_rig import POLICY, Queue, dispatching, open_readers
 
 INNOCENT = """
 Path({started!r}).touch()
@@ -395,21 +395,8 @@ def test_a_dispatcher_keeps_the_contract_of_services(sqlite: Database, tmp_path:
     """It can be started and stopped from any thread, again and again."""
     with dispatching(sqlite, tmp_path) as rig:
         assert rig.dispatcher.stop(timeout=20.0)
-        _open_readers(sqlite, 12)
+        open_readers(sqlite, 12)
         check_service(lambda: rig.dispatcher)
-
-
-def _open_readers(database: Database, count: int) -> None:
-    """Have the store open as many connections as it will need: it keeps them, which is no leak."""
-    all_read = threading.Barrier(count)
-    threads = [
-        threading.Thread(target=database.read, args=(lambda _: all_read.wait(),))
-        for _ in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_a_dispatcher_starts_again(sqlite: Database, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from longwatch.runner import AgentSpec, Runner, RunnerPolicy, SourceSpec
 from longwatch.store.database import Database
 from longwatch.testing import RecordingObserver, check_service
 from polling import eventually
+from runner_rig import open_readers
 
 WRITES = "from pathlib import Path; Path('output/report').write_text('done')"
 HANGS = "import signal; signal.alarm(120); signal.pause()"
@@ -87,6 +88,7 @@ def test_it_obeys_the_service_contract(tmp_path: Path) -> None:
             return RunnerRig(database, {"prod": "http://127.0.0.1:1/"}, tmp_path).runner
 
         database.listen("none", Wakeup())  # the threads and files of the store are not the runner's
+        open_readers(database, 12)
         with make():
             pass
         check_service(make)
