@@ -230,8 +230,10 @@ def test_a_second_signal_kills_now(stream: EventServer, tmp_path: Path) -> None:
         runner.wait_for_event("sse_connection_closed")
         # a signal right after the first is taken for the same one said twice
         assert eventually(lambda: _signalled_again(runner) and not agents_alive(tmp_path))
-        assert 0 == runner.wait()
-    assert 1 == runner.events("runner_stopped")[0]["interrupted"]
+        code = runner.wait()
+    assert 1 == len(runner.events("runner_stopping"))
+    # on a busy machine the rest may take longer than it has
+    assert len(runner.events("runner_stop_forced")) == code
 
 
 def test_a_runner_that_is_killed_leaves_no_agent_and_loses_no_event(

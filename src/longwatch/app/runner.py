@@ -2,6 +2,10 @@
 
 In order: read the file → look at the machine → open the store → serve health and metrics → run
 until a signal. The first stop signal drains, the second ends the runs at once.
+
+The process ends in any case. It has the drain budget and `CLOSING_SECONDS` more, from the second
+signal on `KILL_SECONDS`. Then, and if the runner could not stop all of its parts, the end is forced
+(`app.forced_end`): the guardian ends all agents, the log says what is left, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams
+from longwatch.app.forced_end import ForcedEnd
 from longwatch.app.foreground import (
     STOP_SIGNALS,
     block_signals,
@@ -37,6 +43,7 @@ from longwatch.config.runner_specs import (
 )
 from longwatch.core.clock import SystemClock, Wakeup
 from longwatch.core.events.base import Events
+from longwatch.core.events.runner import RunnerStopForced
 from longwatch.core.events.supervisor import SignalReceived
 from longwatch.errors import ConfigError, Fault
 from longwatch.host.background_thread import BackgroundThread
@@ -53,6 +60,10 @@ from longwatch.store.url import open_database
 
 BEAT_INTERVAL = 5.0
 """Seconds between two beats for a supervisor, at most."""
+CLOSING_SECONDS = 5.0
+"""What the end may take beyond the drain budget: guardian, store and logs."""
+KILL_SECONDS = 2.0
+"""What the end may take after a second signal."""
 
 Flags = Mapping[str, object]
 
@@ -165,6 +176,9 @@ class _RunnerCommand:
             limits=process_limits(settings),
             subreaper=True,
         )
+        self._forced_end = ForcedEnd(
+            (self._report_left, self._end_agents, console.flush), clock=clock
+        )
 
     def _queue_depths(self) -> Mapping[str, int]:
         return self._runner.depths.refresh()
@@ -180,14 +194,26 @@ class _RunnerCommand:
             )
             with stopping, self._reaping_orphans(), ExitStack() as undo:
                 self._serve(undo)
-                undo.callback(self._runner.stop)
                 self._runner.start()
+                undo.push(self._stop_after_error)
                 undo.enter_context(self._reporting())
                 unblock_signals()
                 self._clock.wait(self._ended)
+                if not self._is_clean:
+                    self._forced_end.now()
         finally:
             self._console.flush()
-        return 0 if self._is_clean else 1
+        return 0
+
+    def _stop_after_error(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        """Stop the runner, unless a signal has done that."""
+        if error is not None:
+            self._runner.stop()
 
     def _serve(self, undo: ExitStack) -> None:
         """Serve health and metrics, each on its port unless that is off. The settings that are
@@ -218,6 +244,7 @@ class _RunnerCommand:
 
     def _stop(self, received: int | None) -> None:
         name = signal.Signals(received or signal.SIGTERM).name
+        self._forced_end.within(self._runner.policy.shutdown_timeout + CLOSING_SECONDS)
         try:
             self._notifier.stopping("draining")
             self._is_clean = self._runner.shut_down(signal=name)
@@ -226,7 +253,20 @@ class _RunnerCommand:
 
     def _kill(self, received: int | None) -> None:
         self._events.emit(SignalReceived(signal=received or signal.SIGKILL, action="escalate"))
+        self._forced_end.within(KILL_SECONDS)
         self._runner.kill()
+
+    def _report_left(self) -> None:
+        runner = self._runner
+        self._events.emit(
+            RunnerStopForced(unsettled=runner.dispatcher.engine.held_count, left=runner.left())
+        )
+
+    def _end_agents(self) -> None:
+        """End the guardian, which kills its agents first. One that hangs does so when this process
+        is gone.
+        """
+        self._runner.guardian.stop(timeout=KILL_SECONDS)
 
     @contextmanager
     def _reaping_orphans(self) -> Iterator[None]:

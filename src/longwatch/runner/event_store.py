@@ -9,7 +9,7 @@ from longwatch.errors import UsageError
 from longwatch.mailbox.sql import SqlBackend
 from longwatch.runner.event_filter import MALFORMED, OVERSIZE
 from longwatch.runner.event_queue import event_message
-from longwatch.store.database import Database, Transaction
+from longwatch.store.database import CALL_TIMEOUT, Database, Transaction
 from longwatch.store.named_sql import load_queries
 
 OPEN = "open"
@@ -65,14 +65,14 @@ class EventStore:
         self._database = database
         self._sql = load_queries("longwatch.runner", "queries", database.dialect)
 
-    def sources(self) -> list[SourceStatus]:
+    def sources(self, *, timeout: float = CALL_TIMEOUT) -> list[SourceStatus]:
         """Every source that a runner has had, by name."""
-        rows = self._database.read(lambda tx: tx.rows(self._sql["list_sources"]))
+        rows = self._database.read(lambda tx: tx.rows(self._sql["list_sources"]), timeout=timeout)
         return [SourceStatus(*row)._replace(is_held=bool(row[7])) for row in rows]
 
-    def queue_depths(self) -> dict[str, int]:
+    def queue_depths(self, *, timeout: float = CALL_TIMEOUT) -> dict[str, int]:
         """How many events of each source wait."""
-        return {source.name: source.queue_depth for source in self.sources()}
+        return {source.name: source.queue_depth for source in self.sources(timeout=timeout)}
 
     def report_connection(self, source: str, *, state: str, reconnects: int, error: str) -> None:
         """Note the state of the connection to a source."""

@@ -37,7 +37,7 @@ from longwatch.runner.health import LoopBeat, ProcessLimits, QueueDepths, Runner
 from longwatch.runner.intake import Intake
 from longwatch.runner.policy import AgentSpec, RunnerPolicy, SourceSpec
 from longwatch.runner.work_breaker import WorkBreaker
-from longwatch.store.database import Database
+from longwatch.store.database import CALL_TIMEOUT, Database
 
 DEPTH_INTERVAL = 5.0
 """How often the depths of the queues are read for readiness."""
@@ -45,6 +45,8 @@ END_SECONDS = 5.0
 """What stopping may take beyond the drain: streams, guardian and threads that have nothing left to
 do.
 """
+_LAST_READ_SECONDS = 1.0
+"""What the store has to answer while the runner stops, for the last values of the metrics."""
 
 MetricTotals = Callable[[], Mapping[str, float]]
 
@@ -122,7 +124,9 @@ class Runner(Service):
         names = frozenset(source.name for source in sources)
         self.depths = QueueDepths(
             lambda: {
-                name: depth for name, depth in self.store.queue_depths().items() if name in names
+                name: depth
+                for name, depth in self.store.queue_depths(timeout=self._read_timeout()).items()
+                if name in names
             },
             max_depth=policy.source_queue_size,
         )
@@ -154,6 +158,21 @@ class Runner(Service):
     def kill(self) -> None:
         """End all runs now; their events go back to the queue. For a stop that takes too long."""
         self.dispatcher.kill()
+
+    def left(self) -> tuple[str, ...]:
+        """The parts that have not stopped, by name."""
+        return tuple(
+            part.name
+            for part in (
+                self.connections,
+                self.intake.leases,
+                *self._sweepers,
+                self.dispatcher,
+                self.guardian,
+                self._loop,
+            )
+            if not part.stopped
+        )
 
     # --- the service ---
 
@@ -210,6 +229,9 @@ class Runner(Service):
         deadline = Deadline.after(END_SECONDS, self._clock)
         stopped = self.guardian.stop(deadline=deadline)
         return self._loop.stop(deadline=deadline) and stopped
+
+    def _read_timeout(self) -> float:
+        return _LAST_READ_SECONDS if self.is_draining else CALL_TIMEOUT
 
     def _periodic(self, name: str, work: Callable[[], object], interval: float) -> Periodic:
         cadence = Cadence(interval=interval, jitter=0.2)

@@ -43,7 +43,7 @@ from longwatch.host.periodic import Cadence, Periodic
 from longwatch.host.service import Service
 from longwatch.store.blame import Blame
 from longwatch.store.claims import Claim, Claims
-from longwatch.store.database import Database, Transaction
+from longwatch.store.database import CALL_TIMEOUT, Database, Transaction
 from longwatch.store.named_sql import load_queries
 from longwatch.store.sweep import ClaimSweeper, LeaseOwner, SweepPlan
 
@@ -157,16 +157,21 @@ class SourceLeases(Service):
             return False
         self._periodic = None
         with suppress(StoreError):  # the leases lapse without this
-            self.release()
+            self.release(timeout=deadline.remaining())
         return True
 
-    def release(self) -> None:
-        """Release every lease, so that another runner can claim the sources at once."""
+    def release(self, *, timeout: float | None = None) -> None:
+        """Release every lease, so that another runner can claim the sources at once. `timeout`:
+        what the store has to answer, None for the usual one.
+        """
         with self._round_lock:
             held, self._held = self._held, {}
             owner, self._owner = self._owner, None
             if owner is not None:
-                self._database.write(lambda tx: self._release(tx, owner, list(held.values())))
+                self._database.write(
+                    lambda tx: self._release(tx, owner, list(held.values())),
+                    timeout=CALL_TIMEOUT if timeout is None else timeout,
+                )
         if held:
             self.on_change(frozenset())
 

@@ -42,6 +42,20 @@ class RunnerStopped(Event):
     """The last values of the counters and gauges, summed over their labels."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerStopForced(Event):
+    """The process ends though its stop has not: its time is over, or a part did not stop.
+
+    `unsettled`: stream events whose run is not stored as ended; they run again once their leases
+    have lapsed. `left`: the parts that had not stopped.
+    """
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    unsettled: int
+    left: tuple[str, ...]
+
+
 # --- connections ---
 
 
