@@ -3,7 +3,8 @@
 `hold` is called with the sources that are held, from any thread, whenever they change. Connections
 are made and cancelled on the event loop, in the order of these calls. What a connection says of its
 state is kept here for health, and written to the store by a thread of its own, because the loop
-must not wait for the store.
+must not wait for the store. A state is written as soon as it changes. Once a write has failed, the
+next one comes at its interval: a store that is away is not tried at each change.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class SourceConnections(Service):
         self._lock = threading.Lock()
         self._is_open = False
         self._is_first = True
+        self._is_store_failing = False
         self._writer = Periodic(
             self._write_states,
             Cadence(interval=WRITE_INTERVAL, immediately=False),
@@ -96,7 +98,7 @@ class SourceConnections(Service):
     # --- the service ---
 
     def _start(self) -> None:
-        self._is_open, self._is_first = True, True
+        self._is_open, self._is_first, self._is_store_failing = True, True, False
         self._writer.start()
 
     def _stop(self, deadline: Deadline) -> bool:
@@ -144,7 +146,8 @@ class SourceConnections(Service):
             return  # it was cancelled, and another runner may hold the source
         with self._lock:
             self._connection_states[name] = self._unwritten[name] = state
-        self._writer.wake()
+        if not self._is_store_failing:
+            self._writer.wake()
 
     # --- in the thread of the writer ---
 
@@ -159,7 +162,9 @@ class SourceConnections(Service):
                     name, state=state.phase.value, reconnects=state.reconnects, error=state.error
                 )
             except BaseException:
+                self._is_store_failing = True
                 with self._lock:
                     self._unwritten = {**unwritten, **self._unwritten}
                 raise
             del unwritten[name]
+            self._is_store_failing = False
