@@ -131,21 +131,24 @@ class Runner(Service):
             max_depth=policy.source_queue_size,
         )
         self.beat = LoopBeat(clock)
-        self.health = RunnerHealth(
+        self.health = self._make_health(limits)
+        self._sweepers = (
+            self._periodic("runner-queue-sweeper", self.intake.sweep, policy.queue_sweep_interval),
+            self._periodic("runner-queue-depths", self.depths.refresh, DEPTH_INTERVAL),
+        )
+        self._beating: Future[None] | None = None
+
+    def _make_health(self, limits: ProcessLimits | None) -> RunnerHealth:
+        return RunnerHealth(
             beat=self.beat,
             active_connections=self.connections.active,
             is_breaker_open=lambda: self.breaker.is_open,
             full_queues=self.depths.full,
             is_draining=lambda: self.is_draining,
             has_started=lambda: self.started or self.is_draining,
-            breaker_affects_readiness=policy.breaker_affects_readiness,
+            breaker_affects_readiness=self.policy.breaker_affects_readiness,
             limits=limits,
         )
-        self._sweepers = (
-            self._periodic("runner-queue-sweeper", self.intake.sweep, policy.queue_sweep_interval),
-            self._periodic("runner-queue-depths", self.depths.refresh, DEPTH_INTERVAL),
-        )
-        self._beating: Future[None] | None = None
 
     def shut_down(self, *, signal: str = "", timeout: float | None = None) -> bool:
         """Drain and stop; True when nothing is left. `signal`: why, for the log. `timeout`: the
