@@ -126,6 +126,27 @@ class RunProcess:
         records = [record for line in self.err.lines if (record := parse_record(line)) is not None]
         return [record for record in records if name in {None, record["event"]}]
 
+    def wait_for_event(self, name: str, *, times: int = 1, **facts: object) -> Record:
+        """The so manyeth record of this event with these facts since the beginning, as soon as
+        there is one.
+        """
+        deadline = time.monotonic() + TIMEOUT
+        while len(found := self.matching_events(name, **facts)) < times:
+            if self.err.next_line(deadline) is None:
+                pytest.fail(
+                    f"it ended without {name} {facts}: "
+                    f"{self.err.text[-4000:].decode(errors='replace')}"
+                )
+        return found[times - 1]
+
+    def matching_events(self, name: str, **facts: object) -> list[Record]:
+        """Those of an event that have been read so far."""
+        return [
+            record
+            for record in self.events(name)
+            if all(record.get(key) == value for key, value in facts.items())
+        ]
+
     def logged_events(self, name: str | None = None) -> list[Record]:
         """The records in logs/watchdog.log, all or those of one event; every line must be one."""
         records = [

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from polling import eventually
-from run_process import TIMEOUT, Record, RunProcess, run_longwatch, start_process
+from run_process import RunProcess, run_longwatch, start_process
 from up_process import FROM_SOURCE, toml
 
 Facts = dict[str, Any]
@@ -52,24 +49,6 @@ class RunnerProcess(RunProcess):
     """Its stderr carries the JSON log."""
 
     cwd: Path
-
-    def wait_for_event(self, name: str, *, times: int = 1, **facts: object) -> Record:
-        """The so manyeth record of this event with these facts, as soon as there is one."""
-        deadline = time.monotonic() + TIMEOUT
-        while len(found := self.matching_events(name, **facts)) < times:
-            if self.err.next_line(deadline) is None:
-                pytest.fail(
-                    f"it ended without {name} {facts}: "
-                    f"{self.err.text[-4000:].decode(errors='replace')}"
-                )
-        return found[times - 1]
-
-    def matching_events(self, name: str, **facts: object) -> list[Record]:
-        return [
-            record
-            for record in self.events(name)
-            if all(record.get(key) == value for key, value in facts.items())
-        ]
 
     def port(self, key: str) -> int:
         """The port in effect, as it says at its start."""

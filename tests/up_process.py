@@ -23,7 +23,7 @@ from longwatch.errors import TryAgainError
 from longwatch.supervisor.client import send_request
 from longwatch.supervisor.supervisor_lock import find_supervisor
 from polling import eventually
-from run_process import PYTHON, TIMEOUT, PipeLines, Record, RunProcess, run_longwatch, start_process
+from run_process import PYTHON, TIMEOUT, PipeLines, RunProcess, run_longwatch, start_process
 
 Facts = dict[str, Any]
 Arguments = Sequence[str | Path]
@@ -130,27 +130,6 @@ class UpProcess(RunProcess):
         self.state_dir = cwd / ".longwatch"
 
     # --- what it tells ---
-
-    def wait_for_event(self, name: str, *, times: int = 1, **facts: object) -> Record:
-        """The so manyeth record of this event with these facts since the beginning, as soon as
-        there is one.
-        """
-        deadline = time.monotonic() + TIMEOUT
-        while len(found := self.matching_events(name, **facts)) < times:
-            if self.err.next_line(deadline) is None:
-                pytest.fail(
-                    f"it ended without {name} {facts}: "
-                    f"{self.err.text[-4000:].decode(errors='replace')}"
-                )
-        return found[times - 1]
-
-    def matching_events(self, name: str, **facts: object) -> list[Record]:
-        """Those of an event that have been read so far."""
-        return [
-            record
-            for record in self.events(name)
-            if all(record.get(key) == value for key, value in facts.items())
-        ]
 
     def wait_for_output(self, line: str) -> None:
         """Wait for a line on stdout, name and all."""

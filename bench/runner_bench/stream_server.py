@@ -7,29 +7,19 @@ python -m runner_bench.stream_server EVENTS    prints its port; 0 events: nothin
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, suppress
 
+from sse_bench import workload
 from sse_bench.workload import HEAD, stream
 
 COMMENT_INTERVAL = 15.0
 
 
-@contextmanager
-def serving(count: int) -> Iterator[str]:
+def serving(count: int) -> AbstractContextManager[str]:
     """The URL of such a server."""
-    command = [sys.executable, "-m", "runner_bench.stream_server", str(count)]
-    place = Path(__file__).resolve().parent.parent
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}/"
-        finally:
-            server.kill()
+    return workload.serving(count, module="runner_bench.stream_server")
 
 
 def serve(count: int) -> None:

@@ -40,9 +40,9 @@ def chunks(data: bytes) -> list[bytes]:
 
 
 @contextmanager
-def serving(count: int) -> Iterator[str]:
-    """The URL of a server that sends the stream to each client and closes."""
-    command = [sys.executable, "-m", "sse_bench.workload", str(count)]
+def serving(count: int, *, module: str = "sse_bench.workload") -> Iterator[str]:
+    """The URL of a server that sends the stream to each client, and by default closes."""
+    command = [sys.executable, "-m", module, str(count)]
     place = Path(__file__).resolve().parent.parent
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
         try:

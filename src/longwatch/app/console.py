@@ -34,8 +34,8 @@ class Tee:
     console, if there is one.
 
     Both set the pace: it is congested while one of them is. Either may give up and drop lines
-    without harm to the other. With a `tag` every line of the console begins with it, so that the
-    lines of several programs can be told apart.
+    without harm to the other. With a `tag` every line of the console begins with it, so that each
+    line names its program.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Console:
         )
 
     def flush(self) -> None:
-        """Write out what is waiting, for as long as somebody takes it; what nobody takes counts
+        """Write out what is waiting, for as long as the reader takes lines; the rest counts
         as dropped.
         """
         for writer in flush_all((self.out, self.err, *self._log_writers), _FLUSH_TIMEOUT):

@@ -254,7 +254,7 @@ class _PlanBuilder:
         return planned
 
     def runner(self, runner: RunnerSettings, config: Path) -> ProgramPlan:
-        from longwatch.app.runner_plan import runner_faults, runner_plan  # noqa: PLC0415 - only who has a runner pays
+        from longwatch.app.runner_plan import runner_faults, runner_plan  # noqa: PLC0415 - only a file with a runner needs it
 
         found = [
             *runner_faults(runner, base=self.base, environ=self.environ),

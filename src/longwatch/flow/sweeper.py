@@ -7,11 +7,12 @@ the others' errors.
     stalled     every 60 s: executions of a graph of which nothing waits or runs, though something
                 could; a page at a time
 
-A sweep with an interval is made by whoever comes first when it is due; the others pass. What it
-came to is on record. Rows are found by a read, and changed only if they are still so once their
-execution is locked; what somebody else has locked is passed over: sweepers that meet do not fight,
-and one that froze in the middle holds up nobody. Pages and processes of owners are looked at before
-the transaction, because a file may be slow; `attempt_blame` decides how each attempt ends.
+The first worker that finds a periodic sweep due makes it; the others pass. Its result is recorded.
+A sweep finds rows by a read, and changes a row only if it is unchanged once its execution is
+locked. It passes over executions that another transaction has locked. So sweepers that meet do not
+wait for each other, and a sweeper that froze in the middle delays no other. Pages and processes of
+owners are looked at before the transaction, because a file may be slow; `attempt_blame` decides how
+each attempt ends.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class FlowSweeper:
 
     def _reclaim_lapsed(self, *, holds: bool = True) -> int:
         """All of them, a page at a time; a row that cannot be brought back is passed over, and
-        told of in the end. What lapses meanwhile, of an owner that was not looked at, waits for
-        the next sweep.
+        its error is raised at the end. What lapses meanwhile, of an owner that was not looked at,
+        waits for the next sweep.
         """
         looks = self._lapsed_owners.look(holds=holds)
         unseen = [each for each, look in looks.items() if look.is_held and not look.end.is_alive]

@@ -3,7 +3,7 @@
 A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a disk that is
 full or does not answer: code that writes through a NonblockingWriter notices none of it. A
 `WriterThread` does the blocking write; the producer only fills a bounded buffer. `O_NONBLOCK` is
-never set: it would apply to everybody who shares the terminal.
+never set: it would apply to every process on the terminal.
 
 Life of a line: accepted into the buffer → taken by the writer thread → written to the target. A
 full buffer makes room for new lines by dropping the oldest ones that the thread has not taken yet.
@@ -289,8 +289,8 @@ class DescriptorTarget:
         return PutResult(written, is_gone)
 
     def close(self) -> None:
-        """Only once nobody writes any more: a number closed under a blocked write could be
-        somebody else's after it.
+        """Close only after the last write: a descriptor that is closed under a blocked write
+        could belong to another file after it.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -300,7 +300,7 @@ class DescriptorTarget:
     def _write_some(self, piece: bytes) -> int:
         try:
             return os.write(self._fd, piece)
-        except BlockingIOError:  # someone who shares the description made it non-blocking
+        except BlockingIOError:  # another process with this description made it non-blocking
             poll = select.poll()
             poll.register(self._fd, select.POLLOUT)
             poll.poll(200)
@@ -310,7 +310,7 @@ class DescriptorTarget:
 def flush_all(
     writers: Iterable[NonblockingWriter], stall_timeout: float
 ) -> list[NonblockingWriter]:
-    """Flush them all at once, each for as long as somebody reads; those of which nothing was
+    """Flush them all at once, each for as long as its reader reads; those of which nothing was
     taken for `stall_timeout` seconds.
     """
     flushing, stuck = list(writers), list[NonblockingWriter]()

@@ -82,7 +82,7 @@ class TaskSpec:
 
 
 class TaskEndReason(StrEnum):
-    """Who ended a task: the command itself, or we, and why."""
+    """Why a task ended: by itself, or for what reason it was stopped."""
 
     ENDED = auto()
     TIMEOUT = auto()

@@ -65,7 +65,7 @@ def exposition(
 
     `with_process` adds what `prometheus-client` knows of this process and its garbage collector.
     """
-    from prometheus_client import (  # noqa: PLC0415 - 97 ms that only who is scraped pays
+    from prometheus_client import (  # noqa: PLC0415 - 97 ms, needed only for a scrape
         CollectorRegistry,
         GCCollector,
         ProcessCollector,

@@ -97,7 +97,7 @@ class SseStream:
 
     def _parse(self, chunk: bytes) -> list[StreamItem]:
         """The items of a chunk. An event without an id of its own has that of an event before: the
-        same object, so that an id which the server uses twice is told from none.
+        same object, so an id that the server uses twice is not taken for none.
         """
         items: list[StreamItem] = []
         last_id = self._last_id

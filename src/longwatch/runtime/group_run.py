@@ -255,7 +255,7 @@ class GroupRun:
     # --- between ---
 
     def _wait(self) -> None:
-        """Until somebody asks for the end, a loop has crashed, all are done, or there are no
+        """Wait until a stop is requested, a loop has crashed, all are done, or there are no
         suspects left in a process that runs only those.
         """
         stop_listening = self._run_handle.stop_requested.subscribe(self._changed.set)

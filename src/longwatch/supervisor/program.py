@@ -408,8 +408,8 @@ class Program:
         return self.plan.critical
 
     async def _back_off(self, ending: ProcessEnd) -> bool:
-        """Wait before the next start, after an exempt end not at all; False if it was told to
-        stop meanwhile.
+        """Wait before the next start, after an exempt end not at all; False if a stop was
+        requested meanwhile.
         """
         lasted = ending.lasted if self._was_stable else 0.0
         delay = 0.0 if self._is_exempt else self.backoff.failed(lasted=lasted)
