@@ -44,6 +44,25 @@ TOOLS = (
         ("promtool", "--version"),
         "metrics as Prometheus reads them, and the alert rules of the documentation",
     ),
+    SystemTool(
+        "podman",
+        "podman",
+        ("podman", "--runtime", "runc", "info"),
+        "containers that stay up, on a real runtime",
+    ),
+    SystemTool(
+        "runc",
+        "runc",
+        ("runc", "--version"),
+        "the containers of Podman, also where the machine has cgroups of version 1",
+    ),
+    SystemTool(
+        "busybox-static",
+        "busybox-static",
+        # a busybox that needs libraries prints them here instead of running the command
+        ("sh", "-c", "LD_TRACE_LOADED_OBJECTS=1 busybox sh -c 'exit 3'; test $? = 3"),
+        "the image of the containers in tests, which no registry has to serve",
+    ),
 )
 
 

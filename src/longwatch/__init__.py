@@ -15,7 +15,8 @@
 #   runtime     loops over mailboxes that beat while they work, and groups of them: watched and
 #               stopped together
 #   flow        durable graphs: ready nodes are computed, whichever worker dies meanwhile
-#   supervisor  programs that stay up: exit decision, life of a program, health checks
+#   supervisor  programs and containers that stay up: exit decision, life of a program, targets,
+#               probes
 #   evals       a loop measured on a dataset
 #   runner      event streams in, agent runs out: connections, intake, dispatch, simulator
 #   observe     events -> logs and metrics

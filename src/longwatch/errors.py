@@ -42,7 +42,12 @@ LongwatchError                      exit code 1    something went wrong
 ├── CancelledError                                 the work was cancelled
 ├── PermanentError                                 raised by your code: this work never succeeds
 ├── Release                                        raised by your code: give this message back
+├── ContainerRuntimeError                          an error of Docker or Podman
+│   ├── RuntimeUnreachableError     exit code 75   the runtime does not answer
+│   └── RuntimeRefusedError                        the runtime said no
 └── SpawnError                                     a child could not be started
+    └── TargetRefusedError          exit code 100  it cannot be started until a person changes
+                                                   something
 """
 
 from __future__ import annotations
@@ -240,6 +245,30 @@ class SpawnError(LongwatchError):
     def __init__(self, message: str, *, errno: int = 0) -> None:
         super().__init__(message)
         self.errno = errno
+
+
+class TargetRefusedError(SpawnError):
+    """It cannot be started, and no later try would do better: a person has to change something."""
+
+    exit_code = 100
+
+
+class ContainerRuntimeError(LongwatchError):
+    """A container runtime did not do what it was asked."""
+
+
+class RuntimeUnreachableError(ContainerRuntimeError):
+    """The runtime cannot be reached or does not answer: nothing is known about its containers."""
+
+    exit_code = 75
+
+
+class RuntimeRefusedError(ContainerRuntimeError):
+    """The runtime answered and refused; `status` is the HTTP status of its answer."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class MailboxError(LongwatchError):

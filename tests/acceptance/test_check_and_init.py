@@ -159,11 +159,14 @@ def test_check_in_json_has_the_same_in_keys_and_no_secret(call: Command) -> None
     assert {
         "config": str(call.cwd / "longwatch.toml"),
         "state_dir": str(call.cwd / ".longwatch"),
+        "warnings": [],
     } == {key: value for key, value in told.items() if key != "programs"}
     assert {
-        "name": "db", "wave": 1, "command": ["sleep", "5"], "cwd": str(call.cwd),
-        "user": None, "ready": "healthy", "health": {"kind": "heartbeat", "port": None},
-        "depends_on": {}, "critical": False, "autostart": True,
+        "name": "db", "kind": "command", "wave": 1, "command": ["sleep", "5"],
+        "cwd": str(call.cwd), "user": None, "ready": "healthy",
+        "health": {"kind": "heartbeat", "port": None},
+        "probes": {"liveness": {"kind": "heartbeat"}},
+        "depends_on": {}, "critical": False, "autostart": True, "fault": "",
     } == told["programs"][1]  # fmt: skip
 
 

@@ -11,13 +11,11 @@ import pytest
 
 from guardian_fixture import TIMEOUT
 from longwatch.core.clock import Clock, SystemClock
-from longwatch.errors import SpawnError
 from longwatch.host.loop import EventLoopThread
-from longwatch.host.process import Child, ProcessSpec
-from longwatch.supervisor.healthcheck import HealthChecker, watch_health
-from longwatch.supervisor.probes import HealthPolicy, HttpProbe
+from longwatch.supervisor.probes import HttpProbe
 from longwatch.testing import FakeClock
 from polling import eventually
+from probe_rig import ProbeRig
 
 HEALTHY = b'{"status": "healthy"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -28,18 +26,8 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + HEALTHY + b"\r\n0
 Answer = Callable[[socket.socket], None]
 
 
-class NoSpawner:
-    """Asking over the network starts nothing."""
-
-    async def spawn(self, spec: ProcessSpec) -> Child:
-        raise SpawnError("nothing is to be started", errno=1)
-
-
-def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> HealthChecker:
-    asked_how = HealthPolicy(probe=HttpProbe(port=port, path=path), **policy)
-    return HealthChecker(
-        asked_how, guardian=NoSpawner(), process=ProcessSpec(argv=["-"], env={}), clock=clock
-    )
+def http(port: int, clock: Clock, *, path: str = "/health", **policy: Any) -> ProbeRig:
+    return ProbeRig(HttpProbe(port=port, path=path), clock, **policy)
 
 
 class HttpServer:
@@ -297,11 +285,7 @@ class WatchRun:
         self._loop = loop
         checker = http(server.port, self.clock, **policy)
         self.ending = loop.spawn(
-            watch_health(
-                checker,
-                self.clock,
-                lambda reason, failures: self.results.append((reason is None, failures)),
-            )
+            checker.watch(lambda reason, failures: self.results.append((reason is None, failures)))
         )
         self.clock.await_parked(1)
 

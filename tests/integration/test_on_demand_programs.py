@@ -121,7 +121,7 @@ def test_a_reload_stops_it_only_if_its_group_changes_and_does_not_name_it(
     wait_for(supervisor, "jobs-1", "jobs-extra")
     supervisor.reload([KEPT_UP, ProgramPlan.of("web", SLEEPER)])
     wait_for(supervisor, "jobs-1", "jobs-extra", "web")
-    other = replace(KEPT_UP, process=replace(KEPT_UP.process, umask=0o77))
+    other = replace(KEPT_UP, spec=replace(KEPT_UP.process, umask=0o77))
     changes = supervisor.reload([other])
     assert eventually(lambda: names(supervisor, up=True) == ["jobs-1"])
     assert ConfigReloaded(added=(), changed=("jobs-1",), updated=(), removed=("web",)) == changes

@@ -16,25 +16,17 @@ import pytest
 
 from guardian_fixture import PRELUDE, TIMEOUT, GuardianFixture, pids_with_token, running_guardian
 from longwatch.core.clock import Clock, SystemClock
-from longwatch.errors import SpawnError
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec
 from longwatch.supervisor import probers
-from longwatch.supervisor.healthcheck import HealthChecker, watch_health
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
-from longwatch.supervisor.probers import ProcessSpawner
-from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, Probe, TcpProbe
+from longwatch.supervisor.probes import ExecProbe, HeartbeatProbe, Probe, TcpProbe
+from longwatch.supervisor.process_target import ProcessSpawner
 from longwatch.testing import FakeClock
 from polling import eventually
+from probe_rig import ProbeRig
 
 ENV = {"PATH": os.defpath}
-
-
-class NoSpawner:
-    """For probes that start nothing."""
-
-    async def spawn(self, spec: ProcessSpec) -> Child:
-        raise SpawnError("nothing is to be started", errno=1)
 
 
 class LateSpawner:
@@ -58,32 +50,20 @@ class LateSpawner:
 
 
 def checker(
-    probe: Probe,
-    clock: Clock,
-    *,
-    guardian: ProcessSpawner | None = None,
-    process: ProcessSpec | None = None,
-    **policy: Any,
-) -> HealthChecker:
-    return HealthChecker(
-        HealthPolicy(probe=probe, **policy),
-        guardian=guardian or NoSpawner(),
-        process=process or ProcessSpec(argv=["-"], env=ENV),
-        clock=clock,
-    )
+    probe: Probe, clock: Clock, *, process: ProcessSpec | None = None, **more: Any
+) -> ProbeRig:
+    return ProbeRig(probe, clock, process=process or ProcessSpec(argv=["-"], env=ENV), **more)
 
 
 class WatchRun:
     """A watch under a fake clock, and what it has heard."""
 
-    def __init__(self, loop: EventLoopThread, asking: HealthChecker, clock: FakeClock) -> None:
+    def __init__(self, loop: EventLoopThread, asking: ProbeRig, clock: FakeClock) -> None:
         self.checker = asking
         self.results: list[tuple[str | None, int]] = []
         self._loop = loop
         self._clock = clock
-        self.ending = loop.spawn(
-            watch_health(asking, clock, lambda *answer: self.results.append(answer))
-        )
+        self.ending = loop.spawn(asking.watch(lambda *answer: self.results.append(answer)))
         self.run_loop()
 
     def after(self, seconds: float, *, parked: int | None = None) -> list[tuple[str | None, int]]:
@@ -109,7 +89,7 @@ class WatchRun:
         self._loop.call(turn(), timeout=TIMEOUT)
 
     def beat(self) -> None:
-        self.run_on_loop(self.checker.beat)
+        self.run_on_loop(self.checker.probe_watch.beat)
 
     def stop_reason(self, seconds: float) -> str:
         """Why it has to go, when so much time has passed."""
@@ -156,8 +136,9 @@ class TestTcp:
         ours = socket.socket()
         ours.bind(("127.0.0.1", 0))
         port = ours.getsockname()[1]
-        monkeypatch.setattr(probers, "socket", SimpleNamespace(socket=lambda: ours))
-        assert "no connection: nobody listens" == self.ask(loop, port)
+        made = SimpleNamespace(socket=lambda _: ours, AF_INET=socket.AF_INET)
+        monkeypatch.setattr(probers, "socket", made)
+        assert "no connection: nothing listens" == self.ask(loop, port)
         assert -1 == ours.fileno()
 
     def test_a_server_whose_queue_is_full_is_a_failure_when_the_time_is_over(
@@ -193,23 +174,21 @@ class ExecChecks:
 
     def checker(
         self, code: str, *, clock: Clock | None = None, timeout: float = TIMEOUT, **more: Any
-    ) -> HealthChecker:
+    ) -> ProbeRig:
         command = (sys.executable, "-I", "-S", "-c", PRELUDE + code, self.token)
         return self.of(command, clock=clock, timeout=timeout, **more)
 
-    def of(
-        self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any
-    ) -> HealthChecker:
+    def of(self, command: tuple[str, ...], *, clock: Clock | None = None, **more: Any) -> ProbeRig:
         return checker(
             ExecProbe(command=command),
             clock or SystemClock(),
             **{"guardian": self.guardian.guardian, **more},
         )
 
-    def ask(self, asking: HealthChecker) -> str | None:
+    def ask(self, asking: ProbeRig) -> str | None:
         return self.guardian.loop.call(asking.check(), timeout=2 * TIMEOUT)
 
-    def begin(self, asking: HealthChecker) -> Future[str | None]:
+    def begin(self, asking: ProbeRig) -> Future[str | None]:
         return self.guardian.loop.spawn(asking.check())
 
     def running(self) -> list[int]:
@@ -366,7 +345,7 @@ rest()
     def test_commands_that_hang_are_run_one_after_the_other(self, commands: ExecChecks) -> None:
         clock, loop = FakeClock(), commands.guardian.loop
         asking = commands.checker("rest()", clock=clock, timeout=5.0)
-        watched = loop.spawn(watch_health(asking, clock, lambda reason, failures: None))
+        watched = loop.spawn(asking.watch(lambda reason, failures: None))
         clock.await_parked(1)
         clock.advance(10.0, parked=1)
         for last in (False, False, True):
@@ -429,7 +408,7 @@ rest()
 
             def hear(notice: Notice) -> None:
                 heard.append(notice)
-                watched.checker.beat()
+                watched.checker.probe_watch.beat()
 
             listening = NotifySocket(tmp_path / "n", hear)
             opened.run_on_loop(listening.open)
@@ -507,14 +486,14 @@ class TestStartup:
     ) -> None:
         watched = self.watched(loop)
         watched.after(50.0)
-        watched.run_on_loop(lambda: watched.checker.extend_startup(30.0))
+        watched.run_on_loop(lambda: watched.checker.probe_watch.extend_startup(30.0))
         watched.after(29.9)
         assert not watched.ending.done()
         assert "not healthy 80 s after its start: no WATCHDOG=1 yet" == watched.stop_reason(0.1)
 
     def test_an_extension_never_shortens(self, loop: EventLoopThread) -> None:
         watched = self.watched(loop)
-        watched.run_on_loop(lambda: watched.checker.extend_startup(1.0))
+        watched.run_on_loop(lambda: watched.checker.probe_watch.extend_startup(1.0))
         watched.after(59.9)
         assert not watched.ending.done()
         watched.ending.cancel()
@@ -525,7 +504,7 @@ class TestStartup:
             loop, checker(HeartbeatProbe(), clock, interval=5.0, start_grace=10.0), clock
         )
         watched.after(9.0)
-        watched.run_on_loop(lambda: watched.checker.extend_startup(20.0))
+        watched.run_on_loop(lambda: watched.checker.probe_watch.extend_startup(20.0))
         assert [] == watched.after(19.9)
         assert [("no WATCHDOG=1 yet", 1)] == watched.after(0.1)
         watched.ending.cancel()

@@ -21,15 +21,19 @@ from markdown_files import ROOT, Page
 REFERENCE = ROOT / "docs" / "reference" / "settings.md"
 _SETTING = re.compile(r"^# ?(?=[\w.]+ = |\[)", re.MULTILINE)
 _WITHOUT_DEFAULT = re.compile(r"# (example|.*default:)")
+_OTHER_KIND = re.compile(r"^(health\.command|liveness\.command|liveness\.port) = .*$", re.MULTILINE)
+"""What is there for other kinds of checks than the one that the example has."""
 _EXAMPLE_NAMES = {
     "program": "program.web",
     "worker": "worker.jobs",
+    "container": "container.agent",
     "runner.source": "runner.source.prod",
 }
 _FREE_TABLES = {"env", "headers", "labels", "arguments"}
 _REQUIRED = {
     "program.web.command",
     "worker.jobs.target",
+    "container.agent.image",
     "runner.source.prod.url",
     "runner.agent.command",
 }
@@ -52,7 +56,7 @@ def values(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, object
 
 def defaults(kind: TypeInfo, place: str = "") -> Iterator[tuple[str, object]]:
     """Every setting by its dotted path, with its default; the one program is called `web`, the
-    one worker `jobs`, the one event source `prod`.
+    one worker `jobs`, the one container `agent`, the one event source `prod`.
     """
     struct = next(
         inner
@@ -81,8 +85,14 @@ DEFAULTS = dict(defaults(kinds.type_info(Settings)))
 IN_EFFECT = {"program.web.health.enabled": True, "program.web.stop_signal": "TERM"}
 """What is meant where the struct leaves it open, because `[run]` means something else."""
 SHARED = {path.removeprefix("program.web") for path in DEFAULTS if path.startswith("program.web.")}
-DOCUMENTED_BY_PROGRAMS = {place + path for path in SHARED for place in ("run", "worker.jobs")}
-"""What `[run]` and workers need not tell again, because programs do."""
+DOCUMENTED_BY_PROGRAMS = {
+    place + path for path in SHARED for place in ("run", "worker.jobs", "container.agent")
+}
+"""What `[run]`, workers and containers need not tell again, because programs do."""
+DOCUMENTED_BY_LIVENESS = {path for path in DEFAULTS if re.search(r"\.(readiness|startup)\.", path)}
+"""What other probes need not tell again."""
+PROBES_OF_PROGRAMS = {path for path in DEFAULTS if path.startswith("program.web.liveness.")}
+"""What the file of `init` shows for its container: its program has `health`."""
 
 
 def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
@@ -90,7 +100,7 @@ def test_the_reference_has_every_key_and_none_that_there_is_not() -> None:
     untold = DEFAULTS.keys() - told.keys()
 
     assert set() == told.keys() - DEFAULTS.keys()
-    assert set() == untold - DOCUMENTED_BY_PROGRAMS
+    assert set() == untold - DOCUMENTED_BY_PROGRAMS - DOCUMENTED_BY_LIVENESS
 
 
 def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
@@ -101,17 +111,28 @@ def test_the_defaults_in_the_reference_are_the_ones_in_effect() -> None:
     assert {path: DEFAULTS[path] for path in told} == told
 
 
-def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None:
-    commented = "\n".join(
-        line for line in documented().splitlines() if line.startswith(("[", "# "))
-    )
-    told = dict(values(tomllib.loads(_SETTING.sub("", commented))))
+def commented() -> dict[str, object]:
+    """What the reference shows in lines that begin with a hash."""
+    lines = (line for line in documented().splitlines() if line.startswith(("[", "# ")))
+    return dict(values(tomllib.loads(_SETTING.sub("", "\n".join(lines)))))
 
+
+def test_lines_of_the_reference_that_begin_with_a_hash_have_no_default() -> None:
     assert {None} == {
         DEFAULTS[path]
-        for path in told
-        if path.rpartition(".")[2] not in _FREE_TABLES and ".success." not in path
+        for path in commented()
+        if path.rpartition(".")[2] not in _FREE_TABLES
+        and not {"success", "liveness"}.intersection(path.split("."))
     }
+
+
+def test_the_defaults_of_a_probe_in_the_reference_are_the_ones_in_effect() -> None:
+    """They stand behind a hash, because a program has `health` or `liveness`."""
+    told = {path: value for path, value in commented().items() if ".liveness." in path}
+    wanted = {path: DEFAULTS[path] for path in told if DEFAULTS[path] is not None}
+
+    assert 4 == len(wanted)
+    assert wanted == {path: told[path] for path in wanted}
 
 
 def test_the_reference_names_every_variable() -> None:
@@ -129,9 +150,15 @@ def test_the_file_of_init_shows_every_key_that_programs_and_their_supervisor_hav
 
     wanted = {path for path in DEFAULTS if not path.startswith("run.")}
     assert set() == told.keys() - wanted
-    assert set() == wanted - told.keys() - {
-        path for path in DOCUMENTED_BY_PROGRAMS if path.startswith("worker.")
-    }
+    assert (
+        set()
+        == wanted
+        - told.keys()
+        - DOCUMENTED_BY_PROGRAMS
+        - DOCUMENTED_BY_LIVENESS
+        - PROBES_OF_PROGRAMS
+    )
+    assert {path for path in wanted if path.startswith("container.agent.liveness.")} <= told.keys()
 
 
 def test_what_the_file_of_init_has_as_comments_is_the_default_unless_it_says_otherwise() -> None:
@@ -150,9 +177,7 @@ def test_the_file_of_init_is_valid_with_and_without_its_comments(
 ) -> None:
     path = tmp_path / "longwatch.toml"
     text = (
-        _SETTING.sub("", example_config()).replace('health.command = ["./check.sh"]', "")
-        if uncomment
-        else example_config()
+        _OTHER_KIND.sub("", _SETTING.sub("", example_config())) if uncomment else example_config()
     )
     path.write_text(text, encoding="utf-8")
 

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec import inspect as kinds
 
+from longwatch.config.containers import ContainerSettings
 from longwatch.config.programs import ProgramSettings
 from longwatch.config.settings import Settings, SupervisorSettings, load_settings
-from longwatch.config.tables import BackoffSettings, HealthSettings, LimitsSettings, OutputSettings
+from longwatch.config.tables import (
+    BackoffSettings,
+    HealthSettings,
+    LimitsSettings,
+    OutputSettings,
+    ProbeSettings,
+)
 from longwatch.config.value_checks import TypeInfo, union_members, without_metadata
 from longwatch.errors import ConfigError
 from longwatch.supervisor.dependencies import Condition, Readiness
@@ -173,8 +180,8 @@ def test_a_program_is_asked_on_its_own_port_else_on_port_of_the_environment(
         (
             programs(web="ready = 'heathy'"),
             (
-                'program.web.ready: must be "up", "healthy" or "notify", not "heathy"; did you '
-                "mean healthy?"
+                'program.web.ready: must be "up", "healthy", "notify" or "probe", not "heathy"; '
+                "did you mean healthy?"
             ),
         ),
         (
@@ -281,6 +288,264 @@ def test_faults_of_programs_and_between_them_are_told_at_once() -> None:
     assert (5, places) == (len(faults), {fault.partition(":")[0] for fault in faults})
 
 
+# --- probes ---
+
+
+@pytest.mark.parametrize(
+    ("probe", "kind"),
+    [
+        ("{}", "http"),
+        ("{command = 'true'}", "exec"),
+        ("{script = 'live.sh'}", "script"),
+        ("{kind = 'tcp', port = 5}", "tcp"),
+        ("{kind = 'heartbeat'}", "heartbeat"),
+    ],
+)
+def test_the_kind_of_a_probe_is_http_unless_it_has_a_script_a_command_or_a_kind(
+    probe: str, kind: str
+) -> None:
+    made = load(programs(web=f"liveness = {probe}")).program["web"].liveness
+
+    assert made is not None
+    assert kind == made.effective_kind
+
+
+@pytest.mark.parametrize(
+    ("probe", "intervals"),
+    [
+        (ProbeSettings(), (1.0, 10.0)),
+        (ProbeSettings(interval=1.0), (1.0, None)),
+        (ProbeSettings(interval=7.0), (7.0, None)),
+        (ProbeSettings(kind="heartbeat"), (10.0, None)),
+        (ProbeSettings(kind="heartbeat", interval=2.0), (2.0, None)),
+    ],
+)
+def test_a_probe_without_an_interval_is_made_every_second_and_after_a_success_every_ten(
+    probe: ProbeSettings, intervals: tuple[float, float | None]
+) -> None:
+    assert intervals == (probe.effective_interval, probe.settled_interval)
+
+
+@pytest.mark.parametrize(
+    ("probe", "failures", "seconds"),
+    [
+        (ProbeSettings(), 5, 30.0),
+        (ProbeSettings(failure_threshold=3), 3, 3.0),
+        (ProbeSettings(failure_threshold=3, interval=2.0), 3, 6.0),
+    ],
+)
+def test_five_failures_count_and_for_a_startup_probe_thirty(
+    probe: ProbeSettings, failures: int, seconds: float
+) -> None:
+    assert (failures, seconds) == (probe.effective_failures, probe.startup_seconds)
+
+
+@pytest.mark.parametrize("name", ["live.sh", "a", "A_b-c.1", ".hidden", "x" * 128])
+def test_a_script_is_a_plain_file_name(name: str) -> None:
+    made = load(programs(web=f"liveness.script = '{name}'")).program["web"].liveness
+
+    assert ProbeSettings(script=name) == made
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a..b", "-x", "a/b", "./a", "a b", "a;b", "$(x)", "é", "x" * 129]
+)
+def test_a_script_with_any_other_name_is_refused(name: str) -> None:
+    fault = fault_of(programs(web=f"liveness.script = '{name}'"))
+
+    assert fault.startswith("program.web.liveness.script: must be a file name of up to 128 letters")
+
+
+def test_probes_that_use_one_port_of_one_program_are_no_conflict() -> None:
+    settings = load(programs(web="liveness.port = 9000\nreadiness = {port = 9000, path = '/r'}"))
+
+    assert {"liveness.port": 9000, "readiness.port": 9000} == settings.probe_ports("web")
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("liveness = {}", {"liveness.port": 3000}),
+        ("health = {}\nreadiness.port = 1", {"health.port": 3000, "readiness.port": 1}),
+        ("startup.script = 'a'\nliveness.kind = 'heartbeat'", {}),
+    ],
+)
+def test_probes_without_a_port_ask_on_port_of_the_environment(
+    text: str, ports: dict[str, int]
+) -> None:
+    assert ports == load(programs(web=text), PORT="3000").probe_ports("web")
+    assert {} == load(programs(web=text), HEALTH_CHECK_ENABLED="0").probe_ports("web")
+
+
+NUMBER = "must be a number of seconds (more than 0, a year at most)"
+BAD_PROBES = {
+    "no command": (
+        "liveness.kind = 'exec'",
+        (
+            'liveness.command: is missing, and kind is "exec"; write the command that checks, or '
+            "choose another kind"
+        ),
+    ),
+    "no script": (
+        "liveness.kind = 'script'",
+        (
+            'liveness.script: is missing, and kind is "script"; write the name of the script, or '
+            "choose another kind"
+        ),
+    ),
+    "a script and a command": (
+        "liveness = {script = 'a', command = 'true'}",
+        'liveness.command: is for kind "exec", and kind is "script"; take one of the two out',
+    ),
+    "a command for another kind": (
+        "liveness = {kind = 'tcp', command = ['true']}",
+        'liveness.command: is for kind "exec", and kind is "tcp"; take one of the two out',
+    ),
+    "a script for another kind": (
+        "liveness = {kind = 'http', script = 'a'}",
+        'liveness.script: is for kind "script", and kind is "http"; take one of the two out',
+    ),
+    "a port for a script": (
+        "liveness = {script = 'a', port = 5}",
+        'liveness.port: is for kind "http" or "tcp", and kind is "script"; take one of the two out',
+    ),
+    "a path for tcp": (
+        "liveness = {kind = 'tcp', path = '/x'}",
+        'liveness.path: is for kind "http", and kind is "tcp"; take one of the two out',
+    ),
+    "a command that cannot be split": (
+        'readiness.command = "a \'b"',
+        (
+            "readiness.command: cannot be split into words (no closing quotation); close the "
+            "quotes, or write it as a list"
+        ),
+    ),
+    "an unknown key": (
+        "liveness.intervall = 1",
+        "liveness.intervall: unknown key; did you mean interval?",
+    ),
+    "an unknown kind": (
+        "liveness.kind = 'htpp'",
+        (
+            'liveness.kind: must be "exec", "heartbeat", "http", "script" or "tcp", not "htpp"; '
+            "did you mean http?"
+        ),
+    ),
+    "no interval": ("liveness.interval = 0", f"liveness.interval: {NUMBER}, not 0"),
+    "no timeout": ("startup.timeout = -1", f"startup.timeout: {NUMBER}, not -1"),
+    "no number": (
+        "liveness.failure_threshold = 'many'",
+        'liveness.failure_threshold: must be a whole number from 1 to 1000000, not "many"',
+    ),
+    "no failure": (
+        "liveness.failure_threshold = 0",
+        "liveness.failure_threshold: must be a whole number from 1 to 1000000, not 0",
+    ),
+    "half a success": (
+        "readiness.success_threshold = 1.5",
+        "readiness.success_threshold: must be a whole number from 1 to 1000000, not 1.5",
+    ),
+    "two ways to write liveness": (
+        "health = {}\nliveness.port = 5",
+        "health: is a liveness probe, and there is a liveness table; take one of the two out",
+    ),
+    "two ways to write startup": (
+        "health.startup = 5\nstartup.port = 5",
+        "health.startup: is set, and there is a startup table; take one of the two out",
+    ),
+    "a startup probe that passes twice": (
+        "startup.success_threshold = 2",
+        (
+            "startup.success_threshold: must be 1, because a startup probe passes once, not 2; "
+            "take it out"
+        ),
+    ),
+    "a startup probe that waits": (
+        "startup.start_grace = 2",
+        (
+            "startup.start_grace: is for liveness and readiness: a startup probe is made from the "
+            "start; take it out"
+        ),
+    ),
+    "a grace and a startup probe": (
+        "startup = {}\nliveness.start_grace = 2",
+        (
+            "liveness.start_grace: is not waited for, because there is a startup probe; take one "
+            "of the two out"
+        ),
+    ),
+    "a grace of readiness after liveness": (
+        "liveness = {}\nreadiness.start_grace = 2",
+        (
+            "readiness.start_grace: is not waited for, because readiness is probed once liveness "
+            "has passed; take it out"
+        ),
+    ),
+    "beats for readiness": (
+        "readiness.kind = 'heartbeat'",
+        (
+            'readiness.kind: is "heartbeat", which is for liveness; say ready = "notify", or '
+            "choose another kind"
+        ),
+    ),
+    "beats for startup alone": (
+        "startup.kind = 'heartbeat'\nliveness.port = 5",
+        'startup.kind: is "heartbeat", and liveness is not; choose another kind',
+    ),
+    "ready by a probe that is not there": (
+        "liveness = {}\nready = 'probe'",
+        'ready: is "probe", and there is no readiness probe; add a readiness table, or say "up"',
+    ),
+    "healthy without a probe for it": (
+        "readiness = {}\nready = 'healthy'",
+        (
+            'ready: is "healthy", and nothing says how to ask for its health; add a health table, '
+            'or say "up"'
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PROBES)
+def test_a_wrong_probe_is_a_fault_with_its_place_and_the_cure(case: str) -> None:
+    text, fault = BAD_PROBES[case]
+
+    assert f"program.web.{fault}" == fault_of(programs(web=text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "health = {}\nstartup.port = 5\nreadiness.port = 6",
+        "health.kind = 'heartbeat'\nstartup.kind = 'heartbeat'",
+        "liveness.kind = 'heartbeat'\nstartup.kind = 'heartbeat'",
+        "readiness.start_grace = 2",
+        "startup = {}\nready = 'healthy'",
+        "liveness = {}\nreadiness = {}\nready = 'up'",
+        "readiness = {}\nready = 'probe'",
+    ],
+)
+def test_probes_that_go_together_are_no_fault(text: str) -> None:
+    assert 1 == len(load(programs(web=text)).program)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "key"),
+    [
+        ("liveness = {}", "liveness.kind = 'tcp'", "liveness"),
+        ("health = {}", "readiness = {}", "readiness"),
+        ("startup.port = 5", "health.port = 5", "health"),
+    ],
+)
+def test_two_programs_that_start_together_are_not_probed_on_one_port(
+    a: str, b: str, key: str
+) -> None:
+    fault = fault_of(programs(a=a, b=b))
+
+    assert fault.startswith(f"program.b.{key}.port: is ")
+    assert fault.endswith("on which a is asked for its health too; give each its own")
+
+
 def unions(kind: TypeInfo) -> Iterator[list[TypeInfo]]:
     """The members of every kind that is in the settings."""
     yield list(map(without_metadata, union_members(kind)))
@@ -301,7 +566,8 @@ def test_no_setting_is_a_list_or_table_or_else_a_text_with_a_pattern_which_msgsp
     containers = (kinds.ListType, kinds.DictType, kinds.StructType)
     mixed = [
         union
-        for union in unions(kinds.type_info(ProgramSettings))
+        for settings in (ProgramSettings, ContainerSettings)
+        for union in unions(kinds.type_info(settings))
         if any(isinstance(kind, containers) for kind in union)
     ]
 

@@ -18,11 +18,18 @@ from longwatch.core.events.engine import (
     RowsClaimed,
     RowsSettled,
 )
-from longwatch.core.events.programs import ProgramEnded, ProgramStarted
+from longwatch.core.events.programs import (
+    CircuitBreakerTripped,
+    HealthCheckFailed,
+    HealthCheckPassed,
+    ProgramEnded,
+    ProgramStarted,
+)
 from longwatch.core.events.runtime import LoopCrashed, LoopStalled, LoopStarted, ReplyFailed
 from longwatch.core.events.workers import WorkerStalled
 from longwatch.observe.counters import EventCounters
 from longwatch.observe.metric_families import FAMILIES, HANDLE_BUCKETS, MetricKind
+from longwatch.supervisor.probes import ProbeKind
 from longwatch.workers.worker_record import WorkerRecord
 
 DURATION = "longwatch_handle_duration_seconds"
@@ -109,6 +116,17 @@ RULES: list[tuple[Event, dict[str, float]]] = [
         {"program_starts{web}": 1},
     ),
     (ENDED, {"program_ends{web,unexpected_exit}": 1}),
+    (
+        HealthCheckFailed(
+            program="web", pid=7, reason="no", failures=1, threshold=3, probe=ProbeKind.READINESS
+        ),
+        {"probe_failures{web,readiness}": 1},
+    ),
+    (
+        CircuitBreakerTripped(program="web", restarts=6, window=60.0, reason="too often"),
+        {"breaker_trips{web}": 1},
+    ),
+    (HealthCheckPassed(program="web", pid=7), {}),
     (LoopStarted(loop="mail"), {}),
     (ClaimSourceRecovered(engine="mail", call="renew", failures=1), {}),
 ]

@@ -17,6 +17,7 @@ OBSERVERS = {
     ("app/runner.py", "console.log"): "writes the log",
     ("app/runner.py", "self._metrics.observe"): "counts for the metrics",
     ("app/up.py", "console.log"): "writes the log",
+    ("app/up_health.py", "self._counters"): "counts for the metrics",
     ("app/worker.py", "console.log"): "writes the log",
     ("engine/event_logging.py", "log_event"): "writes to the standard library's logging",
     ("runtime/group_run.py", "metrics.observe"): "counts for the metrics",

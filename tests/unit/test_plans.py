@@ -19,7 +19,17 @@ from longwatch.errors import ConfigError
 from longwatch.host.process import ResourceLimits, StopPolicy
 from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.probes import ExecProbe, HealthPolicy, HeartbeatProbe, HttpProbe, TcpProbe
+from longwatch.supervisor.probes import (
+    ExecProbe,
+    HeartbeatProbe,
+    HttpProbe,
+    Probe,
+    ProbePolicy,
+    ProbeSet,
+    ScriptProbe,
+    StartupPolicy,
+    TcpProbe,
+)
 from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 from loopback import free_port
 
@@ -57,7 +67,7 @@ def test_a_program_with_nothing_but_a_command_is_planned_with_the_defaults(tmp_p
 
     assert ("web", ("true",), str(tmp_path)) == (plan.name, plan.process.argv, plan.process.cwd)
     assert {"PATH": ENVIRON["PATH"], "LANG": "C", "MANAGED_BY": "longwatch"} == plan.process.env
-    assert ProgramPlan(name="web", process=plan.process) == plan
+    assert ProgramPlan(name="web", spec=plan.process) == plan
 
 
 def test_every_setting_arrives_in_the_plan(tmp_path: Path) -> None:
@@ -118,34 +128,138 @@ def test_the_same_file_gives_an_equal_plan_and_another_environment_another_one(
     assert only("", tmp_path).needs_restart(only("env.A = '1'", tmp_path))
 
 
+def liveness(probe: Probe, **policy: float) -> ProbeSet:
+    return ProbeSet(liveness=ProbePolicy(probe=probe, **policy))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("health", "policy"),
+    ("health", "probes"),
     [
-        ("{}", HealthPolicy(probe=HttpProbe(port=8080))),
+        ("{}", liveness(probe=HttpProbe(port=8080))),
         (
             "{path = '/up', port = 1, failures = 2}",
-            HealthPolicy(probe=HttpProbe(port=1, path="/up"), failures=2),
+            liveness(probe=HttpProbe(port=1, path="/up"), failures=2),
         ),
         (
             "{kind = 'tcp', interval = 3, timeout = 2}",
-            HealthPolicy(probe=TcpProbe(port=8080), interval=3, timeout=2),
+            liveness(probe=TcpProbe(port=8080), interval=3, timeout=2),
         ),
-        ("{command = 'true -x'}", HealthPolicy(probe=ExecProbe(command=("true", "-x")))),
+        ("{command = 'true -x'}", liveness(probe=ExecProbe(command=("true", "-x")))),
         (
             "{kind = 'heartbeat', start_grace = 1}",
-            HealthPolicy(probe=HeartbeatProbe(), start_grace=1),
+            liveness(probe=HeartbeatProbe(), start_grace=1),
         ),
         (
             "{startup = 9, startup_interval = 2}",
-            HealthPolicy(probe=HttpProbe(port=8080), startup=9, startup_interval=2),
+            ProbeSet(
+                liveness=ProbePolicy(probe=HttpProbe(port=8080)),
+                startup=StartupPolicy(probe=HttpProbe(port=8080), within=9, interval=2),
+            ),
         ),
-        ("{enabled = false}", None),
+        ("{enabled = false}", ProbeSet()),
     ],
 )
-def test_health_is_asked_as_the_settings_say(
-    tmp_path: Path, health: str, policy: HealthPolicy | None
+def test_health_is_asked_as_the_settings_say(tmp_path: Path, health: str, probes: ProbeSet) -> None:
+    assert probes == only(f"health = {health}", tmp_path).probes
+
+
+def policy(probe: Probe, **options: float | None) -> ProbePolicy:
+    """A probe with the defaults of `liveness` and `readiness`."""
+    defaults = {"interval": 1.0, "failures": 5, "start_grace": 0.0, "settled_interval": 10.0}
+    return ProbePolicy(probe=probe, **{**defaults, **options})  # type: ignore[arg-type]
+
+
+PROBES = {
+    "liveness = {}": ProbeSet(liveness=policy(HttpProbe(port=8080))),
+    "liveness = {port = 1, path = '/up', interval = 3, timeout = 2}": ProbeSet(
+        liveness=policy(
+            HttpProbe(port=1, path="/up"), interval=3.0, timeout=2.0, settled_interval=None
+        )
+    ),
+    "readiness = {kind = 'tcp', success_threshold = 2, start_grace = 4}": ProbeSet(
+        readiness=policy(TcpProbe(port=8080), successes=2, start_grace=4.0)
+    ),
+    "liveness = {command = 'true -x', failure_threshold = 2}": ProbeSet(
+        liveness=policy(ExecProbe(command=("true", "-x")), failures=2)
+    ),
+    "liveness.script = 'live.sh'": ProbeSet(liveness=policy(ScriptProbe(script="live.sh"))),
+    "liveness.kind = 'heartbeat'": ProbeSet(
+        liveness=policy(HeartbeatProbe(), interval=10.0, settled_interval=None)
+    ),
+    "startup = {port = 5}": ProbeSet(
+        startup=StartupPolicy(probe=HttpProbe(port=5), within=30.0, interval=1.0)
+    ),
+    "startup = {port = 5, interval = 2, failure_threshold = 4, timeout = 1}": ProbeSet(
+        startup=StartupPolicy(probe=HttpProbe(port=5), within=8.0, interval=2.0, timeout=1.0)
+    ),
+    "health = {}\nreadiness.port = 5\nstartup.port = 6": ProbeSet(
+        liveness=ProbePolicy(probe=HttpProbe(port=8080)),
+        readiness=policy(HttpProbe(port=5)),
+        startup=StartupPolicy(probe=HttpProbe(port=6), within=30.0, interval=1.0),
+    ),
+    "health.startup = 9\nreadiness.port = 5": ProbeSet(
+        liveness=ProbePolicy(probe=HttpProbe(port=8080)),
+        readiness=policy(HttpProbe(port=5)),
+        startup=StartupPolicy(probe=HttpProbe(port=8080), within=9.0, interval=1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("text", PROBES)
+def test_a_program_is_probed_as_the_settings_say(tmp_path: Path, text: str) -> None:
+    (tmp_path / "live.sh").touch()
+
+    assert PROBES[text] == only(text, tmp_path).probes
+    assert ProbeSet() == only(text, tmp_path, HEALTH_CHECK_ENABLED="no").probes
+
+
+@pytest.mark.parametrize(
+    ("text", "ready", "without_probes"),
+    [
+        ("readiness = {}", Readiness.PROBE, Readiness.UP),
+        ("readiness = {}\nready = 'probe'", Readiness.PROBE, Readiness.UP),
+        ("readiness = {}\nliveness = {}\nready = 'healthy'", Readiness.HEALTHY, Readiness.UP),
+        ("readiness = {}\nready = 'notify'", Readiness.NOTIFY, Readiness.NOTIFY),
+        ("startup = {}", Readiness.HEALTHY, Readiness.UP),
+        (
+            "readiness = {}\nhealth.enabled = false\nready = 'healthy'",
+            Readiness.PROBE,
+            Readiness.UP,
+        ),
+    ],
+)
+def test_a_program_is_ready_as_its_probes_say_and_without_them_when_it_is_up(
+    tmp_path: Path, text: str, ready: Readiness, without_probes: Readiness
 ) -> None:
-    assert policy == only(f"health = {health}", tmp_path).health
+    assert ready is only(text, tmp_path).ready_when
+    assert without_probes is only(text, tmp_path, HEALTH_CHECK_ENABLED="0").ready_when
+
+
+def test_a_probe_whose_command_or_script_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    text = (
+        "program.web = {command = 'true', liveness.command = './probe', "
+        "readiness.script = 'ready.sh', startup.script = 'scripts'}"
+    )
+    cure = "put it into the working directory, or correct script"
+
+    assert [
+        "longwatch.toml: program.web.liveness.command: './probe' does not exist; check the path",
+        (f"longwatch.toml: program.web.startup.script: the script '{tmp_path}/scripts' is not a "
+        f"file; {cure}"),
+        (f"longwatch.toml: program.web.readiness.script: the script '{tmp_path}/ready.sh' does not "
+        f"exist; {cure}"),
+    ] == faults_of(text, tmp_path)  # fmt: skip
+
+
+def test_a_script_is_looked_for_in_the_directory_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "live.sh").touch()
+
+    assert only("cwd = 'app'\nliveness.script = 'live.sh'", tmp_path).probes
+    assert 1 == len(
+        faults_of("program.web = {command='true', cwd='no', liveness.script='x'}", tmp_path)
+    )
 
 
 def test_a_program_whose_checks_are_off_is_ready_when_it_is_up(tmp_path: Path) -> None:
@@ -278,6 +392,15 @@ def test_a_port_that_somebody_listens_on_is_told_unless_the_program_waits_to_be_
         == str(fault)
     )
     assert [] == later
+
+
+def test_a_port_of_several_probes_that_is_taken_is_told_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = f"[program.web]\ncommand = 'true'\nliveness.port = {port}\nreadiness.port = {port}"
+        [fault] = busy_port_faults(settings(text, tmp_path))
+
+    assert "longwatch.toml: program.web.liveness.port" == fault.where
 
 
 def test_a_free_port_is_no_problem() -> None:

@@ -27,21 +27,29 @@ from longwatch.host.guardian.wire import ControlMessage
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import Child, ProcessSpec, StopPolicy
-from longwatch.supervisor import program_run as module
+from longwatch.supervisor import probe_watch as module
+from longwatch.supervisor.containers.container_host import ContainerHost
 from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.end_judge import EndJudge, EndJudges
-from longwatch.supervisor.healthcheck import HealthChecker
 from longwatch.supervisor.lifecycle import ProgramState
 from longwatch.supervisor.notify_socket import Notice
 from longwatch.supervisor.plan import ProgramKind, ProgramPlan
-from longwatch.supervisor.probes import HealthPolicy, HttpProbe
+from longwatch.supervisor.probe_watch import ProbeCheck
+from longwatch.supervisor.probes import HttpProbe, ProbePolicy, ProbeSet
 from longwatch.supervisor.program import DependencyWait, Program
 from longwatch.supervisor.program_record import ProgramRecord
 from longwatch.supervisor.restart_policy import EndFacts, Restart, RestartPolicy
+from longwatch.supervisor.target_factory import Targets
 from longwatch.testing import FakeClock, RecordingObserver
 
 TIMEOUT = 10.0
-HEALTH = HealthPolicy(probe=HttpProbe(port=1), interval=30.0, failures=3, start_grace=10.0)
+PROBES = ProbeSet(
+    liveness=ProbePolicy(probe=HttpProbe(port=1), interval=30.0, failures=3, start_grace=10.0)
+)
+
+
+def no_containers() -> ContainerHost:
+    raise AssertionError("these programs are processes")
 
 
 class FakeGuardian(GuardianClient):
@@ -90,7 +98,7 @@ class FakeGuardian(GuardianClient):
                 self.latest.handle_message({"event": "cleared", "killed": 0, "survivors": 0})
 
 
-class FakeCheck(HealthChecker):
+class FakeCheck(ProbeCheck):
     """Answers what the test has set."""
 
     reason: str | None = None
@@ -122,13 +130,13 @@ class ProgramRig:
     ) -> None:
         """Start to live; returns when it waits for something."""
         spec = ProcessSpec(argv=["/bin/app", "-v"], env={})
-        whole = ProgramPlan(name="app", process=spec, **{"critical": True, **plan})  # type: ignore[arg-type]
+        whole = ProgramPlan(name="app", spec=spec, **{"critical": True, **plan})  # type: ignore[arg-type]
         events = Events(self.observer)
         end_judges = EndJudges(events)
         end_judges.judge = judge
         self.program = Program(
             whole,
-            guardian=self.guardian,
+            targets=Targets(self.guardian, no_containers),
             clock=self.clock,
             events=events,
             end_judges=end_judges,
@@ -183,7 +191,7 @@ class ProgramRig:
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramRig]:
-    monkeypatch.setattr(module, "HealthChecker", FakeCheck)
+    monkeypatch.setattr(module, "ProbeCheck", FakeCheck)
     monkeypatch.setattr(FakeCheck, "reason", None)
     monkeypatch.setattr(FakeCheck, "asked", 0)
     with EventLoopThread() as loop:
@@ -379,8 +387,8 @@ def test_a_stop_before_the_start_means_it_never_runs_and_gives_the_code_of_the_s
     rig: ProgramRig,
 ) -> None:
     rig.program = Program(
-        ProgramPlan(name="app", process=ProcessSpec(argv=["x"], env={})),
-        guardian=rig.guardian,
+        ProgramPlan(name="app", spec=ProcessSpec(argv=["x"], env={})),
+        targets=Targets(rig.guardian, no_containers),
         clock=rig.clock,
         events=Events(rig.observer),
     )
@@ -530,7 +538,7 @@ def test_a_signal_is_passed_on_while_it_runs_and_passed_over_while_it_does_not(
 def test_the_first_question_comes_after_the_start_grace_and_then_one_each_interval(
     rig: ProgramRig,
 ) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     rig.advance(9.9, parked=2)
     assert 0 == FakeCheck.asked
     rig.advance(0.1, parked=2)
@@ -543,7 +551,7 @@ def test_the_first_question_comes_after_the_start_grace_and_then_one_each_interv
 
 def test_three_failures_in_a_row_end_the_run_and_it_is_started_again(rig: ProgramRig) -> None:
     FakeCheck.reason = "status 503"
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     rig.advance(10.0, parked=2)
     rig.advance(30.0, parked=2)
     assert ProgramState.UP == rig.state()
@@ -559,7 +567,7 @@ def test_three_failures_in_a_row_end_the_run_and_it_is_started_again(rig: Progra
 
 
 def test_a_check_that_passes_between_failures_clears_them(rig: ProgramRig) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     rig.advance(1.0, parked=2)
     for reason, parked in (("sick", 2), ("sick", 1), (None, 1), ("sick", 1), ("sick", 1)):
         FakeCheck.reason = reason
@@ -571,7 +579,7 @@ def test_a_check_that_passes_between_failures_clears_them(rig: ProgramRig) -> No
 
 def test_the_failures_of_one_start_do_not_count_for_the_next(rig: ProgramRig) -> None:
     FakeCheck.reason = "sick"
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     for _ in range(2):
         rig.advance(45.0, parked=2)
         assert 2 == rig.observer.of(HealthCheckFailed)[-1].failures
@@ -582,7 +590,7 @@ def test_the_failures_of_one_start_do_not_count_for_the_next(rig: ProgramRig) ->
 
 
 def test_no_question_is_asked_between_two_runs(rig: ProgramRig) -> None:
-    rig.start(health=HEALTH, backoff=BackoffPolicy(initial=1000.0, cap=1000.0))
+    rig.start(probes=PROBES, backoff=BackoffPolicy(initial=1000.0, cap=1000.0))
     rig.end(code=1)
     rig.advance(999.0)
     assert 0 == FakeCheck.asked
@@ -599,7 +607,7 @@ def hang(rig: ProgramRig, *, last: bool = False) -> None:
 def test_five_runs_in_a_row_that_hang_trip_the_breaker_however_slow_they_are(
     rig: ProgramRig,
 ) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     for _ in range(4):
         hang(rig)
         rig.advance(rig.waits[-1], parked=2)
@@ -612,7 +620,7 @@ def test_five_runs_in_a_row_that_hang_trip_the_breaker_however_slow_they_are(
 
 
 def test_a_stable_run_in_between_forgives_the_hangs(rig: ProgramRig) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     for _ in range(2):
         for _ in range(4):
             hang(rig)
@@ -629,7 +637,7 @@ def test_a_stable_run_in_between_forgives_the_hangs(rig: ProgramRig) -> None:
 def test_a_checked_program_is_stable_only_when_it_is_found_healthy_after_its_time(
     rig: ProgramRig,
 ) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     rig.advance(45.0, parked=2)
     FakeCheck.reason = "sick"
     rig.advance(40.0)
@@ -644,7 +652,7 @@ def test_a_sick_program_that_is_told_to_stop_meanwhile_is_not_started_again(
 ) -> None:
     FakeCheck.reason = "sick"
     rig.guardian.obedient = False
-    rig.start(health=HEALTH, stop=StopPolicy(grace=50.0))
+    rig.start(probes=PROBES, stop=StopPolicy(grace=50.0))
     rig.advance(70.0)
     rig.run_on_loop(rig.program.kill)
     assert 137 == rig.code()
@@ -820,7 +828,7 @@ def test_an_unchecked_program_is_ready_when_it_is_up_and_not_while_it_is_stopped
 
 
 def test_a_checked_program_is_ready_once_it_was_healthy(rig: ProgramRig) -> None:
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     assert not ready(rig)
     rig.advance(10.0, parked=2)
     assert ready(rig)
@@ -870,7 +878,7 @@ def test_what_a_quick_program_says_before_its_start_is_told_is_heard(rig: Progra
 
 def test_ready_ends_the_time_that_a_start_was_given(rig: ProgramRig) -> None:
     FakeCheck.reason = "sick"
-    rig.start(health=HEALTH)
+    rig.start(probes=PROBES)
     rig.run_on_loop(
         lambda: rig.program.handle_notice(Notice(pid=1001, extend_seconds=600.0)),
         lambda: rig.program.handle_notice(Notice(pid=1001, ready=True)),

@@ -26,7 +26,7 @@ from longwatch.observe.event_log import EventLog, LogSink, RecordFormat, dropped
 from longwatch.observe.log_format import to_json, to_pretty, wants_colour
 from longwatch.observe.logfile import SUPERVISOR_LOG, DroppedLine, LogFile
 from longwatch.supervisor.plan import OutputPolicy
-from longwatch.supervisor.program import Streams
+from longwatch.supervisor.target_factory import Streams
 
 
 class Tee:

@@ -35,10 +35,10 @@ from longwatch.evals.dataset import Dataset
 from longwatch.evals.report import EvalReport
 from longwatch.host.shutdown import ShutdownCoordinator
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.program import Streams
 from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener
 from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 from longwatch.supervisor.supervisor import Supervisor
+from longwatch.supervisor.target_factory import Streams
 from longwatch.workers.parent import WorkerParent
 
 ShowProgress = Callable[[int], None]

@@ -164,7 +164,7 @@ class Foreground(ProgramListener):
     def _handle_signals(self, stream: SignalStream) -> None:
         for signum in stream:
             if signum == signal.SIGCHLD:
-                reap_orphans({self.supervisor.guardian.pid or 0})
+                reap_orphans(self.supervisor.known_children)
             elif signum == signal.SIGHUP and self._on_hangup is not None:
                 self.events.emit(SignalReceived(signal=signum, action="reload"))
                 self._on_hangup()

@@ -1,7 +1,8 @@
 """Settings turned into the plans of the supervisor, and whether this machine has what they need.
 
 The users, directories, commands and limits of all programs are checked before any is started, and
-all faults are reported at once. The plans of a worker are those of its processes.
+all faults are reported at once. The plans of a worker are those of its processes. Those of
+containers are made in `container_plans`.
 """
 
 from __future__ import annotations
@@ -15,30 +16,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longwatch.app.startup_checks import check_command, directory_problem
+from longwatch.app.probe_plans import declared_probes, make_probe
+from longwatch.app.startup_checks import check_command, directory_problem, script_problem
+from longwatch.config.containers import ContainerSettings
 from longwatch.config.discovery import FILE_NAME
-from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
+from longwatch.config.programs import (
+    ManagedSettings,
+    ProcessSettings,
+    ProgramSettings,
+    WorkerSettings,
+)
 from longwatch.config.runner import RunnerSettings
 from longwatch.config.settings import RUNNER_PROGRAM, Settings
 from longwatch.config.settings_reader import toml_key
-from longwatch.config.tables import HealthSettings, LimitsSettings
+from longwatch.config.tables import HealthSettings, LimitsSettings, OutputSettings
 from longwatch.core.backoff import BackoffPolicy
 from longwatch.core.breaker import BreakerPolicy
 from longwatch.errors import ConfigError, Fault, UsageError
 from longwatch.host.identity import login_environment, resolve_identity
 from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
+from longwatch.supervisor.containers.container_spec import ContainerSpec
 from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.plan import OutputPolicy, ProgramKind, ProgramPlan, child_environment
-from longwatch.supervisor.probes import (
-    ExecProbe,
-    HealthPolicy,
-    HeartbeatProbe,
-    HttpProbe,
-    Probe,
-    TcpProbe,
-)
+from longwatch.supervisor.probes import NO_PROBES, ProbePolicy, ProbeSet, StartupPolicy
 
 if TYPE_CHECKING:
+    from longwatch.supervisor.containers.agent_registry import RegistryDefaults
     from longwatch.workers.preflight import GroupInfo
 
 SHELL_EXAMPLE = '["sh", "-c", "…"]'
@@ -63,14 +66,14 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     config: Path | None = None,
     worker_environment: WorkerEnvironment = _no_variables,
 ) -> dict[str, ProgramPlan]:
-    """The programs of the file, by name; ConfigError with everything this machine does not have,
-    and if there are none.
+    """The programs and containers of the file, by name; ConfigError with everything this machine
+    does not have, and if there are none. The agents of a registry are not among them.
 
     Relative directories begin at `base`; `source` is what messages call the file and `config` its
     absolute path, which the runner reads. `worker_environment` returns the variables of the worker
     processes of a user.
     """
-    if not (settings.program or settings.worker or settings.runner):
+    if not (settings.program or settings.worker or settings.runner or settings.has_containers):
         raise ConfigError(
             Fault(
                 source,
@@ -82,6 +85,8 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
     planned = {name: builder.program(name, program) for name, program in settings.program.items()}
     for name, worker in settings.worker.items():
         planned |= {plan.name: plan for plan in builder.worker(name, worker, worker_environment)}
+    if settings.has_containers:
+        planned |= builder.containers()
     if settings.runner is not None:
         planned[RUNNER_PROGRAM] = builder.runner(settings.runner, config or base / FILE_NAME)
     if builder.faults:
@@ -90,13 +95,16 @@ def make_plans(  # noqa: PLR0913 - the settings and their surroundings, each by 
 
 
 def make_plan(
-    name: str, settings: ProcessSettings, process: ProcessSpec, health: HealthPolicy | None
+    name: str,
+    settings: ManagedSettings,
+    spec: ProcessSpec | ContainerSpec,
+    probes: ProbeSet = NO_PROBES,
 ) -> ProgramPlan:
-    """What `[run]` and programs have in common."""
+    """What `[run]`, programs, workers and containers have in common."""
     backoff, breaker = settings.backoff, settings.breaker
     return ProgramPlan(
         name=name,
-        process=process,
+        spec=spec,
         restart=settings.restart_policy,
         backoff=BackoffPolicy(
             initial=backoff.initial,
@@ -111,7 +119,25 @@ def make_plan(
             cooldown=_none_if_off(breaker.cooldown),
         ),
         stop=StopPolicy(signal=settings.stop_signal_number, grace=settings.stop_grace),
-        health=health,
+        probes=probes,
+    )
+
+
+def make_declared_plan(
+    name: str,
+    settings: ProgramSettings | ContainerSettings,
+    spec: ProcessSpec | ContainerSpec,
+    probes: ProbeSet,
+) -> ProgramPlan:
+    """What `[program.NAME]` and `[container.NAME]` have in common."""
+    return replace(
+        make_plan(name, settings, spec, probes),
+        readiness=_readiness(settings.ready, probes),
+        ready_timeout=_none_if_off(settings.ready_timeout),
+        depends_on=settings.dependencies,
+        critical=settings.critical,
+        output=_output_policy(settings.log),
+        autostart=settings.autostart,
     )
 
 
@@ -135,16 +161,43 @@ def process_spec(
     )
 
 
-def health_policy(health: HealthSettings, *, port: int) -> HealthPolicy:
-    """How a program is asked for its health; `port` is where, for those that are asked on one."""
-    return HealthPolicy(
-        probe=_probe(health, port),
-        interval=health.interval,
-        timeout=health.timeout,
-        failures=health.failures,
-        start_grace=health.start_grace,
-        startup=_none_if_off(health.startup),
-        startup_interval=health.startup_interval,
+def health_probes(health: HealthSettings, *, port: int) -> ProbeSet:
+    """The probes that a `health` table means: liveness, and with `startup` a startup probe that
+    asks the same. `port` is where, for kinds that need one.
+    """
+    probe, startup = make_probe(health, port), _none_if_off(health.startup)
+    return ProbeSet(
+        liveness=ProbePolicy(
+            probe=probe,
+            interval=health.interval,
+            timeout=health.timeout,
+            failures=health.failures,
+            start_grace=health.start_grace,
+        ),
+        startup=None
+        if startup is None
+        else StartupPolicy(
+            probe=probe,
+            within=startup,
+            interval=health.startup_interval,
+            timeout=health.timeout,
+        ),
+    )
+
+
+def bind_roots(settings: Settings, base: Path) -> tuple[Path, ...]:
+    """The directories below which containers may have binds."""
+    return tuple(base / root for root in settings.containers.bind_roots)
+
+
+def registry_defaults(settings: Settings, base: Path) -> RegistryDefaults:
+    """The settings that hold for every agent of the registry."""
+    from longwatch.supervisor.containers.agent_registry import RegistryDefaults  # noqa: PLC0415 - only a file with a registry needs it
+
+    return RegistryDefaults(
+        bind_roots=bind_roots(settings, base),
+        pull=settings.containers.pull,
+        stop_on_exit=settings.containers.stop_on_exit,
     )
 
 
@@ -172,16 +225,18 @@ def check_limits(limits: LimitsSettings) -> Iterator[Fault]:
         )
 
 
-def _probe(health: HealthSettings, port: int) -> Probe:
-    match health.effective_kind:
-        case "http":
-            return HttpProbe(port=port, path=health.path)
-        case "tcp":
-            return TcpProbe(port=port)
-        case "exec":
-            return ExecProbe(command=tuple(health.argv))
-        case "heartbeat":
-            return HeartbeatProbe()
+def _readiness(ready: Readiness | None, probes: ProbeSet) -> Readiness | None:
+    """What makes it ready; None: what its probes mean, as also when those that it names are off."""
+    is_asked = (probes.liveness or probes.startup) is not None
+    if (ready is Readiness.HEALTHY and not is_asked) or (
+        ready is Readiness.PROBE and probes.readiness is None
+    ):
+        return None
+    return ready
+
+
+def _output_policy(log: OutputSettings) -> OutputPolicy:
+    return OutputPolicy(console=log.console, max_bytes=log.max_bytes, keep=log.keep)
 
 
 def _none_if_off(seconds: float | str) -> float | None:
@@ -204,22 +259,23 @@ class _PlanBuilder:
 
     def program(self, name: str, program: ProgramSettings) -> ProgramPlan:
         cwd = self.base / (program.cwd or "")
-        health = self._health(name)
-        made = make_plan(name, program, self._process(name, program, cwd), health)
+        probes = self._probes(name, program)
+        made = make_declared_plan(name, program, self._process(name, program, cwd), probes)
         self._check_machine(name, program, made.process.env, cwd)
-        return replace(
-            made,
-            readiness=None
-            if health is None and program.ready is Readiness.HEALTHY
-            else program.ready,
-            ready_timeout=_none_if_off(program.ready_timeout),
-            depends_on=program.dependencies,
-            critical=program.critical,
-            output=OutputPolicy(
-                console=program.log.console, max_bytes=program.log.max_bytes, keep=program.log.keep
-            ),
-            autostart=program.autostart,
-        )
+        return made
+
+    def containers(self) -> dict[str, ProgramPlan]:
+        from longwatch.app.container_plans import container_plan, runtime_faults  # noqa: PLC0415 - only a file with containers needs it
+
+        self.faults += runtime_faults(self.settings, environ=self.environ, source=self.source)
+        planned = {}
+        for name, container in self.settings.container.items():
+            planned[name], faults = container_plan(
+                name, container, settings=self.settings, base=self.base
+            )
+            for fault in faults:
+                self._add_fault(name, fault.where, fault.problem, fault.cure, kind="container")
+        return planned
 
     def worker(
         self, name: str, worker: WorkerSettings, worker_environment: WorkerEnvironment
@@ -277,12 +333,16 @@ class _PlanBuilder:
             made = ProcessSpec(argv=program.argv, env=child_environment(self.environ, program.env))
         return made
 
-    def _health(self, name: str) -> HealthPolicy | None:
-        health = self.settings.effective_health(name)
-        return (
-            None
-            if health is None
-            else health_policy(health, port=self.settings.health_port(name) or 0)
+    def _probes(self, name: str, program: ProgramSettings) -> ProbeSet:
+        if not self.settings.supervisor.health_checks:
+            return NO_PROBES
+        declared = declared_probes(program, port=self.settings.supervisor.health_port)
+        health = program.effective_health
+        if health is None:
+            return declared
+        asked = health_probes(health, port=self.settings.health_port(name) or 0)
+        return replace(
+            asked, readiness=declared.readiness, startup=declared.startup or asked.startup
         )
 
     def _check_machine(
@@ -300,13 +360,26 @@ class _PlanBuilder:
         commands = {
             "command": program.argv,
             "health.command": program.health.argv if program.health else [],
+            **{f"{key}.command": probe.argv for key, probe in program.probe_tables.items()},
         }
         for key, argv in commands.items():
             if argv and not (problem and _is_relative(argv[0])):
                 with self._collecting_fault(name, key):
                     check_command(argv, cwd=cwd, env=env, shell_example=SHELL_EXAMPLE)
+        if not problem:
+            self._check_scripts(name, program, cwd)
         for fault in check_limits(program.limits):
             self._add_fault(name, fault.where, fault.problem, fault.cure)
+
+    def _check_scripts(self, name: str, program: ProgramSettings, cwd: Path) -> None:
+        for key, probe in program.probe_tables.items():
+            if probe.script is not None and (problem := script_problem(cwd / probe.script)):
+                self._add_fault(
+                    name,
+                    f"{key}.script",
+                    f"the script {str(cwd / probe.script)!r} {problem}",
+                    "put it into the working directory, or correct script",
+                )
 
     def config_error(self) -> ConfigError:
         """All faults as one error."""
@@ -333,7 +406,8 @@ class _PlanBuilder:
     def _add_fault(
         self, name: str, key: str, problem: str, cure: str = "", *, kind: str = "program"
     ) -> None:
-        self.faults.append(Fault(f"{self.source}: {kind}.{toml_key(name)}.{key}", problem, cure))
+        place = f"{self.source}: {kind}.{toml_key(name)}" + (f".{key}" if key else "")
+        self.faults.append(Fault(place, problem, cure))
 
 
 def _is_relative(program: str) -> bool:
@@ -361,7 +435,7 @@ def make_worker_plans(
     )
     info = inspect_group(worker.target, cwd=cwd, env=spec.env, identity=spec.identity)
     env = {**spec.env, **worker_environment(spec.identity.uid if spec.identity else None)}
-    common = make_plan(name, worker, replace(spec, env=env), None)
+    common = make_plan(name, worker, replace(spec, env=env))
     shared = replace(
         common,
         kind=ProgramKind.WORKER,
@@ -370,9 +444,7 @@ def make_worker_plans(
         depends_on=worker.dependencies,
         critical=worker.critical,
         autostart=worker.autostart,
-        output=OutputPolicy(
-            console=worker.log.console, max_bytes=worker.log.max_bytes, keep=worker.log.keep
-        ),
+        output=_output_policy(worker.log),
         group=name,
     )
     return info, [replace(shared, name=each) for each in worker.names(name)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
 from longwatch.app.foreground import Foreground
-from longwatch.app.plans import health_policy, make_plan, process_spec
+from longwatch.app.plans import health_probes, make_plan, process_spec
 from longwatch.app.startup_checks import (
     check_command,
     port_problem,
@@ -26,6 +26,7 @@ from longwatch.errors import UsageError
 from longwatch.host.process import StopPolicy
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.probes import NO_PROBES
 from longwatch.supervisor.supervisor import Supervisor
 
 
@@ -38,13 +39,13 @@ def run(settings: Settings, command: Sequence[str], environ: Mapping[str, str]) 
     spec = process_spec(run_settings, command, cwd=cwd, environ=environ)
     check_command(command, cwd=cwd, env=spec.env)
     check_port(run_settings)
-    health = (
-        health_policy(run_settings.health, port=run_settings.health.effective_port)
+    probes = (
+        health_probes(run_settings.health, port=run_settings.health.effective_port)
         if run_settings.health.effective_enabled
-        else None
+        else NO_PROBES
     )
     return _supervise(
-        settings, replace(make_plan(name, run_settings, spec, health), critical=True), environ
+        settings, replace(make_plan(name, run_settings, spec, probes), critical=True), environ
     )
 
 

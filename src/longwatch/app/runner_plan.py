@@ -25,7 +25,7 @@ from longwatch.host.process import ProcessSpec, StopPolicy
 from longwatch.runner.policy import AgentSpec
 from longwatch.supervisor.dependencies import Readiness
 from longwatch.supervisor.plan import ProgramPlan, child_environment
-from longwatch.supervisor.probes import HealthPolicy, HeartbeatProbe
+from longwatch.supervisor.probes import NO_PROBES, HeartbeatProbe, ProbePolicy, ProbeSet
 
 SHELL_EXAMPLE = '["sh", "-c", "…"]'
 EXTRA_GRACE = 10.0
@@ -54,7 +54,7 @@ def runner_plan(settings: Settings, *, config: Path, environ: Mapping[str, str])
     own[DIGEST_VARIABLE] = hashlib.sha256(msgspec.json.encode(runner)).hexdigest()[:16]
     return ProgramPlan(
         name=RUNNER_PROGRAM,
-        process=ProcessSpec(
+        spec=ProcessSpec(
             argv=(
                 *(sys.executable, "-m", "longwatch", "runner", "--config", str(config)),
                 *(*options, "--log-level", level),
@@ -65,7 +65,9 @@ def runner_plan(settings: Settings, *, config: Path, environ: Mapping[str, str])
         stop=StopPolicy(
             grace=runner.shutdown_timeout + runner.agent.stop_grace + EXTRA_GRACE,
         ),
-        health=HealthPolicy(probe=HeartbeatProbe()) if settings.supervisor.health_checks else None,
+        probes=ProbeSet(liveness=ProbePolicy(probe=HeartbeatProbe()))
+        if settings.supervisor.health_checks
+        else NO_PROBES,
         readiness=Readiness.NOTIFY,
     )
 

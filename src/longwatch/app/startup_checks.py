@@ -101,6 +101,15 @@ def path_problem(path: Path) -> str:
     return ""
 
 
+def script_problem(path: Path) -> str:
+    """Why a probe script cannot be run; empty if it can."""
+    if problem := path_problem(path):
+        return problem
+    if not path.is_file():
+        return "is not a file"
+    return "" if os.access(path, os.R_OK) else "cannot be read (permission denied)"
+
+
 def _check_path(path: Path, program: str) -> None:
     if problem := path_problem(path):
         raise UsageError(f"{program!r} {problem}; check the path")
@@ -189,14 +198,15 @@ def busy_port_faults(settings: Settings, *, source: str = FILE_NAME) -> list[Fau
     """
     faults = []
     for name, program in settings.program.items():
-        port = settings.health_port(name)
-        if port is not None and program.autostart and (problem := port_problem(port)):
-            message = f"{port} is not free ({problem}), so health checks would ask another server"
-            faults.append(
-                Fault(
-                    f"{source}: program.{toml_key(name)}.health.port",
-                    message,
-                    "stop that one, or choose another port",
+        keys_by_port = {port: key for key, port in reversed(settings.probe_ports(name).items())}
+        for port, key in keys_by_port.items() if program.autostart else ():
+            if problem := port_problem(port):
+                faults.append(
+                    Fault(
+                        f"{source}: program.{toml_key(name)}.{key}",
+                        f"{port} is not free ({problem}), so health checks would ask another "
+                        f"server",
+                        "stop that one, or choose another port",
+                    )
                 )
-            )
     return faults

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longwatch import __version__
 from longwatch.app.console import Console, fill_standard_streams, make_state_directory
-from longwatch.app.foreground import Foreground
+from longwatch.app.containers import AppContainers
+from longwatch.app.foreground import Foreground, block_signals
 from longwatch.app.plans import make_plans
 from longwatch.app.startup_checks import busy_port_faults
 from longwatch.config.discovery import LoadedConfig, load_config
@@ -25,11 +27,13 @@ from longwatch.core.events.base import Events
 from longwatch.errors import ConfigError, Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.program import Streams
 from longwatch.supervisor.supervisor import Supervisor
 from longwatch.supervisor.supervisor_lock import SupervisorLock
+from longwatch.supervisor.target_factory import Streams
 
 if TYPE_CHECKING:
+    from longwatch.supervisor.containers.container_host import ContainerHost
+    from longwatch.workers.monitor import WorkerMonitor
     from longwatch.workers.parent import WorkerParent
 
 DAY = 86_400.0
@@ -75,9 +79,29 @@ def _supervise(
     )
     _delete_old_logs(config_file.loaded, planned)
     settings = masked_settings(config_file.loaded.settings)
-    return Foreground(supervisor, console, on_hangup=supervisor.request_reload).run(
-        planned, settings
+    foreground = Foreground(supervisor, console, on_hangup=supervisor.request_reload)
+    with _serving_health(config_file, supervisor, clock):
+        return foreground.run(planned, settings)
+
+
+def _serving_health(
+    config_file: _ConfigFile, supervisor: Supervisor, clock: SystemClock
+) -> AbstractContextManager[None]:
+    """Serve health and metrics of everything within the block, if the file names a port for it."""
+    asked = config_file.loaded.settings.supervisor
+    if asked.metrics_port == "off":
+        return nullcontext()
+    from longwatch.app.up_health import UpHealth  # noqa: PLC0415 - only for a file with a metrics port
+
+    health = UpHealth(
+        supervisor,
+        clock=clock,
+        settings=lambda: config_file.loaded.settings,
+        worker_monitor=config_file.worker_monitor,
+        runtime_up=config_file.runtime_up,
     )
+    block_signals()  # they are the main thread's business, not that of the threads of the server
+    return health.serving(host=asked.metrics_host, port=asked.metrics_port)
 
 
 def _make_supervisor(
@@ -96,6 +120,8 @@ def _make_supervisor(
         extra_status={"version": __version__},
         on_guardian_started=raise_open_file_limit,
         subreaper=True,
+        container_host=config_file.container_host,
+        refresh_plans=config_file.refresh,
     )
 
 
@@ -114,25 +140,25 @@ class _ConfigFile:
         self.events = Events()
         self.supervisor: Supervisor | None = None
         self._worker_parent: WorkerParent | None = None
+        self._container_host: ContainerHost | None = None
         self._console: Console | None = None
         self._load = load
         self._environ = environ
+        self._containers = AppContainers(environ=environ, events=self.events)
+        self._file_plans: dict[str, ProgramPlan] = {}
+        """The plans of the file itself, without the agents of its registry."""
 
     def log_to(self, console: Console) -> None:
         """Where everything is told from now on."""
         self._console = console
         self.events.subscribe(console.log)
+        self._containers.report()
 
     def reload(self) -> Iterable[ProgramPlan]:
         """The plans that stand in it now; ConfigError, and nothing is changed."""
         loaded = self._load()
-        if loaded.state_dir != self.loaded.state_dir:
-            fault = Fault(
-                f"{loaded.display_path}: state_dir",
-                "cannot change while we run",
-                "put it back, or stop `longwatch up` and start it again",
-            )
-            raise ConfigError(fault)
+        if faults := [*_fixed_setting_faults(self.loaded, loaded)]:
+            raise ConfigError(*faults)
         planned = self.plans(loaded)
         self.open_logs(planned.values())
         self.loaded = loaded
@@ -146,7 +172,8 @@ class _ConfigFile:
             self._console.open_program_log(plan.name, plan.output)
 
     def plans(self, loaded: LoadedConfig) -> dict[str, ProgramPlan]:
-        return make_plans(
+        """The plans of the file and of the agents in its registry."""
+        planned = make_plans(
             loaded.settings,
             base=loaded.base_dir,
             environ=self._environ,
@@ -154,6 +181,33 @@ class _ConfigFile:
             config=loaded.absolute_path,
             worker_environment=self._worker_environment,
         )
+        self._containers.configure(loaded)
+        self._file_plans = planned
+        return {**planned, **self._containers.agents(taken={*planned})}
+
+    def refresh(self) -> list[ProgramPlan]:
+        """The plans of the file as it was read last, with the agents of the registry as it is
+        now.
+        """
+        agents = self._containers.agents(taken={*self._file_plans})
+        planned = [*self._file_plans.values(), *agents.values()]
+        self.open_logs(planned)
+        return planned
+
+    def container_host(self) -> ContainerHost:
+        """The connection to the container runtime."""
+        self._container_host = self._containers.make_host(self.loaded, SystemClock())
+        return self._container_host
+
+    def runtime_up(self) -> bool | None:
+        """Whether the container runtime answers; None if no container of the file has needed it."""
+        if self._container_host is None or not self.loaded.settings.has_containers:
+            return None
+        return self._container_host.is_known
+
+    def worker_monitor(self) -> WorkerMonitor | None:
+        """The monitor of worker processes; None while the file has none."""
+        return None if self._worker_parent is None else self._worker_parent.monitor
 
     def _worker_environment(self, uid: int | None) -> Mapping[str, str]:
         """What worker processes find in their environment; the first of them needs a parent."""
@@ -163,7 +217,11 @@ class _ConfigFile:
             log = self.loaded.settings.supervisor.log
             state = self.loaded.state_dir
             self._worker_parent = WorkerParent(
-                state=state, log=log, clock=SystemClock(), events=self.events
+                state=state,
+                log=log,
+                clock=SystemClock(),
+                events=self.events,
+                counts_events=False,
             )
             if self.supervisor is not None:
                 self._worker_parent.attach(self.supervisor)
@@ -171,26 +229,61 @@ class _ConfigFile:
         return self._worker_parent.environment_for(uid)
 
     def attach(self, supervisor: Supervisor) -> None:
-        """Connect the parent of workers with the supervisor, now or when there is one."""
+        """Connect the parent of workers and the registry with the supervisor, now or when there is
+        one.
+        """
         self.supervisor = supervisor
+        self._containers.follow(supervisor, self.refresh)
         if self._worker_parent is not None:
             self._worker_parent.attach(supervisor)
 
     def close(self) -> None:
         if self._worker_parent is not None:
             self._worker_parent.stop()
+        self._containers.close()
 
     def streams(self, plan: ProgramPlan) -> Streams:
         """Where a program's output goes."""
         settings = self.loaded.settings
         names = [
+            plan.name,
             *settings.program,
+            *settings.container,
             *(each for name, worker in settings.worker.items() for each in worker.names(name)),
             *([RUNNER_PROGRAM] if settings.runner is not None else ()),
         ]
         widest = min(max(map(len, names)), _MAX_TAG_WIDTH)
         assert self._console is not None
-        return self._console.tagged_streams(plan.name, plan.output, tag=f"{plan.name:<{widest}} | ")
+        streams = self._console.tagged_streams(
+            plan.name, plan.output, tag=f"{plan.name:<{widest}} | "
+        )
+        return streams._replace(since=partial(self._last_logged, plan.name))
+
+    def _last_logged(self, name: str) -> float:
+        """When its log file was last written: an adopted container's output is copied from there
+        on. Now, where there is none.
+        """
+        try:
+            assert self.loaded.state_dir is not None
+            return (self.loaded.state_dir / "logs" / f"{name}.log").stat().st_mtime
+        except (AssertionError, OSError):
+            return time.time()
+
+
+def _fixed_setting_faults(present: LoadedConfig, found: LoadedConfig) -> Iterator[Fault]:
+    """Settings that another file cannot change on a reload."""
+    was, now = present.settings.supervisor, found.settings.supervisor
+    for key, is_same in (
+        ("state_dir", found.state_dir == present.state_dir),
+        ("supervisor.metrics_port", now.metrics_port == was.metrics_port),
+        ("supervisor.metrics_host", now.metrics_host == was.metrics_host),
+    ):
+        if not is_same:
+            yield Fault(
+                f"{found.display_path}: {key}",
+                "cannot change while we run",
+                "put it back, or stop `longwatch up` and start it again",
+            )
 
 
 def raise_open_file_limit() -> None:

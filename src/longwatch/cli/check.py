@@ -14,7 +14,9 @@ from longwatch.cli.options import Json
 
 if TYPE_CHECKING:
     from longwatch.config.discovery import LoadedConfig
+    from longwatch.errors import Fault
     from longwatch.supervisor.plan import ProgramPlan
+    from longwatch.supervisor.probes import ProbeSet
 
 Config = Annotated[
     Path | None,
@@ -22,33 +24,91 @@ Config = Annotated[
 ]
 HEADERS = ("wave", "program", "command", "ready when", "waits for", "notes")
 MAX_COMMAND_CHARS = 60
+EXIT_FAULTS = 2
 
 
-def check(*, config: Config = None, json: Json = False) -> None:
+def check(*, config: Config = None, json: Json = False) -> int:
     """Check a longwatch.toml against this machine.
 
-    Shows in which order its programs start.
+    Shows in which order its programs start. Exits with 2 if one cannot.
     """
-    from longwatch.app.plans import make_plans  # noqa: PLC0415 - help must not wait for what only the command needs
-    from longwatch.config.discovery import load_config  # noqa: PLC0415
+    from longwatch.config.discovery import load_config  # noqa: PLC0415 - help must not wait for what only the command needs
 
     loaded = load_config(config, os.environ)
-    plans_by_name = make_plans(
-        loaded.settings,
-        base=loaded.base_dir,
-        environ=os.environ,
-        source=loaded.display_path,
-        config=loaded.absolute_path,
-    )
+    plans_by_name, warnings = _read_plans(loaded)
     _check_ports(loaded)
     programs = [_program_json(wave, plan, loaded) for wave, plan in _start_order(plans_by_name)]
     data = {
         "config": str(loaded.absolute_path),
         "state_dir": loaded.state_dir and str(loaded.state_dir),
         "programs": programs,
+        "warnings": warnings,
     }
-    summary = f"{loaded.display_path} is in order: {output.pluralize(len(programs), 'program')}"
-    output.print_result([summary, *output.table(HEADERS, map(_row, programs))], data, as_json=json)
+    lines = [
+        _summary(loaded, programs),
+        *output.table(HEADERS, map(_row, programs)),
+        *(f"warning: {warning}" for warning in warnings),
+    ]
+    output.print_result(lines, data, as_json=json)
+    return EXIT_FAULTS if any(program["fault"] for program in programs) else 0
+
+
+def _read_plans(loaded: LoadedConfig) -> tuple[dict[str, ProgramPlan], list[str]]:
+    """The plans of the file and of its registry, and the warnings about the latter; ConfigError
+    with all faults of both.
+    """
+    from longwatch.app.plans import make_plans  # noqa: PLC0415
+    from longwatch.errors import ConfigError  # noqa: PLC0415
+
+    plans: dict[str, ProgramPlan] = {}
+    warnings: list[str] = []
+    faults: list[Fault] = []
+    notes: list[str] = []
+    try:
+        plans |= make_plans(
+            loaded.settings,
+            base=loaded.base_dir,
+            environ=os.environ,
+            source=loaded.display_path,
+            config=loaded.absolute_path,
+        )
+    except ConfigError as error:
+        faults += error.faults
+        notes += getattr(error, "__notes__", ())
+    if loaded.settings.containers.registry is not None:
+        warnings += _read_registry(loaded, plans, faults)
+    if faults:
+        refused = ConfigError(*faults)
+        for note in notes:
+            refused.add_note(note)
+        raise refused
+    return plans, warnings
+
+
+def _read_registry(
+    loaded: LoadedConfig, plans: dict[str, ProgramPlan], faults: list[Fault]
+) -> tuple[str, ...]:
+    """Add the agents to the plans, or to the faults why there are none; the warnings."""
+    from longwatch.app.container_plans import read_agents  # noqa: PLC0415
+    from longwatch.errors import Fault  # noqa: PLC0415
+    from longwatch.supervisor.containers.agent_registry import RegistryError  # noqa: PLC0415
+
+    try:
+        reading = read_agents(loaded.settings, loaded.base_dir)
+    except RegistryError as error:
+        faults.append(Fault(f"{loaded.display_path}: containers.registry", str(error)))
+        return ()
+    assert reading is not None
+    plans |= reading.plans
+    return reading.warnings
+
+
+def _summary(loaded: LoadedConfig, programs: list[dict[str, Any]]) -> str:
+    number = output.pluralize(len(programs), "program")
+    broken = sum(bool(program["fault"]) for program in programs)
+    if broken:
+        return f"{loaded.display_path}: {broken} of {number} cannot start; the notes say why"
+    return f"{loaded.display_path} is in order: {number}"
 
 
 def _check_ports(loaded: LoadedConfig) -> None:
@@ -86,46 +146,86 @@ def _program_json(wave: int, plan: ProgramPlan, loaded: LoadedConfig) -> dict[st
     health = loaded.settings.effective_health(plan.name) if worker is None else None
     return {
         "name": plan.group or plan.name,
+        "kind": plan.kind.value,
         "wave": wave,
-        "command": mask_argv(plan.process.argv),
-        "cwd": plan.process.cwd,
-        "user": plan.process.identity and plan.process.identity.name,
+        "command": mask_argv(plan.command),
+        **_place(plan),
         "ready": plan.ready_when.value,
         "health": health
         and {"kind": health.effective_kind, "port": loaded.settings.health_port(plan.name)},
+        "probes": _probes_json(plan.probes),
         "depends_on": {name: condition.value for name, condition in plan.depends_on.items()},
         "critical": plan.critical,
         "autostart": plan.autostart,
+        "fault": plan.fault,
         **({} if worker is None else {"target": worker.target, "processes": worker.processes}),
     }
 
 
+def _place(plan: ProgramPlan) -> dict[str, Any]:
+    """Where it runs, and as whom."""
+    from longwatch.supervisor.containers.container_spec import ContainerSpec  # noqa: PLC0415
+
+    spec = plan.spec
+    if isinstance(spec, ContainerSpec):
+        return {"image": spec.image, "cwd": spec.workdir, "user": spec.user}
+    return {"cwd": spec.cwd, "user": spec.identity and spec.identity.name}
+
+
+def _probes_json(probes: ProbeSet) -> dict[str, Any]:
+    """How each probe asks, by its kind; not how often."""
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from longwatch.core.masking import mask_argv  # noqa: PLC0415
+    from longwatch.supervisor.probes import ProbeKind  # noqa: PLC0415
+
+    found = {}
+    for kind in ProbeKind:
+        policy = getattr(probes, kind.value)
+        if policy is not None:
+            method = type(policy.probe).__name__.removesuffix("Probe").lower()
+            found[kind.value] = {"kind": method, **asdict(policy.probe)}
+            if "command" in found[kind.value]:
+                found[kind.value]["command"] = mask_argv(policy.probe.command)
+    return found
+
+
 def _command(program: dict[str, Any]) -> str:
-    """Of a worker: what it runs, and in how many processes."""
+    """Of a worker: what it runs, and in how many processes; of a container: its image and
+    command.
+    """
     if "target" not in program:
-        return shlex.join(program["command"])
+        return shlex.join(word for word in program["command"] if word or "image" not in program)
     number = program["processes"]
     return f"{program['target']} in {number} process{'' if number == 1 else 'es'}"
 
 
+def _asked(program: dict[str, Any]) -> str:
+    """How it is asked for what makes it ready."""
+    probes = program["probes"]
+    first = "readiness" if program["ready"] == "probe" else "liveness"
+    probe = probes.get(first) or probes.get("startup") or {}
+    words = (probe.get("kind"), probe.get("port"), probe.get("script"))
+    return " ".join(str(word) for word in words if word is not None)
+
+
+def _notes(program: dict[str, Any]) -> list[str]:
+    notes = {
+        "critical": program["critical"],
+        "by hand": not program["autostart"],
+        f"as {program['user']}": program["user"],
+        program["fault"]: program["fault"],
+    }
+    return [note for note, holds in notes.items() if holds]
+
+
 def _row(program: dict[str, Any]) -> tuple[object, ...]:
-    health, command = program["health"] or {}, _command(program)
-    asked = " ".join(
-        str(word) for word in (health.get("kind"), health.get("port")) if word is not None
-    )
-    notes = [
-        word
-        for word, holds in {
-            "critical": program["critical"],
-            "by hand": not program["autostart"],
-        }.items()
-        if holds
-    ]
+    command, asked = _command(program), _asked(program)
     return (
         program["wave"],
         program["name"],
         command if len(command) <= MAX_COMMAND_CHARS else f"{command[:MAX_COMMAND_CHARS]}…",
         f"{program['ready']} ({asked})" if asked else program["ready"],
         ", ".join(f"{name} {condition}" for name, condition in program["depends_on"].items()),
-        ", ".join([*notes, *([f"as {program['user']}"] if program["user"] else [])]),
+        ", ".join(_notes(program)),
     )

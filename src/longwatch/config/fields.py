@@ -60,6 +60,35 @@ UrlPath = Annotated[
     str,
     Meta(pattern=r"^/[!-~]*\Z", description='a URL path that begins with "/" and has no spaces'),
 ]
+ScriptName = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!-)(?!\.\Z)(?!.*\.\.)[A-Za-z0-9._-]{1,128}\Z",
+        description="a file name of up to 128 letters, digits, '.', '_' and '-', without '..' "
+        "and a dash in front",
+    ),
+]
+ContainerName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
+        description="letters, digits, '.', '_' and '-', 64 at most, a letter or digit first",
+    ),
+]
+ImageName = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!-)[!-~]+\Z",
+        description='the name of an image, such as "python:3.12", without spaces',
+    ),
+]
+ContainerPath = Annotated[
+    str, Meta(pattern=r"^/[^\x00]*\Z", description='an absolute path, such as "/srv/app"')
+]
+PortToPublish = Annotated[
+    Port | Annotated[str, Meta(min_length=1)],
+    Meta(description='a port such as 80, or a text such as "8080:80"'),
+]
 Umask = Annotated[
     str, Meta(pattern=r"^0?[0-7]{3}\Z", description='three octal digits in quotes, such as "022"')
 ]

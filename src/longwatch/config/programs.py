@@ -1,12 +1,12 @@
-"""What is kept up: the keys that `[run]` and `[program.NAME]` share, and those that only
-programs of a file have.
+"""What is kept up: the keys that everything shares, those of processes, and those that only
+programs or workers of a file have.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, field
 
@@ -32,39 +32,20 @@ from longwatch.config.tables import (
     HealthSettings,
     LimitsSettings,
     OutputSettings,
+    ProbeSettings,
+    probe_faults,
 )
-from longwatch.core.end_cause import EndCause
 from longwatch.errors import Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
-from longwatch.supervisor.dependencies import (
-    Condition,
-    DependencyMap,
-    Readiness,
-    dependency_problems,
-)
+from longwatch.supervisor.dependencies import Condition, Readiness
 from longwatch.supervisor.restart_policy import Restart, RestartPolicy
 
 
-class ProcessSettings(SettingsTable, frozen=True, kw_only=True):
-    """What `[run]` and `[program.NAME]` share."""
+class ManagedSettings(SettingsTable, frozen=True, kw_only=True):
+    """What everything that is kept up has: when it is started again, and how it is stopped."""
 
-    command: Command | None = None
-    """The command and its arguments, run without a shell; a text is split into words, quotes
-    understood.
-
-    For what a shell does write `["sh", "-c", "…"]`. In `[run]`, not set: it stands on the command
-    line after `--`.
-    """
-    cwd: Text | None = None
-    """Its working directory. A program's is relative to the file, and not set is where the file
-    is; in `[run]` both are ours.
-    """
     env: dict[VariableName, Argument] = field(default_factory=dict)
     """Variables added to its environment."""
-    user: Text | None = None
-    """Who it runs as, by name or number; not set: as we do. Somebody else takes root."""
-    umask: Umask | None = None
-    """The permissions that files it makes do not get, in octal: "022"; not set: ours."""
     restart: Literal["on-failure", "always", "never"] = "on-failure"
     """When it is started again after it ended; "on-failure" goes by the exit table."""
     restart_codes: list[ExitCode] = field(default_factory=list)
@@ -81,20 +62,10 @@ class ProcessSettings(SettingsTable, frozen=True, kw_only=True):
     """Up for longer than this it counts as stable: backoff and counters start anew."""
     backoff: BackoffSettings = BackoffSettings()
     breaker: BreakerSettings = BreakerSettings()
-    limits: LimitsSettings = LimitsSettings()
-
-    @property
-    def argv(self) -> list[str]:
-        """The command as words; empty if there is none."""
-        return argv(self.command)
 
     @property
     def stop_signal_number(self) -> signal.Signals:
         return SIGNALS[self.stop_signal or "TERM"]
-
-    @property
-    def umask_number(self) -> int | None:
-        return None if self.umask is None else int(self.umask, 8)
 
     @property
     def restart_policy(self) -> RestartPolicy:
@@ -104,13 +75,46 @@ class ProcessSettings(SettingsTable, frozen=True, kw_only=True):
         )
 
     def faults(self) -> Iterator[Fault]:
-        yield from command_faults(self.command)
         for code in sorted({*self.restart_codes} & {*self.no_restart_codes}):
             yield Fault(
                 "no_restart_codes",
                 f"has {code}, which is in restart_codes too",
                 "take it out of one of the two",
             )
+
+
+class ProcessSettings(ManagedSettings, frozen=True, kw_only=True):
+    """What `[run]`, `[program.NAME]` and `[worker.NAME]` share."""
+
+    command: Command | None = None
+    """The command and its arguments, run without a shell; a text is split into words, quotes
+    understood.
+
+    For what a shell does write `["sh", "-c", "…"]`. In `[run]`, not set: it stands on the command
+    line after `--`.
+    """
+    cwd: Text | None = None
+    """Its working directory. A program's is relative to the file, and not set is where the file
+    is; in `[run]` both are ours.
+    """
+    user: Text | None = None
+    """Who it runs as, by name or number; not set: as we do. Somebody else takes root."""
+    umask: Umask | None = None
+    """The permissions that files it makes do not get, in octal: "022"; not set: ours."""
+    limits: LimitsSettings = LimitsSettings()
+
+    @property
+    def argv(self) -> list[str]:
+        """The command as words; empty if there is none."""
+        return argv(self.command)
+
+    @property
+    def umask_number(self) -> int | None:
+        return None if self.umask is None else int(self.umask, 8)
+
+    def faults(self) -> Iterator[Fault]:
+        yield from command_faults(self.command)
+        yield from super().faults()
 
 
 class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -163,10 +167,19 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
 
     command: Command
     health: HealthSettings | None = None
-    """How it is asked whether it is well; not set: it is not asked."""
+    """How it is asked whether it is well, a liveness probe in other words; not set: it is not
+    asked.
+    """
+    liveness: ProbeSettings | None = None
+    """The probe whose failure ends its run; not set: there is none."""
+    readiness: ProbeSettings | None = None
+    """The probe that makes it ready, and not ready; not set: there is none."""
+    startup: ProbeSettings | None = None
+    """The probe that has to pass before the others begin; not set: there is none."""
     ready: Readiness | None = None
-    """What makes it ready: "up", "healthy", or "notify": it says `READY=1` on its notify socket.
-    Not set: "healthy" if it is asked for its health, else "up".
+    """What makes it ready: "up", "healthy", "probe": its readiness probe passes, or "notify": it
+    says `READY=1` on its notify socket. Not set: "probe" if it has such a probe, else "healthy" if
+    it is asked for its health, else "up".
     """
     ready_timeout: Period | Literal["off"] = "off"
     """One that is not ready by then is restarted as one that failed its health checks; "off": it
@@ -193,42 +206,78 @@ class ProgramSettings(ProcessSettings, frozen=True, kw_only=True):
         """How it is asked for its health, unless its own settings say that it is not."""
         return self.health if self.health is not None and self.health.enabled is not False else None
 
+    @property
+    def probe_tables(self) -> dict[str, ProbeSettings]:
+        """Its probes by their keys, without `health`."""
+        return probe_tables(self)
+
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        if self.ready is Readiness.HEALTHY and self.health is None:
-            yield Fault(
-                "ready",
-                'is "healthy", and nothing says how to ask for its health',
-                'add a health table, or say "up"',
-            )
+        yield from self._health_faults()
+        health = self.effective_health
+        yield from probe_faults(
+            liveness=self.liveness,
+            readiness=self.readiness,
+            startup=self.startup,
+            health_kind=None if health is None else health.effective_kind,
+        )
+        is_asked = (self.health or self.liveness or self.startup) is not None
+        yield from ready_faults(self.ready, self.readiness, is_asked=is_asked, table="health")
+
+    def _health_faults(self) -> Iterator[Fault]:
+        """`health` means a liveness probe, and with `health.startup` a startup probe."""
+        cure = "take one of the two out"
+        if self.health is not None and self.liveness is not None:
+            yield Fault("health", "is a liveness probe, and there is a liveness table", cure)
+        if self.health is not None and self.startup is not None and self.health.startup != "off":
+            yield Fault("health.startup", "is set, and there is a startup table", cure)
 
     @classmethod
     def faults_among(
         cls, programs: Mapping[str, ProgramSettings | None]
     ) -> Iterator[tuple[str, Fault]]:
-        """What shows only when programs stand side by side, with the program's name; None is one
-        that has faults of its own.
-        """
+        """What shows only when programs stand side by side, with the program's name."""
         if SUPERVISOR_LOG in programs:
             yield SUPERVISOR_LOG, Fault("", "is the name of our own log", "choose another")
-        dependency_map = {
-            name: program.dependencies if program else {} for name, program in programs.items()
-        }
-        for name, problem, cure in dependency_problems(dependency_map):
-            yield name, Fault("depends_on", problem, cure)
-        for name, wanted in _never_completed(dependency_map, programs):
-            problem = (
-                f"waits until {wanted!r} is completed, which is started again even after it ended "
-                f"well"
-            )
-            yield (
-                name,
-                Fault(
-                    "depends_on",
-                    problem,
-                    f'wait for "ready", or let {wanted} have restart = "on-failure"',
-                ),
-            )
+
+
+class HasProbes(Protocol):
+    """Settings that may have probes."""
+
+    @property
+    def liveness(self) -> ProbeSettings | None: ...
+    @property
+    def readiness(self) -> ProbeSettings | None: ...
+    @property
+    def startup(self) -> ProbeSettings | None: ...
+
+
+def probe_tables(settings: HasProbes) -> dict[str, ProbeSettings]:
+    """The probes that are set, by their keys."""
+    tables = {
+        "startup": settings.startup,
+        "liveness": settings.liveness,
+        "readiness": settings.readiness,
+    }
+    return {key: table for key, table in tables.items() if table is not None}
+
+
+def ready_faults(
+    ready: Readiness | None, readiness: ProbeSettings | None, *, is_asked: bool, table: str
+) -> Iterator[Fault]:
+    """What `ready` cannot be; `table` is the one that would have it asked for its health."""
+    if ready is Readiness.HEALTHY and not is_asked:
+        yield Fault(
+            "ready",
+            'is "healthy", and nothing says how to ask for its health',
+            f'add a {table} table, or say "up"',
+        )
+    if ready is Readiness.PROBE and readiness is None:
+        yield Fault(
+            "ready",
+            'is "probe", and there is no readiness probe',
+            'add a readiness table, or say "up"',
+        )
 
 
 def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Condition]:
@@ -238,16 +287,3 @@ def dependencies(depends_on: list[str] | dict[str, Condition]) -> dict[str, Cond
         if isinstance(depends_on, dict)
         else dict.fromkeys(depends_on, Condition.READY)
     )
-
-
-def _never_completed(
-    dependency_map: DependencyMap, programs: Mapping[str, ProgramSettings | None]
-) -> Iterator[tuple[str, str]]:
-    for name, conditions in dependency_map.items():
-        for awaited, condition in conditions.items():
-            program = programs.get(awaited)
-            restarts = (
-                program is not None and program.restart_policy.decide(EndCause.exit(0)).restart
-            )
-            if condition is Condition.COMPLETED and restarts:
-                yield name, awaited

@@ -2,21 +2,28 @@
 `longwatch.toml` may hold.
 
 Durations are seconds. Each struct is frozen and knows no other keys; an environment variable or a
-flag overrides the file. `config/programs.py` has what is kept up, `config/tables.py` the tables
-below it, `config/fields.py` the types of the fields.
+flag overrides the file. `config/programs.py` and `config/containers.py` have what is kept up,
+`config/tables.py` the tables below it, `config/fields.py` the types of the fields.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, field
 
-from longwatch.config.fields import Name, Period, Port, SettingsTable, Text, argv
+from longwatch.config.containers import (
+    RUNTIME_VARIABLE,
+    ContainerSettings,
+    ContainersSettings,
+    parse_runtime,
+)
+from longwatch.config.fields import ContainerName, Name, Period, Port, SettingsTable, Text, argv
 from longwatch.config.programs import ProcessSettings, ProgramSettings, WorkerSettings
 from longwatch.config.runner import VARIABLES as RUNNER_VARIABLES
 from longwatch.config.runner import RunnerSettings
@@ -29,13 +36,18 @@ from longwatch.config.settings_reader import (
     toml_key,
 )
 from longwatch.config.tables import DEFAULT_HEALTH_PORT, HealthSettings, LogFileSettings
+from longwatch.config.tomlfile import read_toml
 from longwatch.config.value_checks import TRUE_WORDS
+from longwatch.core.end_cause import EndCause
 from longwatch.core.events.base import Level
 from longwatch.core.masking import mask_mapping
+from longwatch.core.sanitize import printable
 from longwatch.engine.policy import suspect_names
-from longwatch.errors import Fault
+from longwatch.errors import ConfigError, Fault
 from longwatch.observe.logfile import SUPERVISOR_LOG
-from longwatch.supervisor.dependencies import dependency_problems
+from longwatch.supervisor.dependencies import Condition, dependency_problems
+
+EntryT = TypeVar("EntryT", bound=SettingsTable)
 
 RUNNER_PROGRAM = "runner"
 """The name of the program that is the runner."""
@@ -75,9 +87,13 @@ class SupervisorSettings(SettingsTable, frozen=True, kw_only=True):
     more are kept; "off": for ever.
     """
     health_checks: bool = True
-    """False: no program is asked for its health (environment: HEALTH_CHECK_ENABLED=false)."""
+    """False: no program or container is probed (environment: HEALTH_CHECK_ENABLED=false)."""
     health_port: Port = DEFAULT_HEALTH_PORT
     """Where http and tcp checks ask that name no port of their own (environment: PORT)."""
+    metrics_port: Port | Literal["off"] = "off"
+    """Where health and metrics of everything that it runs are served; "off": nowhere."""
+    metrics_host: Text = "0.0.0.0"  # noqa: S104 - scrapes and probes come from outside
+    """On which address."""
     log: LogSettings = LogSettings()
 
 
@@ -92,6 +108,10 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
     """The programs that `longwatch up` keeps up, by name."""
     worker: dict[Name, WorkerSettings] = field(default_factory=dict)
     """The worker processes that it keeps up, by name."""
+    containers: ContainersSettings = ContainersSettings()
+    """What holds for all containers, and the registry of agents."""
+    container: dict[ContainerName, ContainerSettings] = field(default_factory=dict)
+    """The containers that it keeps up, by name."""
     runner: RunnerSettings | None = None
     """The runner, which it keeps up as one program; not set: there is none."""
 
@@ -114,23 +134,54 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
             return None
         return self.supervisor.health_port if health.port is None else health.port
 
+    def probe_ports(self, name: str) -> dict[str, int]:
+        """The ports on which a program is probed, by the keys that set them; none if its probes
+        are off.
+        """
+        program = self.program.get(name)
+        if program is None or not self.supervisor.health_checks:
+            return {}
+        health_port = self.health_port(name)
+        ports = {} if health_port is None else {"health.port": health_port}
+        for key, probe in program.probe_tables.items():
+            if probe.effective_kind in {"http", "tcp"}:
+                ports[f"{key}.port"] = probe.port or self.supervisor.health_port
+        return ports
+
+    @property
+    def has_containers(self) -> bool:
+        """Whether a container runtime is needed."""
+        return bool(self.container) or self.containers.registry is not None
+
     def faults(self) -> Iterator[Fault]:
-        """Programs that start together cannot listen on one port."""
+        yield from self._port_faults()
+        yield from self._name_faults({})
+
+    def _port_faults(self) -> Iterator[Fault]:
+        """Programs that start together cannot listen on one port, and none on our own."""
         users: dict[int, str] = {}
         for name, program in self.program.items():
-            port = self.health_port(name)
-            first = users.setdefault(port, name) if port is not None and program.autostart else name
-            if first != name:
-                problem = f"is {port}, on which {first} is asked for its health too"
-                yield Fault(f"program.{toml_key(name)}.health.port", problem, "give each its own")
-        yield from self._name_faults()
-        yield from self._worker_dependency_faults()
+            for key, port in self.probe_ports(name).items():
+                where, problem = f"program.{toml_key(name)}.{key}", ""
+                if port == self.supervisor.metrics_port:
+                    problem = f"is {port}, as metrics_port of [supervisor] is"
+                elif program.autostart and (first := users.setdefault(port, name)) != name:
+                    problem = f"is {port}, on which {first} is asked for its health too"
+                if problem:
+                    yield Fault(where, problem, "give each its own")
 
-    def _name_faults(self) -> Iterator[Fault]:
-        """Every process has its own name, and our log too; that of a worker stands for all of
-        its processes.
+    @property
+    def taken_names(self) -> dict[str, str]:
+        """The names that no agent of a registry can have, and what has each."""
+        taken: dict[str, str] = {}
+        list(self._name_faults(taken))
+        return taken
+
+    def _name_faults(self, taken: dict[str, str]) -> Iterator[Fault]:
+        """Every process and container has its own name, and our log too; that of a worker stands
+        for all of its processes. `taken` gets the names.
         """
-        taken = {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
+        taken |= {**dict.fromkeys(self.program, "a program"), SUPERVISOR_LOG: "our own log"}
         if self.runner is not None:
             if RUNNER_PROGRAM in taken:
                 yield Fault(
@@ -139,6 +190,11 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
                     "choose another",
                 )
             taken[RUNNER_PROGRAM] = "the runner"
+        for name in self.container:
+            if name in taken:
+                problem = f"is called {name}, which is the name of {taken[name]}"
+                yield Fault(f"container.{toml_key(name)}", problem, "choose another")
+            taken[name] = "a container"
         for name, worker in self.worker.items():
             for each in dict.fromkeys([name, *worker.names(name), *suspect_names(name)]):
                 if each in taken:
@@ -150,21 +206,6 @@ class Settings(SettingsTable, frozen=True, kw_only=True):
                     )
                 taken[each] = f"worker {name}" if each == name else f"a process of worker {name}"
 
-    def _worker_dependency_faults(self) -> Iterator[Fault]:
-        """As `ProgramSettings.faults_among` has it for programs; of the processes of one worker
-        the first speaks.
-        """
-        firsts = {worker.names(name)[0]: name for name, worker in self.worker.items()}
-        dependency_map = {name: program.dependencies for name, program in self.program.items()}
-        dependency_map |= {
-            each: worker.dependencies
-            for name, worker in self.worker.items()
-            for each in worker.names(name)
-        }
-        for name, problem, cure in dependency_problems(dependency_map):
-            if name in firsts:
-                yield Fault(f"worker.{toml_key(firsts[name])}.depends_on", problem, cure)
-
 
 def load_settings(
     *, path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
@@ -173,7 +214,102 @@ def load_settings(
     to values, None is "not given".
     """
     overrides = [*from_environment(VARIABLES, environ), *from_flags(flags, flag_name=flag_name)]
-    return read_settings(Settings, path=path, overrides=overrides)
+    source = printable(str(path))
+    try:
+        settings = read_settings(Settings, path=path, overrides=overrides)
+    except ConfigError as error:
+        entries = _Dependents.read(path)
+        raise ConfigError(*error.faults, *entries.faults(source)) from None
+    entries = _Dependents(settings.program, settings.container, settings.worker)
+    if faults := [*entries.faults(source)]:
+        raise ConfigError(*faults)
+    return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Dependents:
+    """Everything that can wait for something else, by name; None is one with faults of its own."""
+
+    programs: Mapping[str, ProgramSettings | None]
+    containers: Mapping[str, ContainerSettings | None]
+    workers: Mapping[str, WorkerSettings | None]
+
+    @classmethod
+    def read(cls, path: Path | None) -> _Dependents:
+        """What is in order in a file that has faults, so that all faults are reported at once."""
+        table = {} if path is None else read_toml(path)[0]
+        return cls(
+            _valid_entries(ProgramSettings, table.get("program")),
+            _valid_entries(ContainerSettings, table.get("container")),
+            _valid_entries(WorkerSettings, table.get("worker")),
+        )
+
+    def faults(self, source: str) -> Iterator[Fault]:
+        """Dependencies that cannot be. Programs and containers wait for each other; of the
+        processes of one worker the first counts.
+        """
+        waiting = {name: _awaited(entry) for name, entry in self._kept_up.items()}
+        first_processes: dict[str, str] = {}
+        processes: dict[str, dict[str, Condition]] = {}
+        for name, worker in self.workers.items():
+            names = [name] if worker is None else worker.names(name)
+            first_processes[names[0]] = name
+            processes |= dict.fromkeys(names, _awaited(worker))
+        problems = [
+            *dependency_problems(waiting),
+            *(
+                problem
+                for problem in dependency_problems({**waiting, **processes})
+                if problem.program in first_processes
+            ),
+        ]
+        for name, text, cure in problems:
+            place = self._place(first_processes.get(name, name))
+            yield Fault(f"{source}: {place}.depends_on", text, cure)
+        yield from self._completion_faults(source)
+
+    @property
+    def _kept_up(self) -> dict[str, ProgramSettings | ContainerSettings | None]:
+        return {**self.programs, **self.containers}
+
+    def _completion_faults(self, source: str) -> Iterator[Fault]:
+        """What waits for an end that never comes."""
+        for name, entry in {**self._kept_up, **self.workers}.items():
+            for awaited, condition in _awaited(entry).items():
+                other = self._kept_up.get(awaited)
+                if (
+                    condition is Condition.COMPLETED
+                    and other is not None
+                    and other.restart_policy.decide(EndCause.exit(0)).restart
+                ):
+                    yield Fault(
+                        f"{source}: {self._place(name)}.depends_on",
+                        f"waits until {awaited!r} is completed, which is started again even after "
+                        f"it ended well",
+                        f'wait for "ready", or let {awaited} have restart = "on-failure"',
+                    )
+
+    def _place(self, name: str) -> str:
+        tables = {"program": self.programs, "container": self.containers}
+        table = next((word for word, entries in tables.items() if name in entries), "worker")
+        return f"{table}.{toml_key(name)}"
+
+
+def _awaited(
+    entry: ProgramSettings | ContainerSettings | WorkerSettings | None,
+) -> dict[str, Condition]:
+    return {} if entry is None else entry.dependencies
+
+
+def _valid_entries(kind: type[EntryT], raw: object) -> dict[str, EntryT | None]:
+    """The tables of one kind; None for one that cannot be read."""
+    entries: dict[str, EntryT | None] = {}
+    for name, table in raw.items() if isinstance(raw, dict) else ():
+        try:
+            entries[name] = msgspec.convert(table, kind)
+        except msgspec.MsgspecError:
+            entries[name] = None
+    return entries
 
 
 def masked_settings(settings: Settings) -> dict[str, object]:
@@ -182,12 +318,17 @@ def masked_settings(settings: Settings) -> dict[str, object]:
     """
     plain = msgspec.to_builtins(settings)
     del plain["runner"]
-    for table in (plain["run"], *plain["program"].values()):
-        for command_table in (table, table["health"] or {}):
-            command_table["command"] = command_table.get("command") and argv(
-                command_table["command"]
-            )  # in words, secrets are told apart more surely
+    for table in (plain["run"], *plain["program"].values(), *plain["container"].values()):
+        _split_commands(table)
     return mask_mapping(plain)
+
+
+def _split_commands(table: dict[str, Any]) -> None:
+    """Show commands as words, in which secrets are recognised more surely."""
+    probes = (table.get(key) for key in ("health", "liveness", "readiness", "startup"))
+    for each in (table, *probes):
+        if each and each["command"]:
+            each["command"] = argv(each["command"])
 
 
 def flag_name(path: str) -> str:
@@ -232,6 +373,7 @@ VARIABLES = (
     EnvironmentVariable(name="DEBUG", path="run.log.level", parse=_parse_debug),
     EnvironmentVariable(name="DEBUG", path="supervisor.log.level", parse=_parse_debug),
     EnvironmentVariable(name="LONGWATCH_STATE_DIR", path="state_dir"),
+    EnvironmentVariable(name=RUNTIME_VARIABLE, path="containers.runtime", parse=parse_runtime),
     *RUNNER_VARIABLES,
 )
 """The environment variables that are read, and the setting each one overrides."""

@@ -1,4 +1,4 @@
-"""The tables that `[run]` and every `[program.NAME]` have below them."""
+"""The tables that `[run]`, `[program.NAME]` and `[container.NAME]` have below them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from longwatch.config.fields import (
     Count,
     Period,
     Port,
+    ScriptName,
     Seconds,
     SettingsTable,
     Size,
@@ -26,6 +27,20 @@ DEFAULT_HEALTH_PORT = 8080
 MIN_MEMORY_BYTES = 1 << 20
 
 HealthKind = Literal["http", "tcp", "exec", "heartbeat"]
+ProbeMethod = Literal["http", "tcp", "exec", "script", "heartbeat"]
+
+_HEALTH_PATH = "/health"
+_PROBE_INTERVAL = 1.0
+_SETTLED_INTERVAL = 10.0
+_FAILURE_THRESHOLD = 5
+_STARTUP_FAILURE_THRESHOLD = 30
+_METHODS_OF_KEYS: dict[str, tuple[ProbeMethod, ...]] = {
+    "port": ("http", "tcp"),
+    "path": ("http",),
+    "command": ("exec",),
+    "script": ("script",),
+}
+"""The keys of a probe that belong to some kinds only."""
 
 
 class BackoffSettings(SettingsTable, frozen=True, kw_only=True):
@@ -82,7 +97,7 @@ class HealthSettings(SettingsTable, frozen=True, kw_only=True):
     """Where the program listens on 127.0.0.1, for http and tcp; not set: PORT of the
     environment, else 8080.
     """
-    path: UrlPath = "/health"
+    path: UrlPath = _HEALTH_PATH
     """What is asked for over HTTP."""
     command: Command | None = None
     """What "exec" runs, as the program itself is run: its user, directory and environment."""
@@ -139,6 +154,128 @@ class HealthSettings(SettingsTable, frozen=True, kw_only=True):
                 f'is for kind "exec", and kind is "{self.kind}"',
                 "take one of the two out",
             )
+
+
+class ProbeSettings(SettingsTable, frozen=True, kw_only=True):
+    """`liveness`, `readiness` and `startup`: how a program or container is probed."""
+
+    kind: ProbeMethod | None = None
+    """How it is probed; not set: "script" if there is a script, "exec" if there is a command, else
+    "http".
+
+    "script": `sh ./SCRIPT` exits with 0, in the directory of a program, in `/code` of a container.
+    The other kinds are those of `health`; a container has no "heartbeat".
+    """
+    port: Port | None = None
+    """The port for http and tcp; not set: as for `health`. A container has to name it."""
+    path: UrlPath = _HEALTH_PATH
+    """What is requested over HTTP."""
+    command: Command | None = None
+    """What "exec" runs, where the program or container runs."""
+    script: ScriptName | None = None
+    """The file that "script" runs."""
+    interval: Period | None = None
+    """From the start of one probe to the start of the next; not set: 1, after the first success
+    10; for "heartbeat" 10.
+    """
+    timeout: Period = 5.0
+    """A probe that has no full answer by then has failed."""
+    failure_threshold: Count | None = None
+    """So many failures in a row count; not set: 5, for a startup probe 30."""
+    success_threshold: Count = 1
+    """So many successes in a row count."""
+    start_grace: Seconds = 0.0
+    """No probe is made for so long after a start."""
+
+    @property
+    def effective_kind(self) -> ProbeMethod:
+        unset: ProbeMethod = "http" if self.command is None else "exec"
+        return self.kind or (unset if self.script is None else "script")
+
+    @property
+    def effective_interval(self) -> float:
+        """The interval until the first success."""
+        beats = self.effective_kind == "heartbeat"
+        return self.interval or (_SETTLED_INTERVAL if beats else _PROBE_INTERVAL)
+
+    @property
+    def settled_interval(self) -> float | None:
+        """The interval after the first success; None: the same."""
+        is_fixed = self.interval is not None or self.effective_kind == "heartbeat"
+        return None if is_fixed else _SETTLED_INTERVAL
+
+    @property
+    def effective_failures(self) -> int:
+        """How many failures in a row count, for liveness and readiness."""
+        return self.failure_threshold or _FAILURE_THRESHOLD
+
+    @property
+    def startup_seconds(self) -> float:
+        """How long a startup probe may fail."""
+        failures = self.failure_threshold or _STARTUP_FAILURE_THRESHOLD
+        return self.effective_interval * failures
+
+    @property
+    def argv(self) -> list[str]:
+        return argv(self.command)
+
+    def faults(self) -> Iterator[Fault]:
+        yield from command_faults(self.command)
+        kind = self.effective_kind
+        if kind == "exec" and self.command is None:
+            cure = "write the command that checks, or choose another kind"
+            yield Fault("command", 'is missing, and kind is "exec"', cure)
+        if kind == "script" and self.script is None:
+            cure = "write the name of the script, or choose another kind"
+            yield Fault("script", 'is missing, and kind is "script"', cure)
+        for key, methods in _METHODS_OF_KEYS.items():
+            if self._has(key) and kind not in methods:
+                wanted = " or ".join(f'"{method}"' for method in methods)
+                problem = f'is for kind {wanted}, and kind is "{kind}"'
+                yield Fault(key, problem, "take one of the two out")
+
+    def _has(self, key: str) -> bool:
+        """Whether a key is set to something else than its default."""
+        return bool(getattr(self, key) != (_HEALTH_PATH if key == "path" else None))
+
+
+def probe_faults(
+    *,
+    liveness: ProbeSettings | None,
+    readiness: ProbeSettings | None,
+    startup: ProbeSettings | None,
+    health_kind: HealthKind | None = None,
+) -> Iterator[Fault]:
+    """What shows only between the probes of one program; `health_kind` is the kind of its `health`
+    table, which is a liveness probe too.
+    """
+    liveness_kind = health_kind if liveness is None else liveness.effective_kind
+    if startup is not None:
+        yield from _startup_faults(startup, liveness_kind)
+    if readiness is not None and readiness.effective_kind == "heartbeat":
+        cure = 'say ready = "notify", or choose another kind'
+        yield Fault("readiness.kind", 'is "heartbeat", which is for liveness', cure)
+    for key, probe in (("liveness", liveness), ("readiness", readiness)):
+        if probe is not None and probe.start_grace and startup is not None:
+            problem = "is not waited for, because there is a startup probe"
+            yield Fault(f"{key}.start_grace", problem, "take one of the two out")
+    if readiness is not None and readiness.start_grace and liveness_kind and startup is None:
+        problem = "is not waited for, because readiness is probed once liveness has passed"
+        yield Fault("readiness.start_grace", problem, "take it out")
+
+
+def _startup_faults(
+    startup: ProbeSettings, liveness_kind: HealthKind | ProbeMethod | None
+) -> Iterator[Fault]:
+    if startup.success_threshold != 1:
+        problem = f"must be 1, because a startup probe passes once, not {startup.success_threshold}"
+        yield Fault("startup.success_threshold", problem, "take it out")
+    if startup.start_grace:
+        problem = "is for liveness and readiness: a startup probe is made from the start"
+        yield Fault("startup.start_grace", problem, "take it out")
+    if startup.effective_kind == "heartbeat" != liveness_kind:
+        problem = 'is "heartbeat", and liveness is not'
+        yield Fault("startup.kind", problem, "choose another kind")
 
 
 class LimitsSettings(SettingsTable, frozen=True, kw_only=True):

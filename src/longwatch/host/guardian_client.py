@@ -41,7 +41,8 @@ class GuardianClient(Service):
     `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and with it every child at
     once. If it dies, everything it held is killed, `GuardianLost` is emitted, and whoever waits for
     a child gets GuardianLostError. With `subreaper` the calling process becomes a subreaper, so
-    that even then nothing escapes; for processes of our own, not for a user's.
+    that even then nothing escapes; for processes of our own, not for a user's. `is_spared` says of
+    a pid below this process that it is not the guardian's business, and lives on.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -53,6 +54,7 @@ class GuardianClient(Service):
         cgroups: bool = True,
         subreaper: bool = False,
         on_lost: Callable[[], None] = lambda: None,
+        is_spared: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.clock = clock or SystemClock()
         super().__init__(name="guardian", clock=self.clock)
@@ -62,6 +64,7 @@ class GuardianClient(Service):
         self._cgroup_name = ""
         self._subreaper = subreaper
         self._on_lost = on_lost
+        self._is_spared = is_spared
         self._numbers = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._control: socket.socket | None = None
@@ -246,6 +249,7 @@ class GuardianClient(Service):
             leaders=[(child.pid, child.start) for child in children if child.is_leader_running],
             cgroup=Cgroup.for_name(self._cgroup_name) if self._cgroups else None,
             include_descendants=self._subreaper,
+            is_spared=self._is_spared,
         )
         for child in children:
             child.finish_output()

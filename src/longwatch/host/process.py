@@ -105,6 +105,35 @@ class ProcessEnd:
     max_rss: int = 0
     detail: str = ""
     """What more there is to say to a person, of a start that failed for one."""
+    detached: bool = False
+    """Whether it runs on, and only the watching has ended; only for containers."""
+    stopped_elsewhere: bool = False
+    """Whether a person stopped it with the runtime's own command; only for containers."""
+
+
+class StopGrace:
+    """The one end of grace that all stops of a child share. A later stop can only bring it forward,
+    and the child itself may ask for more time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end: float | None = None
+        """On the monotonic clock; None before the first stop with a grace."""
+
+    def extend(self, seconds: float) -> None:
+        """Let it last at least so long from now. Nothing while there is none."""
+        if self._end is not None:
+            self._end = max(self._end, self._clock.monotonic() + seconds)
+
+    async def wait(self, ended: asyncio.Future[Any], seconds: float) -> None:
+        """Wait for the end until the grace is over, however often that is moved meanwhile."""
+        end = self._clock.monotonic() + seconds
+        self._end = end if self._end is None else min(self._end, end)
+        waited_until = None
+        while not ended.done() and waited_until != self._end:
+            waited_until = self._end
+            await wait_until_done(ended, waited_until - self._clock.monotonic(), self._clock)
 
 
 class GuardianLink(Protocol):
@@ -137,8 +166,7 @@ class Child:
         self._stopping = False
         self._stop_signal = 0
         self._out_of_memory = False
-        self._grace_end: float | None = None
-        """When the tree is killed, on the clock; None before the first stop with a grace."""
+        self._grace = StopGrace(clock)
         self._captures: list[Capture] = []
         self._stops: set[asyncio.Task[ProcessEnd]] = set()
         loop = asyncio.get_running_loop()
@@ -200,7 +228,7 @@ class Child:
         if not policy.kills:
             if first:
                 self._send_stop_signal(policy.signal)
-            await self._wait_grace(policy.grace)
+            await self._grace.wait(self._cleared, policy.grace)
         if not self._cleared.done():
             self.kill()
             await self._await_kill()
@@ -210,8 +238,7 @@ class Child:
         """While it is being stopped: its grace lasts at least so long from now. Nothing while it
         is not.
         """
-        if self._grace_end is not None:
-            self._grace_end = max(self._grace_end, self._clock.monotonic() + seconds)
+        self._grace.extend(seconds)
 
     def _send_stop_signal(self, signum: int) -> None:
         self._stop_signal = signum
@@ -226,19 +253,6 @@ class Child:
         if self._ended.done() and not self._cleared.done() and self._stop_signal:
             for signum in (self._stop_signal, signal.SIGCONT):
                 self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
-
-    async def _wait_grace(self, seconds: float) -> None:
-        """Wait for the tree to end until its grace is over, however often that is moved
-        meanwhile.
-        """
-        end = self._clock.monotonic() + seconds
-        self._grace_end = end if self._grace_end is None else min(self._grace_end, end)
-        waited_until = None
-        while not self._cleared.done() and waited_until != self._grace_end:
-            waited_until = self._grace_end
-            await wait_until_done(
-                self._cleared, waited_until - self._clock.monotonic(), self._clock
-            )
 
     async def _await_kill(self) -> None:
         """For as long as killing may take; one that does not answer (stopped, stuck) is given up,

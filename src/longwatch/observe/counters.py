@@ -19,7 +19,12 @@ from longwatch.core.events.engine import (
     RowsClaimed,
     RowsSettled,
 )
-from longwatch.core.events.programs import ProgramEnded, ProgramStarted
+from longwatch.core.events.programs import (
+    CircuitBreakerTripped,
+    HealthCheckFailed,
+    ProgramEnded,
+    ProgramStarted,
+)
 from longwatch.core.events.runtime import LoopCrashed, LoopStalled, ReplyFailed
 from longwatch.core.events.workers import WorkerStalled
 from longwatch.observe.metric_families import FAMILIES, HANDLE_BUCKETS, GaugeMerge, MetricKind
@@ -89,6 +94,8 @@ _RULES: dict[type[Event], Callable[[Any], Iterable[tuple[SeriesKey, float]]]] = 
     WorkerStalled: _increment_by_one("worker_stalls", "program"),
     ProgramStarted: _increment_by_one("program_starts", "program"),
     ProgramEnded: _increment_by_one("program_ends", "program", "verdict"),
+    HealthCheckFailed: _increment_by_one("probe_failures", "program", "probe"),
+    CircuitBreakerTripped: _increment_by_one("breaker_trips", "program"),
 }
 
 _DURATION = "longwatch_handle_duration_seconds"

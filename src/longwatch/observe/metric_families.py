@@ -106,6 +106,30 @@ _ALL = (
     ),
     _counter("program_starts", "Starts of a program.", "program"),
     _counter("program_ends", "Ends of a program, by the verdict on them.", "program", "verdict"),
+    _gauge("program_up", "Whether a program runs: 1 or 0.", "program", merge=GaugeMerge.LAST),
+    _gauge(
+        "program_ready", "Whether a program is ready: 1 or 0.", "program", merge=GaugeMerge.LAST
+    ),
+    _gauge(
+        "program_breaker_open",
+        "Whether the breaker of a program is open: 1 or 0.",
+        "program",
+        merge=GaugeMerge.LAST,
+    ),
+    _gauge(
+        "probe_success",
+        "Whether a probe of a program passes: 1 or 0; absent until a threshold is reached.",
+        "program",
+        "probe",
+        merge=GaugeMerge.LAST,
+    ),
+    _gauge(
+        "container_runtime_up",
+        "Whether the container runtime answers: 1 or 0.",
+        merge=GaugeMerge.LAST,
+    ),
+    _counter("probe_failures", "Failed probes of a program.", "program", "probe"),
+    _counter("breaker_trips", "Times that the breaker of a program tripped.", "program"),
 )
 
 FAMILIES = {family.name: family for family in _ALL}

@@ -19,6 +19,7 @@ from longwatch.supervisor.program_registry import ProgramRegistry
 START_TIMEOUT = 30.0
 MIN_UPTIME = 0.3
 """Seconds that a program has to be up before we say that it is: many fail at once."""
+_HELD_BACK = frozenset({ProgramState.WAITING, ProgramState.BROKEN})
 _FAILED_TO_START = frozenset({ProgramState.WAITING, ProgramState.BROKEN, ProgramState.ENDED})
 """Where a start may lead that was no good."""
 
@@ -28,10 +29,11 @@ class ProgramCommands:
 
     Each takes names, none meaning all of them, and returns the statuses of those programs.
     `flush_records` returns when every change is on disk: an operator's stop survives us. `refusal`
-    says why no command is accepted any more, empty while they are.
+    says why no command is accepted any more, empty while they are. `refresh_plans` follows the
+    files of containers as they are now.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what commands change, and what they need for it
         self,
         registry: ProgramRegistry,
         *,
@@ -39,6 +41,7 @@ class ProgramCommands:
         events: Events,
         flush_records: Callable[[], Awaitable[None]],
         refusal: Callable[[], str],
+        refresh_plans: Callable[[], Awaitable[None]],
     ) -> None:
         self._registry = registry
         self._programs = registry.programs
@@ -47,6 +50,7 @@ class ProgramCommands:
         self._events = events
         self._flush_records = flush_records
         self._refusal = refusal
+        self._refresh_plans = refresh_plans
 
     async def status(self, *names: str) -> list[ProgramStatus]:
         return [managed.status() for managed in self._select(names)]
@@ -80,7 +84,7 @@ class ProgramCommands:
         programs = self._accept("stop", names)
         activations = {managed: managed.activations for managed in programs}
         for managed in programs:
-            managed.program.record.desired = False
+            managed.mark_stopped()
             managed.stop()
         save_error = await self._save(programs)
         await self._changes.wait_until(
@@ -129,10 +133,34 @@ class ProgramCommands:
         return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
     async def reset(self, *names: str) -> list[ProgramStatus]:
-        """Forget what went wrong; those that are broken or wait start now."""
+        """Forget what went wrong; those that are broken or wait start now. What files say of
+        containers is read again first.
+        """
+        self._select(names)
+        await self._refresh_plans()
         programs = self._accept("reset", names)
         for managed in programs:
             managed.program.reset()
+        await self._settle_reset(programs)
+        return _require_saved(
+            [managed.status() for managed in programs], await self._save(programs)
+        )
+
+    async def _settle_reset(self, programs: Sequence[ManagedProgram]) -> None:
+        """Wait a moment until those that were broken or waited have begun to start."""
+        waiting = asyncio.ensure_future(
+            self._changes.wait_until(
+                lambda: not any(managed.state in _HELD_BACK for managed in programs)
+            )
+        )
+        await wait_until_done(waiting, MIN_UPTIME, self._clock)
+        waiting.cancel()
+
+    async def clear_liveness(self, *names: str) -> list[ProgramStatus]:
+        """Forget failed liveness and crash loops; the probes of those that run begin anew."""
+        programs = self._accept("clear-liveness", names)
+        for managed in programs:
+            managed.program.clear_liveness_state()
         return _require_saved(
             [managed.status() for managed in programs], await self._save(programs)
         )

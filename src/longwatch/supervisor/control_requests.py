@@ -43,32 +43,27 @@ class ControlRequests:
 
     async def handle(self, request: Mapping[str, Any]) -> ControlResponse:
         """What was asked for, done."""
-        names, ready, timeout = _names(request), request.get("ready") is True, _timeout(request)
-        match request.get("do"):
-            case "status":
-                return {
-                    **self._supervisor_status(),
-                    **self._program_response(await self._commands.status(*names)),
-                }
-            case "start":
-                return self._program_response(
-                    await self._commands.start(*names, ready=ready, timeout=timeout)
-                )
-            case "stop":
-                return self._program_response(await self._commands.stop(*names))
-            case "restart":
-                return self._program_response(
-                    await self._commands.restart(*names, ready=ready, timeout=timeout)
-                )
-            case "reset":
-                return self._program_response(await self._commands.reset(*names))
-            case "reload":
-                return _reload_response(await self._reload())
-            case unknown:
-                raise UsageError(
-                    f"unknown command {unknown!r}; there are: status, start, stop, restart, "
-                    f"reset, reload"
-                )
+        names, command = _names(request), request.get("do")
+        options: dict[str, Any] = {
+            "ready": request.get("ready") is True,
+            "timeout": _timeout(request),
+        }
+        if command == "reload":
+            return _reload_response(await self._reload())
+        if command == "status":
+            programs = self._program_response(await self._commands.status(*names))
+            return {**self._supervisor_status(), **programs}
+        acts: dict[str, Callable[[], Awaitable[list[ProgramStatus]]]] = {
+            "start": lambda: self._commands.start(*names, **options),
+            "stop": lambda: self._commands.stop(*names),
+            "restart": lambda: self._commands.restart(*names, **options),
+            "reset": lambda: self._commands.reset(*names),
+            "clear-liveness": lambda: self._commands.clear_liveness(*names),
+        }
+        if not isinstance(command, str) or command not in acts:
+            listed = ", ".join(["status", *acts, "reload"])
+            raise UsageError(f"unknown command {command!r}; there are: {listed}")
+        return self._program_response(await acts[command]())
 
     def _supervisor_status(self) -> ProgramStatus:
         return {

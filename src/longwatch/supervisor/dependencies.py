@@ -22,13 +22,14 @@ class Condition(StrEnum):
 
 
 class Readiness(StrEnum):
-    """What makes a program ready: that it is up, that it is healthy, or that it says so
-    (`READY=1`).
+    """What makes a program ready: that it is up, that it is healthy, that it says so
+    (`READY=1`), or that its readiness probe passes.
     """
 
     UP = "up"
     HEALTHY = "healthy"
     NOTIFY = "notify"
+    PROBE = "probe"
 
 
 DependencyMap = Mapping[str, Mapping[str, Condition]]

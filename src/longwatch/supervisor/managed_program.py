@@ -11,9 +11,12 @@ from math import isfinite
 from typing import Any, Protocol
 
 from longwatch.core.clock import Clock
+from longwatch.supervisor.containers.container_spec import ContainerSpec
 from longwatch.supervisor.dependencies import Condition
 from longwatch.supervisor.lifecycle import ProgramState
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.probe_watch import ProbeStatus
+from longwatch.supervisor.probes import NO_PROBES
 from longwatch.supervisor.program import Program
 
 
@@ -44,6 +47,8 @@ class ChangeSignal:
 
 
 ProgramStatus = dict[str, Any]
+_LATE_STOP_SECONDS = 5.0
+"""How long after an end the runtime may say that a person caused it."""
 
 
 class ProgramLookup(Protocol):
@@ -73,6 +78,7 @@ class ManagedProgram:
         """Whether it has no place any more, and ends with its present life."""
         self.exit_code: int | None = None
         """Of its last life."""
+        self._stopping: asyncio.Future[None] | None = None
         self._programs = programs
         self._changes = changes
         self._clock = clock
@@ -134,11 +140,13 @@ class ManagedProgram:
         if self.desired:
             self.request_start()
 
-    def stop(self) -> None:
-        """End its present life, if it has one, and wish no other."""
+    def stop(self, *, leave: bool = False) -> None:
+        """End its present life, if it has one, and wish no other. With `leave`, a container that is
+        not to stop with us runs on.
+        """
         self.start_requested = False
         if self.active:
-            self.program.stop(shutting_down=False)
+            self.program.stop(shutting_down=False, leave=leave)
         elif self.plan.on_demand:
             self.retired = True
             self.notify_changed()
@@ -150,6 +158,31 @@ class ManagedProgram:
             self.program.stop(shutting_down=False)
         self.start_requested = True
         self.notify_changed()
+
+    def started_elsewhere(self, started_at: float) -> None:
+        """It runs, since this wall time, and is not watched. If a person started it since it was
+        stopped, it is wanted up again; else the stop did not get through, and is repeated.
+        """
+        if not self.idle or self.retired:
+            return
+        if started_at > (self.program.record.stopped_at or 0.0):
+            self.program.record.desired = True
+            self.request_start()
+        elif self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.ensure_future(self.program.stop_unwatched())
+
+    def stopped_elsewhere(self) -> None:
+        """A person has stopped it with the runtime's own command, and it is not up again yet."""
+        end = self.program.record.last_end
+        has_just_ended = end is not None and self._clock.wall() - end.at < _LATE_STOP_SECONDS
+        if has_just_ended and self.active and not (self.up or self.program.stop_requested):
+            self.mark_stopped()
+            self.stop()
+
+    def mark_stopped(self) -> None:
+        """It is wanted stopped from now on."""
+        self.program.record.desired = False
+        self.program.record.stopped_at = self._clock.wall()
 
     def notify_changed(self) -> None:
         """Something about it has changed."""
@@ -190,7 +223,8 @@ class ManagedProgram:
             "desired": "up" if self.desired else "stopped",
             "up": self.up,
             "ready": self.ready,
-            "pid": run.child.pid if run else None,
+            "kind": self.plan.kind.value,
+            "pid": (run.pid or None) if run else None,
             "last_start": record.last_start,
             "uptime": run.age if run else None,
             "consecutive_failures": program.backoff.failures,
@@ -199,11 +233,37 @@ class ManagedProgram:
             "current_backoff": program.plan.backoff.delay(program.backoff.failures),
             "next_start": program.next_start,
             "health_failures": run.health_failures if run else 0,
+            "probes": self._probe_status(),
             "breaker": self._breaker_status(),
             "last_end": record.last_end._asdict() if record.last_end else None,
+            "last_error": program.last_error,
             "waiting_for": self.waiting_for if self.state is ProgramState.PENDING else [],
             "status_text": run.status_text if run else "",
             "critical": self.plan.critical,
+            **self._container_status(),
+        }
+
+    def _probe_status(self) -> ProgramStatus:
+        """Each probe of the plan, by its kind; pending while there is no run."""
+        run, probes = self.program.run, self.plan.probes
+        if probes == NO_PROBES:
+            return {}
+        statuses = run.probe_statuses if run else ProbeStatus.all_pending(probes)
+        return {kind.value: status.to_dict() for kind, status in statuses.items()}
+
+    def _container_status(self) -> ProgramStatus:
+        """What only a container has."""
+        spec = self.plan.spec
+        if not isinstance(spec, ContainerSpec):
+            return {}
+        return {
+            "agent": spec.agent,
+            "repo": spec.repo,
+            "manifest_path": spec.manifest_path,
+            "image": spec.image,
+            "restarting": self.state in {ProgramState.WAITING, ProgramState.STARTING},
+            "crash_loop_restarts": self.program.record.crash_loops,
+            **self.program.target_facts(),
         }
 
     def _breaker_status(self) -> ProgramStatus:

@@ -16,8 +16,9 @@ from longwatch.core.breaker import BreakerPolicy
 from longwatch.errors import UsageError
 from longwatch.host.identity import login_environment, resolve_identity
 from longwatch.host.process import ProcessSpec, ResourceLimits, StopPolicy
+from longwatch.supervisor.containers.container_spec import ContainerSpec
 from longwatch.supervisor.dependencies import Condition, Readiness, dependency_problems
-from longwatch.supervisor.probes import HealthPolicy
+from longwatch.supervisor.probes import NO_PROBES, ProbeSet
 from longwatch.supervisor.restart_policy import RestartPolicy
 
 _WITHHELD_VARIABLES = frozenset(
@@ -55,6 +56,7 @@ class ProgramKind(StrEnum):
 
     COMMAND = auto()
     WORKER = auto()  # a process of ours that runs loops and reports to its parent
+    CONTAINER = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +72,26 @@ class OutputPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramPlan:
-    """One program.
+    """One program: a process or a container, by what `spec` describes.
 
-    `process` has no streams of its own: whoever runs the plan says where output goes.
+    A process has no streams of its own here: the code that runs the plan says where output goes.
     `ready_timeout` ends a run that is not ready by then, as one that failed its health checks;
     None: it may take for ever. A `critical` program takes everything down with it when its breaker
     trips, or it fails in a way that nothing is done about.
     """
 
     name: str
-    process: ProcessSpec
+    spec: ProcessSpec | ContainerSpec
     kind: ProgramKind = ProgramKind.COMMAND
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     stop: StopPolicy = field(default_factory=StopPolicy)
-    health: HealthPolicy | None = None
-    """None: it is not asked."""
+    probes: ProbeSet = NO_PROBES
     readiness: Readiness | None = None
-    """None: healthy if it is asked for its health, else up."""
+    """None: as its readiness probe says if it has one, else healthy if it has a liveness or startup
+    probe, else up.
+    """
     ready_timeout: float | None = None
     depends_on: Mapping[str, Condition] = field(default_factory=dict)
     critical: bool = False
@@ -102,6 +105,10 @@ class ProgramPlan:
     on_demand: bool = False
     """Whether it runs once, by `Supervisor.run_on_demand`: it is known only while it runs, is never
     started again by its policy, a command or a reload, and does not count in the exit code.
+    """
+    fault: str = ""
+    """Why it cannot be started as its settings stand, for a person to correct: its breaker is open
+    with this reason, and no trial start is made.
     """
 
     @classmethod
@@ -128,19 +135,52 @@ class ProgramPlan:
             limits=limits or ResourceLimits(),
             identity=identity,
         )
-        return cls(name=name, process=process, **policies)
+        return cls(name=name, spec=process, **policies)
+
+    @property
+    def process(self) -> ProcessSpec:
+        """The process to start; only for a plan that has one."""
+        assert isinstance(self.spec, ProcessSpec), f"{self.name} is a container"
+        return self.spec
+
+    @property
+    def uid(self) -> int | None:
+        """The user of its process; None: ours, or that of a container."""
+        identity = None if isinstance(self.spec, ContainerSpec) else self.spec.identity
+        return None if identity is None else identity.uid
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What is started, for people: the words of a process, or the image of a container and
+        its command.
+        """
+        if isinstance(self.spec, ContainerSpec):
+            return (self.spec.image, *self.spec.command)
+        return tuple(self.spec.argv)
+
+    @property
+    def stays_running(self) -> bool:
+        """Whether it runs on when the supervisor ends, or when it leaves the settings."""
+        return isinstance(self.spec, ContainerSpec) and not self.spec.stop_on_exit
 
     @property
     def ready_when(self) -> Readiness:
-        return self.readiness or (Readiness.UP if self.health is None else Readiness.HEALTHY)
+        if self.readiness is not None:
+            return self.readiness
+        if self.probes.readiness is not None:
+            return Readiness.PROBE
+        return Readiness.HEALTHY if self.probes else Readiness.UP
 
     def needs_restart(self, other: ProgramPlan) -> bool:
         """Whether a running program must be started anew to follow the other plan; everything
         else is taken over as it runs.
         """
-        return (self.process, self.health, self.ready_when) != (
-            other.process,
-            other.health,
+        if isinstance(self.spec, ContainerSpec) and isinstance(other.spec, ContainerSpec):
+            has_fault = bool(self.fault or other.fault)
+            return not has_fault and self.spec.digest() != other.spec.digest()
+        return (self.spec, self.probes, self.ready_when) != (
+            other.spec,
+            other.probes,
             other.ready_when,
         )
 

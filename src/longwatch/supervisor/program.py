@@ -4,6 +4,9 @@ wanted → what it depends on is there → run → judge the end ─┬─ done:
                                         ▲                   ├─ back off ──────────┐
                                         │                   └─ too often: broken ─┤ cool down
                                         └─────────────────────────────────────────┘
+
+What runs is a `Target`: a process or a container. A run that can never be right as its settings
+stand (no such probe script, a name that belongs to another container) breaks it without a trial.
 """
 
 from __future__ import annotations
@@ -11,38 +14,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 from longwatch.core.backoff import Backoff
 from longwatch.core.breaker import Breaker, BreakerState
 from longwatch.core.clock import Clock
 from longwatch.core.end_cause import EndCause, EndKind
 from longwatch.core.events.base import Events
-from longwatch.core.events.programs import (
-    CircuitBreakerTripped,
-    ProgramEnded,
-    ProgramStarted,
-    RestartScheduled,
-)
-from longwatch.errors import SpawnError
-from longwatch.host.capture import LineSink
-from longwatch.host.guardian_client import GuardianClient
+from longwatch.errors import SpawnError, TargetRefusedError
 from longwatch.host.loop import wait_until_done
-from longwatch.host.process import KILL_NOW, ProcessEnd, ProcessSpec, StopPolicy
+from longwatch.host.process import KILL_NOW, ProcessEnd, StopPolicy
 from longwatch.supervisor.end_judge import EndJudges
 from longwatch.supervisor.lifecycle import LIFECYCLE, ProgramState, ProgramTransition
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
-from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.probes import HeartbeatProbe
-from longwatch.supervisor.program_listener import (
-    BreakerTrip,
-    ProgramEnd,
-    ProgramListener,
-    ProgramStart,
-)
+from longwatch.supervisor.plan import ProgramKind, ProgramPlan
+from longwatch.supervisor.program_listener import ProgramListener
 from longwatch.supervisor.program_record import LastEnd, ProgramRecord
+from longwatch.supervisor.program_reports import ProgramReports
 from longwatch.supervisor.program_run import ProgramRun
 from longwatch.supervisor.restart_policy import STOP_VERDICTS, EndVerdict, RestartDecision
+from longwatch.supervisor.target import LiveTarget, Target
+from longwatch.supervisor.target_factory import INHERITED_STREAMS, Streams, TargetFactory
 
 EXIT_NEEDS_OPERATOR = 100
 EXIT_CLEAN_STOP = 0
@@ -54,17 +46,6 @@ _SUCCESS_VERDICTS = frozenset(
 
 DependencyWait = Callable[[], Awaitable[None]]
 """Returns when what a program depends on is there."""
-
-
-class Streams(NamedTuple):
-    """Where a program's input comes from and its output goes: as in ProcessSpec."""
-
-    stdin: int | None = None
-    stdout: LineSink | int | None = 1
-    stderr: LineSink | int | None = 2
-
-
-INHERITED_STREAMS = Streams()
 
 
 async def _no_dependencies() -> None:
@@ -88,7 +69,7 @@ class Program:
         self,
         plan: ProgramPlan,
         *,
-        guardian: GuardianClient,
+        targets: TargetFactory,
         clock: Clock,
         events: Events,
         listener: ProgramListener | None = None,
@@ -110,10 +91,13 @@ class Program:
         """Whether its last life came to a bad end that nothing is done about."""
         self.streams = streams
         self.notify_socket = notify_socket
-        self._guardian = guardian
+        self.last_error = ""
+        """Why its last start failed or its last run ended, for a person; empty after a good end."""
+        self._targets = targets
         self._clock = clock
         self._emit = events.emit
         self._listener = listener or ProgramListener()
+        self._reports = ProgramReports(self._emit, self._listener)
         self._end_judges = end_judges or EndJudges(events)
         self._on_changed = on_changed
         self._strict = strict
@@ -121,15 +105,21 @@ class Program:
         self._early_notices: list[Notice] = []
         self._stop_policy: StopPolicy | None = None
         self._shutting_down = False
+        self._leaves = False
+        """Whether what runs is left running by the stop that is under way."""
         self._is_exempt = False
         """Whether the last end feeds neither breaker nor backoff."""
+        self._refusal = ""
+        """Why the last run can never be right as its settings stand; empty if it can."""
+        self.plan = plan
         self.apply_plan(plan)
 
     def apply_plan(self, plan: ProgramPlan) -> None:
         """Go by this plan from now on: what can change as it runs does, the rest with the next
-        start.
+        start. One that was broken by a fault of its settings starts when the fault is corrected.
         """
         saved = self.record.breaker
+        is_corrected = plan is not self.plan and bool(self.plan.fault) and not plan.fault
         self.plan = plan
         self.backoff = Backoff(plan.backoff, failures=self.record.failures)
         self.breaker = (
@@ -137,6 +127,12 @@ class Program:
         )
         if self.run is not None:
             self.breaker.allow_start(self._clock.wall())  # a trial that is under way stays one
+            if plan.fault:
+                self.run.refuse(plan.fault)
+            elif plan.kind is ProgramKind.CONTAINER:
+                self.run.apply_plan(plan)
+        if is_corrected:
+            self.reset()
 
     async def keep_up(self, wait_for_dependencies: DependencyWait = _no_dependencies) -> int:
         """From being wanted to an end that is final; returns the exit code to pass on."""
@@ -151,17 +147,21 @@ class Program:
         self.completed = self.failed = False
         self._transition(ProgramTransition.START_REQUESTED)
         if not await self._wait_to_start(wait_for_dependencies):
+            await self.stop_unwatched()
             return EndCause.signal(self.plan.stop.signal).exit_code
         while True:
             ending = await self._run_once()
+            if ending.detached and not self._refusal:
+                return self._leave_running()
             decision = self._decide(ending)
-            tripped = decision.restart and not self._is_exempt and self._trips_breaker()
+            tripped = decision.restart and self._trips_breaker()
             self._record_end(ending, decision, restart=decision.restart and not tripped)
             if not decision.restart:
                 return ending.cause.exit_code
             if tripped and self._on_breaker_tripped():
                 return EXIT_NEEDS_OPERATOR
             if not await (self._cool_down() if tripped else self._back_off(ending)):
+                await self.stop_unwatched()
                 return EXIT_CLEAN_STOP
 
     @property
@@ -169,40 +169,60 @@ class Program:
         """Whether its present life was told to end."""
         return self._stop_policy is not None
 
+    def target_facts(self) -> dict[str, Any]:
+        """What only this kind of target knows, for `status`."""
+        return self._targets.facts(self.plan) if self.run is None else self.run.target.facts()
+
     # --- told from outside ---
 
-    def stop(self, policy: StopPolicy | None = None, *, shutting_down: bool = True) -> None:
+    def stop(
+        self,
+        policy: StopPolicy | None = None,
+        *,
+        shutting_down: bool = True,
+        leave: bool = False,
+    ) -> None:
         """End its life: signal, grace, kill. A second call sends no second signal: it hastens the
-        first if its grace ends earlier, or if it kills.
+        first if its grace ends earlier, or if it kills. With `leave`, a container that is not to
+        stop with us runs on, and only our watching ends.
         """
         self._stop_policy = policy or self.plan.stop
         self._shutting_down = shutting_down
+        self._leaves = leave and self.plan.stays_running
         if self.run is not None:
-            self.run.stop(self._stop_policy)
+            self._end_run(self.run, self._stop_policy)
         self._interrupt()
 
+    def _end_run(self, run: ProgramRun, policy: StopPolicy) -> None:
+        """Stop the run, or leave it running where that was asked for."""
+        if not (self._leaves and run.detach()):
+            run.stop(policy)
+
     def kill(self) -> None:
-        """End its life without grace."""
         self.stop(KILL_NOW)
 
     def signal(self, signum: int) -> None:
         """Pass a signal on to its process group."""
         if self.run is not None:
-            self.run.child.signal(signum)
+            self.run.target.signal(signum)
 
     def reset(self) -> None:
         """Forget what went wrong; one that is broken, or waits, starts now."""
         self.breaker.reset()
         self.backoff.succeeded()
-        self.record.hangs = 0
+        self.record.hangs = self.record.crash_loops = 0
         self._update_record()
         if self.state in (ProgramState.WAITING, ProgramState.BROKEN):
             self._interrupt()
 
+    def clear_liveness_state(self) -> None:
+        """Forget failed liveness and crash loops; the probes of its run begin anew."""
+        self.record.hangs = self.record.crash_loops = 0
+        if self.run is not None:
+            self.run.restart_probes()
+
     def handle_notice(self, notice: Notice) -> None:
-        """What it says on its notify socket; a quick one says it before we have heard that it
-        runs.
-        """
+        """What it says on its notify socket, perhaps before the guardian said that it runs."""
         if self.run is not None:
             self.run.handle_notice(notice)
         elif self.state is ProgramState.STARTING:
@@ -211,9 +231,7 @@ class Program:
     # --- before a run ---
 
     async def _wait_to_start(self, wait_for_dependencies: DependencyWait) -> bool:
-        """Wait for what it depends on, and for an open breaker that was remembered; False if it
-        was told to stop meanwhile.
-        """
+        """Wait for its dependencies and for a breaker that is open; False if a stop came."""
         waiting = asyncio.ensure_future(wait_for_dependencies())
         try:
             while not waiting.done() and self._stop_policy is None:
@@ -234,67 +252,84 @@ class Program:
     # --- one run ---
 
     async def _run_once(self) -> ProcessEnd:
-        """Start it, watch it, wait for its end."""
-        self.record.starts += 1
-        self.record.last_start = self._clock.wall()
-        process = self._process_spec()
+        """Adopt or start it, watch it, wait for its end."""
+        self._was_stable = self._was_unhealthy = False
+        self._refusal = ""
+        self._early_notices = []
         if self.notify_socket is not None:
             self.notify_socket.drain()
-        self._early_notices = []
         try:
-            child = await self._guardian.spawn(process)
+            target = await self._bring_up()
+        except TargetRefusedError as error:
+            self._refusal = str(error)
+            return self._spawn_failed(error)
         except SpawnError as error:
             return self._spawn_failed(error)
-        self.run = ProgramRun(
+        if target is None:
+            await self.stop_unwatched()
+            return ProcessEnd(cause=EndCause.exit(0), lasted=0.0, detached=True)
+        self.run, self.last_error = self._new_run(target), ""
+        self._transition(ProgramTransition.SPAWNED)
+        if self._stop_policy is not None:
+            self._end_run(self.run, self._stop_policy)
+        try:
+            ending = await self.run.watch(self._early_notices)
+            return replace(ending, detail=ending.detail or self.run.unhealthy_reason)
+        finally:
+            self._was_stable, self._was_unhealthy = self.run.stable, bool(self.run.unhealthy_reason)
+            self._refusal = self.run.refusal
+            self.run = None
+
+    async def _bring_up(self) -> LiveTarget | None:
+        """What runs: adopted, or started now. None if a stop came before it ran: a process is
+        spawned in a moment, a container may wait for its image or its runtime for hours.
+        """
+        if self.plan.fault:
+            raise TargetRefusedError(self.plan.fault)
+        is_patient = self.plan.kind is ProgramKind.CONTAINER
+        starting = asyncio.ensure_future(self._adopt_or_start(self._make_target()))
+        try:
+            while not starting.done() and not (is_patient and self._stop_policy is not None):
+                either: set[asyncio.Future[Any]] = {starting, self._await_interruption()}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            starting.cancel()
+        await asyncio.wait({starting})
+        return None if starting.cancelled() else starting.result()
+
+    async def _adopt_or_start(self, target: Target) -> LiveTarget:
+        if (adopted := await target.adopt()) is not None:
+            age = self._clock.monotonic() - adopted.started_at
+            self.record.last_start = self.record.last_start or self._clock.wall() - age
+            self._reports.adopted(self.plan, adopted.pid or 0, age)
+            return adopted
+        self.record.starts += 1
+        self.record.last_start = self._clock.wall()
+        started = await target.start()
+        self._reports.started(self.plan, started.pid or 0, self.record.starts)
+        return started
+
+    def _new_run(self, target: LiveTarget) -> ProgramRun:
+        restarts = self.record.crash_loops
+        age = self._clock.monotonic() - target.started_at
+        hold = self.plan.probes.hold_after(restarts, age=age)
+        if hold:
+            self._reports.probing_held(self.plan, hold, restarts)
+        return ProgramRun(
             self.plan,
-            child,
+            target,
             clock=self._clock,
             emit=self._emit,
             listener=self._listener,
             on_changed=self._on_run_changed,
-        )
-        self._report_start(child.pid)
-        self._transition(ProgramTransition.SPAWNED)
-        if self._stop_policy is not None:
-            self.run.stop(self._stop_policy)
-        try:
-            ending = await self.run.watch(self._guardian, process, self._early_notices)
-            return replace(ending, detail=ending.detail or self.run.unhealthy_reason)
-        finally:
-            self._was_stable, self._was_unhealthy = self.run.stable, bool(self.run.unhealthy_reason)
-            self.run = None
-
-    def _report_start(self, pid: int) -> None:
-        name, argv = self.plan.name, self.plan.process.argv
-        self._emit(
-            ProgramStarted(
-                program=name, pid=pid, command=tuple(argv), start_number=self.record.starts
-            )
-        )
-        self._listener.program_started(
-            ProgramStart(program=name, kind=self.plan.kind, pid=pid, on_demand=self.plan.on_demand)
+            hold=hold,
         )
 
-    def _process_spec(self) -> ProcessSpec:
-        """What to start, with its streams and the address where it may tell us how it is."""
-        health = self.plan.health
-        beat_interval = (
-            health.interval
-            if health is not None and isinstance(health.probe, HeartbeatProbe)
-            else None
-        )
-        notify_env = (
-            self.notify_socket.environment(beat_interval) if self.notify_socket is not None else {}
-        )
-        stdin, stdout, stderr = self.streams
-        self._was_stable = self._was_unhealthy = False
-        return replace(
-            self.plan.process,
-            env={**self.plan.process.env, **notify_env},
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-        )
+    def _make_target(self) -> Target:
+        """What to start, with its streams and the address where it may report to us."""
+        socket = self.notify_socket
+        env = {} if socket is None else socket.environment(self.plan.probes.beat_interval)
+        return self._targets.make(self.plan, self.streams, env)
 
     def _on_run_changed(self) -> None:
         """The run has become stable, ready or unhealthy, or is being stopped."""
@@ -309,6 +344,8 @@ class Program:
             self.breaker.succeeded()
             self.record.hangs = 0
             self._update_record()
+        if self.run.settled and self.record.crash_loops:
+            self.record.crash_loops = 0
         if self.run.stopping and self.state is ProgramState.UP:
             self._transition(ProgramTransition.STOP_REQUESTED)
         self._on_changed()
@@ -321,7 +358,7 @@ class Program:
     # --- after a run ---
 
     def _decide(self, ending: ProcessEnd) -> RestartDecision:
-        stop_requested = self._stop_policy is not None
+        stop_requested = self._stop_policy is not None or ending.stopped_elsewhere
         facts = self._end_judges.end_facts(self.plan, ending.pid)
         self._is_exempt = facts is not None and facts.is_exempt
         decision = self.plan.restart.decide(
@@ -331,14 +368,23 @@ class Program:
             stop_requested=stop_requested,
             killed_unhealthy=self._was_unhealthy,
         )
+        if self._refusal and not stop_requested:
+            decision = RestartDecision(decision.verdict, restart=True)
+        if ending.stopped_elsewhere:
+            self.record.desired, self.record.stopped_at = False, self._clock.wall()
         self.completed = decision.verdict is EndVerdict.CLEAN_EXIT and not decision.restart
         self.failed = decision.verdict not in _SUCCESS_VERDICTS and not decision.restart
         return decision
 
     def _trips_breaker(self) -> bool:
-        """Record the failure with the breaker; True when that was one too many, or too many
-        hangs in a row.
+        """Record the failure with the breaker; True if it trips: too many failures, too many hangs
+        in a row, or no restart will help.
         """
+        if self._refusal:
+            self._trip_for_good(self._refusal)
+            return True
+        if self._is_exempt:
+            return False
         now = self._clock.wall()
         self.record.hangs = self.record.hangs + 1 if self._was_unhealthy else self.record.hangs
         too_many = self.breaker.failed(now) or self.breaker.state(now) is BreakerState.OPEN
@@ -349,15 +395,34 @@ class Program:
             return True
         return too_many
 
+    def _trip_for_good(self, reason: str) -> None:
+        """Open the breaker until a person resets it."""
+        self.breaker.trip(self._clock.wall(), reason, trial=False)
+        self.last_error = reason
+
+    async def stop_unwatched(self) -> None:
+        """Stop a container that runs without a run here, unless it is to be left running."""
+        if not self._leaves:
+            await self._make_target().stop_unwatched(self._stop_policy or self.plan.stop)
+
+    def _leave_running(self) -> int:
+        if self._leaves:
+            self._reports.left_running(self.plan)
+        self._transition(ProgramTransition.STOPPED)
+        return EXIT_CLEAN_STOP
+
     def _record_end(self, ending: ProcessEnd, decision: RestartDecision, *, restart: bool) -> None:
         """Report and record how a run ended, and make the transition."""
         if not decision.restart:
             self.breaker.trial_aborted()
-        now = self._clock.wall()
-        self.record.last_end = LastEnd(
-            str(ending.cause), decision.verdict.value, now, ending.lasted
-        )
-        self._report_end(ending, decision.verdict, restart=restart)
+        if ending.detached:
+            self._reports.left_running(self.plan, self._refusal)
+        else:
+            self.record.last_end = LastEnd(
+                str(ending.cause), decision.verdict.value, self._clock.wall(), ending.lasted
+            )
+            self.last_error = "" if decision.verdict in _SUCCESS_VERDICTS else ending.detail
+            self._reports.ended(self.plan, ending, decision.verdict, restart=restart)
         self._update_record()
         final_transition = (
             ProgramTransition.STOPPED
@@ -366,69 +431,25 @@ class Program:
         )
         self._transition(ProgramTransition.FAILED if decision.restart else final_transition)
 
-    def _report_end(self, ending: ProcessEnd, verdict: EndVerdict, *, restart: bool) -> None:
-        self._emit(
-            ProgramEnded(
-                program=self.plan.name,
-                pid=ending.pid,
-                verdict=verdict,
-                cause=ending.cause,
-                lasted=ending.lasted,
-                restart=restart,
-                killed=ending.killed,
-                survivors=ending.survivors,
-                detail=ending.detail,
-            )
-        )
-        self._listener.program_ended(
-            ProgramEnd(
-                program=self.plan.name,
-                kind=self.plan.kind,
-                pid=ending.pid,
-                verdict=verdict,
-                cause=ending.cause,
-                restart=restart,
-                killed=ending.killed,
-                on_demand=self.plan.on_demand,
-            )
-        )
-
     def _on_breaker_tripped(self) -> bool:
         """The breaker has tripped; True if that is the end."""
         self._transition(ProgramTransition.BREAKER_TRIPPED)
-        window, reason = self.plan.breaker.window, self.breaker.reason
-        restarts = max(len(self.breaker.failure_times) - 1, 0)
-        self._emit(
-            CircuitBreakerTripped(
-                program=self.plan.name, restarts=restarts, window=window, reason=reason
-            )
-        )
-        self._listener.breaker_tripped(BreakerTrip(program=self.plan.name, kind=self.plan.kind))
+        self._reports.breaker_tripped(self.plan, self.breaker)
         self._update_record()
         return self.plan.critical
 
     async def _back_off(self, ending: ProcessEnd) -> bool:
-        """Wait before the next start, after an exempt end not at all; False if a stop was
-        requested meanwhile.
-        """
+        """Wait before the next start, after an exempt end not at all; False if a stop came."""
         lasted = ending.lasted if self._was_stable else 0.0
         delay = 0.0 if self._is_exempt else self.backoff.failed(lasted=lasted)
+        if self._was_unhealthy and self.plan.probes.crash_loop is not None:
+            delay, self.record.crash_loops = 0.0, self.record.crash_loops + 1
         self._update_record()
-        in_window = len(self.breaker.failure_times)
-        self._emit(
-            RestartScheduled(
-                program=self.plan.name,
-                delay=delay,
-                failures=self.backoff.failures,
-                restarts_in_window=in_window,
-            )
-        )
+        self._reports.restart_scheduled(self.plan, delay, self.backoff, self.breaker)
         return await self._schedule_start(delay)
 
     async def _cool_down(self) -> bool:
-        """Stay broken until one trial may be made, or somebody resets it; False if it was told
-        to stop meanwhile.
-        """
+        """Stay broken until one trial may be made, or a reset; False if a stop came meanwhile."""
         while not self.breaker.allow_start(self._clock.wall()):
             if not await self._pause(self.breaker.cooldown_remaining(self._clock.wall())):
                 return False
@@ -438,11 +459,10 @@ class Program:
         return started
 
     async def _schedule_start(self, delay: float) -> bool:
-        if not await self._pause(delay):
-            return False
-        self.record.record_restart(self._clock.wall())
-        self._transition(ProgramTransition.START_DUE)
-        return True
+        if is_due := await self._pause(delay):
+            self.record.record_restart(self._clock.wall())
+            self._transition(ProgramTransition.START_DUE)
+        return is_due
 
     async def _pause(self, seconds: float | None) -> bool:
         """Wait so long, or until called; False if it was told to stop, and then it is stopped."""
@@ -460,8 +480,6 @@ class Program:
             self._transition(ProgramTransition.STOP_REQUESTED)
             return False
         return True
-
-    # --- small words ---
 
     def _await_interruption(self) -> asyncio.Future[None]:
         """What `_interrupt` resolves; another one each time it did."""

@@ -28,12 +28,16 @@ class ProgramRecord:
 
     desired: bool | None = None
     """Whether somebody wants it up; None: nobody has said."""
+    stopped_at: float | None = None
+    """When it was last wanted stopped: by an operator, or by a stop through the runtime."""
     starts: int = 0
     restarts: int = 0
     failures: int = 0
     """In a row, without a stable run in between."""
     hangs: int = 0
     """Runs in a row that were ended for their health."""
+    crash_loops: int = 0
+    """Restarts for failed liveness, without a run in between that settled; containers only."""
     history: list[float] = field(default_factory=list)
     """When it was restarted."""
     last_start: float | None = None
@@ -111,10 +115,12 @@ def _breaker(value: object) -> dict[str, Any]:
 
 _CHECKS: dict[str, Callable[[object], Any]] = {
     "desired": _optional(lambda value: _expect(value, bool)),
+    "stopped_at": _optional(_timestamp),
     "starts": _count,
     "restarts": _count,
     "failures": _count,
     "hangs": _count,
+    "crash_loops": _count,
     "history": _timestamps,
     "last_start": _optional(_timestamp),
     "last_end": _optional(_last_end),

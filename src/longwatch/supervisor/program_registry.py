@@ -15,14 +15,14 @@ from typing import NamedTuple
 from longwatch.core.clock import Clock
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import ConfigReloaded
-from longwatch.host.guardian_client import GuardianClient
 from longwatch.supervisor.end_judge import EndJudges
 from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
 from longwatch.supervisor.notify_socket import Notice, NotifySocket
 from longwatch.supervisor.plan import ProgramPlan
-from longwatch.supervisor.program import Program, Streams
+from longwatch.supervisor.program import Program
 from longwatch.supervisor.program_listener import ProgramListener
 from longwatch.supervisor.program_record import ProgramRecord
+from longwatch.supervisor.target_factory import Streams, TargetFactory
 
 SocketPath = Callable[[str, int | None], Path]
 """Where a socket of that name may be, for a process of that user."""
@@ -46,7 +46,7 @@ class ProgramRegistry:
     def __init__(  # noqa: PLR0913 - what a program lives among, each by name
         self,
         *,
-        guardian: GuardianClient,
+        targets: TargetFactory,
         clock: Clock,
         events: Events,
         listener: ProgramListener,
@@ -61,7 +61,7 @@ class ProgramRegistry:
         """What is remembered of programs that are not here now, and may come."""
         self.changes = ChangeSignal()
         self.socket_path: SocketPath = lambda name, _: Path(name)
-        self._guardian = guardian
+        self._targets = targets
         self._clock = clock
         self._events = events
         self._listener = listener
@@ -80,7 +80,7 @@ class ProgramRegistry:
         assert prepared.socket_path is not None
         program = Program(
             plan,
-            guardian=self._guardian,
+            targets=self._targets,
             clock=self._clock,
             events=self._events,
             listener=self._listener,
@@ -119,16 +119,10 @@ class ProgramRegistry:
     def _new_socket_path(self, plan: ProgramPlan) -> Path | None:
         """A new one; None for a program that can keep the one it has."""
         present = self.programs.get(plan.name)
-        if (
-            present is not None
-            and not present.retired
-            and present.plan.process.identity == plan.process.identity
-        ):
+        if present is not None and not present.retired and present.plan.uid == plan.uid:
             return None
         self._socket_count += 1
-        return self.socket_path(
-            f"n{self._socket_count}", plan.process.identity.uid if plan.process.identity else None
-        )
+        return self.socket_path(f"n{self._socket_count}", plan.uid)
 
     def apply_plan(self, managed: ManagedProgram, prepared: PreparedPlan) -> None:
         """Have a program follow another plan."""
@@ -145,7 +139,7 @@ class ProgramRegistry:
         leaving = [self.programs[name] for name in names]
         for managed in leaving:
             managed.retired = True
-            managed.stop()
+            managed.stop(leave=True)
         self.changes.notify()
         await self.changes.wait_until(
             lambda: not any(managed in self.programs.values() for managed in leaving)
@@ -166,8 +160,18 @@ class ProgramRegistry:
         """Kill the program whose process that is."""
         for managed in self.programs.values():
             run = managed.program.run
-            if run is not None and run.child.pid == pid:
+            if run is not None and run.pid == pid:
                 run.kill_unhealthy(reason)
+
+    def started_elsewhere(self, name: str, started_at: float) -> None:
+        """The container of this name runs since that wall time, and is not watched."""
+        if name in self.programs:
+            self.programs[name].started_elsewhere(started_at)
+
+    def stopped_elsewhere(self, name: str) -> None:
+        """A person has stopped the container of this name, as the runtime says after its end."""
+        if name in self.programs:
+            self.programs[name].stopped_elsewhere()
 
     def close(self) -> None:
         """Nobody keeps anything any more; for when all is at rest, or lost."""
@@ -179,8 +183,7 @@ class ProgramRegistry:
         self._sockets.clear()
 
     def _open_notify_socket(self, plan: ProgramPlan, path: Path) -> NotifySocket:
-        uid = plan.process.identity.uid if plan.process.identity else None
-        socket = NotifySocket(path, partial(self._handle_notice, plan.name), uid=uid)
+        socket = NotifySocket(path, partial(self._handle_notice, plan.name), uid=plan.uid)
         socket.open()
         self._sockets[plan.name] = socket
         return socket

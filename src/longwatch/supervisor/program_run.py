@@ -1,9 +1,11 @@
 """One run of a program: from its start to the end of its tree, and what is noticed meanwhile.
 
-Three things are watched while it runs, each in a task of its own that ends with the run: whether it
-has been up long enough to be called stable, whether it answers for its health, and whether it is
-ready in time. What it says on its notify socket is heard too. A run that fails its checks is
-*unhealthy*: it is stopped like any other, and the exit decision starts it again.
+Four things are watched while it runs, each in a task of its own that ends with the run: whether it
+has been up long enough to be called stable, what its probes say, whether it is ready in time, and
+whether it ran long enough to forget its crash loops. What it says on its notify socket counts too.
+A run that fails its liveness probe is *unhealthy*: it is stopped like any other, and the exit
+decision starts it again. A run whose probe can never be made is *refused*: its watching ends, and
+where it can live without us it is left running.
 """
 
 from __future__ import annotations
@@ -12,48 +14,55 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
+from typing import Any
 
 from longwatch.core.clock import Clock
 from longwatch.core.events.base import Event
 from longwatch.core.events.programs import (
     HealthCheckFailed,
     HealthCheckPassed,
+    ProgramNotReady,
     ProgramReady,
     ProgramStable,
     ProgramStopping,
 )
-from longwatch.host.guardian_client import GuardianClient
-from longwatch.host.process import KILL_NOW, Child, ProcessEnd, ProcessSpec, StopPolicy
+from longwatch.host.process import KILL_NOW, ProcessEnd, StopPolicy
 from longwatch.supervisor.dependencies import Readiness
-from longwatch.supervisor.healthcheck import HealthChecker, watch_health
 from longwatch.supervisor.notify_socket import Notice
 from longwatch.supervisor.plan import ProgramPlan
+from longwatch.supervisor.probe_watch import ProbeStatus, ProbeWatch
+from longwatch.supervisor.probes import ProbeKind, ProbeState
 from longwatch.supervisor.program_listener import ProgramListener, ProgramStop
+from longwatch.supervisor.target import LiveTarget
 
 
 class ProgramRun:
-    """A run of the plan's program by this child. Used on the loop.
+    """A run of the plan's program: one life of its target. Used on the loop.
 
-    `on_changed` is called when `ready`, `stable`, `stopping` or `unhealthy_reason` has changed.
+    `on_changed` is called when `ready`, `stable`, `settled`, `stopping`, `unhealthy_reason` or
+    `refusal` has changed. `hold` is how long nothing is probed at first.
     """
 
     def __init__(  # noqa: PLR0913 - a run and its surroundings, each by name
         self,
         plan: ProgramPlan,
-        child: Child,
+        target: LiveTarget,
         *,
         clock: Clock,
         emit: Callable[[Event], None],
         listener: ProgramListener,
         on_changed: Callable[[], None],
+        hold: float = 0.0,
     ) -> None:
         self.plan = plan
-        self.child = child
+        self.target = target
         self.stable = False
+        self.settled = False
+        """Whether it ran for long enough to forget earlier crash loops."""
         self.unhealthy_reason = ""
         """Why it has to go; empty while it need not."""
-        self.healthy: bool | None = None
-        self.health_failures = 0
+        self.refusal = ""
+        """Why it cannot be watched, for a person to correct; empty while it can."""
         self.status_text = ""
         self.stopping = False
         """Whether it is being stopped."""
@@ -65,43 +74,93 @@ class ProgramRun:
         self._emit = emit
         self._listener = listener
         self._on_changed = on_changed
-        self._checker: HealthChecker | None = None
+        self._tasks: list[asyncio.Future[None]] = []
+        self._is_watching = False
+        self._probe_watch = self._new_probe_watch(hold)
 
     @property
     def ready(self) -> bool:
-        return self._ready.is_set() and not (self.stopping or self.announced_stop)
+        if self.stopping or self.announced_stop or self.target.is_paused:
+            return False
+        if self.plan.ready_when is Readiness.PROBE:
+            status = self.probe_statuses.get(ProbeKind.READINESS)
+            return status is not None and status.state is ProbeState.SUCCESS
+        return self._ready.is_set()
+
+    @property
+    def pid(self) -> int:
+        """Of its first process; 0 if that cannot be seen from here."""
+        return self.target.pid or 0
 
     @property
     def age(self) -> float:
-        return self._clock.monotonic() - self.child.started_at
+        return self._clock.monotonic() - self.target.started_at
 
-    async def watch(
-        self, guardian: GuardianClient, process: ProcessSpec, early_notices: Iterable[Notice] = ()
-    ) -> ProcessEnd:
-        """Watch it until its tree is gone; `said` is what it has said so far."""
-        if self.plan.health is not None:
-            self._checker = HealthChecker(
-                self.plan.health, guardian=guardian, process=process, clock=self._clock
-            )
+    @property
+    def probe_statuses(self) -> dict[ProbeKind, ProbeStatus]:
+        return self._probe_watch.statuses
+
+    @property
+    def health_failures(self) -> int:
+        """Failed liveness probes in a row."""
+        status = self.probe_statuses.get(ProbeKind.LIVENESS)
+        return status.failures if status is not None else 0
+
+    async def watch(self, early_notices: Iterable[Notice] = ()) -> ProcessEnd:
+        """Watch it until its tree is gone; `early_notices` is what it has said so far."""
         if self.plan.ready_when is Readiness.UP:
             self._mark_ready()
         for notice in early_notices:
             self.handle_notice(notice)
         with self._watching():
-            return await self.child.wait()
+            return await self.target.wait()
+
+    def apply_plan(self, plan: ProgramPlan) -> None:
+        """Follow another plan as it runs: its probes start anew. For a target that need not be
+        started again for that.
+        """
+        changed = (plan.probes, plan.ready_when) != (self.plan.probes, self.plan.ready_when)
+        self.plan = plan
+        if changed:
+            self.restart_probes()
+
+    def restart_probes(self) -> None:
+        """Probe anew, from the first probe on and without a hold."""
+        if self._is_watching and not self.stopping:
+            self._cancel_watchers()
+            self._probe_watch = self._new_probe_watch(0.0)
+            self._tasks = self._start_watchers()
+            self._on_changed()
 
     def stop(self, policy: StopPolicy) -> None:
         """Signal, grace, kill; without waiting for it. A second call sends no second signal: it
         can only hasten the first, and is reported only if it kills.
         """
         repeated, self.stopping = self.stopping and not policy.kills, True
-        self.child.begin_stop(policy)
+        self.target.begin_stop(policy)
         if repeated:
             return
-        name, pid = self.plan.name, self.child.pid
+        name, pid = self.plan.name, self.pid
         self._emit(ProgramStopping(program=name, pid=pid, signal=policy.signal, grace=policy.grace))
         self._listener.program_stopping(ProgramStop(program=name, kind=self.plan.kind, pid=pid))
         self._on_changed()
+
+    def detach(self) -> bool:
+        """Stop watching it and leave it running; False if it cannot live without us."""
+        if self.stopping or not self.target.detach():
+            return False
+        self.stopping = True
+        self._on_changed()
+        return True
+
+    def refuse(self, reason: str) -> None:
+        """It cannot be watched as its settings stand: leave it running, or stop it if it cannot
+        live without us.
+        """
+        if not (self.refusal or self.stopping):
+            self.refusal = reason
+            if not self.detach():
+                self.stop(self.plan.stop)
 
     def kill_unhealthy(self, reason: str) -> None:
         """It is alive and of no use: kill it now, and judge its end as that of one that failed
@@ -117,8 +176,8 @@ class ProgramRun:
             self.status_text = notice.status
         if notice.extend_seconds is not None:
             self._extend(notice.extend_seconds)
-        if notice.beat and self._checker is not None:
-            self._checker.beat()
+        if notice.beat:
+            self._probe_watch.beat()
         if notice.ready:
             self._on_ready_notice()
         if notice.trigger:
@@ -131,8 +190,7 @@ class ProgramRun:
 
     def _on_ready_notice(self) -> None:
         """It says that it is ready: no start is to be waited for any longer."""
-        if self._checker is not None:
-            self._checker.end_extension()
+        self._probe_watch.end_extension()
         if self.plan.ready_when is Readiness.NOTIFY:
             self._mark_ready()
 
@@ -140,28 +198,49 @@ class ProgramRun:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        watchers = [asyncio.ensure_future(watcher) for watcher in self._watchers()]
+        self._is_watching = True
+        self._tasks = self._start_watchers()
         try:
             yield
         finally:
-            for watcher in watchers:
-                watcher.cancel()
+            self._is_watching = False
+            self._cancel_watchers()
 
-    def _watchers(self) -> Iterator[Coroutine[None, None, None]]:
+    def _start_watchers(self) -> list[asyncio.Future[None]]:
+        return [asyncio.ensure_future(watcher) for watcher in self._watchers()]
+
+    def _cancel_watchers(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _watchers(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._watch_stability()
-        if self._checker is not None:
-            yield self._watch_health(self._checker)
+        if self.plan.probes:
+            yield self._watch_probes()
+        if self.plan.probes.crash_loop is not None:
+            yield self._watch_settling(self.plan.probes.crash_loop.stable_after)
         if self.plan.ready_timeout is not None:
             yield self._watch_readiness(self.plan.ready_timeout)
 
     async def _watch_stability(self) -> None:
-        await self._clock.sleep(self.plan.backoff.stable_after)
-        if self._checker is None:
+        await self._sleep_until_age(self.plan.backoff.stable_after)
+        if self.plan.probes.liveness is None and self.plan.probes.startup is None:
             self._mark_stable()
 
-    async def _watch_health(self, checker: HealthChecker) -> None:
-        reason = await watch_health(checker, self._clock, self._on_health_result)
-        self._mark_unhealthy(reason)
+    async def _watch_settling(self, seconds: float) -> None:
+        await self._sleep_until_age(seconds)
+        self.settled = True
+        self._on_changed()
+
+    async def _sleep_until_age(self, seconds: float) -> None:
+        await self._clock.sleep(max(seconds - self.age, 0.0))
+
+    async def _watch_probes(self) -> None:
+        verdict = await self._probe_watch.run()
+        if verdict.refused:
+            self.refuse(verdict.reason)
+        else:
+            self._mark_unhealthy(verdict.reason)
 
     async def _watch_readiness(self, seconds: float) -> None:
         self._ready_deadline = max(self._ready_deadline, self._clock.monotonic() + seconds)
@@ -170,26 +249,67 @@ class ProgramRun:
         if not self._ready.is_set():
             self._mark_unhealthy(f"not ready after {seconds:g} s")
 
-    def _on_health_result(self, reason: str | None, failures: int) -> None:
-        """An answer for its health came, or did not."""
-        name, pid, was_healthy = self.plan.name, self.child.pid, self.healthy
-        self.healthy, self.health_failures = reason is None, failures
-        if reason is not None and not failures:
-            return  # while it starts, nothing is held against it
-        if reason is not None:
-            allowed = self.plan.health.failures if self.plan.health else 0
-            self._emit(
-                HealthCheckFailed(
-                    program=name, pid=pid, reason=reason, failures=failures, threshold=allowed
-                )
-            )
-            return
-        if not was_healthy:
-            self._emit(HealthCheckPassed(program=name, pid=pid))
-        if self.plan.ready_when is Readiness.HEALTHY:
+    # --- what probes say ---
+
+    def _new_probe_watch(self, hold: float) -> ProbeWatch:
+        self._last_states: dict[ProbeKind, ProbeState] = {}
+        self._was_healthy = False
+        return ProbeWatch(
+            self.plan.probes,
+            self.target,
+            clock=self._clock,
+            on_result=self._on_probe_result,
+            hold=hold,
+        )
+
+    def _on_probe_result(self, status: ProbeStatus, reason: str | None) -> None:
+        """A probe was answered, or was not in time."""
+        if status.kind is ProbeKind.READINESS:
+            self._on_readiness(status, reason)
+        elif reason is None:
+            self._on_healthy(status)
+        else:
+            self._was_healthy = False
+            if status.failures:  # while it starts, nothing is held against it
+                self._report_failure(status, reason)
+
+    def _on_healthy(self, status: ProbeStatus) -> None:
+        if not self._was_healthy:
+            self._was_healthy = True
+            self._emit(HealthCheckPassed(program=self.plan.name, pid=self.pid, probe=status.kind))
+        if self.plan.ready_when is Readiness.HEALTHY and status.state is ProbeState.SUCCESS:
             self._mark_ready()
         if self.age > self.plan.backoff.stable_after:
             self._mark_stable()
+
+    def _on_readiness(self, status: ProbeStatus, reason: str | None) -> None:
+        """Report each failure, and each change of the state once."""
+        was, now = self._last_states.get(status.kind), status.state
+        self._last_states[status.kind] = now
+        if reason is not None and now is not ProbeState.SUCCESS and was is not ProbeState.FAILED:
+            self._report_failure(status, reason)
+        if now is was or self.plan.ready_when is not Readiness.PROBE:
+            return
+        if now is ProbeState.SUCCESS:
+            self._ready.set()
+            self._report_ready()
+            self._on_changed()
+        elif now is ProbeState.FAILED:
+            self._emit(ProgramNotReady(program=self.plan.name, pid=self.pid, reason=status.reason))
+            self._on_changed()
+
+    def _report_failure(self, status: ProbeStatus, reason: str) -> None:
+        policy = getattr(self.plan.probes, status.kind)
+        self._emit(
+            HealthCheckFailed(
+                program=self.plan.name,
+                pid=self.pid,
+                probe=status.kind,
+                reason=reason,
+                failures=status.failures,
+                threshold=getattr(policy, "failures", 0),
+            )
+        )
 
     # --- what it has become ---
 
@@ -198,15 +318,16 @@ class ProgramRun:
             return
         self._ready.set()
         if self.plan.ready_when is not Readiness.UP:
-            self._emit(
-                ProgramReady(program=self.plan.name, pid=self.child.pid, startup_seconds=self.age)
-            )
+            self._report_ready()
         self._on_changed()
+
+    def _report_ready(self) -> None:
+        self._emit(ProgramReady(program=self.plan.name, pid=self.pid, startup_seconds=self.age))
 
     def _mark_stable(self) -> None:
         if not self.stable:
             self.stable = True
-            self._emit(ProgramStable(program=self.plan.name, pid=self.child.pid, lasted=self.age))
+            self._emit(ProgramStable(program=self.plan.name, pid=self.pid, lasted=self.age))
             self._on_changed()
 
     def _mark_unhealthy(self, reason: str) -> None:
@@ -217,6 +338,5 @@ class ProgramRun:
     def _extend(self, seconds: float) -> None:
         """It needs more time for whatever it is doing: starting or stopping."""
         self._ready_deadline = max(self._ready_deadline, self._clock.monotonic() + seconds)
-        if self._checker is not None:
-            self._checker.extend_startup(seconds)
-        self.child.extend_stop(seconds)
+        self._probe_watch.extend_startup(seconds)
+        self.target.extend_stop(seconds)

@@ -5,7 +5,7 @@ grace, all under one deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from longwatch.core.clock import Clock
@@ -14,6 +14,7 @@ from longwatch.host.loop import wait_until_done
 from longwatch.host.process import StopPolicy
 from longwatch.supervisor.dependencies import dependency_problems, start_waves
 from longwatch.supervisor.managed_program import ChangeSignal, ManagedProgram
+from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener
 
 
 async def stop_in_waves(
@@ -33,7 +34,7 @@ async def stop_in_waves(
         for managed in stopping:
             managed.start_requested = False
             if managed.active:
-                managed.program.stop(_cap_grace(policy or managed.plan.stop, deadline))
+                managed.program.stop(_cap_grace(policy or managed.plan.stop, deadline), leave=True)
         await _wait_until_idle(stopping, changes, deadline)
 
 
@@ -66,3 +67,15 @@ async def _wait_until_idle(
 def _cap_grace(policy: StopPolicy, deadline: Deadline) -> StopPolicy:
     left = deadline.remaining()
     return policy if left is None or left >= policy.grace else replace(policy, grace=left)
+
+
+class ShutdownKillCounter(ProgramListener):
+    """Counts the processes that had to be killed while the supervisor shuts down."""
+
+    def __init__(self, is_shutting_down: Callable[[], bool]) -> None:
+        self.killed = 0
+        self._is_shutting_down = is_shutting_down
+
+    def program_ended(self, end: ProgramEnd) -> None:
+        if self._is_shutting_down() and not end.on_demand:
+            self.killed += end.killed

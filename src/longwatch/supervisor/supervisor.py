@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from longwatch.core.clock import Clock, SystemClock, Wakeup
 from longwatch.core.deadline import Deadline
@@ -21,12 +21,10 @@ from longwatch.core.error_text import describe_error
 from longwatch.core.events.base import Events
 from longwatch.core.events.supervisor import (
     ConfigReloaded,
-    ConfigReloadRejected,
     ProgramListenerFailed,
     ProgramsLeftStopped,
 )
-from longwatch.errors import LongwatchError, ServiceStateError, TryAgainError, UsageError
-from longwatch.host.blocking_call import BlockingCall
+from longwatch.errors import GuardianLostError, ServiceStateError, TargetRefusedError
 from longwatch.host.guardian_client import GuardianClient
 from longwatch.host.loop import EventLoopThread
 from longwatch.host.process import KILL_NOW, StopPolicy
@@ -35,22 +33,25 @@ from longwatch.supervisor.commands import START_TIMEOUT, ProgramCommands
 from longwatch.supervisor.control_requests import ControlRequests
 from longwatch.supervisor.end_judge import EndJudge, EndJudges
 from longwatch.supervisor.managed_program import ManagedProgram, ProgramStatus
-from longwatch.supervisor.plan import Plans, ProgramPlan, validate_plans
-from longwatch.supervisor.program import EXIT_NEEDS_OPERATOR, Streams
-from longwatch.supervisor.program_listener import ProgramEnd, ProgramListener, ProgramListeners
+from longwatch.supervisor.plan import Plans, ProgramKind, ProgramPlan, validate_plans
+from longwatch.supervisor.plan_follower import PlanFollower
+from longwatch.supervisor.program import EXIT_NEEDS_OPERATOR
+from longwatch.supervisor.program_listener import ProgramListener, ProgramListeners
 from longwatch.supervisor.program_record import ProgramRecord
-from longwatch.supervisor.program_registry import ProgramRegistry, apply_plans
-from longwatch.supervisor.shutdown import stop_in_waves
+from longwatch.supervisor.program_registry import ProgramRegistry
+from longwatch.supervisor.shutdown import ShutdownKillCounter, stop_in_waves
 from longwatch.supervisor.socket_directory import SocketDirectory
 from longwatch.supervisor.state_directory import StateDirectory
+from longwatch.supervisor.target_factory import Streams, Targets
+
+if TYPE_CHECKING:
+    from longwatch.supervisor.containers.container_host import ContainerHost
 
 T = TypeVar("T")
 
 FAST_SHUTDOWN_GRACE = 0.7
 """What is left to the others when a critical program has broken: all is over within a second."""
 THIRTY_DAYS = 30 * 86_400.0
-PLAN_READ_TIMEOUT = 300.0
-"""Seconds that the source of plans may take."""
 _START_BATCH = 10
 
 
@@ -73,6 +74,9 @@ class Supervisor(Service):
     and `extra_status` is added to what `longwatch status --json` says of the supervisor. With
     `subreaper`, this process inherits the orphans of its programs. `on_guardian_started` is called
     once the guardian runs, before anything else is opened: programs do not inherit what it changes.
+    `container_host` makes the connection to a container runtime; it is called on the loop, for the
+    first container. `refresh_plans` is called in a thread before a reset: it returns the plans that
+    hold now, None for the present ones.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -91,13 +95,15 @@ class Supervisor(Service):
         on_guardian_started: Callable[[], None] = lambda: None,
         subreaper: bool = False,
         cgroups: bool = True,
+        container_host: Callable[[], ContainerHost] | None = None,
+        refresh_plans: Callable[[], Plans | None] | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         super().__init__(name="supervisor", clock=self.clock)
         self.events = events or Events()
         self.state_dir = state_dir
         self.loop = EventLoopThread(clock=self.clock)
-        self._kill_counter = _ShutdownKillCounter(lambda: self.is_shutting_down)
+        self._kill_counter = ShutdownKillCounter(lambda: self.is_shutting_down)
         self._listeners = ProgramListeners(on_error=self._on_listener_error)
         self._listeners.add(self._kill_counter)
         self._end_judges = EndJudges(self.events)
@@ -107,19 +113,29 @@ class Supervisor(Service):
             events=self.events,
             subreaper=subreaper,
             cgroups=cgroups,
-            on_lost=self._listeners.guardian_lost,
+            on_lost=self._on_guardian_lost,
+            is_spared=lambda pid: bool(
+                self._container_host and self._container_host.owns_process(pid)
+            ),
         )
-        self._plans = validate_plans(plans)
+        self._plan_follower = PlanFollower(
+            validate_plans(plans),
+            events=self.events,
+            source=plan_source,
+            refresh_source=refresh_plans,
+            check_running=self._check_running,
+        )
         self._main_program = main_program
-        self._plan_source = plan_source
         self._shutdown_timeout = shutdown_timeout
         self._forget_after = forget_after
         self._extra_status = extra_status or {}
         self._on_guardian_started = on_guardian_started
         self._state_directory: StateDirectory | None = None
         self._socket_directory: SocketDirectory | None = None
+        self._make_container_host = container_host
+        self._container_host: ContainerHost | None = None
         self._registry = ProgramRegistry(
-            guardian=self.guardian,
+            targets=Targets(self.guardian, self._open_container_host),
             clock=self.clock,
             events=self.events,
             listener=self._listeners,
@@ -136,12 +152,12 @@ class Supervisor(Service):
             events=self.events,
             flush_records=self._flush_records,
             refusal=lambda: "the supervisor is shutting down" if self.is_shutting_down else "",
+            refresh_plans=lambda: self._plan_follower.refresh(self._registry),
         )
 
     def _reset(self) -> None:
         """What belongs to one start of the supervisor."""
         self._finished = Wakeup()
-        self._reload_lock = asyncio.Lock()
         self._shutdown_task: asyncio.Task[None] | None = None
         self._kill_counter.killed = 0
         self._exit_code: int | None = None
@@ -190,11 +206,15 @@ class Supervisor(Service):
         """Forget what went wrong with them; those that are broken start."""
         return self._call_on_loop(self.commands.reset(*names))
 
+    def clear_liveness_state(self, name: str) -> None:
+        """Forget the failed liveness and the crash loops of a program: its probes begin anew."""
+        self._call_on_loop(self.commands.clear_liveness(name))
+
     def reload(self, plans: Plans) -> ConfigReloaded:
         """Follow other plans: start what is new, stop what is gone, start anew what changed,
         leave alone the rest.
         """
-        return self._call_on_loop(self._reload(validate_plans(plans)))
+        return self._call_on_loop(self._plan_follower.follow(self._registry, validate_plans(plans)))
 
     def shut_down(self, policy: StopPolicy | None = None) -> None:
         """Begin to stop everything; `wait` tells when it is done. With a policy, by that instead
@@ -247,7 +267,7 @@ class Supervisor(Service):
         event.
         """
         if self.loop.started:
-            self.loop.spawn(self._reload_quietly())
+            self.loop.spawn(self._plan_follower.reload_quietly(self._registry))
 
     # --- the service contract ---
 
@@ -264,7 +284,9 @@ class Supervisor(Service):
                     self.state_dir, clock=self.clock, events=self.events
                 )
                 undo.callback(self._close_state_directory, Deadline.never(self.clock))
-                records = self._state_directory.open(self._plans, forget_after=self._forget_after)
+                records = self._state_directory.open(
+                    self._plan_follower.plans, forget_after=self._forget_after
+                )
             self._socket_directory = SocketDirectory.create()
             undo.callback(self._close_socket_directory)
             undo.callback(self.loop.stop)
@@ -296,7 +318,7 @@ class Supervisor(Service):
     def _close_socket_directory(self) -> None:
         if self._socket_directory is not None:
             self._socket_directory.close()
-            self._socket_directory = None
+        self._socket_directory = None
 
     # --- on the loop: from the beginning to the end ---
 
@@ -309,7 +331,7 @@ class Supervisor(Service):
             state_dir = self._state_directory.path.absolute()
             requests = ControlRequests(
                 self.commands,
-                self._reload_from_source,
+                lambda: self._plan_follower.reload(self._registry),
                 state_dir,
                 self.guardian,
                 clock=self.clock,
@@ -318,7 +340,7 @@ class Supervisor(Service):
             await self._state_directory.open_control(
                 self._socket_directory.path / "control", requests.handle
             )
-        for number, plan in enumerate(self._plans.values(), 1):
+        for number, plan in enumerate(self._plan_follower.plans.values(), 1):
             self._registry.add(
                 self._registry.prepare(plan), strict=plan.name == self._main_program
             ).start_if_desired()
@@ -344,6 +366,13 @@ class Supervisor(Service):
             self._begin_shutdown(code)
         elif managed.plan.critical and (code == EXIT_NEEDS_OPERATOR or managed.program.failed):
             self._begin_shutdown(EXIT_NEEDS_OPERATOR, timeout=FAST_SHUTDOWN_GRACE)
+
+    def _on_guardian_lost(self) -> None:
+        """With containers alone, no program fails by its death, and nothing else would end us."""
+        self._listeners.guardian_lost()
+        runs = [managed for managed in self._registry.programs.values() if managed.up]
+        if all(managed.plan.kind is ProgramKind.CONTAINER for managed in runs):
+            self._fail(GuardianLostError("the guardian died; no process was running"))
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -411,8 +440,35 @@ class Supervisor(Service):
             with suppress(asyncio.CancelledError):
                 await self._shutdown_task
 
+    def _open_container_host(self) -> ContainerHost:
+        """The one connection to the runtime, opened for the first container."""
+        if self._container_host is None:
+            if self._make_container_host is None:
+                raise TargetRefusedError(
+                    "this supervisor was given no container runtime; pass container_host="
+                )
+            self._container_host = self._make_container_host()
+            self._container_host.on_started = self._on_started_elsewhere
+            self._container_host.on_stopped = self._registry.stopped_elsewhere
+            self._container_host.open()
+        return self._container_host
+
+    def _on_started_elsewhere(self, name: str, started_at: float) -> None:
+        """A container of ours runs that is not watched; during a shutdown it was left running."""
+        if not self.is_shutting_down:
+            self._registry.started_elsewhere(name, started_at)
+
+    @property
+    def known_children(self) -> set[int]:
+        """The children of this process that code of ours waits for; no other may reap them."""
+        host = self._container_host
+        return {self.guardian.pid or 0, *(host.child_pids() if host is not None else ())}
+
     async def _close_on_loop(self) -> None:
         self._registry.close()
+        if self._container_host is not None:
+            await self._container_host.close()
+        self._container_host = None
         if self._state_directory is not None:
             await self._state_directory.close_control()
 
@@ -425,49 +481,6 @@ class Supervisor(Service):
     async def _flush_records(self) -> None:
         if self._state_directory is not None:
             await self._state_directory.flush_records()
-
-    async def _reload_quietly(self) -> None:
-        with suppress(LongwatchError, OSError):
-            await self._reload_from_source()
-
-    async def _reload_from_source(self) -> ConfigReloaded:
-        if self._plan_source is None:
-            raise UsageError(
-                "this supervisor was given its programs by code; there is no file to read again"
-            )
-        async with self._reload_lock:
-            try:
-                return await self._apply_plans(
-                    validate_plans(await self._read_plans(self._plan_source))
-                )
-            except (LongwatchError, OSError) as error:
-                self.events.emit(ConfigReloadRejected(reason=str(error)))
-                raise
-
-    async def _read_plans(self, source: Callable[[], Plans]) -> Plans:
-        """In a thread of its own: it may take its time, and programs end meanwhile."""
-        question = BlockingCall(source, name="longwatch-plan-reader", timeout=PLAN_READ_TIMEOUT)
-        try:
-            return await question.run()
-        except TimeoutError:
-            raise TryAgainError(
-                f"the settings could not be read within {PLAN_READ_TIMEOUT:g} s; everything "
-                f"goes on as it was"
-            ) from None
-        finally:
-            question.close()
-
-    async def _reload(self, plans: dict[str, ProgramPlan]) -> ConfigReloaded:
-        async with self._reload_lock:
-            return await self._apply_plans(plans)
-
-    async def _apply_plans(self, plans: dict[str, ProgramPlan]) -> ConfigReloaded:
-        """One at a time: two at once would add a program that leaves and comes back twice."""
-        self._check_running()
-        changes = await apply_plans(self._registry, plans, check_running=self._check_running)
-        self._plans = plans
-        self.events.emit(changes)
-        return changes
 
     def _check_running(self) -> None:
         if self.is_shutting_down:
@@ -484,15 +497,3 @@ class Supervisor(Service):
     def _call_soon(self, act: Callable[[], object]) -> None:
         if self.loop.started:
             self.loop.loop().call_soon_threadsafe(act)
-
-
-class _ShutdownKillCounter(ProgramListener):
-    """Counts the processes that had to be killed while the supervisor shuts down."""
-
-    def __init__(self, is_shutting_down: Callable[[], bool]) -> None:
-        self.killed = 0
-        self._is_shutting_down = is_shutting_down
-
-    def program_ended(self, end: ProgramEnd) -> None:
-        if self._is_shutting_down() and not end.on_demand:
-            self.killed += end.killed

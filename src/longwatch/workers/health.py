@@ -120,9 +120,16 @@ class WorkersHealth(Service):
         running = {worker.program for worker in self._monitor.workers()}
         for name in self._names:
             yield MetricSample("longwatch_worker_up", (name,), float(name in running))
-        for name, source in self._monitor.mailbox_sources():
-            try:
-                stats = source.stats()
-            except LongwatchError:
-                continue
-            yield from (MetricSample(*gauge) for gauge in mailbox_gauges(name, stats))
+        yield from mailbox_samples(self._monitor)
+
+
+def mailbox_samples(monitor: WorkerMonitor) -> Iterator[MetricSample]:
+    """The gauges of the mailboxes that workers have leases in. Blocks on their stores; mailboxes
+    whose store does not answer are left out.
+    """
+    for name, source in monitor.mailbox_sources():
+        try:
+            stats = source.stats()
+        except LongwatchError:
+            continue
+        yield from (MetricSample(*gauge) for gauge in mailbox_gauges(name, stats))

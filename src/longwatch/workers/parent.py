@@ -25,13 +25,14 @@ from longwatch.workers.suspects import Plans
 
 
 class WorkerParent(Service):
-    """Monitors the workers of one supervisor. Their crash files go below `state`.
+    """Monitors the workers of one supervisor. Their crash files go below `state`. Without
+    `counts_events`, the metrics of its monitor are those of the workers alone.
 
     `attach` connects it with the supervisor: after the plans were made, which need
     `environment_for`, and before the supervisor starts them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a parent and its surroundings, two of them optional
         self,
         *,
         state: Path | None,
@@ -39,6 +40,7 @@ class WorkerParent(Service):
         clock: Clock,
         events: Events,
         on_worker_active: Callable[[], None] = lambda: None,
+        counts_events: bool = True,
     ) -> None:
         super().__init__(name="workers", clock=clock)
         self.monitor = WorkerMonitor(
@@ -53,7 +55,8 @@ class WorkerParent(Service):
         self._state = state
         self._log_variables = _log_environment(log)
         self._socket_directory: SocketDirectory | None = None
-        events.subscribe(self.monitor.observe)
+        if counts_events:
+            events.subscribe(self.monitor.observe)
 
     def attach(self, supervisor: Supervisor) -> None:
         """Monitor the workers of this supervisor, and have it kill those that stall."""

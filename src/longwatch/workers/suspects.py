@@ -160,7 +160,7 @@ def suspect_plan(plan: ProgramPlan, name: str) -> ProgramPlan:
     return replace(
         plan,
         name=name,
-        process=replace(plan.process, env=env),
+        spec=replace(plan.process, env=env),
         restart=RestartPolicy(restart=Restart.NEVER),
         critical=False,
         autostart=False,

@@ -80,6 +80,57 @@ class ProgramReady(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramNotReady(Event):
+    """Its readiness probe failed often enough in a row. It runs on."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAdopted(Event):
+    """The supervisor took over what an earlier one left running."""
+
+    program: str
+    pid: int
+    age: float
+    """Seconds since it was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramLeftRunning(Event):
+    """The supervisor ends or no longer watches it, and it runs on."""
+
+    program: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbingHeld(Event):
+    """It was restarted for failed liveness probes: nothing is probed for a while (crash loop)."""
+
+    default_level: ClassVar[Level] = Level.WARNING
+
+    program: str
+    seconds: float
+    restarts: int
+    """For failed liveness, without a settled run in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeProcessLeaked(Event):
+    """The command of a probe did not end in time, and nothing here can kill it."""
+
+    default_level: ClassVar[Level] = Level.ERROR
+
+    program: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStable(Event):
     """It has been up long enough: backoff and counters start anew."""
 
@@ -112,6 +163,7 @@ class HealthCheckPassed(Event):
 
     program: str
     pid: int
+    probe: str = "liveness"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +175,7 @@ class HealthCheckFailed(Event):
     reason: str
     failures: int
     threshold: int
+    probe: str = "liveness"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

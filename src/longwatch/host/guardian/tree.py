@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import StrEnum, auto
 
@@ -198,12 +198,13 @@ class TreeScanner:
             self.table.signal(process, signal.SIGKILL)
 
 
-def kill_marked(
+def kill_marked(  # noqa: PLR0913 - each is optional and has its own meaning
     marks: Iterable[str],
     *,
     leaders: Iterable[tuple[int, int]] = (),
     cgroup: Cgroup | None = None,
     include_descendants: bool = False,
+    is_spared: Callable[[int], bool] = lambda _: False,
     variable: str = OWNER_VARIABLE,
 ) -> int:
     """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host
@@ -212,7 +213,8 @@ def kill_marked(
     A process bears a mark as the value of `variable` in its environment. With `leaders`, pids and
     start times, first the process groups of those that lived just now; with `cgroup`, also every
     process in it, and the cgroup is removed; with `include_descendants`, also every descendant of
-    this process. How many were met, those that died by themselves included.
+    this process, but for those of which `is_spared` says so by their pid, and what descends from
+    them. How many were met, those that died by themselves included.
     """
     table = ProcTable()
     wanted = {f"{variable}={mark}".encode() for mark in marks}
@@ -221,7 +223,7 @@ def kill_marked(
     until = time.monotonic() + _KILL_TIMEOUT
     while time.monotonic() < until:
         found, unclear = _find_marked(
-            table, wanted, cgroup, include_descendants=include_descendants
+            table, wanted, cgroup, include_descendants=include_descendants, is_spared=is_spared
         )
         if not (found or unclear or groups or (cgroup is not None and cgroup.populated)):
             break
@@ -238,17 +240,18 @@ def kill_marked(
 
 
 def _find_marked(
-    table: ProcTable, wanted: set[bytes], cgroup: Cgroup | None, *, include_descendants: bool
+    table: ProcTable,
+    wanted: set[bytes],
+    cgroup: Cgroup | None,
+    *,
+    include_descendants: bool,
+    is_spared: Callable[[int], bool],
 ) -> tuple[list[Process], bool]:
     """The processes that bear a mark, are in the cgroup or descend from us; and whether there is
     a process of which that cannot be said now.
     """
     processes = table.read()
-    ours = (
-        {process.key for process in descendants(processes, table.own_key)}
-        if include_descendants
-        else set()
-    )
+    ours = _own_descendants(processes, table.own_key, is_spared) if include_descendants else set()
     in_cgroup = cgroup.pids() if cgroup else set()
     others = [process for process in processes.values() if process.key != table.own_key]
     environments = {process: table.environment(process) for process in others} if wanted else {}
@@ -258,6 +261,18 @@ def _find_marked(
         if p.key in ours or p.pid in in_cgroup or wanted.intersection(environments.get(p) or ())
     ]
     return found, None in environments.values()
+
+
+def _own_descendants(
+    processes: dict[int, Process], root: int, is_spared: Callable[[int], bool]
+) -> set[int]:
+    """The keys of what descends from us, without what is spared and descends from that."""
+    ours = list(descendants(processes, root))
+    spared = [process for process in ours if is_spared(process.pid)]
+    kept = {process.key for process in spared}
+    for process in spared:
+        kept |= {each.key for each in descendants(processes, process.key)}
+    return {process.key for process in ours} - kept
 
 
 def kill_processes(table: ProcTable, processes: Iterable[Process]) -> None:

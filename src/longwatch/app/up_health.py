@@ -1,0 +1,233 @@
+"""The health and metrics port of `longwatch up`: one for everything that it runs.
+
+    /health/live    the supervisor's loop turns: it beats every few seconds
+    /health/ready   every program that is wanted up is ready; `/readyz` names those that are not
+    /metrics        counted events, the state of every program, and the metrics of worker processes
+
+States come from one snapshot, taken on the supervisor's loop. A supervisor that does not answer in
+a second is not ready, and its scrape has counters and no gauges of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from longwatch.config.settings import Settings
+from longwatch.core.breaker import BreakerState
+from longwatch.core.clock import Clock
+from longwatch.core.health import Aspect, HealthAnswer, HealthCheck, HealthReason
+from longwatch.core.heartbeat import Heartbeat
+from longwatch.engine.policy import suspect_names
+from longwatch.errors import TryAgainError
+from longwatch.host.health_server import HealthServer
+from longwatch.host.periodic import Cadence, run_every
+from longwatch.observe.counters import EventCounters, MergedSamples, MetricSample
+from longwatch.observe.metrics import exposition
+from longwatch.supervisor.lifecycle import ProgramState
+from longwatch.supervisor.managed_program import ProgramStatus
+from longwatch.supervisor.probes import ProbeState
+from longwatch.supervisor.restart_policy import EndVerdict
+from longwatch.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from longwatch.workers.monitor import WorkerMonitor
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds that the supervisor has for a snapshot."""
+_BEAT_INTERVAL = 5.0
+_NOT_LIVE_AFTER = 30.0
+"""Seconds without a beat of the supervisor's loop, or a check of the worker monitor."""
+_MAX_NAMED = 20
+"""Programs that an answer names at most."""
+_PROBE_VALUES = {ProbeState.SUCCESS.value: 1.0, ProbeState.FAILED.value: 0.0}
+_WORKERS, _THIS_PROCESS = range(2)
+"""Whose samples are merged; of one gauge the last value counts."""
+
+
+class _Snapshot(NamedTuple):
+    """What holds at one moment. `runtime_up` is None where no container needs a runtime."""
+
+    programs: list[ProgramStatus]
+    runtime_up: bool | None
+
+
+class UpHealth:
+    """Answers for one supervisor, from any thread.
+
+    `settings` returns those in effect. `worker_monitor` returns the monitor of worker processes,
+    None while there are none. `runtime_up` says on the supervisor's loop whether the container
+    runtime answers, None where none is needed.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        clock: Clock,
+        settings: Callable[[], Settings],
+        worker_monitor: Callable[[], WorkerMonitor | None],
+        runtime_up: Callable[[], bool | None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._clock = clock
+        self._settings = settings
+        self._worker_monitor = worker_monitor
+        self._runtime_up = runtime_up
+        self._heartbeat = Heartbeat(clock)
+        self._counters = EventCounters()
+
+    @contextmanager
+    def serving(self, *, host: str, port: int) -> Iterator[None]:
+        """Serve health and metrics within the block. Enter it before the supervisor starts, and
+        leave it after the supervisor has stopped. UsageError if the port cannot be opened.
+        """
+        server = HealthServer(
+            host=host,
+            port=port,
+            checks=self.checks(),
+            metrics=self.exposition,
+            clock=self._clock,
+            port_name="[supervisor] metrics_port",
+        )
+        with ExitStack() as undo:
+            undo.callback(self._supervisor.events.subscribe(self._counters))
+            server.start()
+            undo.callback(server.stop)
+            beating = self._supervisor.loop.spawn(self._beat())
+            undo.callback(beating.cancel)
+            yield
+
+    async def _beat(self) -> None:
+        """Beat on the supervisor's loop, for as long as it turns."""
+
+        async def one() -> None:
+            self._heartbeat.beat()
+
+        cadence = Cadence(interval=_BEAT_INTERVAL)
+        await run_every(cadence, one, name="supervisor heartbeat", clock=self._clock)
+
+    def checks(self) -> Iterator[HealthCheck]:
+        live, started = frozenset({Aspect.LIVE}), frozenset({Aspect.STARTED})
+        yield HealthCheck("supervisor", self._loop_reason, live, quick=True)
+        yield HealthCheck("worker-monitor", self._monitor_reason, live, quick=True)
+        yield HealthCheck("supervisor-start", self._start_reason, started, quick=True)
+        yield HealthCheck(
+            "programs",
+            self._readiness,
+            frozenset({Aspect.READY}),
+            timeout=2 * ANSWER_TIMEOUT,
+        )
+
+    def exposition(self) -> bytes:
+        """The metrics page. Blocks: on the supervisor for a second at most, and on the stores of
+        workers.
+        """
+        merged = MergedSamples()
+        if (monitor := self._worker_monitor()) is not None:
+            from longwatch.workers.health import mailbox_samples  # noqa: PLC0415 - only for a file with workers
+
+            merged.update(_WORKERS, [*monitor.samples(), *mailbox_samples(monitor)])
+        merged.update(_THIS_PROCESS, [*self._counters.samples(), *self._gauges()])
+        return exposition(merged.samples())
+
+    # --- health ---
+
+    def _loop_reason(self) -> HealthReason:
+        return _heartbeat_reason(self._heartbeat)
+
+    def _monitor_reason(self) -> HealthReason:
+        monitor = self._worker_monitor()
+        return HealthReason.OK if monitor is None else _heartbeat_reason(monitor.heartbeat)
+
+    def _start_reason(self) -> HealthReason:
+        has_started = self._supervisor.started or self._supervisor.is_shutting_down
+        return HealthReason.OK if has_started else HealthReason.NOT_STARTED
+
+    def _readiness(self) -> HealthReason | HealthAnswer:
+        if self._supervisor.is_shutting_down:
+            return HealthReason.DRAINING
+        if not self._supervisor.started:
+            return HealthReason.NOT_STARTED
+        snapshot = self._take_snapshot()
+        if snapshot is None:
+            return HealthReason.UNREACHABLE
+        if waiting := self._not_ready(snapshot.programs):
+            return HealthAnswer(HealthReason.FAILED, f"not ready: {_listed(waiting)}")
+        return HealthReason.OK
+
+    def _not_ready(self, programs: Iterable[ProgramStatus]) -> list[str]:
+        """Programs that are wanted up and not ready, each with its state. Those that have done
+        their work and the processes that run suspects for a while do not count.
+        """
+        suspects = {name for group in self._settings().worker for name in suspect_names(group)}
+        return [
+            f"{program['name']} ({program['state']})"
+            for program in programs
+            if program["desired"] == "up"
+            and not program["ready"]
+            and not _is_completed(program)
+            and program["name"] not in suspects
+        ]
+
+    # --- gauges ---
+
+    def _gauges(self) -> list[MetricSample]:
+        """The state of everything at one moment; nothing if the supervisor does not answer."""
+        snapshot = self._take_snapshot()
+        if snapshot is None:
+            return []
+        is_ready = not (self._supervisor.is_shutting_down or self._not_ready(snapshot.programs))
+        gauges = [MetricSample("longwatch_health_ready", (), float(is_ready))]
+        if snapshot.runtime_up is not None:
+            up = float(snapshot.runtime_up)
+            gauges.append(MetricSample("longwatch_container_runtime_up", (), up))
+        for program in snapshot.programs:
+            gauges += program_gauges(program)
+        return gauges
+
+    def _take_snapshot(self) -> _Snapshot | None:
+        """None if the supervisor does not run, or does not answer in time."""
+        loop = self._supervisor.loop
+        if not (self._supervisor.started and loop.started):  # a call would start the loop again
+            return None
+        try:
+            return loop.call(self._read_snapshot(), timeout=ANSWER_TIMEOUT)
+        except (TryAgainError, CancelledError):
+            return None
+
+    async def _read_snapshot(self) -> _Snapshot:
+        return _Snapshot(await self._supervisor.commands.status(), self._runtime_up())
+
+
+def program_gauges(program: ProgramStatus) -> Iterator[MetricSample]:
+    """The gauges of one program. A probe has one once it has passed or failed."""
+    name = program["name"]
+    yield MetricSample("longwatch_program_up", (name,), float(program["up"]))
+    yield MetricSample("longwatch_program_ready", (name,), float(program["ready"]))
+    is_open = program["breaker"]["phase"] == BreakerState.OPEN
+    yield MetricSample("longwatch_program_breaker_open", (name,), float(is_open))
+    for probe, status in program["probes"].items():
+        if (value := _PROBE_VALUES.get(status["state"])) is not None:
+            yield MetricSample("longwatch_probe_success", (name, probe), value)
+
+
+def _heartbeat_reason(heartbeat: Heartbeat) -> HealthReason:
+    return HealthReason.OK if heartbeat.elapsed() < _NOT_LIVE_AFTER else HealthReason.STALE
+
+
+def _is_completed(program: ProgramStatus) -> bool:
+    """Whether it has ended well by itself, and is not started again for that."""
+    last_end = program["last_end"]
+    return bool(
+        program["state"] == ProgramState.ENDED
+        and last_end
+        and last_end["verdict"] == EndVerdict.CLEAN_EXIT
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,87 @@
+"""Finds the runtime for a ContainerHost, each time the host needs one, and ends what that took.
+
+The first runtime that answered stays the one: another has other containers, and ours would all
+count as removed. So a lost Docker or Podman socket is waited for, and a service of our own is
+started again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+
+from longwatch.errors import RuntimeUnreachableError, UsageError
+from longwatch.host.runtime_dir import runtime_directory
+from longwatch.supervisor.containers.engine_api import EngineApi
+from longwatch.supervisor.containers.runtime import ContainerRuntime
+from longwatch.supervisor.containers.runtime_detection import DetectedRuntime, detect_runtime
+
+
+class RuntimeFinder:
+    """Connects to Docker or Podman, by `runtime`: `docker`, `podman` or `auto`. Used on one loop.
+
+    A `podman system service` that it started is used again while it lives. `close` ends it;
+    containers run on.
+    """
+
+    def __init__(self, runtime: str, *, environ: Mapping[str, str] | None = None) -> None:
+        self._runtime = runtime
+        self._environ = os.environ if environ is None else environ
+        self._found = DetectedRuntime()
+        self._directory: Path | None = None
+        self._socket_path: str | None = None
+        """Where the runtime answered first; None before that, and for a service of our own."""
+        self._is_own = False
+
+    async def connect(self) -> ContainerRuntime | str:
+        """The runtime that answered first, or why there is none now."""
+        await self._found.close()
+        self._found = DetectedRuntime()
+        try:
+            if self._socket_path is not None:
+                api = await EngineApi.connect(self._socket_path)
+                self._found = DetectedRuntime(api=api)
+                return api
+            self._found = await detect_runtime(
+                self._runtime,
+                self._environ,
+                socket_directory=self._socket_directory(),
+                config_directory=_config_directory(),
+                only_own_service=self._is_own,
+            )
+        except RuntimeUnreachableError as error:
+            return f"{error}; start the runtime again"
+        except (UsageError, OSError) as error:
+            return str(error)
+        if self._found.service is not None:
+            self._is_own = True
+        elif self._found.api is not None:
+            self._socket_path = self._found.api.socket_path
+        return self._found.api or self._found.reason
+
+    def child_pids(self) -> tuple[int, ...]:
+        """Of the service that was started here."""
+        return () if self._found.service is None else (self._found.service.pid,)
+
+    async def close(self) -> None:
+        """Hang up and end the service. Idempotent."""
+        await self._found.close()
+        self._found = DetectedRuntime()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _socket_directory(self) -> Path:
+        if self._directory is None:
+            self._directory = Path(mkdtemp(prefix="c-", dir=runtime_directory()))
+        return self._directory
+
+
+def _config_directory() -> Path:
+    """Where the settings of a service are kept for as long as its containers may live."""
+    directory = runtime_directory() / "podman"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
