@@ -20,6 +20,7 @@ import pytest
 
 from podman_fixture import IMAGE, PrivatePodman, shared_podman
 from polling import eventually
+from process_facts import command_line
 from run_process import TIMEOUT, run_longwatch
 from up_process import Facts, UpProcess, start_up, toml
 
@@ -119,7 +120,7 @@ class ContainerProject(ProjectFiles):
 
     def services(self) -> list[psutil.Process]:
         """Every `podman system service` on the store."""
-        return [each for each in self.podman.helpers("podman") if "service" in _words(each)]
+        return [each for each in self.podman.helpers("podman") if "service" in command_line(each)]
 
     def own_service(self, run: UpProcess) -> psutil.Process:
         """The one that `longwatch up` has started."""
@@ -172,7 +173,7 @@ def no_conmon_left() -> Iterator[None]:
     podman = shared_podman()
     yield
     assert eventually(lambda: not podman.helpers("conmon", "runc")), [
-        " ".join(_words(each)) for each in podman.helpers()
+        " ".join(command_line(each)) for each in podman.helpers()
     ]
 
 
@@ -217,10 +218,3 @@ def require_published_ports(podman: PrivatePodman) -> None:
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

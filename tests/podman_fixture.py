@@ -33,6 +33,7 @@ import psutil
 from longwatch.host.guardian.kernel import become_subreaper
 from longwatch.supervisor.containers.podman_service import connection_error
 from polling import eventually
+from process_facts import process_name
 from requires import require_tool
 
 TIMEOUT = 30.0
@@ -182,7 +183,7 @@ class PrivatePodman:
         return [
             process
             for process in psutil.process_iter()
-            if self._is_helper(process) and (not names or _name(process) in names)
+            if self._is_helper(process) and (not names or process_name(process) in names)
         ]
 
     def mounts(self) -> list[str]:
@@ -258,12 +259,6 @@ def _image_archive(commands: Iterable[str]) -> bytes:
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(link)
     return buffer.getvalue()
-
-
-def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return process.name().partition(":")[0]
-    return ""
 
 
 # --- the stand-in ---

@@ -13,6 +13,7 @@ import pytest
 
 import requires
 from polling import eventually
+from process_facts import is_zombie, process_name
 from up_process import NO_BACKOFF, SLEEPER, UpProcess, py, sh, start_up, write_config
 
 NAMESPACES = {
@@ -48,11 +49,7 @@ def init_of(run: UpProcess) -> psutil.Process:
 
 
 def zombies(init: psutil.Process) -> list[psutil.Process]:
-    return [
-        process
-        for process in init.children(recursive=True)
-        if process.status() == psutil.STATUS_ZOMBIE
-    ]
+    return [process for process in init.children(recursive=True) if is_zombie(process)]
 
 
 @within
@@ -69,13 +66,13 @@ def test_programs_are_kept_up_and_orphans_reaped_and_nothing_is_left(
         run.wait_for_event("circuit_breaker_tripped", program="crash")
         init = init_of(run)
         [sleeper] = [
-            process for process in init.children(recursive=True) if process.name() == "sleep"
+            process for process in init.children(recursive=True) if process_name(process) == "sleep"
         ]
         sleeper.kill()
         run.wait_for_event("program_started", program="a", times=2)
         assert eventually(lambda: zombies(init) == [])
         assert {"sleep", "python"} <= {
-            process.name().rstrip("3.1") for process in init.children(recursive=True)
+            process_name(process).rstrip("3.1") for process in init.children(recursive=True)
         }
         write_config(tmp_path, {"a": {**SLEEPER, **NO_BACKOFF}})
         os.kill(init.pid, signal.SIGHUP)

@@ -17,6 +17,7 @@ import pytest
 import requires
 from polling import eventually
 from postgres_server import shared_server
+from process_facts import command_line, is_zombie
 from run_process import run_longwatch
 from up_process import FROM_SOURCE
 from worker_process import (
@@ -580,7 +581,7 @@ def test_the_password_of_a_store_is_nowhere_to_be_read(tmp_path: Path, runtime: 
         ):
             run.joined_pids("worker")
             below = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-            words = [" ".join(process.cmdline()) for process in below]
+            words = [" ".join(command_line(process)) for process in below]
             assert eventually(lambda: run.child_events("worker", "claim_source_failed") != [])
             mailbox.send({"id": "bad", "do": "deadlock", "times": 1})
             run.wait_for_event("worker_stalled")
@@ -614,20 +615,14 @@ def test_as_pid_1_it_works_replaces_and_ends_as_everywhere(
         send(tmp_path, {"id": "a", "do": "done"})
         run.notes.wait_for("end", "a")
         [victim, _] = [
-            process for process in init.children(recursive=True) if "run" in process.cmdline()
+            process for process in init.children(recursive=True) if "run" in command_line(process)
         ]
         victim.kill()
         run.wait_for_event("unexpected_exit")
         run.wait_for_event("program_started", start_number=2)
         send(tmp_path, {"id": "b", "do": "done"})
         run.notes.wait_for("end", "b")
-        assert eventually(
-            lambda: (
-                not any(
-                    each.status() == psutil.STATUS_ZOMBIE for each in init.children(recursive=True)
-                )
-            )
-        )
+        assert eventually(lambda: not any(map(is_zombie, init.children(recursive=True))))
         os.kill(init.pid, signal.SIGTERM)
         assert 0 == run.wait()
     assert {1} == {record["managerPid"] for record in run.logged_events()}

@@ -53,6 +53,7 @@ from podman_fixture import (
     version_answer,
 )
 from polling import eventually
+from process_facts import command_line
 from requires import skip_without_program
 
 TIMEOUT = 30.0
@@ -297,7 +298,7 @@ def test_a_started_container_has_a_pid_of_this_host_and_starting_it_again_does_n
         name = await rig.make(*FOREVER)
         first = await rig.state(name)
         assert first.status is ContainerStatus.RUNNING
-        assert eventually(lambda: psutil.Process(first.pid).cmdline() == list(FOREVER))
+        assert eventually(lambda: command_line(psutil.Process(first.pid)) == list(FOREVER))
         assert before - 1 <= first.started_at <= time.time() + 1
         await rig.api.start(name)
         assert await rig.state(name) == first

@@ -34,6 +34,7 @@ from longwatch.supervisor.containers.podman_service import (
 )
 from podman_fixture import IMAGE, PrivatePodman, shared_podman
 from polling import eventually
+from process_facts import command_line
 
 TIMEOUT = 30.0
 OLD, NEW = (4, 5), (4, 6)
@@ -269,10 +270,7 @@ def test_commands_in_containers_end_with_a_delay_of_one_second(
 
 def delays(podman: PrivatePodman) -> list[str]:
     """The `--exit-delay` of every conmon that has one: those of commands."""
-    lines = []
-    for each in podman.helpers("conmon"):
-        with suppress(psutil.NoSuchProcess):
-            lines.append(each.cmdline())
+    lines = [command_line(each) for each in podman.helpers("conmon")]
     return [line[line.index("--exit-delay") + 1] for line in lines if "--exit-delay" in line]
 
 
@@ -431,7 +429,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(folder: Path) -> None:
 
     def children() -> list[psutil.Process]:
         mine = psutil.Process().children()
-        return [each for each in mine if each.cmdline() == ["sleep", "1000"]]
+        return [each for each in mine if command_line(each) == ["sleep", "1000"]]
 
     asyncio.run(claim())
     assert children() == []

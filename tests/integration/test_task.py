@@ -114,6 +114,8 @@ class RunningTask:
         self._future = self._guardian.loop.spawn(self.task.run(self._spawner))
         if word:
             self.out.wait_for_text(word)
+            # the first output may come before the report of the spawn
+            assert eventually(lambda: self.child is not None)
         return self
 
     def end(self) -> TaskEnd:

@@ -26,6 +26,7 @@ from fault_harness import MailboxWatcher
 from fault_run import SERVERS
 from longwatch.mailbox import Mailbox
 from polling import eventually
+from process_facts import command_line
 
 HELD_MESSAGES = 4
 """How many messages the role `hold` takes."""
@@ -72,10 +73,9 @@ class Host:
     def kill(self, role: str) -> None:
         """Kill one of its processes."""
         for process in psutil.Process(self._outside.pid).children(recursive=True):
-            if (
-                process.exe() == os.path.realpath(sys.executable)
-                and str(self._journals[role]) in process.cmdline()
-            ):
+            if process.exe() == os.path.realpath(sys.executable) and str(
+                self._journals[role]
+            ) in command_line(process):
                 process.kill()
 
     def power_off(self) -> None:
