@@ -94,10 +94,10 @@ def environ(podman: PrivatePodman) -> dict[str, str]:
 
 @asynccontextmanager
 async def started(
-    podman: PrivatePodman, environ: dict[str, str], folder: Path, **more: Any
+    podman: PrivatePodman, environ: dict[str, str], folder: Path
 ) -> AsyncIterator[tuple[PodmanService, EngineApi]]:
     service = await PodmanService.start(
-        "podman", environ, socket_directory=folder, config_directory=podman.folder, **more
+        "podman", environ, socket_directory=folder, config_directory=podman.folder
     )
     try:
         api = await EngineApi.connect(service.socket_path)
@@ -354,12 +354,20 @@ def test_a_service_that_is_idle_ends_and_another_one_can_be_started(
     podman: PrivatePodman, environ: dict[str, str], folder: Path
 ) -> None:
     async def claim() -> None:
-        async with started(podman, environ, folder, idle_seconds=1) as (first, api):
-            await api.close()
+        first = await PodmanService.start(
+            "podman",
+            environ,
+            socket_directory=folder,
+            config_directory=podman.folder,
+            idle_seconds=3,  # longer than a busy machine takes to notice that it listens
+        )
+        try:
             assert await asyncio.to_thread(eventually, lambda: not first.is_running)
-            async with started(podman, environ, folder) as (second, other):
+            async with started(podman, environ, folder) as (second, api):
                 assert second.socket_path != first.socket_path
-                assert await other.list("here") == []
+                assert await api.list("here") == []
+        finally:
+            await first.stop()
 
     asyncio.run(claim())
 
