@@ -32,7 +32,9 @@ class TargetBehaviour(StrEnum):
 
 
 PRINTED_LINES: Final = tuple(f"line {number}" for number in range(200))
-_RUN: Final = "trap 'kill $child; exit 143' TERM; sleep 300 & child=$!; echo ready; wait $child"
+# The trap comes after the fork: a child that inherits its handler would lose a SIGTERM that comes
+# before it executes `sleep`.
+_RUN: Final = "sleep 300 & child=$!; trap 'kill $child; exit 143' TERM; echo ready; wait $child"
 SHELL_SCRIPTS: Final = {
     TargetBehaviour.RUNS: _RUN,
     TargetBehaviour.REPORTS_SIGNALS: (
