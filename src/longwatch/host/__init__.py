@@ -1,3 +1,3 @@
-"""Life inside one process: the loop thread, services, the periodic loop, shutdown, and children
-under the guardian.
+"""Building blocks of one process: the loop thread, services, the periodic loop, shutdown, and
+children under the guardian.
 """

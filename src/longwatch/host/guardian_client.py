@@ -1,4 +1,6 @@
-"""The host's side of the guardian: starts it, spawns children through it, hears of their ends."""
+"""The host's side of the guardian: starts it, spawns children through it, gets reports of their
+ends.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ _START_TIMEOUT = 10.0
 
 
 class GuardianClient(Service):
-    """The guardian process and the children it holds, as a service.
+    """The guardian process and its children, as a service.
 
-    `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and with it every child at
-    once. If it dies, everything it held is killed, `GuardianLost` is emitted, and whoever waits for
-    a child gets GuardianLostError. With `subreaper` the calling process becomes a subreaper, so
-    that even then nothing escapes; for processes of our own, not for a user's. `is_spared` says of
-    a pid below this process that it is not the guardian's business, and lives on.
+    `start` runs it, `spawn` (on the loop) starts a child, `stop` ends it and kills every child at
+    once. If the guardian dies, all its processes are killed, `GuardianLost` is emitted, and callers
+    that wait for a child get GuardianLostError. With `subreaper` the calling process becomes a
+    subreaper, so that no process escapes even then. Use it in Longwatch's own processes, not in a
+    user's. Processes below this one for whose pid `is_spared` returns True are not killed.
     """
 
     def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
@@ -78,8 +80,8 @@ class GuardianClient(Service):
         return self._process.pid if self._process else None
 
     async def spawn(self, spec: ProcessSpec) -> Child:
-        """Start a child; returns when its program runs. SpawnError says what could not be done
-        and why.
+        """Start a child; return when its program runs. SpawnError names the step that failed and
+        why.
         """
         child = Child(next(self._numbers), os.urandom(16).hex(), self, self.clock)
         self._children[child.number] = child
@@ -107,8 +109,9 @@ class GuardianClient(Service):
             ) from None
 
     def send(self, message: ControlMessage, descriptors: tuple[int, ...] = ()) -> None:
-        """Queue a message to the guardian; the descriptors are closed once sent, and also when
-        it cannot be.
+        """Queue a message to the guardian; the descriptors are closed once sent, and on any error.
+
+        Raises GuardianNotRunningError, or ValueError for a message that is too large.
         """
         if self._control is None:
             _close(descriptors)
@@ -123,9 +126,7 @@ class GuardianClient(Service):
         self._flush()
 
     def abort(self) -> None:
-        """It does not do what it is there for: kill it, and do the rest as when it died by
-        itself.
-        """
+        """Kill a guardian that does not respond; the cleanup is that of a guardian that died."""
         if self._process is not None:
             self._process.kill()
 
@@ -146,7 +147,7 @@ class GuardianClient(Service):
             raise
 
     def _abort_start(self, ours: socket.socket) -> None:
-        """A start that failed: what was begun of it ends when its host hangs up."""
+        """Clean up after a failed start; the guardian exits when the control closes."""
         self._control = None
         ours.close()
         if self._process is not None:
@@ -155,7 +156,7 @@ class GuardianClient(Service):
 
     def _launch(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         if self._subreaper:
-            from longwatch.host.guardian.kernel import become_subreaper  # noqa: PLC0415 - ctypes, for our own processes only
+            from longwatch.host.guardian.kernel import become_subreaper  # noqa: PLC0415 - imports ctypes; only our own processes need it
 
             become_subreaper()
         main = os.path.join(os.path.dirname(program.__file__), "__main__.py")  # noqa: PTH118, PTH120 - plain text for argv
@@ -171,7 +172,7 @@ class GuardianClient(Service):
         )
 
     def _stop(self, deadline: Deadline) -> bool:
-        """Close the control: the guardian kills what it holds and ends."""
+        """Close the control; the guardian kills its trees and exits."""
         if self._process is None:
             return True
         self.loop.call(self._detach(), timeout=deadline.remaining())
@@ -235,10 +236,10 @@ class GuardianClient(Service):
         self._outbox.discard()
 
     def _handle_guardian_death(self) -> None:
-        """The guardian died under us: the kernel has killed the leaders, the rest is found by its
-        cgroups and marks.
+        """Kill the children of a guardian that died.
 
-        This blocks the loop until they are gone, which is what matters most now.
+        The kernel has killed the leaders; cgroups and marks identify the other members. Blocks the
+        loop until they are gone, because nothing is more urgent.
         """
         if self._control is None:
             return
@@ -261,7 +262,9 @@ class GuardianClient(Service):
     # --- descriptors ---
 
     def _stdio(self, spec: ProcessSpec, child: Child) -> tuple[int, ...]:
-        """The three descriptors for the child; for sinks, a pipe whose other end is captured."""
+        """Return the three descriptors for the child; for a sink, a pipe whose read end is
+        captured.
+        """
         taken: list[int] = []
         try:
             taken.append(_duplicate(spec.stdin, os.O_RDONLY))
@@ -303,7 +306,7 @@ def _spawn_message(spec: ProcessSpec, child: Child) -> ControlMessage:
 
 
 def _duplicate(descriptor: int | None, mode: int) -> int:
-    """A copy of the descriptor; /dev/null for None or one that is closed."""
+    """Return a copy of the descriptor; /dev/null for None or a closed descriptor."""
     if descriptor is not None:
         with suppress(OSError):
             return os.dup(descriptor)

@@ -1,8 +1,8 @@
-"""Child processes as the rest of Longwatch sees them: what to start, how to stop it, how it ended.
+"""Child processes as the rest of Longwatch uses them: how to start and stop one, and how it ended.
 
-`GuardianClient` (in `longwatch.host.guardian_client`) starts them. Everything here but the plain
-values is used on the loop's thread. `reap_orphans` is for any thread: it reaps the children that
-PID 1 or a subreaper inherits.
+`GuardianClient` (in `longwatch.host.guardian_client`) starts them. All of it except the plain
+values is for the loop's thread. `reap_orphans` is for any thread: it reaps the children that PID 1
+or a subreaper inherits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from longwatch.host.loop import wait_until_done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPolicy:
-    """How a child is stopped: `signal` to its process group, `grace` seconds for the whole tree
-    to end, then SIGKILL to all. With SIGKILL as its signal it kills the tree without grace.
+    """How to stop a child: `signal` to its process group, then SIGKILL to the tree after `grace`
+    seconds.
+
+    The grace is for the whole tree. SIGKILL as `signal` kills the tree without grace.
     """
 
     signal: int = signal.SIGTERM
@@ -41,7 +43,8 @@ class StopPolicy:
 
 
 _GUARDIAN_TIMEOUT = 8.0
-"""Seconds; longer than the guardian takes to say that something cannot be killed."""
+"""Seconds to wait for the guardian; longer than it takes to report that a process cannot be killed.
+"""
 
 
 KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
@@ -49,26 +52,25 @@ KILL_NOW = StopPolicy(signal=signal.SIGKILL, grace=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimits:
-    """What a child may use; None: as much as we may."""
+    """Resource limits of a child; None means the limit of the host."""
 
     memory: int | None = None
-    """Bytes: of the whole tree together where it has a cgroup with a memory controller, else of
-    data for each of its processes.
+    """Bytes. Counts for the whole tree if it has a cgroup with a memory controller; elsewhere it
+    limits the data of each process.
     """
     open_files: int | None = None
     nice: int | None = None
-    """From -20 (favoured; for root) to 19."""
+    """From -20 (highest priority, needs root) to 19."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to start. Nothing goes through a shell.
+    """A process to start. No shell is involved.
 
     `stdout` and `stderr`: a LineSink gets whole lines, a descriptor is passed on as it is, None is
-    /dev/null; one LineSink for both gets their lines in order. `stdin`: a descriptor or None.
-    `cwd`: None is the host's working directory, `identity` None the host's user, `umask` None the
-    host's. Directory and command are looked for as that user; their variables (`login_environment`)
-    belong into `env`.
+    /dev/null. One LineSink for both gets their lines in order. `stdin`: a descriptor or None. None
+    for `cwd`, `identity` and `umask` means the host's. Directory and command are looked up as that
+    user. The user's variables (`login_environment`) belong in `env`.
     """
 
     argv: Sequence[str]
@@ -91,29 +93,30 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How a child ended, told when its whole tree was gone."""
+    """How a child ended; available once its whole tree is gone."""
 
     cause: EndCause
     lasted: float
     killed: int = 0
-    """Processes that got SIGKILL from us, leftovers of a leader that ended by itself included."""
+    """Processes that the guardian killed, including those left by a leader that ended by itself."""
     survivors: int = 0
-    """Processes that even SIGKILL did not end in five seconds; 0 nearly always."""
+    """Processes that SIGKILL did not end within five seconds; nearly always 0."""
     pid: int | None = None
-    """Of the leader; None for one that never ran."""
+    """Pid of the leader; None if it never ran."""
     cpu_seconds: float = 0.0
     max_rss: int = 0
     detail: str = ""
-    """What more there is to say to a person, of a start that failed for one."""
+    """More for a person to read, such as why a start failed."""
     detached: bool = False
-    """Whether it runs on, and only the watching has ended; only for containers."""
+    """Whether it still runs and only the watching ended. Only for containers."""
     stopped_elsewhere: bool = False
-    """Whether a person stopped it with the runtime's own command; only for containers."""
+    """Whether a person stopped it with the container runtime's own command. Only for containers."""
 
 
 class StopGrace:
-    """The one end of grace that all stops of a child share. A later stop can only bring it forward,
-    and the child itself may ask for more time.
+    """The one end of grace that all stops of a child share.
+
+    A later stop can only bring it forward. The child itself may ask for more time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -122,12 +125,14 @@ class StopGrace:
         """On the monotonic clock; None before the first stop with a grace."""
 
     def extend(self, seconds: float) -> None:
-        """Let it last at least so long from now. Nothing while there is none."""
+        """Make it last at least this long from now. Does nothing before the first stop."""
         if self._end is not None:
             self._end = max(self._end, self._clock.monotonic() + seconds)
 
     async def wait(self, ended: asyncio.Future[Any], seconds: float) -> None:
-        """Wait for the end until the grace is over, however often that is moved meanwhile."""
+        """Wait until the child has ended or the grace is over, even if the grace is moved
+        meanwhile.
+        """
         end = self._clock.monotonic() + seconds
         self._end = end if self._end is None else min(self._end, end)
         waited_until = None
@@ -137,7 +142,7 @@ class StopGrace:
 
 
 class GuardianLink(Protocol):
-    """What a child needs of its guardian."""
+    """The part of the guardian client that a child uses."""
 
     def send(self, message: ControlMessage, descriptors: tuple[int, ...] = ()) -> None: ...
 
@@ -145,11 +150,11 @@ class GuardianLink(Protocol):
 
 
 class Child:
-    """One running child and its tree. Made by `GuardianClient.spawn`.
+    """One running child and its process tree. Made by `GuardianClient.spawn`.
 
-    A child that is being stopped gets one stop signal: many programs take a second one for "quit
-    now" and drop their work. All stops share one end of grace. A later stop can only bring it
-    forward, or kill at once; the child itself may ask for more time.
+    A child gets one stop signal: many programs take a second one for "quit now" and drop their
+    work. All stops share one end of grace. A later stop can only bring it forward, or kill at once.
+    The child itself may ask for more time.
     """
 
     def __init__(self, number: int, mark: str, guardian: GuardianLink, clock: Clock) -> None:
@@ -157,8 +162,8 @@ class Child:
         self.mark = mark
         self.pid = 0
         self.start = 0
-        """When its leader began, in clock ticks since boot: with the pid it names a process for
-        good. 0: nobody can tell.
+        """Start time of its leader in clock ticks since boot, 0 if unknown. Pid and start time
+        identify a process uniquely.
         """
         self.started_at = self._ended_at = clock.monotonic()
         self._guardian = guardian
@@ -178,28 +183,28 @@ class Child:
 
     @property
     def is_leader_running(self) -> bool:
-        """Whether its leader runs, for all we have heard."""
+        """Whether its leader runs, as far as the guardian has reported."""
         return self.spawned.done() and not self._ended.done()
 
     def signal(self, signum: int, *, group: bool = True) -> None:
-        """Pass a signal on to its process group, or to the leader alone; one that has ended
-        hears nothing.
+        """Send a signal to its process group, or to the leader alone. Does nothing once it has
+        ended.
         """
         self._guardian.send(
             {"op": "signal", "id": self.number, "signal": int(signum), "group": group}
         )
 
     def kill(self) -> None:
-        """SIGKILL to the whole tree, again and again until nothing of it is left; `wait` tells
-        when.
+        """Send SIGKILL to the whole tree, repeatedly until no process is left. Does not wait; see
+        `wait`.
         """
         self._guardian.send({"op": "kill", "id": self.number})
 
     async def wait(self) -> ProcessEnd:
-        """How it ended, once its leader has ended and nothing of its tree is left.
+        """Wait until its leader has ended and no process of its tree is left; return how it ended.
 
-        When the leader ends by itself the rest of its tree is killed; while it is being stopped the
-        rest has its grace too.
+        If the leader ends by itself, the rest of its tree is killed. During a stop, the rest gets
+        the grace too.
         """
         end = await asyncio.shield(self._ended)
         if not self._stopping and not self._cleared.done():
@@ -219,8 +224,10 @@ class Child:
         )
 
     async def stop(self, policy: StopPolicy) -> ProcessEnd:
-        """Signal, grace, kill; returns how it ended. Idempotent: a second call sends no second
-        signal. It hastens the first if its grace ends earlier, or if it kills.
+        """Send the stop signal, wait for the grace, kill; return how it ended. Idempotent.
+
+        A second call sends no second signal. It shortens the first if its grace ends earlier, or if
+        it kills.
         """
         first, self._stopping = not self._stopping, True
         if self._cleared.done():
@@ -235,8 +242,8 @@ class Child:
         return await self.wait()
 
     def extend_stop(self, seconds: float) -> None:
-        """While it is being stopped: its grace lasts at least so long from now. Nothing while it
-        is not.
+        """Make the grace of the current stop last at least this long from now. Does nothing
+        otherwise.
         """
         self._grace.extend(seconds)
 
@@ -247,31 +254,32 @@ class Child:
         self._signal_remaining()
 
     def _signal_remaining(self) -> None:
-        """Once its leader has ended, what it has left in other sessions is asked to stop as
-        well, before it has to be killed.
+        """Send the stop signal to members in other sessions, once the leader has ended.
+
+        They get the chance to stop before they are killed.
         """
         if self._ended.done() and not self._cleared.done() and self._stop_signal:
             for signum in (self._stop_signal, signal.SIGCONT):
                 self._guardian.send({"op": "signal_rest", "id": self.number, "signal": int(signum)})
 
     async def _await_kill(self) -> None:
-        """For as long as killing may take; one that does not answer (stopped, stuck) is given up,
-        and all it holds dies with it.
+        """Wait until the guardian reports the kill; abort a guardian that does not respond.
 
-        Counted in real time: it is another process that is waited for, not something of ours.
+        A stopped or stuck guardian is given up, and all its children die with it. Counted in real
+        time, because it waits for another process.
         """
         await asyncio.wait({self._cleared}, timeout=_GUARDIAN_TIMEOUT)
         if not self._cleared.done():
             self._guardian.abort()
 
     def begin_stop(self, policy: StopPolicy) -> None:
-        """`stop`, without waiting for it; whoever waits for the child learns how it ended."""
+        """Begin `stop` without waiting for it; `wait` returns how the child ended."""
         task = asyncio.ensure_future(self.stop(policy))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
         task.add_done_callback(_consume_exception)
 
-    # --- told by the guardian ---
+    # --- messages from the guardian ---
 
     def capture(
         self, descriptor: int, sink: LineSink, on_output: Callable[[], None] | None
@@ -279,7 +287,7 @@ class Child:
         self._captures.append(Capture(descriptor, sink, on_output=on_output))
 
     def finish_output(self) -> None:
-        """Take the last lines and close the pipes."""
+        """Read the last lines and close the pipes."""
         while self._captures:
             self._captures.pop().finish()
 
@@ -300,7 +308,7 @@ class Child:
                 self._cleared.set_result(message)
 
     def fail(self, error: Exception) -> None:
-        """Whatever it still waits for will not come."""
+        """Set this error on everything that still waits for the child."""
         for future in self._futures():
             if not future.done():
                 future.set_exception(error)
@@ -310,14 +318,15 @@ class Child:
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
-    """A child nobody waits for any more is no reason for asyncio to complain."""
+    """Mark the exception as retrieved, so that asyncio does not warn about it."""
     if not future.cancelled():
         future.exception()
 
 
 def reap_orphans(known: Collection[int]) -> int:
-    """Reap every ended child of this process but those in `known`, whose owners wait for them;
-    how many there were.
+    """Reap every ended child of this process except those in `known`; return how many it reaped.
+
+    The owners of the `known` ones wait for them.
     """
     reaped = 0
     with suppress(ChildProcessError):
@@ -336,8 +345,9 @@ def _reap(pid: int) -> bool:
 
 
 def _children() -> Iterator[int]:
-    """Our children, thread by thread; in a PID namespace that sees an outer /proc, numbers that
-    are nobody's.
+    """Yield the children of this process, thread by thread.
+
+    In a PID namespace that sees an outer /proc, the numbers name no processes here.
     """
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):

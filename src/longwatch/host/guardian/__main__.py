@@ -1,5 +1,6 @@
-"""Run as a script, isolated and without site-packages: `python -I -S …/guardian/__main__.py
-CONTROL_FD HOST_PID [CGROUP_NAME]`.
+"""The script that runs the guardian, isolated and without site-packages.
+
+Called as `python -I -S …/guardian/__main__.py CONTROL_FD HOST_PID [CGROUP_NAME]`.
 """
 
 import os
@@ -7,8 +8,8 @@ import sys
 
 
 def stub_packages() -> None:
-    """Stand-ins for the packages around this one: what those load for others would stay in
-    memory here for nothing.
+    """Put empty modules in the place of the packages around this one, to save the memory of their
+    imports.
     """
     above = os.path.abspath(f"{os.path.dirname(__file__)}/../..")
     for name, folder in (("longwatch", above), ("longwatch.host", f"{above}/host")):

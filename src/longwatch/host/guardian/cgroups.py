@@ -1,5 +1,5 @@
-"""A cgroup v2 for every tree, where one can be made: membership no process can shed, and a kill
-the kernel does at once.
+"""Cgroups (v2) of process trees: no process can leave one unnoticed, and the kernel kills all of it
+at once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ _LEAF_LINKS = 2
 
 
 class Cgroup:
-    """The cgroup of one tree, or the one around them all."""
+    """The cgroup of one tree, or the one around all trees."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @classmethod
     def for_name(cls, name: str) -> Cgroup | None:
-        """The one of that name below the one this process is in, be it there or not; None where
-        there is no cgroup v2.
+        """Return the cgroup of that name below this process's own, whether it exists or not.
+
+        None where there is no cgroup v2.
         """
         try:
             own = _own_cgroup()
@@ -39,8 +40,8 @@ class Cgroup:
         return True
 
     def fork(self) -> int | None:
-        """Fork a child inside it; None where that cannot be, by an old kernel or because a
-        filter of system calls forbids it.
+        """Fork a child inside it; None if an old kernel or a system call filter does
+        not allow it.
         """
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -51,11 +52,11 @@ class Cgroup:
             os.close(descriptor)
 
     def enter(self) -> None:
-        """Move the calling process in (between fork and exec)."""
+        """Move the calling process in. Used between fork and exec."""
         self._write("cgroup.procs", "0")
 
     def pids(self) -> set[int]:
-        """The processes in it, zombies included, those of cgroups made inside it too."""
+        """Return the pids in it and in cgroups made inside it, zombies included."""
         found: set[int] = set()
         for folder in self._folders():
             with suppress(OSError), open(f"{folder}/cgroup.procs", "rb") as file:
@@ -63,8 +64,9 @@ class Cgroup:
         return found - {0}
 
     def _folders(self) -> list[str]:
-        """Where it is, and where those made inside it are; there are some if more than itself
-        and its parent link to it.
+        """Return its directory, and those of cgroups made inside it.
+
+        More than two links to the directory mean that there are some.
         """
         with suppress(OSError):
             if os.stat(self.path).st_nlink > _LEAF_LINKS:
@@ -73,8 +75,8 @@ class Cgroup:
 
     @property
     def populated(self) -> bool:
-        """Whether anything lives in it, as the kernel sees it: no process can hide by forking
-        and exiting.
+        """Whether the kernel reports living processes in it; forking and exiting cannot hide a
+        process.
         """
         try:
             with open(f"{self.path}/cgroup.events") as file:
@@ -83,13 +85,15 @@ class Cgroup:
             return False
 
     def kill(self) -> None:
-        """SIGKILL to everything in it, also to what is being forked just now."""
+        """Send SIGKILL to every process in it, including those being forked."""
         with suppress(OSError):
             self._write("cgroup.kill", "1")
 
     def limit_memory(self, amount: int) -> bool:
-        """At most so many bytes for all of it together, none of them swapped out, and all of it
-        killed for one too many.
+        """Limit the memory of all its processes together, without swap; False if that is not
+        possible.
+
+        When the limit is exceeded, the kernel kills all of them.
         """
         try:
             self._write("memory.max", str(amount))
@@ -102,7 +106,7 @@ class Cgroup:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether anything in it was killed for want of memory."""
+        """Whether the kernel killed any process in it because of memory."""
         try:
             with open(f"{self.path}/memory.events") as file:
                 return any(
@@ -112,7 +116,7 @@ class Cgroup:
             return False
 
     def enable_controller(self, controller: str) -> bool:
-        """Have those made inside it controlled; False where it is not given that controller
+        """Enable a controller for the cgroups inside it; False if it does not have the controller
         itself.
         """
         try:
@@ -122,7 +126,7 @@ class Cgroup:
         return True
 
     def remove(self) -> None:
-        """Remove it and what was made inside it; what still holds processes stays."""
+        """Remove it and the cgroups inside it, except those that still contain processes."""
         for folder, _, _ in os.walk(self.path, topdown=False):
             with suppress(OSError):
                 os.rmdir(folder)
@@ -136,20 +140,23 @@ class Cgroup:
 
 
 class Cgroups:
-    """Makes cgroups, all inside one that is held by a lock; one that nobody holds was left by a
-    guardian that was killed.
+    """Makes cgroups, all inside one root that this guardian locks.
+
+    A root without a lock was left by a guardian that was killed.
     """
 
     def __init__(self, root: Cgroup, lock: int) -> None:
         self.root = root
         self._lock = lock
         self._memory_enabled: bool | None = None
-        """Whether memory can be limited; None as long as nobody has asked."""
+        """Whether memory can be limited; None until the first use."""
 
     @classmethod
     def open(cls, name: str) -> Cgroups | None:
-        """A place of that name where we may make cgroups that can be killed whole, or None. What
-        others left is removed.
+        """Make a root of that name, or return None if cgroups that can be killed cannot be made
+        here.
+
+        Removes roots that killed guardians left.
         """
         root = Cgroup.for_name(name)
         lock = None if root is None else _make_locked(root)
@@ -167,7 +174,7 @@ class Cgroups:
         return cgroup if cgroup.make() else None
 
     def limit_memory(self, cgroup: Cgroup, amount: int) -> bool:
-        """Limit one of ours; False where the memory controller is not for us."""
+        """Limit one cgroup of this root; False where the memory controller is not available."""
         if self._memory_enabled is None:
             self._memory_enabled = self.root.enable_controller("memory")
         return self._memory_enabled and cgroup.limit_memory(amount)
@@ -178,7 +185,7 @@ class Cgroups:
 
 
 def _make_locked(cgroup: Cgroup) -> int | None:
-    """Make it and lock it; again if somebody found it in between and took it for abandoned."""
+    """Make it and lock it; retry if another guardian took it for abandoned in between."""
     for _ in range(10):
         cgroup.make()
         lock = _lock_directory(cgroup.path, fcntl.LOCK_EX)
@@ -201,7 +208,7 @@ def _remove_abandoned(base: str) -> None:
 
 
 def _lock_directory(path: str, operation: int) -> int | None:
-    """A descriptor that holds the lock of this directory; None if it cannot be had."""
+    """Lock this directory and return the descriptor that holds the lock; None if that fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -221,7 +228,7 @@ def _is_usable(path: str) -> bool:
 
 
 def _own_cgroup() -> str | None:
-    """The directory of our own cgroup in the unified hierarchy."""
+    """Return the directory of this process's cgroup in the unified hierarchy."""
     mount = _unified_mount()
     if mount is None:
         return None

@@ -1,4 +1,4 @@
-"""The three calls of Linux that the standard library does not offer."""
+"""Three Linux system calls that the standard library does not offer."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ _CLONE_INTO_CGROUP = 0x200000000
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _syscall = ctypes.PyDLL(None, use_errno=True).syscall
-"""Without letting go of the interpreter's lock, which a forked copy would have to take anew."""
+"""PyDLL keeps the GIL during the call: a forked child would have to acquire it again."""
 
 
 def become_subreaper(*, on: bool = True) -> None:
-    """From now on orphans below this process are given to it instead of to init."""
+    """Make this process the parent of orphans below it, instead of init."""
     _call(_SET_CHILD_SUBREAPER, int(on))
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send us this signal when the thread that forked us ends; for the children
-    of a one-threaded process.
+    """Have the kernel send this process a signal when the thread that forked it ends.
+
+    Only for children of a single-threaded process.
     """
     _call(_SET_PDEATHSIG, signum)
 
 
 def fork_into(cgroup: int) -> int:
-    """`os.fork` with the child in the cgroup of this open directory from the first moment; for a
-    one-threaded process.
+    """Fork a child that starts inside the cgroup of this open directory.
 
-    To move a process into a cgroup the kernel waits until every processor has been through the
-    scheduler, some 10 ms; to fork it there it does not. The interpreter is not told of this fork:
-    the child may do nothing but exec or exit.
+    Only for a single-threaded process. The interpreter does not know of this fork: the child may
+    only exec or exit. Moving a process into a cgroup takes about 10 ms, because the kernel waits
+    until every processor has passed through the scheduler. Forking into it does not. Raises
+    OSError.
     """
     # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
     # set_tid_size, cgroup

@@ -1,5 +1,5 @@
-"""The guardian's own loop: one poll over the control, the host's pidfd, the signals' pipe and
-the pipes of pending execs.
+"""The guardian's event loop: polls the control, the host's pidfd, the signal pipe and the pipes of
+pending execs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from longwatch.host.guardian.tree import ENDING_STATES, ProcessTree, TreeScanner
 from longwatch.host.guardian.wire import ControlMessage, FrameReceiver, FrameSender
 
 _SCAN_INTERVAL = 0.25
-"""How often lingering trees are looked at though nothing was reaped, in seconds."""
+"""Seconds between scans of lingering trees when the guardian reaped no process."""
 _KILL_SCAN_INTERVAL = 0.003
-"""How soon a tree that is being killed is looked at again."""
+"""Seconds between scans of a tree that is being killed."""
 
 
 class GuardianProcess:
@@ -39,7 +39,7 @@ class GuardianProcess:
         self.scanner = TreeScanner()
         self.trees: dict[int, ProcessTree] = {}
         self.failed_spawns: dict[int, ProcessTree] = {}
-        """By leader: those that could not start, until they are reaped."""
+        """Trees whose exec failed, by leader pid, until the leader is reaped."""
         self.inbox = FrameReceiver()
         self.outbox = FrameSender()
         self.poll = select.poll()
@@ -88,7 +88,7 @@ class GuardianProcess:
             getattr(self, f"_on_{message['op']}")(message, descriptors)
 
     def _handle_host_gone(self) -> None:
-        """Nobody is left to work for: kill everything, then end."""
+        """Start killing every tree; `run` returns when none is left."""
         self.host_gone = True
         for descriptor in (self.control.fileno(), self.host_pidfd):
             self._unwatch(descriptor)
@@ -134,7 +134,7 @@ class GuardianProcess:
         self._watch(exec_pipe, lambda: self._exec_done(tree, exec_pipe))
 
     def _limit_memory(self, request: SpawnRequest, tree: ProcessTree) -> None:
-        """By its cgroup if that can be, else for each of its processes."""
+        """Limit the memory of the tree by its cgroup if possible, else of each process."""
         if request.memory is None:
             return
         if self.cgroups is not None and tree.cgroup is not None:
@@ -142,30 +142,33 @@ class GuardianProcess:
         tree.data_limit = None if request.memory_by_cgroup else request.memory
 
     def _on_signal(self, message: ControlMessage, _: tuple[int, ...]) -> None:
-        """To the leader's process group, or to the leader alone; a number that may be somebody
-        else's by now is not signalled.
+        """Signal the leader's process group, or the leader alone.
+
+        Does nothing if the kernel may have reused the number.
         """
         tree = self.trees.get(message["id"])
         if tree is None or not (tree.leader_alive or (message["group"] and self._has_group(tree))):
             return
-        with suppress(OSError):  # nobody left to hear it, which the reaping tells soon
+        with suppress(OSError):  # it has ended, and will be reaped and reported
             (os.killpg if message["group"] else os.kill)(tree.leader, message["signal"])
 
     def _on_signal_rest(self, message: ControlMessage, _: tuple[int, ...]) -> None:
-        """To what a leader has left behind, wherever it went: sessions of its own heard nothing
-        of what the group was told.
+        """Signal every living member of the tree.
+
+        Members in sessions of their own did not get the signal to the leader's group.
         """
         if tree := self.trees.get(message["id"]):
             for process in self._members(tree):
                 self.scanner.table.signal(process, message["signal"])
 
     def _has_group(self, tree: ProcessTree) -> bool:
-        """Whether somebody is left in the process group of a leader that has ended."""
+        """Whether any process is left in the process group of a leader that has ended."""
         return any(process.group == tree.leader for process in self._members(tree))
 
     def _members(self, tree: ProcessTree) -> list[Process]:
-        """As they were at the first question of this turn: a host that stops many at once asks
-        for many.
+        """Return the members of the tree, from at most one scan per loop turn.
+
+        A host that stops many trees at once asks for the members of each.
         """
         if tree not in self.members_cache:
             self.members_cache = self.scanner.members(self.trees.values())
@@ -198,9 +201,7 @@ class GuardianProcess:
         self._reap_all()
 
     def _reap_all(self) -> None:
-        """Reap everything that has ended; leaders are told of, orphans make us look at the trees
-        again.
-        """
+        """Reap every child that has ended; report leaders, and scan the trees again."""
         leaders = {tree.leader: tree for tree in self.trees.values() if tree.leader_alive}
         while True:
             try:
@@ -239,8 +240,9 @@ class GuardianProcess:
         )
 
     def _scan(self) -> None:
-        """One scan for all trees that are ending: clear the empty ones, kill the members of
-        those being killed.
+        """Scan once for all ending trees: clear the empty ones, kill members of the others.
+
+        Only trees in state killing have their members killed.
         """
         ending = [tree for tree in self.trees.values() if tree.state in ENDING_STATES]
         killing = [tree for tree in ending if tree.state is TreeState.KILLING]
@@ -260,19 +262,19 @@ class GuardianProcess:
         self.orphans_were_reaped = self.orphans_reaped != reaped
         for tree in (
             tree for tree in ending if tree.id in self.trees
-        ):  # one that was killed may turn out not to have started
+        ):  # the exec of a killed tree may have failed
             if self._is_empty(tree, seen[tree]):
                 self._clear(tree)
             elif tree.kill_timed_out:
                 self._report_cleared(tree, survivors=len(seen[tree]))
 
     def _is_empty(self, tree: ProcessTree, seen: list[Process]) -> bool:
-        """Whether nothing of it is left.
+        """Whether no process of the tree is left.
 
-        A process that forks and exits without end is missed by a scan, but then an orphan was
-        reaped meanwhile: such a scan proves nothing, unless we have no child left at all. Nor does
-        one that met somebody whose mark could not be read. A cgroup that is not empty proves the
-        contrary, but an empty one proves nothing either: who is privileged can leave it.
+        A scan can miss a process that keeps forking and exiting, but then the guardian reaped an
+        orphan meanwhile. Such a scan proves nothing unless this process has no children at all. A
+        scan that met an unreadable mark proves nothing either. A populated cgroup proves that the
+        tree is not empty. An empty cgroup proves nothing: a privileged process can leave it.
         """
         if seen or tree.leader_alive or tree.has_populated_cgroup:
             return False
@@ -294,7 +296,7 @@ class GuardianProcess:
         if tree.cgroup is not None:
             tree.cgroup.remove()
 
-    # --- what is watched ---
+    # --- descriptors ---
 
     def _watch(self, descriptor: int, reader: Callable[[], None]) -> None:
         self.readers[descriptor] = reader
@@ -305,7 +307,9 @@ class GuardianProcess:
             self.poll.unregister(descriptor)
 
     def _watch_host(self) -> None:
-        """Its pidfd tells of its end even where a forked copy of it still holds the control
+        """Watch the host's pidfd.
+
+        It becomes readable at the host's end even if a forked copy of the host holds the control
         open.
         """
         try:
@@ -340,12 +344,13 @@ _IGNORED_SIGNALS = (
 
 
 def main(arguments: list[str]) -> None:
-    """Take the control over by its number and serve; only SIGKILL and the end of the host end
-    it.
+    """Run the guardian on the inherited control descriptor.
+
+    It ends when the host is gone or by SIGKILL, and ignores other signals.
     """
     signal.pthread_sigmask(
         signal.SIG_SETMASK, ()
-    )  # whatever the thread that started us had blocked
+    )  # the thread that started it may have blocked some
     for name in _IGNORED_SIGNALS:
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     control = socket.socket(fileno=int(arguments[0]))

@@ -1,8 +1,8 @@
-"""A look at /proc: every process with its parent, session and start time.
+"""Reads /proc: every process with its parent, session and start time.
 
-In a PID namespace whose /proc was not mounted anew (plain `unshare -pf`), /proc shows the outer
-namespace's numbers. Signals take ours, so each entry carries both: `key`, its name in /proc, and
-`pid`, its number here.
+In a PID namespace whose /proc was not mounted anew (plain `unshare -pf`), /proc shows the numbers
+of the outer namespace. Signals take the inner numbers. So each entry has both: `key`, its name in
+/proc, and `pid`, its number here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _KERNEL_THREAD = 0x00200000
 
 _MAX_STAT_BYTES = 4096
 _THREADS_FIELD = 17
-"""Where /proc/PID/stat has the number of threads, counted from the state."""
+"""Index of the number of threads in /proc/PID/stat, counted from the state field."""
 
 
-class Process(namedtuple("Process", ("key", "pid", "parent", "group", "session", "start"))):  # noqa: PYI024 - typing is large
+class Process(namedtuple("Process", ("key", "pid", "parent", "group", "session", "start"))):  # noqa: PYI024 - typing takes memory
     """One process that is not a zombie."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class Process(namedtuple("Process", ("key", "pid", "parent", "group", "session",
     session: int
     """The session's number here."""
     start: int
-    """Start time in clock ticks since boot: with the pid it names a process for good."""
+    """Start time in clock ticks since boot. Pid and start time identify a process uniquely."""
 
 
 class ProcTable:
@@ -46,17 +46,17 @@ class ProcTable:
 
     @property
     def own_key(self) -> int:
-        """Our own name in /proc."""
+        """The name of this process in /proc."""
         return int(os.readlink(f"{self.root}/self"))
 
     def read(self) -> dict[int, Process]:
-        """Every living process by its key; one that ends meanwhile is left out."""
+        """Return every living process by its key; a process that ends meanwhile is left out."""
         found = (self.get(int(name)) for name in os.listdir(self.root) if name.isdecimal())
         return {process.key: process for process in found if process is not None}
 
     def get(self, key: int) -> Process | None:
-        """The process of that key, or None if it is gone, a zombie, or in a namespace we cannot
-        signal into.
+        """Return the process of that key, or None if it is gone, a zombie, or not signallable from
+        this namespace.
         """
         try:
             fields = self._stat(key)
@@ -69,7 +69,7 @@ class ProcTable:
             )
             if (
                 state in b"ZX" and int(fields[_THREADS_FIELD]) <= 1
-            ):  # with more, only its first thread has ended
+            ):  # with more threads, only the first one has ended
                 return None
             if self._namespace_depth is None:
                 return Process(key, key, parent, group, session, start)
@@ -81,21 +81,23 @@ class ProcTable:
             return None
 
     def start_time(self, pid: int) -> int:
-        """When the process that bears this number here began; 0 if none does, or nobody can
-        tell.
+        """Return the start time of the process with this pid; 0 if there is none, or if /proc shows
+        the numbers of another namespace.
         """
         process = self.get(pid) if self._namespace_depth is None else None
         return process.start if process else 0
 
     def started_after(self, pid: int, start: int) -> bool:
-        """Whether the process that bears this number began after that time, as far as anybody
-        can tell.
+        """Whether the process with this pid started after that time; False if its start time is
+        unknown.
         """
         return 0 < start < self.start_time(pid)
 
     def own_children(self) -> list[Process]:
-        """Our direct children, read so fast that even one that forks and exits without end is
-        met sooner or later.
+        """Return the direct children of this process.
+
+        Reads only one small file: fast enough to see, sooner or later, even a process that keeps
+        forking and exiting.
         """
         try:
             with open(f"{self.root}/{self.own_key}/task/{self.own_key}/children", "rb") as file:
@@ -105,15 +107,16 @@ class ProcTable:
         return [process for process in found if process is not None]
 
     def environment(self, process: Process) -> list[bytes] | None:
-        """What it was started with, as `NAME=value` each; None while nobody can tell: it is
-        executing a program, or dying.
+        """Return its initial environment, as `NAME=value` entries.
+
+        None if it cannot be read now, because the process is executing a program or dying.
         """
         for place in (f"{process.key}", *self._tasks(process.key)):
             try:
                 with open(f"{self.root}/{place}/environ", "rb") as file:
                     entries = file.read().split(b"\0")
             except ProcessLookupError:
-                continue  # it has no memory (any more); another thread of it may have
+                continue  # this thread has no memory (any more); another thread may have
             except OSError:
                 return []
             if entries != [b""]:
@@ -121,13 +124,14 @@ class ProcTable:
         return [] if self._has_no_environment(process.key) else None
 
     def _tasks(self, key: int) -> Iterator[str]:
-        """Where its threads are, looked up only when asked for."""
+        """Yield the /proc paths of its threads; reads the directory only when iterated."""
         with suppress(OSError):
             yield from (f"{key}/task/{thread}" for thread in os.listdir(f"{self.root}/{key}/task"))
 
     def signal(self, process: Process, signum: int) -> None:
-        """Send a signal to exactly that process; one that ended meanwhile is passed over, its
-        pid's next bearer spared.
+        """Send a signal to exactly that process.
+
+        Does nothing if the process has ended, even if its pid was reused.
         """
         with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(process.pid)
@@ -138,11 +142,11 @@ class ProcTable:
                 os.close(descriptor)
 
     def _has_no_environment(self, key: int) -> bool:
-        """Whether one whose environment cannot be seen has none, as a thread of the kernel, or one
-        that is gone by now.
+        """Whether a process with unreadable environment has none: it is a kernel thread, or it is
+        gone.
 
-        A program that is being executed gets its place in memory step by step, that of the code
-        last; one that dies loses it first.
+        The kernel sets the memory fields of a program being executed step by step, the code address
+        last. A dying process loses its memory first.
         """
         try:
             fields = self._stat(key)
@@ -157,8 +161,9 @@ class ProcTable:
         return gone or (memory != 0 and code != 0 and begin == end)
 
     def _stat(self, key: int) -> list[bytes]:
-        """The fields of its `stat` that come after the name. Read without a file object: a look
-        at all processes is mostly this.
+        """Return the fields of its `stat` file after the name.
+
+        Avoids a file object: reading `stat` is most of the cost of a scan.
         """
         descriptor = os.open(f"{self.root}/{key}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -167,13 +172,15 @@ class ProcTable:
             os.close(descriptor)
 
     def _find_namespace_depth(self) -> int | None:
-        """Which of the numbers in NSpid are ours; None when /proc shows ours anyway."""
+        """Return which number in NSpid is the one of this namespace; None if /proc shows these
+        anyway.
+        """
         if self.own_key == os.getpid():
             return None
         return len(self._namespace_ids(self.own_key)[0]) - 1
 
     def _namespace_ids(self, key: int) -> list[list[int]]:
-        """Its pid, group and session, each in every namespace from that of /proc down to its
+        """Return its pid, group and session, each in every namespace from that of /proc down to its
         own.
         """
         with open(f"{self.root}/{key}/status", "rb") as file:
@@ -185,7 +192,7 @@ class ProcTable:
 
 
 def descendants(table: dict[int, Process], root: int) -> Iterator[Process]:
-    """Everything below the process of that key, parents before their children."""
+    """Yield every process below the one with that key, parents before their children."""
     children: dict[int, list[Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)

@@ -1,8 +1,7 @@
-"""From a request to a running child: fork, new session, cgroup, limits, user, death signal, exec.
+"""Starts a child: fork, new session, cgroup, limits, user, death signal, exec.
 
-Between fork and exec runs plain Python, which is safe because the guardian has one thread. How the
-exec went comes back through a pipe that closes itself on success, so the guardian never waits for
-it.
+Plain Python runs between fork and exec. This is safe because the guardian has one thread. A pipe
+that closes on a successful exec carries the result, so the guardian never waits for it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import errno
 import os
 import resource
 import signal
-import warnings  # noqa: F401 - `os.execvpe` imports it: better once here than in every child
+import warnings  # noqa: F401 - `os.execvpe` imports it; importing it here saves that in every child
 from contextlib import suppress
 from functools import cache
 
@@ -25,9 +24,7 @@ _STDIO_DESCRIPTORS = range(3)
 
 
 class SpawnRequest:
-    """What to start: argv, environment, working directory, owner mark, limits, user, and the
-    descriptors that become 0, 1 and 2.
-    """
+    """A child to start: argv, environment, directory, mark, limits, user, stdio descriptors."""
 
     def __init__(self, message: ControlMessage, stdio: tuple[int, ...]) -> None:
         self.argv: list[str] = message["argv"]
@@ -39,14 +36,14 @@ class SpawnRequest:
         self.open_files: int | None = message["limits"]["open_files"]
         self.nice: int | None = message["limits"]["nice"]
         self.memory_by_cgroup = False
-        """Whether its memory is limited by its cgroup: then it has to be in it, and needs no
-        other limit.
+        """Whether its cgroup limits its memory. Then it must be in the cgroup, and needs no other
+        limit.
         """
         self.stdio = stdio
 
 
 def spawn(request: SpawnRequest, cgroup: Cgroup | None) -> tuple[int, int]:
-    """Fork the child; returns its pid and the read end of the pipe that tells how its exec went."""
+    """Fork the child; return its pid and the read end of the pipe with the result of its exec."""
     exec_pipe, error_pipe = os.pipe()
     guardian = os.getpid()
     _non_default_signals()
@@ -63,7 +60,7 @@ def spawn(request: SpawnRequest, cgroup: Cgroup | None) -> tuple[int, int]:
 
 
 def _fork(cgroup: Cgroup | None) -> tuple[int, bool]:
-    """Fork, and whether the child is in the cgroup already."""
+    """Fork; return the pid, and whether the child is already in the cgroup."""
     if cgroup is not None:
         with suppress(OSError):
             pid = cgroup.fork()
@@ -73,9 +70,7 @@ def _fork(cgroup: Cgroup | None) -> tuple[int, bool]:
 
 
 def read_exec_error(exec_pipe: int) -> tuple[int, str] | None:
-    """What the pipe says once it can be read: None after a good exec, else the errno and what
-    could not be done.
-    """
+    """Read the exec pipe: None after a successful exec, else the errno and the step that failed."""
     text = os.read(exec_pipe, 4096).decode(errors="replace")
     if not text:
         return None
@@ -84,8 +79,9 @@ def read_exec_error(exec_pipe: int) -> tuple[int, str] | None:
 
 
 class ChildSetup:
-    """The forked child on its way to its program, step by step. `step` names the present one
-    for the error if it fails.
+    """Runs the steps between fork and exec in the forked child.
+
+    `step` names the current step, for the error if it fails.
     """
 
     def __init__(self, request: SpawnRequest, cgroup: Cgroup | None, guardian: int) -> None:
@@ -95,7 +91,7 @@ class ChildSetup:
         self.step = "set up"
 
     def run(self, error_pipe: int) -> None:
-        """Turn into the program, or say why not. Never returns."""
+        """Execute the program, or report the error and exit. Never returns."""
         try:
             self._detach_from_guardian()
             self._apply_limits()
@@ -105,7 +101,7 @@ class ChildSetup:
             self._execute()
         except OSError as error:
             self._report(error_pipe, error.errno or 0, error.strerror)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on as a second guardian
+        except BaseException as error:  # noqa: BLE001 - after any error this process must exit, not become a second guardian
             self._report(error_pipe, 0, str(error) or type(error).__name__)
         finally:
             os._exit(_SPAWN_FAILED)
@@ -130,7 +126,7 @@ class ChildSetup:
                 raise
 
     def _apply_limits(self) -> None:
-        """Those that may need privileges, which the next step may give up."""
+        """Apply the limits that may need privileges, before the user changes."""
         if (count := self.request.open_files) is not None:
             self.step = f"allow it {count} open files"
             _limit_open_files(count)
@@ -148,7 +144,7 @@ class ChildSetup:
         os.setuid(user["uid"])
 
     def _die_with_guardian(self) -> None:
-        """Only now: the kernel forgets it when the user changes."""
+        """Set the death signal. This comes after the change of user, which clears it."""
         self.step = "set up"
         die_with_parent(signal.SIGKILL)
         if os.getppid() != self.guardian:
@@ -163,7 +159,10 @@ class ChildSetup:
         _install_stdio(self.request.stdio)
 
     def _execute(self) -> None:
-        """The limit on data comes last: what runs here may have more of it already."""
+        """Execute the program.
+
+        The data limit is set last: this process may already use more than the limit.
+        """
         self.step = f"execute {self.request.argv[0]!r}"
         if self.request.memory is not None and not self.request.memory_by_cgroup:
             _limit_data(self.request.memory)
@@ -172,8 +171,9 @@ class ChildSetup:
 
 @cache
 def _non_default_signals() -> list[int]:
-    """Those that are not at their default here. Found out once: to go through all of them is a
-    third of a child's way to exec.
+    """Return the signals that are not at their default here.
+
+    Cached: checking all signals takes a third of the time from fork to exec.
     """
     return [
         number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_DFL
@@ -188,7 +188,7 @@ def _reset_signals() -> None:
 
 
 def _install_stdio(stdio: tuple[int, ...]) -> None:
-    """Put the descriptors in their places; the high copies keep one from overwriting another."""
+    """Install the descriptors as 0, 1 and 2; copies keep one from overwriting another."""
     copies = [
         os.dup(descriptor) if descriptor in _STDIO_DESCRIPTORS else descriptor
         for descriptor in stdio
@@ -198,7 +198,7 @@ def _install_stdio(stdio: tuple[int, ...]) -> None:
 
 
 def _limit_open_files(count: int) -> None:
-    """Limit the open descriptors; PermissionError if the hard limit is lower."""
+    """Limit the open descriptors; raises PermissionError if the hard limit is lower."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
@@ -207,7 +207,8 @@ def _limit_open_files(count: int) -> None:
 
 
 def _limit_data(amount: int) -> None:
-    """Limit the bytes of data of each process. Address space stays unlimited: some runtimes reserve
-    gigabytes of it and never touch them.
+    """Limit the bytes of data of each process.
+
+    The address space stays unlimited: some runtimes reserve gigabytes of it without using them.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (amount, amount))

@@ -1,6 +1,4 @@
-"""Trees: which processes belong to which child, and how a tree is killed until nothing of it is
-left.
-"""
+"""Process trees: assigns processes to the tree of a child, and kills every member of a tree."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _CRASH_SIGNALS = frozenset(
 
 
 class TreeState(StrEnum):
-    """Where a tree is in its life; see the package's prose."""
+    """State of a process tree; the package docstring describes the states."""
 
     SPAWNING = auto()
     RUNNING = auto()
@@ -38,7 +36,7 @@ ENDING_STATES = frozenset({TreeState.LINGERING, TreeState.KILLING})
 
 
 class ProcessTree:
-    """One child and everything that came out of it."""
+    """One child process and all its descendants."""
 
     def __init__(
         self,
@@ -51,25 +49,28 @@ class ProcessTree:
     ) -> None:
         self.id = number
         self.mark = f"{OWNER_VARIABLE}={mark}".encode()
-        """As it stands in the environment."""
+        """The entry in the environment, `NAME=value`."""
         self.cgroup = cgroup
         self.leader = leader
         self.leader_alive = leader_alive
         self.exec_pipe: int | None = None
-        """The pipe that tells how the exec went; None once it has told."""
+        """The pipe with the result of the exec; None once it was read."""
         self.state = TreeState.SPAWNING
         self.data_limit: int | None = None
-        """How many bytes of data each process may have, where that is how memory is limited."""
+        """Bytes of data that each process may have; None if the cgroup limits memory, or nothing
+        does.
+        """
         self.session_over = False
         self.killed: set[tuple[int, int]] = set()
-        """Whom SIGKILL was sent to."""
+        """Pid and start time of the processes that got SIGKILL."""
         self.killing_since: float | None = None
         self.reported = False
-        """Whether the host was told that it is cleared, or cannot be."""
+        """Whether the host was notified that the tree is cleared, or cannot be."""
 
     def update_session(self, members: list[Process]) -> None:
-        """Once the leader has ended and its session is empty, its number may be given to
-        somebody else: it says nothing then.
+        """Record that the leader has ended and its session is empty.
+
+        From then on the kernel may reuse the session's number, so the number identifies no member.
         """
         self.session_over = self.session_over or not (
             self.leader_alive or any(p.session == self.leader for p in members)
@@ -81,27 +82,25 @@ class ProcessTree:
 
     @property
     def has_populated_cgroup(self) -> bool:
-        """Whether the kernel says that something of it lives."""
+        """Whether its cgroup contains a living process."""
         return self.cgroup is not None and self.cgroup.populated
 
     def ran_out_of_memory(self, status: int, max_rss: int) -> bool:
-        """Whether its leader, which ended so, ended for want of memory that it may not have."""
+        """Whether the leader, which ended with this status, ended because of its memory limit."""
         if self.data_limit is not None:
             return likely_out_of_memory(status, max_rss, self.data_limit)
         return status != 0 and self.cgroup is not None and self.cgroup.out_of_memory
 
     @property
     def kill_timed_out(self) -> bool:
-        """Whether it has been killed for so long that its survivors have to be told."""
+        """Whether the killing has lasted so long that the survivors must be reported."""
         return (
             self.killing_since is not None and time.monotonic() - self.killing_since > _KILL_TIMEOUT
         )
 
 
 class OwnershipIndex:
-    """What tells trees apart, to be looked up: whose leader a pid is, whose session a number,
-    whose mark an environment's entry.
-    """
+    """Lookup tables that assign a process to a tree: by leader pid, session number and mark."""
 
     def __init__(self, trees: Iterable[ProcessTree]) -> None:
         self.trees = list(trees)
@@ -111,18 +110,19 @@ class OwnershipIndex:
 
 
 class TreeScanner:
-    """All trees of one guardian, told apart by one look at /proc."""
+    """Finds and kills the members of all trees of one guardian, by scans of /proc."""
 
     def __init__(self, table: ProcTable | None = None) -> None:
         self.table = table or ProcTable()
         self.environment_unreadable = False
-        """Set when somebody was met whose mark could not be read at that moment; the asker
+        """Set when a scan met a process whose mark could not be read at that moment; the caller
         clears it.
         """
 
     def members(self, trees: Iterable[ProcessTree]) -> dict[ProcessTree, list[Process]]:
-        """The living processes of every tree, from one scan; the prose of the package says what
-        belongs to whom.
+        """Return the living processes of every tree, from one scan.
+
+        The package docstring has the rules of ownership.
         """
         index = OwnershipIndex(trees)
         found: dict[ProcessTree, list[Process]] = {tree: [] for tree in index.trees}
@@ -142,7 +142,9 @@ class TreeScanner:
     def _owner(
         self, process: Process, index: OwnershipIndex, parent_owner: ProcessTree | None
     ) -> ProcessTree | None:
-        """By the rules after the first: leader and ancestors, session, mark, the only tree."""
+        """Apply the rules after the cgroup rule: leader and ancestors, session, mark, the only
+        tree.
+        """
         owner = (
             index.leaders.get(process.pid) or parent_owner or index.sessions.get(process.session)
         )
@@ -160,11 +162,12 @@ class TreeScanner:
     def kill(
         self, killing: list[ProcessTree], trees: Iterable[ProcessTree]
     ) -> dict[ProcessTree, list[Process]]:
-        """SIGKILL to every member of the doomed trees: the cgroup, then every process group, then
-        one by one; returns whom it met.
+        """Send SIGKILL to every member of the trees in `killing`: cgroup, process groups, single
+        processes.
 
-        The first two are done by the kernel at one stroke, also to what is being forked just then:
-        something that multiplies faster than we can list it is caught by them or not at all.
+        Returns the members it found. The kernel kills a cgroup or a group at once, including
+        processes that are being forked. Nothing else catches processes that fork faster than they
+        can be listed.
         """
         members = self.members(trees)
         for tree in killing:
@@ -174,8 +177,9 @@ class TreeScanner:
         return {tree: members[tree] for tree in killing}
 
     def kill_orphans(self, killing: list[ProcessTree], trees: Iterable[ProcessTree]) -> None:
-        """Kill orphans of the doomed trees as fast as we can look: for one that has forked and
-        gone whenever a scan comes to it.
+        """Kill orphans of the trees in `killing` in a tight loop of 10 ms.
+
+        This catches a process that has always forked and exited when a scan reaches it.
         """
         index = OwnershipIndex(trees)
         until = time.monotonic() + _ORPHAN_KILL_SECONDS
@@ -190,7 +194,7 @@ class TreeScanner:
         tree.killed.update((process.pid, process.start) for process in processes)
 
     def kill_everything(self) -> None:
-        """SIGKILL to whatever hangs below this process."""
+        """Send SIGKILL to every process below this one."""
         for process in [
             *descendants(self.table.read(), self.table.own_key),
             *self.table.own_children(),
@@ -207,14 +211,15 @@ def kill_marked(  # noqa: PLR0913 - each is optional and has its own meaning
     is_spared: Callable[[int], bool] = lambda _: False,
     variable: str = OWNER_VARIABLE,
 ) -> int:
-    """Kill whatever bears one of these marks, wherever it hangs, until nothing does; for a host
-    that lost its guardian.
+    """Kill every process that has one of these marks, repeatedly until none is left or 5 s have
+    passed.
 
-    A process bears a mark as the value of `variable` in its environment. With `leaders`, pids and
-    start times, first the process groups of those that lived just now; with `cgroup`, also every
-    process in it, and the cgroup is removed; with `include_descendants`, also every descendant of
-    this process, but for those of which `is_spared` says so by their pid, and what descends from
-    them. How many were met, those that died by themselves included.
+    For a host that lost its guardian. Blocks. A process has a mark if it is the value of `variable`
+    in its environment. `leaders` are pids and start times of leaders that were alive just now:
+    their process groups are killed first. With `cgroup`, every process in it is killed too, and the
+    cgroup is removed. With `include_descendants`, every descendant of this process is killed too,
+    except those for whose pid `is_spared` returns True, and their descendants. Returns how many
+    processes it found, including those that ended by themselves.
     """
     table = ProcTable()
     wanted = {f"{variable}={mark}".encode() for mark in marks}
@@ -247,8 +252,9 @@ def _find_marked(
     include_descendants: bool,
     is_spared: Callable[[int], bool],
 ) -> tuple[list[Process], bool]:
-    """The processes that bear a mark, are in the cgroup or descend from us; and whether there is
-    a process of which that cannot be said now.
+    """Return the processes that have a mark, are in the cgroup or descend from this process.
+
+    The second value says whether the environment of some process could not be read now.
     """
     processes = table.read()
     ours = _own_descendants(processes, table.own_key, is_spared) if include_descendants else set()
@@ -266,7 +272,7 @@ def _find_marked(
 def _own_descendants(
     processes: dict[int, Process], root: int, is_spared: Callable[[int], bool]
 ) -> set[int]:
-    """The keys of what descends from us, without what is spared and descends from that."""
+    """Return the keys of this process's descendants, without spared ones and their descendants."""
     ours = list(descendants(processes, root))
     spared = [process for process in ours if is_spared(process.pid)]
     kept = {process.key for process in spared}
@@ -276,10 +282,10 @@ def _own_descendants(
 
 
 def kill_processes(table: ProcTable, processes: Iterable[Process]) -> None:
-    """SIGKILL to their process groups, then to each.
+    """Send SIGKILL to their process groups, then to each process.
 
-    The group of a tree's member holds nobody else: groups live inside sessions, and the session was
-    made inside the tree.
+    The group of a tree's member contains no other processes: a group lies inside a session, and the
+    session was created inside the tree.
     """
     processes = list(processes)
     by_age = sorted(processes, key=lambda process: process.start)
@@ -291,10 +297,11 @@ def kill_processes(table: ProcTable, processes: Iterable[Process]) -> None:
 
 
 def _kill_groups(table: ProcTable, groups: dict[int, int]) -> None:
-    """SIGKILL to process groups, each given with the start time of somebody who was seen in it.
+    """Send SIGKILL to process groups, each given with the start time of a process seen in it.
 
-    The number may be somebody else's by now, if we were held up: numbers come round within seconds
-    where much is forked. Then a process bears it that is younger than the one that was seen.
+    The number may belong to another group by now, if this process was delayed: pids wrap around
+    within seconds where many processes are forked. Then the process with that pid is younger than
+    the one seen.
     """
     for group, seen in groups.items():
         if group > 1 and not table.started_after(group, seen):
@@ -303,8 +310,9 @@ def _kill_groups(table: ProcTable, groups: dict[int, int]) -> None:
 
 
 def likely_out_of_memory(status: int, max_rss: int, limit: int) -> bool:
-    """Whether a process with limited data probably ended because of the limit: it failed or crashed
-    with its memory nearly used up.
+    """Whether a process with limited data probably ended because of the limit.
+
+    That is: it failed or crashed with its memory nearly used up.
     """
     code = os.waitstatus_to_exitcode(status)
     return (code > 0 or -code in _CRASH_SIGNALS) and max_rss >= _NEAR_LIMIT * limit

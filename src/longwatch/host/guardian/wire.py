@@ -1,8 +1,8 @@
-"""How host and guardian talk: JSON messages with a length in front, and descriptors beside them.
+"""The protocol between host and guardian: length-prefixed JSON messages with file descriptors.
 
 A frame is `length (4 bytes) · number of descriptors (1 byte) · JSON`. The kernel never merges data
-across a message that carried descriptors, so they arrive no later than the frame they belong to,
-and in order.
+across a message that carried descriptors. So descriptors arrive in order, and no later than the
+frame they belong to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import struct
 from collections import deque
 
-TYPE_CHECKING = False  # to import typing would take half a megabyte of the guardian's six
+TYPE_CHECKING = False  # typing would add half a megabyte to the guardian's six
 if TYPE_CHECKING:
     from typing import Any
 
@@ -24,14 +24,13 @@ _HEADER = struct.Struct("!IB")
 _CHUNK_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 16
 MAX_FRAME_BYTES = 8 << 20
-"""A frame larger than this is refused by the sender: more than any argv and environment the
-kernel would take.
-"""
+"""The sender refuses larger frames: no argv and environment the kernel accepts needs more."""
 
 
 class FrameSender:
-    """Frames on their way out. `flush` sends what the socket takes now; descriptors are closed
-    here once they were sent.
+    """Queues outgoing frames; `flush` sends as many as the socket takes now.
+
+    Descriptors are closed here once they are sent.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,9 @@ class FrameSender:
         )
 
     def flush(self, sock: socket.socket) -> bool:
-        """Send without blocking; True when nothing is left. A broken connection raises OSError."""
+        """Send without blocking; True when no frame is left. Raises OSError if the connection
+        broke.
+        """
         while self._frames:
             data, descriptors = self._frames[0]
             try:
@@ -63,20 +64,20 @@ class FrameSender:
         return True
 
     def discard(self) -> None:
-        """Forget what was not sent, and close its descriptors."""
+        """Drop the frames that were not sent, and close their descriptors."""
         while self._frames:
             _close(self._frames.popleft()[1])
 
 
 class FrameReceiver:
-    """Frames on their way in."""
+    """Collects received bytes and splits them into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._descriptors: deque[int] = deque()
 
     def receive(self, sock: socket.socket) -> bool:
-        """Take what is there without blocking; False when the other side has closed."""
+        """Read the available bytes without blocking; False if the other side has closed."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
             data, ancillary, _, _ = sock.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -93,7 +94,7 @@ class FrameReceiver:
         return bool(data)
 
     def take(self) -> list[tuple[ControlMessage, tuple[int, ...]]]:
-        """The messages that are complete, each with its descriptors, which the taker now owns."""
+        """Return the complete messages, each with its descriptors, which the caller now owns."""
         messages = []
         while len(self._data) >= _HEADER.size:
             length, count = _HEADER.unpack_from(self._data)
