@@ -326,7 +326,7 @@ def test_a_place_that_cannot_be_used_is_told_with_the_cure(
     file = CrashFile("mine")
     with pytest.raises(
         UsageError,
-        match=rf"^crash files cannot go to {place} \({reason}.*\); set LONGWATCH_CRASH_DIR$",
+        match=rf"^cannot write crash files to {place} \({reason}.*\); set LONGWATCH_CRASH_DIR$",
     ):
         file.open()
     assert not file.is_open

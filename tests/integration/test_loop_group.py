@@ -277,7 +277,7 @@ def test_if_the_rest_of_the_group_cannot_start_the_loops_that_run_already_are_st
     made = stub_group(*stubs(2))
     made.group.set_parent(ParentChannel(str(tmp_path / "nobody")))
     running = BackgroundRun(lambda: made.group.run(install_signals=False))
-    with pytest.raises(TryAgainError, match="cannot be told of its group"):
+    with pytest.raises(TryAgainError, match="cannot send the group message"):
         running.wait()
     assert [False, False] == [loop.running for loop in made.loops]
     assert ["failed"] == [event.reason for event in made.observer.of(GroupStopping)]
@@ -439,7 +439,7 @@ def test_whether_all_stopped_is_said_of_this_run_and_not_of_the_last(tmp_path: P
         )
     )
     loop.may_end.set()
-    with pytest.raises(TryAgainError, match="cannot be told"):
+    with pytest.raises(TryAgainError, match="cannot send the group message"):
         running.wait()
     stopping.wait()
     assert [False, True] == [answers.get(), answers.get()]

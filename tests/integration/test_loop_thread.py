@@ -116,7 +116,7 @@ def test_stop_of_a_loop_that_is_blocked_gives_up_in_time_and_can_be_tried_again(
     loop.spawn(block())
     assert blocked.wait(10)
     assert not loop.stop(timeout=0.01)
-    with pytest.raises(ServiceStateError, match="still there"):
+    with pytest.raises(ServiceStateError, match="still running"):
         loop.spawn(answer())
     may_go.set()
     assert loop.stop()

@@ -591,7 +591,7 @@ def test_an_error_in_a_check_is_logged(rig: WatchdogRig, caplog: pytest.LogCaptu
     expected = (
         "longwatch.runtime.watchdog",
         logging.ERROR,
-        "Watchdog: a check failed; the watch goes on",
+        "Watchdog: a check failed; the checks continue",
     )
     assert (
         expected

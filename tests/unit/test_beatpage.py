@@ -375,7 +375,7 @@ def test_no_page_no_keeping(tmp_path: Path) -> None:
 def test_what_is_no_page_is_refused_and_left_as_it_is(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "letter"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="is no beat page"):
+    with pytest.raises(ValueError, match="is not a beat page"):
         ChildBeatPage(str(path))
     assert data == path.read_bytes()
 

@@ -1,4 +1,4 @@
-"""One call in a thread of its own."""
+"""Runs one call in a daemon thread of its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from longwatch.core.deadline import Deadline
 
 
 class BackgroundThread:
-    """A call that is made once, in a daemon thread of its own, and whose end can be waited for
-    through a clock.
+    """A call made once in a daemon thread; `wait` waits for its end on a clock.
 
-    Daemon, because a stuck thread must not be joined when the interpreter exits; no executor, for
-    the same reason. `error` is what the call raised; with `report_errors`, for threads whose error
-    is never read, it goes to `threading.excepthook` too. Takes no lock that a signal handler could
-    find taken.
+    It is a daemon, and no executor is used, because a stuck thread must not be joined when the
+    interpreter exits. `error` is what the call raised. With `report_errors`, for threads whose
+    error is never read, it goes to `threading.excepthook` too. Takes no lock that a signal handler
+    could find taken.
     """
 
     def __init__(
@@ -32,14 +31,14 @@ class BackgroundThread:
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether this is called from this thread, which cannot wait for itself."""
+        """Whether the caller is this thread, which cannot wait for itself."""
         return threading.current_thread() is self._thread
 
     def start(self, *, inline_fallback: bool = False) -> None:
-        """Make the call; returns when it is about to be made, a second start changes nothing.
+        """Start the thread; return when the call is about to be made. Idempotent.
 
-        RuntimeError when the system has no thread left, or with `inline_fallback` the call is
-        made by the caller.
+        Raises RuntimeError if the system has no thread left; with `inline_fallback` the caller
+        makes the call instead.
         """
         if not self._once.acquire(blocking=False):
             return
@@ -50,8 +49,8 @@ class BackgroundThread:
         self._started.wait()
 
     def wait(self, clock: Clock, deadline: Deadline) -> bool:
-        """Wait until the call has returned; False when the deadline comes first, and in
-        this thread itself.
+        """Wait until the call has returned; False if the deadline passes first, and in the thread
+        itself.
         """
         if self.in_own_thread or not clock.wait(self.done, deadline.remaining()):
             return False

@@ -1,16 +1,17 @@
-"""The beat page: what a worker process is doing, readable from outside even while it holds the GIL,
-hangs or is dead.
+"""The beat page: a file in which a worker process shows its current work.
 
-One small file an engine, mapped into memory. A header says until when its leases are trusted,
-whether it is draining, when the engine itself last beat, and how many rows it has completed; then
-one entry a slot: last beat, the row it works on, since when. Each entry is written by its one slot,
-with the row number last when it begins and first when it ends, so a reader never sees a row that is
-not started. A parent that renews the leases writes until when they are trusted, and, of a child
-that it has killed, which rows are to blame.
+Other processes can read it even while the worker holds the GIL, hangs or is dead. Each engine has
+one small file, mapped into memory. Its header has: until when its leases are trusted, whether it is
+draining, the last beat of the engine itself, and how many rows it has completed. Then comes one
+entry for each slot: last beat, its row, and when it started the row.
+
+Only the slot itself writes its entry. It writes the row number last when it begins and first when
+it ends, so a reader never sees a row that has not started. A parent that renews the leases writes
+until when they are trusted. Of a child that it has killed, it writes which rows are to blame.
 
 The engine declares a row *silent* when its code has given no beat for so long that the lease is not
-renewed any more. The row's number is then negative: the row still runs, and its own code is why
-its lease lapses.
+renewed any more. The row's number is then negative: the row still runs, and its own code is the
+reason why its lease lapses.
 
 Beats and starts are on CLOCK_MONOTONIC, so that a suspend is not a stall. The end of trust is on
 `Clock.boottime()`, so that a suspend uses it up, as it does the lease.
@@ -39,13 +40,15 @@ _MAX_BYTES = 1 << 20
 _SLOT = 24
 _NUMBER = struct.Struct(
     "@q"
-)  # native, so that each is one store: a process killed in the middle leaves no half number
+)  # native, so that each write is one store: a process killed in between leaves no half number
 _TIME = struct.Struct("@d")
 
 
 class SlotState(NamedTuple):
-    """What one slot does: `row` is 0 when it does nothing. Times are on CLOCK_MONOTONIC of the
-    machine. `is_silent`: the engine does not renew the lease of this row.
+    """The state of one slot; `row` is 0 if it is idle.
+
+    Times are on CLOCK_MONOTONIC of the machine. `is_silent`: the engine does not renew the lease of
+    this row.
     """
 
     beat_at: float
@@ -55,7 +58,7 @@ class SlotState(NamedTuple):
 
 
 class BeatPage:
-    """The page of this process, to write to. A beat is one store into memory."""
+    """The beat page that this process writes. A beat is one store into memory."""
 
     def __init__(self, path: Path, slots: int) -> None:
         self.path = path
@@ -65,7 +68,7 @@ class BeatPage:
         self._map[:8] = _MAGIC
 
     def begin(self, slot: int, row: int, now: float) -> None:
-        """The slot starts to work on this row."""
+        """Record that the slot starts to work on this row."""
         offset = _HEADER + slot * _SLOT
         _TIME.pack_into(self._map, offset, now)
         _TIME.pack_into(self._map, offset + 16, now)
@@ -75,28 +78,33 @@ class BeatPage:
         _TIME.pack_into(self._map, _HEADER + slot * _SLOT, now)
 
     def end(self, slot: int) -> None:
-        """The slot has settled its row, or given it up."""
+        """Record that the slot has settled its row, or given it up."""
         _NUMBER.pack_into(self._map, _HEADER + slot * _SLOT + 8, 0)
 
     def mark_silent(self, slot: int) -> None:
-        """Declare that the row of this slot gives no beat and is not renewed; idempotent. Not
-        beside `begin` or `end` of the same slot in another thread.
+        """Declare that the row of this slot gives no beat and is not renewed. Idempotent.
+
+        Must not run at the same time as `begin` or `end` of the same slot in another thread.
         """
         offset = _HEADER + slot * _SLOT + 8
         [row] = _NUMBER.unpack_from(self._map, offset)
         _NUMBER.pack_into(self._map, offset, -abs(row))
 
     def beat_engine(self, now: float) -> None:
-        """The engine itself turns, whatever its slots do."""
+        """Record that the engine's own loop runs, whatever its slots do."""
         _TIME.pack_into(self._map, _ENGINE, now)
 
     def record_completed(self, rows: int) -> None:
-        """The engine has completed so many rows since it started: run and settled, not released."""
+        """Record how many rows the engine has completed since it started: run and settled, not
+        released.
+        """
         _NUMBER.pack_into(self._map, _COMPLETED, rows)
 
     @property
     def trusted_until(self) -> float:
-        """What was written last, here or by a parent that renews for us."""
+        """Until when the leases are trusted, as written last, here or by a parent that
+        renews them.
+        """
         moment: float = _TIME.unpack_from(self._map, _TRUSTED)[0]
         return moment
 
@@ -104,22 +112,24 @@ class BeatPage:
         _TIME.pack_into(self._map, _TRUSTED, moment)
 
     def start_draining(self) -> None:
-        """From here on the end of this process is nobody's fault."""
+        """Record that the process drains: from now on no row is to blame for its end."""
         _NUMBER.pack_into(self._map, _DRAINING, 1)
 
     def end_draining(self) -> None:
-        """It takes work again, and is to blame again."""
+        """Record that the process takes work again: from now on rows are to blame for its end."""
         _NUMBER.pack_into(self._map, _DRAINING, 0)
 
     def close(self) -> None:
-        """Remove the page; a process that ended well leaves none."""
+        """Remove the page. A process that ended normally leaves none."""
         self._map.close()
         self.path.unlink(missing_ok=True)
 
 
 def _create_mapped(path: Path, size: int) -> mmap.mmap:
-    """A new file in memory. Written once, because a hole that a full disk cannot fill would end
-    the process with SIGBUS.
+    """Create a file and map it into memory.
+
+    All of it is written once: a hole that a full disk cannot fill would end the process with
+    SIGBUS.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -134,19 +144,19 @@ def _create_mapped(path: Path, size: int) -> mmap.mmap:
 
 
 class BeatSnapshot(NamedTuple):
-    """A page as somebody else found it."""
+    """The contents of a page, as another process read it."""
 
     trusted_until: float
     draining: bool
     beat_at: float
-    """When the engine itself last beat; 0.0 if it has not yet."""
+    """Last beat of the engine itself; 0.0 if it has not beaten yet."""
     slots: tuple[SlotState, ...]
     completed: int = 0
-    """How many rows the engine has completed."""
+    """Rows that the engine has completed."""
 
     @property
     def running_rows(self) -> frozenset[int]:
-        """The rows that were being worked on."""
+        """The rows that slots were running."""
         return frozenset(slot.row for slot in self.slots if slot.row)
 
     @property
@@ -155,8 +165,10 @@ class BeatSnapshot(NamedTuple):
         return frozenset(slot.row for slot in self.slots if slot.row and slot.is_silent)
 
     def stalled_rows(self, now: float, *, older_than: float) -> dict[int, float]:
-        """The rows whose slot has given no beat for so long, and for how long; 0 stands for the
-        engine itself.
+        """Return the rows whose slot has given no beat for longer than this, with the age of the
+        last beat.
+
+        Row 0 stands for the engine itself.
         """
         ages = {slot.row: now - slot.beat_at for slot in self.slots if slot.row} | (
             {0: now - self.beat_at} if self.beat_at else {}
@@ -168,10 +180,10 @@ _EMPTY = BeatSnapshot(0.0, draining=False, beat_at=0.0, slots=())
 
 
 def read_page(path: str) -> BeatSnapshot | None:
-    """The page at this path; None if there is none, or it is not one of ours.
+    """Read the page at this path; None if there is none, or it is not a beat page.
 
-    The path may come from a database, so it may name anything: never blocks on a FIFO, follows no
-    link, and reads no more than a page has.
+    The path may come from a database, so it may name anything. So this never blocks on a FIFO,
+    follows no link, and reads no more than the size of a page.
     """
     try:
         descriptor = _open_page(path, os.O_RDONLY)
@@ -186,8 +198,9 @@ def read_page(path: str) -> BeatSnapshot | None:
 
 
 def _open_page(path: str, access: int) -> int:
-    """The descriptor of a regular file of this user or of root, of at most the size of a page;
-    OSError or ValueError for anything else.
+    """Open a regular file of this user or of root, of at most the size of a page.
+
+    Raises OSError or ValueError for anything else.
     """
     descriptor = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     found = os.fstat(descriptor)
@@ -199,37 +212,39 @@ def _open_page(path: str, access: int) -> int:
         return descriptor
     os.close(descriptor)
     raise ValueError(
-        f"{path} is no beat page: expected a file of this user with at most {_MAX_BYTES} bytes"
+        f"{path} is not a beat page: expected a file of this user with at most {_MAX_BYTES} bytes"
     )
 
 
 class ChildBeatPage:
-    """The page of another process, for a parent that keeps its leases. By its descriptor, not
-    mapped: whoever cuts the file short must not end us. After `close` nothing is read or written
-    any more.
+    """The beat page of a child, for a parent that renews its leases. Thread-safe.
+
+    Uses the descriptor and no mapping: a truncated mapped file would end this process. After
+    `close` nothing is read or written any more.
     """
 
     def __init__(self, path: str) -> None:
-        """OSError or ValueError if there is no page at the path."""
+        """Open the page; raises OSError or ValueError if there is no page at the path."""
         self.path = path
         self._lock = threading.Lock()
         self._descriptor = _open_page(path, os.O_RDWR)
         if self._read() is None:
             self.close()
-            raise ValueError(f"{path} is no beat page")
+            raise ValueError(f"{path} is not a beat page")
 
     def read(self) -> BeatSnapshot:
-        """What it shows; nothing if it is closed, or no page any more."""
+        """Return its contents; an empty snapshot if it is closed or no longer a page."""
         return self._read() or _EMPTY
 
     def trust_until(self, moment: float) -> None:
-        """Its leases were renewed; a moment that is earlier than what it knows changes nothing."""
+        """Extend the trust in its leases to this moment; an earlier moment changes nothing."""
         if moment > self.read().trusted_until:
             self._write(_TIME.pack(moment), _TRUSTED)
 
     def blame_only(self, rows: Collection[int]) -> None:
-        """For a process that is about to end: only these rows are to blame for it, also if it
-        drains.
+        """Record that only these rows are to blame for the end of the process, even if it drains.
+
+        For a process that is about to end.
         """
         reading = self.read()
         if rows and reading.draining:
@@ -239,8 +254,8 @@ class ChildBeatPage:
                 self._write(_NUMBER.pack(0), _HEADER + number * _SLOT + 8)
 
     def close(self) -> None:
-        """Idempotent."""
-        with self._lock:  # or the number could be another file's by the time somebody writes
+        """Close the page. Idempotent."""
+        with self._lock:  # else a concurrent write could go to another file with this number
             self._descriptor, descriptor = -1, self._descriptor
             if descriptor >= 0:
                 os.close(descriptor)
@@ -270,7 +285,7 @@ def _parse(data: bytes) -> BeatSnapshot | None:
 
 
 def remove_page(path: str) -> None:
-    """Remove the page of a process that is gone; nothing that is not a page is touched."""
+    """Remove the page of a process that is gone; leaves a file that is not a page."""
     if read_page(path) is not None:
         Path(path).unlink(missing_ok=True)
 

@@ -2,8 +2,8 @@
 
 A call has a thread of its own, started with the first caller. A caller that comes while the call
 runs waits for the same result. Once the call has taken longer than its timeout, every caller gets
-TimeoutError at once, until the call returns. A thread whose call never returns is left behind: it
-is a daemon, and nothing waits for it.
+TimeoutError at once, until the call returns. A thread whose call never returns stays: it is a
+daemon, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 class BlockingCall(Generic[T]):
-    """Runs a blocking call off the loop: `run` returns its result or raises its error, TimeoutError
-    when it takes longer than `timeout`. Used on one loop.
+    """Runs a blocking call off the loop; for callers on one loop.
+
+    `run` returns its result or raises its error, or TimeoutError if it takes longer than `timeout`.
     """
 
     def __init__(self, call: Callable[[], T], *, name: str, timeout: float) -> None:
@@ -46,14 +47,14 @@ class BlockingCall(Generic[T]):
         return next(iter(done)).result()
 
     def close(self) -> None:
-        """End the thread, when it has time."""
+        """End the thread once its current call has returned. Does not wait."""
         self._requests.put(None)
         self._thread = None
 
     def _submit(self) -> None:
         if self._thread is None:
             thread = BackgroundThread(self._serve, name=self._name, report_errors=True)
-            # where there is no thread left this raises, and whoever asks next tries again
+            # raises if the system has no thread left; the next caller tries again
             thread.start()
             self._thread = thread
         pending = self._pending = asyncio.get_running_loop().create_future()
@@ -62,21 +63,23 @@ class BlockingCall(Generic[T]):
 
     def _finished(self, pending: asyncio.Future[T]) -> None:
         if not pending.cancelled():
-            pending.exception()  # it has been looked at, whoever asked may be gone
+            pending.exception()  # marks it as retrieved: the caller may be gone
         self._pending, self._timed_out = None, False
 
     def _serve(self) -> None:
         while (pending := self._requests.get()) is not None:
             try:
                 result = self._call()
-            except BaseException as error:  # noqa: BLE001 - whoever asked is told; an exit of anybody's code ends nothing here
+            except BaseException as error:  # noqa: BLE001 - the caller gets it; an exit in the user's code must not end the thread
                 _resolve(pending, error=error)
             else:
                 _resolve(pending, result)
 
 
 def _fits_future(error: BaseException) -> bool:
-    """Whether a future takes it; neither an exit, which would end the loop, nor StopIteration."""
+    """Whether a future accepts the error: no exit, which would end the loop, and no
+    StopIteration.
+    """
     return isinstance(error, Exception) and not isinstance(error, StopIteration)
 
 
@@ -98,4 +101,4 @@ def _resolve(
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            return  # closed in this very moment: nobody waits any more
+            return  # closed at this moment: no caller waits any more

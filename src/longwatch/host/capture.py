@@ -1,5 +1,6 @@
-"""The output of a child: whole lines, bounded, never waiting for the end of a pipe that a stray
-process may hold open.
+"""Captures the output of a child as whole lines of bounded length.
+
+It never waits for the end of a pipe, which a stray process may hold open.
 """
 
 from __future__ import annotations
@@ -12,34 +13,30 @@ from typing import Protocol
 
 _CHUNK_BYTES = 1 << 16
 _MAX_FINAL_BYTES = 1 << 20
-"""How much is still read from a pipe once its tree is gone: what a pipe holds at the most."""
+"""Bytes still read from a pipe once its tree is gone: the most that a pipe can hold."""
 MAX_LINE = 64 * 1024
 CUT_MARK = b" [line cut]\n"
 
 
 class LineSink(Protocol):
-    """Where captured lines go. Called on the loop, so nothing here may block."""
+    """Where captured lines go. Called on the loop, so it must not block."""
 
     def write(self, data: bytes) -> bool:
-        """Take whole lines; False if they were dropped. Never raises."""
+        """Accept whole lines; False if they were dropped. Never raises."""
 
     @property
     def congested(self) -> bool:
-        """Whether it would rather not get more now."""
+        """Whether the producer should pause."""
 
     def on_drained(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once, from any thread, when it is not congested any more."""
+        """Call `callback` once, from any thread, when it is not congested any more."""
 
     def give_up(self) -> None:
-        """Do not be congested any more because of what holds it up now, until that is over: drop
-        lines instead.
-        """
+        """End the current congestion: drop lines instead, until the sink has drained once."""
 
 
 class LineSplitter:
-    """Cuts a stream of chunks at line ends; a line longer than `max_line` is cut short, marked,
-    and its rest skipped.
-    """
+    """Splits a stream of chunks into lines; a line longer than `max_line` is cut and marked."""
 
     def __init__(self, max_line: int = MAX_LINE) -> None:
         self.max_line = max_line
@@ -47,7 +44,7 @@ class LineSplitter:
         self._skipping = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """The lines that this chunk completes, as one block."""
+        """Return the lines that this chunk completes, as one block."""
         if self._skipping:
             _, newline, chunk = chunk.partition(b"\n")
             self._skipping = not newline
@@ -60,7 +57,7 @@ class LineSplitter:
         return block
 
     def _cut_long(self, block: bytes) -> bytes:
-        """Cut the lines that came whole and are too long all the same."""
+        """Cut the complete lines that are too long."""
         if len(block) <= self.max_line:
             return block
         lines = block.split(b"\n")[:-1]
@@ -70,18 +67,18 @@ class LineSplitter:
         )
 
     def flush(self) -> bytes:
-        """What came after the last line end, made a line; empty if nothing did."""
+        """Return the bytes after the last line end as a line; empty if there are none."""
         pending, self._pending = self._pending, b""
         return pending + b"\n" if pending else b""
 
 
 class Capture:
-    """Reads one pipe on the loop and hands whole lines to a sink.
+    """Reads one pipe on the loop and passes whole lines to a sink.
 
-    A congested sink is given time: reading pauses, so that the child feels the pressure as with any
-    pipe. After `backpressure_seconds` the sink gives up on what holds it up, reading goes on, and
-    the sink drops what it cannot take: neither a stuck reader of ours nor a disk that does not
-    answer blocks a child for good.
+    While the sink is congested, reading pauses, so that the child is slowed down as by any full
+    pipe. After `backpressure_seconds` the sink gives up, reading continues, and the sink drops
+    lines it cannot take. So neither a stuck reader nor a disk that does not respond blocks a child
+    for ever.
 
     `on_output` is called for every chunk of bytes, whether it completes a line or not.
     """
@@ -106,7 +103,9 @@ class Capture:
         self._resume()
 
     def finish(self) -> None:
-        """Take what is in the pipe now and close it, whoever still holds the other end."""
+        """Read the bytes that are in the pipe now and close it, even if another process holds it
+        open.
+        """
         taken = 0
         while self._open and taken < _MAX_FINAL_BYTES:
             size = self._read_once()
@@ -121,7 +120,9 @@ class Capture:
             self._pause()
 
     def _read_once(self) -> int | None:
-        """Read once; how many bytes, None if there are none now. The end of the pipe closes it."""
+        """Read once; return the number of bytes, None if there are none now. Closes the pipe at its
+        end.
+        """
         try:
             chunk = os.read(self._descriptor, _CHUNK_BYTES)
         except BlockingIOError:
@@ -147,8 +148,9 @@ class Capture:
             self._loop.call_soon_threadsafe(self._resume, timer)
 
     def _stop_backpressure(self) -> None:
-        """Read on until the sink has drained once: else each chunk would cost the child the full
-        `backpressure_seconds` again.
+        """Read on until the sink has drained once.
+
+        Otherwise each chunk would cost the child the full `backpressure_seconds` again.
         """
         self._sink.give_up()
         self._resume()

@@ -1,9 +1,8 @@
-"""The crash file: where the stacks of every thread go when this process is about to be ended, or is
-asked for them by SIGUSR2.
+"""The crash file: the stacks of all threads, written before this process is killed, or on SIGUSR2.
 
-It is a regular file that stays open, because last words must not wait: a full stderr pipe would
-block the dump while it holds the GIL. The dump is made by C code, which works while some other
-thread holds the GIL, or never lets go of it.
+It is a regular file that stays open, because writing to it must not block: a full stderr pipe would
+block the dump while it holds the GIL. C code writes the dump, which works while another thread
+holds the GIL.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from longwatch.host.file_lock import open_locked, try_lock
 from longwatch.host.runtime_dir import runtime_directory
 
 CRASH_DIR_VARIABLE = "LONGWATCH_CRASH_DIR"
-"""The variable that says where crash files go."""
+"""The variable that names the directory of crash files."""
 MAX_AGE_SECONDS = 30 * 86_400.0
 MAX_FILES = 100
 MAX_STDERR_BYTES = 4096
 _SUFFIX = ".stacks"
 _NEW_FILE_SECONDS = 60.0
-"""Seconds in which an empty file may be one that its process has yet to lock."""
+"""Seconds during which an empty file may be one that its process has not locked yet."""
 
 
 class CrashFile:
-    """The crash file of this process, open from `open` to `close`; nothing was written: then it
-    is removed.
+    """The crash file of this process, open from `open` to `close`; removed at the end if it is
+    empty.
     """
 
     def __init__(
@@ -71,16 +70,16 @@ class CrashFile:
             try_lock(self._descriptor)
 
     def dump_on_signal(self, signum: int = signal.SIGUSR2) -> None:
-        """From now on this signal writes every stack here, also while the GIL is held."""
+        """Make this signal write every stack to the file, even while the GIL is held."""
         faulthandler.register(signum, file=self._descriptor, all_threads=True)
 
     def write(self, text: str) -> None:
-        """Add a line; what cannot be written is not: these are last words."""
+        """Append a line. Errors are ignored, because the process is about to end."""
         with suppress(OSError):
             os.write(self._descriptor, text.encode(errors="backslashreplace") + b"\n")
 
     def dump(self, reason: str) -> None:
-        """Write why, when, and what every thread is doing."""
+        """Write the reason, the time and the stack of every thread."""
         with suppress(OSError):
             self._dump_offset = os.fstat(self._descriptor).st_size
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock.wall()))
@@ -89,8 +88,9 @@ class CrashFile:
             faulthandler.dump_traceback(file=self._descriptor, all_threads=True)
 
     def copy_to_stderr(self) -> None:
-        """The beginning of the last dump on stderr, if that takes it without waiting; a terminal
-        may say it does, and wait.
+        """Write the beginning of the last dump to stderr, if stderr accepts it without blocking.
+
+        A terminal may report that it does, and block.
         """
         with suppress(OSError, ValueError, AttributeError):  # it may be closed, replaced, or None
             descriptor = sys.stderr.fileno()
@@ -106,7 +106,7 @@ class CrashFile:
         return dump if dump.endswith(b"\n") else dump[:-1] + b"\n"
 
     def close(self, *, signum: int | None = None) -> None:
-        """Close it, and remove it if it is empty; `signum` writes here no more. Idempotent."""
+        """Close it, and remove it if it is empty; `signum` no longer writes to it. Idempotent."""
         if not self.is_open:
             return
         if signum is not None:
@@ -118,7 +118,10 @@ class CrashFile:
 
 
 def crash_directory() -> Path:
-    """Where the environment says, else in the runtime directory; made 0700 if it is not there."""
+    """Return the directory that the environment names, or one in the runtime directory.
+
+    Created with mode 0700 if it does not exist. Raises UsageError if that fails.
+    """
     configured = os.environ.get(CRASH_DIR_VARIABLE)
     directory = Path(configured) if configured else runtime_directory() / "crashes"
     try:
@@ -130,16 +133,15 @@ def crash_directory() -> Path:
 
 def _directory_error(directory: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"crash files cannot go to {directory} ({error.strerror}); set {CRASH_DIR_VARIABLE}"
+        f"cannot write crash files to {directory} ({error.strerror}); set {CRASH_DIR_VARIABLE}"
     )
 
 
 def prune_crash_files(directory: Path, *, now: float) -> None:
-    """Remove crash files that are older than a month, those beyond the hundred newest, and empty
-    ones.
+    """Remove crash files that are older than a month or beyond the hundred newest, and empty ones.
 
-    None that a living process has open, in whichever container: a number in its name would mean
-    another process here, or none.
+    Keeps files that a living process has locked, in whichever container. The pid in the name would
+    not do: in another container it means another process, or none.
     """
     written: list[tuple[float, Path]] = []
     for path, found in _crash_files(directory):
@@ -160,7 +162,7 @@ def _crash_files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove a crash file whose process has ended: nothing locks it any more."""
+    """Remove a crash file whose process has ended, so that nothing locks it."""
     descriptor = open_locked(path, os.O_RDWR | os.O_NOFOLLOW)
     if descriptor is not None:
         with suppress(OSError):

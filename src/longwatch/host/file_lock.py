@@ -1,8 +1,8 @@
-"""Locks on open files (flock), which tell a living process from a dead one.
+"""Locks on open files (flock), which show whether the process that holds them is alive.
 
-The kernel releases such a lock when the last descriptor of that open file is closed, so with the
-end of the process at the latest, however it ends. A forked child shares the descriptor and with it
-the lock. The file may be a directory.
+The kernel releases such a lock when the last descriptor of that open file is closed: at the latest
+when the process ends, however it ends. A forked child shares the descriptor and with it the lock.
+The file may be a directory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def open_locked(path: str | os.PathLike[str], flags: int, *, wait: bool = False) -> int | None:
-    """Open a file and lock it; the descriptor, None if one of both cannot be done.
+    """Open a file and lock it; return the descriptor, or None if either fails.
 
-    With `wait` it blocks until the present holder has closed its descriptor. The lock of a file on
-    NFS needs a descriptor that can write.
+    With `wait` it blocks until the current holder has closed its descriptor. On NFS the descriptor
+    must be writable for an exclusive lock.
     """
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC)

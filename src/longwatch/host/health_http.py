@@ -23,8 +23,10 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class HealthRequest:
-    """The head of a request. `closes_connection`: nothing more is read from this client, because
-    it says so or has sent a body.
+    """The head of a request.
+
+    `closes_connection`: nothing more is read from this client, because it asked to close or sent a
+    body.
     """
 
     method: str
@@ -39,7 +41,7 @@ class HealthResponse:
     body: bytes
     content_type: bytes = JSON_TYPE
     extra_headers: bytes = b""
-    """Further header lines, each with its end."""
+    """More header lines, each with its line end."""
 
 
 BAD_REQUEST = HealthResponse(HTTPStatus.BAD_REQUEST, b'{"error": "bad request"}')
@@ -55,7 +57,7 @@ NOT_ALLOWED = HealthResponse(
 
 
 def parse_request(head: bytes) -> HealthRequest | None:
-    """The request of a head without its empty line; None if it is none."""
+    """Parse a request head without its final empty line; None if it is not valid."""
     first, *lines = head.split(b"\r\n")
     matched = _REQUEST_LINE.fullmatch(first)
     if matched is None or not all(map(_HEADER.fullmatch, lines)):
@@ -86,7 +88,7 @@ def _closes_connection(lines: list[bytes], *, is_http_1_0: bool) -> bool:
 def render_response(
     response: HealthResponse, *, closes_connection: bool, head_only: bool = False
 ) -> bytes:
-    """The whole answer, to be sent in one write."""
+    """Render the whole response, to be sent in one write."""
     status = HTTPStatus(response.status)
     return b"".join(
         (
@@ -118,7 +120,7 @@ _UNHEALTHY = HealthResponse(HTTPStatus.SERVICE_UNAVAILABLE, b'{"status": "unheal
 
 
 def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthResponse:
-    """The report, as this path tells it."""
+    """Render the report in the format of this path."""
     if path in _PLAIN_TEXT_WORDS:
         return _plain_text(_PLAIN_TEXT_WORDS[path], report, verbose=verbose)
     if not verbose:
@@ -134,7 +136,9 @@ def response_for(path: str, report: HealthReport, *, verbose: bool) -> HealthRes
 
 
 def _plain_text(word: str, report: HealthReport, *, verbose: bool) -> HealthResponse:
-    """The word, or the one that a healthy check has for it; else the failing checks in one line."""
+    """Render the word, or the text of a healthy check in its place; else the failing checks in one
+    line.
+    """
     word = next((result.text for result in report.results if result.ok and result.text), word)
     if verbose:
         lines = [
@@ -146,7 +150,7 @@ def _plain_text(word: str, report: HealthReport, *, verbose: bool) -> HealthResp
 
 
 def _describe(result: CheckResult) -> str:
-    """The check and its reason, once if they are the same word."""
+    """Return the check and its reason, or one of them if they are the same word."""
     words = _words(result)
     return result.name if result.name == words else f"{result.name}: {words}"
 

@@ -1,10 +1,11 @@
-"""The health endpoint: answers HTTP on one port, whatever its clients and its checks do.
+"""The health endpoint: responds to HTTP on one port, whatever its clients and its checks do.
 
-One thread with an event loop serves every client, so an idle or slow one delays nobody and costs a
-few kilobytes; a client has a few seconds to say what it wants, and when there are too many, the one
-that has been silent longest has to go. Checks that only look at memory are asked on the spot; all
-others in threads of their own, each with its deadline (`blocking_call.py`). `http.server` is not
-used: it needs a thread a client, and three system calls for what is one write here.
+One thread with an event loop serves every client, so an idle or slow client delays no other and
+costs a few kilobytes. A client has a few seconds to send its request. When there are too many
+clients, the one that has been idle longest is disconnected. Quick checks, which only read memory,
+run on the loop. All others run in threads of their own, each with its timeout (`blocking_call.py`).
+`http.server` is not used: it needs a thread for each client, and three system calls where one write
+is enough.
 """
 
 from __future__ import annotations
@@ -56,19 +57,21 @@ from longwatch.host.service import Service
 
 Exposition = Callable[[], str | bytes]
 DeferredResponse = Callable[[], Coroutine[Any, Any, HealthResponse]]
-"""An answer that takes its time; not begun, because it may never be: a task that is cancelled
-first would leave it so.
+"""Makes a response that takes time. A factory, because a task that is cancelled before it starts
+would never await the coroutine.
 """
 
 BACKLOG = 256
 MAX_CLIENTS = 512
 _MIN_CLIENTS = 16
-"""However few descriptors this process may have; of many it leaves three quarters to others."""
+"""Lowest limit of clients, however few descriptors this process may have. The limit is otherwise at
+most a quarter of them.
+"""
 IDLE_TIMEOUT = 10.0
-"""Seconds that a client may say nothing, or not finish what it says."""
+"""Seconds that a client may be idle or take to send its request."""
 METRICS_TIMEOUT = 10.0
 _MAX_UNREAD_BYTES = 64 * 1024
-"""Bytes of answers that a client may have left unread when it gets another."""
+"""Bytes of responses that a client may have left unread when it gets another."""
 _METRICS_UNAVAILABLE = HealthResponse(
     HTTPStatus.SERVICE_UNAVAILABLE, b"metrics could not be collected", TEXT_TYPE
 )
@@ -76,19 +79,18 @@ _TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class HealthServer(Service):
-    """Serves `/health/live`, `/health/ready`, their plain-text cousins, and `/metrics`; `start` and
-    `stop` are idempotent.
+    """Serves `/health/live`, `/health/ready`, their plain-text forms, and `/metrics`.
 
-    `readiness_check` and `liveness_check` are one probe each; `checks` are more of them, by name. A
-    probe that raises, hangs or says no is a 503 with a reason from a closed list, shown to
-    `?verbose` clients on this machine. `metrics` gives the exposition. `port_name` is how errors
-    call the port.
+    `start` and `stop` are idempotent. `readiness_check` and `liveness_check` are one probe each;
+    `checks` are more of them, by name. A probe that raises, hangs or fails gives a 503 with a
+    reason from a closed list, shown to `?verbose` clients on this machine. `metrics` returns the
+    exposition. Errors call the port `port_name`.
     """
 
     def __init__(  # noqa: PLR0913 - the contract
         self,
         *,
-        host: str = "0.0.0.0",  # noqa: S104 - health is asked from outside
+        host: str = "0.0.0.0",  # noqa: S104 - clients outside this machine ask for health
         port: int = 8080,
         readiness_check: Probe | None = None,
         liveness_check: Probe | None = None,
@@ -113,7 +115,7 @@ class HealthServer(Service):
         self._port_name = port_name
         self._checks = (*_checks_from_probes(readiness_check, liveness_check), *checks)
         self._quick = Health((check for check in self._checks if check.quick), self._clock)
-        Health(self._checks, self._clock)  # refuses two of one name
+        Health(self._checks, self._clock)  # refuses two checks of one name
         self._metrics = metrics
         self._loop = EventLoopThread(name="longwatch-health", clock=clock)
         self._running: _RunningServer | None = None
@@ -121,7 +123,9 @@ class HealthServer(Service):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Where it really listens, also with port 0; None while it is stopped."""
+        """The address it listens on, with the actual port if 0 was asked for; None while it is
+        stopped.
+        """
         running = self._running
         return running.address if self.started and running is not None else None
 
@@ -168,7 +172,7 @@ class _RunningServer:
     ) -> None:
         self.address = ("", 0)
         self.clients: dict[HealthConnection, None] = {}
-        """Those that were heard of longest ago come first."""
+        """Clients in the order of their last activity, oldest first."""
         self._settings = server
         self._quick = quick
         self._slow = [_SlowCheck(check, clock) for check in slow]
@@ -219,7 +223,7 @@ class _RunningServer:
             self._idle_timer = asyncio.get_running_loop().call_later(1.0, self._close_idle)
 
     def touch(self, client: HealthConnection) -> None:
-        """It has been answered, or has just come: from now on its silence counts."""
+        """Restart the idle time of a client that has just connected or got a response."""
         self.clients.pop(client, None)
         client.idle_since = asyncio.get_running_loop().time()
         self.clients[client] = None
@@ -228,14 +232,14 @@ class _RunningServer:
         self.clients.pop(client, None)
 
     def _longest_idle(self) -> HealthConnection:
-        """One that waits for its answer is not silent; it goes only if all do."""
+        """Return the client to disconnect: the longest idle one that does not wait for a response,
+        if any.
+        """
         first = next(iter(self.clients))
         return next((client for client in self.clients if not client.busy), first)
 
     def _close_idle(self) -> None:
-        """Hang up on those that have been silent for too long; look again as long as there is
-        anybody.
-        """
+        """Disconnect clients that have been idle for too long; repeat while there are clients."""
         loop = asyncio.get_running_loop()
         for client in tuple(self.clients):
             if loop.time() - client.idle_since <= self._settings.idle_timeout:
@@ -247,7 +251,7 @@ class _RunningServer:
     # --- answers ---
 
     def respond(self, request: HealthRequest, *, local: bool) -> HealthResponse | DeferredResponse:
-        """At once where that is possible."""
+        """Return the response, or a factory for it if slow checks or metrics are needed."""
         if request.path == METRICS_PATH and self._metrics is not None:
             return (
                 NOT_ALLOWED
@@ -283,7 +287,7 @@ class _RunningServer:
             return HealthResponse(
                 HTTPStatus.OK, text if isinstance(text, bytes) else text.encode(), METRICS_TYPE
             )
-        except Exception:  # noqa: BLE001 - anybody's code; who scrapes sees that it failed
+        except Exception:  # noqa: BLE001 - the user's code; the response reports the failure
             return _METRICS_UNAVAILABLE
 
 
@@ -291,7 +295,7 @@ _METHODS = frozenset({"GET", "HEAD"})
 
 
 class _SlowCheck:
-    """A check that is asked in a thread of its own."""
+    """A check that runs in a thread of its own."""
 
     def __init__(self, check: HealthCheck, clock: Clock) -> None:
         self.aspects = check.aspects
@@ -309,17 +313,17 @@ class _SlowCheck:
             return await self.call.run()
         except TimeoutError:
             return CheckResult(self._name, HealthReason.TIMED_OUT)
-        except Exception as error:  # noqa: BLE001 - an exit of the user's probe
+        except Exception as error:  # noqa: BLE001 - an exit in the user's probe
             return CheckResult(self._name, HealthReason.RAISED, type(error).__name__)
 
 
 class HealthConnection(asyncio.Protocol):
-    """One connection: one request after another, each answered before the next is looked at."""
+    """One connection: handles one request after another."""
 
     def __init__(self, server: _RunningServer) -> None:
         self.idle_since = inf
         self.busy = False
-        """Whether it waits for an answer; meanwhile nothing more is read from it."""
+        """Whether it waits for a response; meanwhile nothing more is read from it."""
         self._server = server
         self._buffer = b""
         self._transport: asyncio.Transport | None = None
@@ -345,7 +349,7 @@ class HealthConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _handle_next(self) -> None:
-        """Answer the first of what was said, if it is complete."""
+        """Respond to the first buffered request, if it is complete."""
         head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if len(head) > MAX_HEAD_BYTES:
             self._send(TOO_LARGE, closes_connection=True)
@@ -354,8 +358,10 @@ class HealthConnection(asyncio.Protocol):
             self._respond(parse_request(head))
 
     def _respond(self, request: HealthRequest | None) -> None:
-        """At once where that is possible; who has said more than one thing gets one answer a
-        turn, and others theirs in between.
+        """Respond at once where that is possible.
+
+        A client with more buffered requests gets one response a loop turn, so that other clients
+        get theirs in between.
         """
         if request is None:
             self._send(BAD_REQUEST, closes_connection=True)
@@ -388,8 +394,10 @@ class HealthConnection(asyncio.Protocol):
     def _send(
         self, response: HealthResponse, *, closes_connection: bool, head_only: bool = False
     ) -> None:
-        """A client that is told to go is a client until it has taken its answer, or has been
-        silent for too long.
+        """Send a response; disconnect a client that has left too much unread.
+
+        A connection to be closed stays a client until the response is read or it was idle for too
+        long.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -421,11 +429,10 @@ def _checks_from_probes(readiness: Probe | None, liveness: Probe | None) -> Iter
 
 
 async def _close_listener(listener: asyncio.Server) -> None:
-    """Take nobody more, see in those who were taken just now, whom nobody would close otherwise,
-    and free the port.
+    """Stop accepting, finish the connections that were just accepted, and free the port.
 
-    Also for children that were forked meanwhile: what they hold of it would keep the port, and let
-    clients wait.
+    Nothing else would close those connections. The sockets are shut down because forked children
+    may hold copies, which would keep the port open and let clients wait.
     """
     for sock in listener.sockets:
         asyncio.get_running_loop().remove_reader(sock.fileno())
@@ -442,7 +449,7 @@ def _bind_error(
 ) -> Exception:
     if isinstance(error, UnicodeError):
         return UsageError(
-            f"{host} is no name of a host; the {name} {port} needs one, or an address"
+            f"{host} is not a host name; give the {name} {port} a host name or an address"
         )
     if error.errno == errno.EADDRINUSE:
         return UsageError(

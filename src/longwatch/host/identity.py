@@ -1,4 +1,4 @@
-"""As whom a child runs: a user of this machine, with everything that takes to become them."""
+"""The user that a child runs as."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from longwatch.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A user: `groups` are all they belong to, `gid` included. Made by `resolve_identity`."""
+    """A user of this machine; `groups` are all its groups, `gid` included. See
+    `resolve_identity`.
+    """
 
     name: str
     uid: int
@@ -22,8 +24,9 @@ class Identity:
 
 
 def resolve_identity(user: str) -> Identity:
-    """Who that is, by name or number; UsageError for one nobody knows, and for somebody else
-    when we are not root.
+    """Look up a user by name or number.
+
+    Raises UsageError for an unknown user, and for another user if this process is not root.
     """
     entry = _passwd_entry(user)
     if os.geteuid() not in (0, entry.pw_uid):
@@ -40,7 +43,7 @@ def resolve_identity(user: str) -> Identity:
 
 
 def login_environment(identity: Identity) -> dict[str, str]:
-    """What a login would set for them, for a child that is not told otherwise."""
+    """Return the variables that a login of this user sets, as defaults for a child."""
     return {"HOME": identity.home, "USER": identity.name, "LOGNAME": identity.name}
 
 
@@ -51,5 +54,5 @@ def _passwd_entry(user: str) -> pwd.struct_passwd:
         )
     except (KeyError, ValueError, OverflowError):
         known = (entry.pw_name for entry in pwd.getpwall())
-        hint = did_you_mean(user, known, default="name one of this machine, or make it")
+        hint = did_you_mean(user, known, default="name a user of this machine, or create it")
         raise UsageError(f"there is no user {user!r}; {hint}") from None

@@ -1,10 +1,10 @@
-"""Who holds a lease: one start of one worker process, named so that others can tell whether it
-still lives.
+"""The owner of a lease: one start of one process, named so that other processes can see if it
+lives.
 
-`ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and within that
-the pid with its start time. Whoever shares boot and namespace can look: a pid that is gone, is a
-zombie or has another start time is a dead owner. From anywhere else, or where /proc does not tell,
-an owner counts as alive: a live process's lease is never taken this way.
+Its text is `ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and
+the pid with its start time. A process of the same boot and namespace can check it: an owner is dead
+if its pid is gone, is a zombie or has another start time. From elsewhere, or if /proc is not
+readable, an owner counts as alive. So the lease of a living process is never taken this way.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 _THREADS_FIELD, _START_TIME_FIELD = 17, 19
-"""Where they stand in /proc/PID/stat, counted from the state, which comes after the name in
-parentheses.
-"""
+"""Index in the fields of /proc/PID/stat, counted from the state after the name in parentheses."""
 
 _SYSCTL_BYTES = 128
 
@@ -39,24 +37,24 @@ class Incarnation:
 
     @classmethod
     def current(cls) -> Self:
-        """A new incarnation of this process; a forked child needs its own."""
+        """Make a new incarnation of this process; a forked child needs its own."""
         return cls.of(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """A new incarnation of the process that has this pid now."""
+        """Make a new incarnation of the process that has this pid now."""
         now = _read_proc_stat(pid)
         start = now.start if now is not None else 0
         return cls(os.urandom(8).hex(), boot_id(), _pid_namespace(), pid, start)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The reverse of `str`; ValueError for anything else."""
+        """Parse the result of `str`; raises ValueError for anything else."""
         identity, boot, namespace, pid, start = text.split(".")
         return cls(identity, boot, int(namespace), int(pid), int(start))
 
     def is_dead(self) -> bool:
-        """Whether it has certainly ended. False means alive or unknown."""
+        """Whether the process has certainly ended. False means alive or unknown."""
         if not self.is_visible:
             return False
         try:
@@ -70,7 +68,7 @@ class Incarnation:
 
     @property
     def is_visible(self) -> bool:
-        """Whether this process could see it: same boot, same PID namespace."""
+        """Whether this process can see it: same boot, same PID namespace."""
         return (
             bool(self.namespace)
             and not self.is_from_another_boot
@@ -79,13 +77,13 @@ class Incarnation:
 
     @property
     def is_from_another_boot(self) -> bool:
-        """Whether it ran before this machine last started, if it ran here."""
+        """Whether it belongs to another boot, of this machine or of another one."""
         return self.boot != boot_id()
 
 
 @cache
 def boot_id() -> str:
-    """This boot of this machine, without dots; empty where the system does not tell."""
+    """Return the id of this boot without dashes; empty if the system does not provide it."""
     if _is_macos():
         text = _read_sysctl("kern.bootsessionuuid")
     else:
@@ -98,7 +96,7 @@ def _is_macos() -> bool:
 
 
 def _read_text(path: str) -> str:
-    """Empty if the file cannot be read."""
+    """Read a text file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="ascii")
     except OSError:
@@ -106,8 +104,8 @@ def _read_text(path: str) -> str:
 
 
 def _read_sysctl(name: str) -> str:
-    """The text of a value of the macOS kernel; empty if it does not have it."""
-    import ctypes  # noqa: PLC0415 - not needed elsewhere
+    """Read a text value of the macOS kernel; empty if it does not exist."""
+    import ctypes  # noqa: PLC0415 - needed on macOS only
 
     buffer = ctypes.create_string_buffer(_SYSCTL_BYTES)
     size = ctypes.c_size_t(_SYSCTL_BYTES)
@@ -121,11 +119,12 @@ def _read_sysctl(name: str) -> str:
 
 
 def _pid_namespace() -> int:
-    """The PID namespace we live in; 0 where the system does not tell, or where /proc shows
-    another one's pids.
+    """Return the PID namespace of this process.
+
+    0 if the system does not provide it, or if /proc shows the pids of another namespace.
     """
     try:
-        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115 - the text of the link is what counts
+        if os.readlink("/proc/self") != str(os.getpid()):  # noqa: PTH115 - only the text of the link matters
             return 0
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -133,15 +132,16 @@ def _pid_namespace() -> int:
 
 
 class _ProcStat(NamedTuple):
-    """What /proc tells about a process."""
+    """Facts about a process from /proc."""
 
     is_zombie: bool
     start: int
 
 
 def _read_proc_stat(pid: int) -> _ProcStat | None:
-    """None where /proc does not tell. A zombie with other threads is one whose main thread alone
-    has ended.
+    """Read /proc/PID/stat; None if it is not readable.
+
+    A zombie that has other threads is not dead: only its main thread has ended.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

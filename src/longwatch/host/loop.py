@@ -1,7 +1,6 @@
-"""The one event-loop thread of a process: children, sockets and timers live here, everyone else
-calls in with a deadline.
+"""The one event-loop thread of a process: it runs children, sockets and timers.
 
-`wait_until_done` waits on the loop with a timeout.
+Other threads call in with a timeout. `wait_until_done` waits on the loop with a timeout.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ T = TypeVar("T")
 
 
 class EventLoopThread(Service):
-    """Runs one asyncio event loop in a daemon thread.
+    """Runs one asyncio event loop in a daemon thread. Thread-safe.
 
     The thread starts with the first use and belongs to the process that started it: after a fork
-    the child gets its own. Everything may be called from any thread. `call` from the loop's own
-    thread would wait for itself and is refused. `stop` cancels what runs on the loop, lets it clean
-    up and ends the thread.
+    the child gets its own. `call` from the loop's own thread would wait for itself and is refused.
+    `stop` cancels the tasks on the loop, lets them clean up and ends the thread.
     """
 
     def __init__(self, *, name: str = "longwatch-loop", clock: Clock | None = None) -> None:
         super().__init__(name=name, clock=clock)
-        # By pid: a child must not let go of the loop it inherited, whose end would unregister the
-        # parent's descriptors.
+        # Keyed by pid: a child must keep the loop it inherited, because closing it would unregister
+        # the parent's descriptors.
         self._loops: dict[int, _RunningLoop] = {}
 
     @property
@@ -48,12 +46,14 @@ class EventLoopThread(Service):
         return running is not None and running.in_own_thread
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop, started if it is not running yet."""
+        """Return the event loop; starts it if it is not running."""
         return self._ensure_running().loop
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop; returns at once. It ends, be it by being cancelled; a
-        loop that is stopping refuses it.
+        """Start a coroutine on the loop; return its future at once.
+
+        The coroutine always ends, at the latest by being cancelled. Raises ServiceStateError if the
+        loop is stopping.
         """
         try:
             return self._ensure_running().submit(work)
@@ -62,8 +62,9 @@ class EventLoopThread(Service):
             raise
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None) -> T:
-        """Run a coroutine on the loop and wait for its result; past the timeout it is cancelled:
-        DeadlineExceededError.
+        """Run a coroutine on the loop and wait for its result. Blocks.
+
+        Past the timeout the coroutine is cancelled and DeadlineExceededError is raised.
         """
         if self.in_own_thread:
             work.close()
@@ -88,15 +89,14 @@ class EventLoopThread(Service):
         return self._loops[os.getpid()].stop(self._clock, deadline)
 
     def _ensure_running(self) -> _RunningLoop:
-        # on the loop itself there is one, and waiting for a stop to end would be waiting for
-        # oneself
+        # On the loop's own thread the loop exists, and waiting for a stop would be a deadlock.
         if not self.in_own_thread:
             self.start()
         return self._loops[os.getpid()]
 
 
 class _RunningLoop:
-    """One event loop from its making to its end."""
+    """One event loop and its thread, from creation to close."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -106,8 +106,8 @@ class _RunningLoop:
         self._stopping = False
         self._halted = False
         self._futures: set[concurrent.futures.Future[Any]] = set()
-        """What runs: a loop knows its tasks only weakly, and one that nobody else knows would be
-        collected in the middle of it.
+        """The running coroutines. A loop has only weak references to its tasks, so an unreferenced
+        task could be collected while it runs.
         """
 
     @property
@@ -122,8 +122,9 @@ class _RunningLoop:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine, unless the end has begun: what is taken here is on the loop before
-        the end is.
+        """Start a coroutine; raises ServiceStateError once the stop has begun.
+
+        A coroutine accepted here is on the loop before the stop is.
         """
         with self._lock:
             if self._stopping or self.loop.is_closed():
@@ -136,7 +137,7 @@ class _RunningLoop:
         return future
 
     def stop(self, clock: Clock, deadline: Deadline) -> bool:
-        """Tell the loop to end, once, and wait for its thread."""
+        """Stop the loop, once, and wait for its thread."""
         with self._lock:
             first, self._stopping = not self._stopping, True
             if first and not self.loop.is_closed():
@@ -153,13 +154,15 @@ class _RunningLoop:
             self.loop.close()
 
     def _halt(self) -> None:
-        """On the loop, after everything that was submitted before the end."""
+        """Stop the loop. Runs on it after everything submitted before the stop."""
         self._halted = True
         self.loop.stop()
 
     def _run_until(self, is_over: Callable[[], bool]) -> None:
-        """A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends its loop;
-        this one, everybody's, goes on.
+        """Run the loop until `is_over`.
+
+        A task that raises SystemExit or KeyboardInterrupt, or calls `stop`, ends `run_forever`.
+        This loop is shared, so it continues.
         """
         while not is_over():
             try:
@@ -170,7 +173,7 @@ class _RunningLoop:
                 )
 
     def _cancel_all(self) -> None:
-        """Cancel every task and let it clean up, also those that the cleaning up began."""
+        """Cancel every task and let it clean up, including tasks that the cleanup started."""
         while tasks := asyncio.all_tasks(self.loop):
             for task in tasks:
                 task.cancel()
@@ -183,8 +186,8 @@ class _RunningLoop:
 
 
 async def wait_until_done(future: asyncio.Future[Any], seconds: float, clock: Clock) -> bool:
-    """Wait until the future is done (True) or so much time has passed (False); the future is
-    left as it is.
+    """Wait until the future is done (True) or the seconds have passed (False); never cancels the
+    future.
     """
     timer = asyncio.ensure_future(clock.sleep(seconds))
     try:

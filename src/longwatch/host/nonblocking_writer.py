@@ -1,19 +1,19 @@
-"""Where bytes leave the process without ever blocking or killing it.
+"""Writes lines to a descriptor or file without ever blocking or failing the producer.
 
 A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a disk that is
-full or does not answer: code that writes through a NonblockingWriter notices none of it. A
-`WriterThread` does the blocking write; the producer only fills a bounded buffer. `O_NONBLOCK` is
+full or does not respond: code that writes through a NonblockingWriter is not affected. A
+`WriterThread` does the blocking write. The producer only fills a bounded buffer. `O_NONBLOCK` is
 never set: it would apply to every process on the terminal.
 
-Life of a line: accepted into the buffer → taken by the writer thread → written to the target. A
+States of a line: accepted into the buffer → taken by the writer thread → written to the target. A
 full buffer makes room for new lines by dropping the oldest ones that the thread has not taken yet.
-Dropped lines are counted, and so are those that the target does not take; nothing else is ever
-lost. Should a descriptor refuse midway, the torn line is ended before the next one, so that two
+Dropped lines are counted, and so are those that the target refuses. No other line is lost. If a
+descriptor refuses in the middle of a line, the torn line is ended before the next one, so that two
 lines never become one.
 
-A buffer that is more than half full is *congested*: a producer that can wait should, until it has
-drained to a quarter. A producer that has waited long enough gives up. From then on the writer takes
-lines as if it were not congested, until it has drained once.
+A buffer that is more than half full is *congested*: a producer that can wait should wait until the
+buffer has drained to a quarter. A producer that has waited long enough gives up. From then on the
+writer takes lines as if it were not congested, until it has drained once.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ CHUNK_BYTES = 64 * 1024
 
 
 class PutResult(NamedTuple):
-    """What became of a chunk."""
+    """The result of writing a chunk."""
 
     written: int
-    """How many of its bytes are written."""
+    """Bytes of the chunk that were written."""
     is_gone: bool = False
-    """Whether the target will never take anything again."""
+    """Whether the target will never accept anything again."""
 
 
 class LineTarget(Protocol):
-    """Where a writer's lines go. Used by the writer thread only: it may block, it never raises."""
+    """Where a writer's lines go. Used by the writer thread only, so it may block. Never raises."""
 
     @property
     def is_open(self) -> bool: ...
 
     def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:
-        """Write whole lines. `skipped` lines that came before them were dropped. Stop midway
-        once they are not wanted any more.
+        """Write whole lines. `skipped` lines before them were dropped.
+
+        Stops midway once `is_wanted` returns False.
         """
 
     def close(self) -> None: ...
 
 
 class NonblockingWriter:
-    """A target with a bounded buffer and a writer thread in front of it.
+    """A target with a bounded buffer and a writer thread. Thread-safe, but not for signal handlers.
 
     A descriptor as the target is duplicated, so that closing and reusing the number elsewhere
-    cannot misdirect a log line. The thread starts with the first write, and anew in a forked child,
-    which starts with an empty buffer. `on_full` is called by the producer, once each time that the
-    buffer begins to drop lines. Any thread may call any method; no signal handler may.
+    cannot misdirect a log line. The thread starts with the first write. A forked child starts with
+    a new thread and an empty buffer. The producer's thread calls `on_full` once each time the
+    buffer begins to drop lines.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class NonblockingWriter:
     ) -> None:
         self.capacity = capacity
         self.dropped = 0
-        """Lines that were given to `write` and will never be written."""
+        """Lines passed to `write` that will never be written."""
         self._target = DescriptorTarget(target) if isinstance(target, int) else target
         self._thread = thread or WriterThread(name)
         self._on_full = on_full
@@ -86,21 +87,21 @@ class NonblockingWriter:
         self._closed = False
         self._closed_clean = True
         self.broken = not self._target.is_open
-        """The target is gone for good: everything is discarded."""
+        """Whether the target is gone for good: all lines are discarded."""
         self._reset()
 
     @property
     def pending(self) -> int:
-        """Bytes that were accepted and are not written yet."""
+        """Bytes accepted and not yet written."""
         return self._pending
 
     @property
     def congested(self) -> bool:
-        """Whether a producer that can wait should."""
+        """Whether a producer that can wait should wait."""
         return self._congested and not self._given_up
 
     def write(self, data: bytes) -> bool:
-        """Hand over whole lines; False if lines had to be dropped. Never blocks, never raises."""
+        """Accept whole lines; False if lines had to be dropped. Never blocks, never raises."""
         self._reset_after_fork()
         with self._thread.changed:
             before, was_full = self.dropped, self._full
@@ -114,7 +115,7 @@ class NonblockingWriter:
         return not dropped
 
     def on_drained(self, callback: Callable[[], None]) -> None:
-        """Call back once, from the writer thread, when the congestion is over; at once if there
+        """Call `callback` once, from the writer thread, when the congestion ends; at once if there
         is none.
         """
         self._reset_after_fork()
@@ -125,14 +126,12 @@ class NonblockingWriter:
         _call(callback)
 
     def give_up(self) -> None:
-        """Wait no longer for the present congestion to end: it costs lines instead."""
+        """Stop waiting for the current congestion to end; lines are dropped instead."""
         with self._thread.changed:
             self._given_up = self._congested
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything accepted was written; False if it was not within the timeout, or
-        cannot be.
-        """
+        """Wait until all accepted lines are written; False on timeout, or if the target is gone."""
         self._reset_after_fork()
         with self._thread.changed:
             return (
@@ -141,8 +140,10 @@ class NonblockingWriter:
             )
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Flush, then take nothing more and close the target; what could not be written by then
-        is dropped. Idempotent.
+        """Flush, refuse further lines and close the target; True if everything was written.
+        Idempotent.
+
+        Lines not written within the timeout are dropped.
         """
         flushed = self.flush(timeout)
         with self._thread.changed:
@@ -151,7 +152,7 @@ class NonblockingWriter:
             self._closed, self._closed_clean = True, flushed
             drained = self._discard()
             if self._thread.serves(self):
-                self._thread.schedule(self)  # a target is never closed under a blocked write
+                self._thread.schedule(self)  # no target is closed under a blocked write
             else:
                 self._target.close()
         _call_all(drained)
@@ -167,8 +168,8 @@ class NonblockingWriter:
             self._reset()
 
     def _reset(self) -> None:
-        """The state that belongs to one process: a forked child inherits neither the thread nor
-        what it was to write.
+        """Reset the state of one process: a forked child inherits neither the thread
+        nor its lines.
         """
         self._pid = os.getpid()
         self._chunks: deque[bytes] = deque()
@@ -197,7 +198,7 @@ class NonblockingWriter:
             self._thread.schedule(self)
 
     def _fitting(self, data: bytes) -> bytes:
-        """The last whole lines of `data` that have room beside what is being written."""
+        """Return the last whole lines of `data` that fit beside the chunk being written."""
         room = self.capacity - len(self._in_flight)
         if len(data) <= room:
             return data
@@ -223,8 +224,9 @@ class NonblockingWriter:
         return False
 
     def _next_chunk(self) -> tuple[bytes, int]:
-        """The next bytes to write, and how many lines were dropped before them. They count as
-        pending until they are settled.
+        """Return the next bytes to write, and how many lines were dropped before them.
+
+        They count as pending until `_finish_chunk`.
         """
         with self._thread.changed:
             taken = bytearray()
@@ -246,7 +248,7 @@ class NonblockingWriter:
         _call_all(drained)
 
     def _end_congestion(self) -> list[Callable[[], None]]:
-        """The callbacks that are due now that this much was written."""
+        """End the congestion if the buffer has drained; return the callbacks to call."""
         if self._pending > self.capacity // 4:
             return []
         self._congested = self._given_up = self._full = False
@@ -254,7 +256,7 @@ class NonblockingWriter:
         return due
 
     def _discard(self) -> list[Callable[[], None]]:
-        """Give up what is pending."""
+        """Drop all pending lines; return the callbacks to call."""
         self.dropped += count_lines(self._in_flight) + sum(map(count_lines, self._chunks))
         self._in_flight = b""
         self._chunks.clear()
@@ -263,7 +265,7 @@ class NonblockingWriter:
 
 
 class DescriptorTarget:
-    """A duplicate of a descriptor that others may share."""
+    """Writes to a duplicate of a descriptor that other processes may share."""
 
     def __init__(self, fd: int) -> None:
         self._fd = _duplicate(fd)
@@ -273,7 +275,7 @@ class DescriptorTarget:
     def is_open(self) -> bool:
         return self._fd >= 0
 
-    def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:  # noqa: ARG002 - a stream says nothing of lines that it lacks
+    def put(self, chunk: bytes, *, skipped: int, is_wanted: Callable[[], bool]) -> PutResult:  # noqa: ARG002 - a stream gets no notice of missing lines
         """Write as much of the chunk as the descriptor takes."""
         written, is_gone = 0, False
         try:
@@ -289,8 +291,9 @@ class DescriptorTarget:
         return PutResult(written, is_gone)
 
     def close(self) -> None:
-        """Close only after the last write: a descriptor that is closed under a blocked write
-        could belong to another file after it.
+        """Close the descriptor. Only after the last write.
+
+        The number of a descriptor closed under a blocked write could be reused by another file.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -300,7 +303,7 @@ class DescriptorTarget:
     def _write_some(self, piece: bytes) -> int:
         try:
             return os.write(self._fd, piece)
-        except BlockingIOError:  # another process with this description made it non-blocking
+        except BlockingIOError:  # another process that shares it made it non-blocking
             poll = select.poll()
             poll.register(self._fd, select.POLLOUT)
             poll.poll(200)
@@ -310,8 +313,9 @@ class DescriptorTarget:
 def flush_all(
     writers: Iterable[NonblockingWriter], stall_timeout: float
 ) -> list[NonblockingWriter]:
-    """Flush them all at once, each for as long as its reader reads; those of which nothing was
-    taken for `stall_timeout` seconds.
+    """Flush all writers at once, each as long as its reader reads; return the stuck ones.
+
+    A writer is stuck if nothing of it was read for `stall_timeout` seconds. Blocks.
     """
     flushing, stuck = list(writers), list[NonblockingWriter]()
     while flushing:
@@ -336,7 +340,7 @@ def _duplicate(fd: int) -> int:
 
 
 def count_lines(data: bytes) -> int:
-    """How many lines these are, an unfinished last one included."""
+    """Return the number of lines, including an unfinished last one."""
     return data.count(b"\n") + (data[-1:] not in {b"", b"\n"})
 
 

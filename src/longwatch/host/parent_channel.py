@@ -1,8 +1,7 @@
-"""The line from a worker process to the parent that keeps its leases: datagrams of JSON to a socket
-of the parent's.
+"""The channel from a worker process to the parent that renews its leases: JSON datagrams to a
+socket.
 
-Nothing comes back on it. What the parent has to tell a child, it writes on the child's beat page or
-sends as a signal.
+It has one direction. The parent sends to a child through the child's beat page or as a signal.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ SUSPECTS_VARIABLE = "LONGWATCH_SUSPECTS"
 """The variable that makes a worker process run suspects (`store.blame`), and no other rows."""
 MAX_DATAGRAM_BYTES = 128 * 1024
 _SEND_TIMEOUT = 5.0
-"""Seconds that a word that must be heard may take to be taken."""
+"""Seconds that `send` may take."""
 
 
 class ParentChannel:
-    """Speaks to the parent. Thread-safe. `incarnations`: those of the parent and of the guardian
-    that spawned this process, separated by a space. This process dies with either of them.
+    """Sends messages to the parent process. Thread-safe.
+
+    `incarnations`: those of the parent and of the guardian that spawned this process, separated by
+    a space. This process dies with either of them.
     """
 
     def __init__(self, address: str, incarnations: str | None = None) -> None:
@@ -39,8 +40,10 @@ class ParentChannel:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Self | None:
-        """The line that the environment names, which is taken out of it: it is this process's
-        alone, not its children's.
+        """Make the channel that the environment names, and remove its variables from the
+        environment.
+
+        The channel belongs to this process alone, not to its children. None if there is no channel.
         """
         address = environ.pop(PARENT_SOCKET_VARIABLE, "")
         parent = environ.pop(PARENT_INCARNATION_VARIABLE, None)
@@ -49,23 +52,27 @@ class ParentChannel:
         return cls(address, None if parent is None else f"{parent} {Incarnation.of(os.getppid())}")
 
     def send(self, about: str, **facts: object) -> None:
-        """Say what must be heard; TryAgainError if it cannot be."""
+        """Send a message that must arrive. Blocks for up to 5 s; raises TryAgainError
+        if it fails.
+        """
         try:
             self._send(about, facts, timeout=_SEND_TIMEOUT)
         except OSError as error:
             raise TryAgainError(
-                f"the parent of this worker cannot be told of its {about}: "
+                f"cannot send the {about} message to the parent of this worker: "
                 f"{error.strerror or error}"
             ) from None
 
     def try_send(self, about: str, **facts: object) -> None:
-        """Say what may as well be lost, without waiting: the next such word replaces it."""
+        """Send a message that may get lost, without blocking: the next one replaces it."""
         with suppress(OSError):
             self._send(about, facts, timeout=0.0)
 
     def report_finished(self) -> None:
-        """Report that this process ends by its own decision: it is not to be replaced. A parent
-        that cannot be reached is gone.
+        """Report that this process ends by its own decision, so that the parent does not replace
+        it.
+
+        Does not raise: a parent that cannot be reached is gone.
         """
         with suppress(TryAgainError):
             self.send("finished")

@@ -1,6 +1,4 @@
-"""The only timer loop of the product: something done every so often, in a thread or on the event
-loop.
-"""
+"""Repeats work at an interval, in a thread (`Periodic`) or on the event loop (`run_every`)."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ from longwatch.host.background_thread import BackgroundThread
 from longwatch.host.service import Service
 
 RandomFraction = Callable[[], float]
-"""Gives a number from 0 to 1, another one each time."""
+"""Returns a random number from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """When: every `interval` seconds, the first time at once or (`immediately=False`) after one
+    """When to run: every `interval` seconds, first at once or (`immediately=False`) after one
     delay.
 
-    Jitter is a fraction and only ever shortens: 0.2 gives delays of 0.8 to 1.0 intervals, so that a
-    promise of "every 5 s" holds.
+    `jitter` is a fraction and only ever shortens the delay: 0.2 gives delays of 0.8 to 1.0
+    intervals, so that a promise of "every 5 s" holds.
     """
 
     interval: float
@@ -42,26 +40,25 @@ class Cadence:
             raise ValueError(f"jitter must be a fraction in 0…1, not {self.jitter}")
 
     def delay(self, *, fraction: float) -> float:
-        """From the beginning of one round to the beginning of the next; a spread of 0 is the
-        whole interval, 1 the shortest.
+        """Return the time between the starts of two rounds; `fraction` 0 is the whole interval, 1
+        the shortest.
         """
         return self.interval * (1 - self.jitter * fraction)
 
     def first_delay(self, *, fraction: float) -> float:
-        """What to wait before the first round."""
+        """Return the delay before the first round."""
         return 0.0 if self.immediately else self.delay(fraction=fraction)
 
     def next_delay(self, *, fraction: float, spent: float) -> float:
-        """What is left to wait after a round that took `spent`: nothing if it overran; rounds
-        that were missed are not made up.
+        """Return the delay after a round that took `spent` seconds; 0 if it overran.
+
+        Missed rounds are not made up.
         """
         return max(self.delay(fraction=fraction) - spent, 0.0)
 
 
 class _Rounds:
-    """One round after another: how long to wait before each, and what to do about one that
-    raises.
-    """
+    """Computes the delay before each round and handles rounds that raise."""
 
     def __init__(
         self,
@@ -82,14 +79,12 @@ class _Rounds:
 
     @contextmanager
     def one_round(self) -> Iterator[None]:
-        """Around the work of one round: contains what it raises, and sets the pause that
-        follows.
-        """
+        """Run one round within the block: emits what it raises, and sets the next delay."""
         began = self._clock.monotonic()
         try:
             yield
             self._failures = 0
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a round that fails must not end the rounds; the event tells
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a failed round must not end the loop; an event reports it
             self._failures += 1
             self._events.emit(
                 PeriodicTaskFailed(
@@ -104,14 +99,14 @@ class _Rounds:
 
 
 class Periodic(Service):
-    """Does `work` every interval in a daemon thread.
+    """Calls `work` every interval in a daemon thread.
 
-    A round never overlaps itself. One that raises is emitted as PeriodicTaskFailed (`failures`: how
-    many in a row) and the next comes as usual. `stop` ends the wait at once; for a round that is
-    running it waits as long as it has time.
+    Rounds never overlap. A round that raises is emitted as PeriodicTaskFailed (`failures`: how many
+    in a row), and the next one comes as usual. `stop` ends a delay at once, and waits for a running
+    round until its deadline.
     """
 
-    def __init__(  # noqa: PLR0913 - one task and its surroundings, each optional
+    def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
         self,
         work: Callable[[], object],
         cadence: Cadence,
@@ -135,9 +130,7 @@ class Periodic(Service):
         return self._thread is not None and self._thread.in_own_thread
 
     def wake(self) -> None:
-        """Have a round now instead of at its time; during a round: one more right after it.
-        Nothing when it is not started.
-        """
+        """Start a round now, or one more right after a running one. Does nothing if not started."""
         self._wakeup.set()
 
     def _start(self) -> None:
@@ -164,7 +157,7 @@ class Periodic(Service):
                 self._work()
 
     def _wait_for_round(self, delay: float) -> bool:
-        """Wait for the next round; True when there is none."""
+        """Wait for the next round; True if it is stopped."""
         self._clock.wait(self._wakeup, delay)
         self._wakeup.clear()
         return self._stopping
@@ -179,8 +172,9 @@ async def run_every(  # noqa: PLR0913 - as for Periodic
     events: Events | None = None,
     fraction: RandomFraction = random_fraction,
 ) -> None:
-    """The same on the event loop: awaits `work()` every interval until it returns False, or its
-    task is cancelled at any time.
+    """Await `work()` every interval on the event loop, until it returns False.
+
+    Can be cancelled at any time.
     """
     clock = clock or SystemClock()
     rounds = _Rounds(cadence, name=name, clock=clock, events=events, fraction=fraction)

@@ -1,4 +1,4 @@
-"""A short directory for sockets and pages that belongs to this user alone."""
+"""A directory with a short path, for sockets and pages of this user alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path
 from longwatch.errors import UsageError
 
 _MAX_PATH_BYTES = 67
-"""Bytes in its path: that of a socket ends at 107, and its name takes up to 40."""
+"""Longest path in bytes. The path of a socket has at most 107, and its name takes up to 40."""
 
 
 def runtime_directory() -> Path:
-    """Below XDG_RUNTIME_DIR if that is set and can be used, else below the temporary directory, or
-    below /tmp if that is too long.
+    """Return the runtime directory of this user; creates it with mode 0700.
 
-    Made 0700, and refused if it is anybody else's.
+    It is below XDG_RUNTIME_DIR if that is set and usable, else below the temporary directory, or
+    below /tmp if that path is too long. Raises UsageError if it belongs to another user, or others
+    can read it.
     """
     directory = _directory_path()
     try:
@@ -27,7 +28,7 @@ def runtime_directory() -> Path:
         found = directory.lstat()
     except OSError as error:
         raise UsageError(
-            f"{directory} cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a "
+            f"cannot create {directory} ({error.strerror}); set XDG_RUNTIME_DIR to a "
             f"directory of your own"
         ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -42,4 +43,4 @@ def _directory_path() -> Path:
     configured = os.environ.get("XDG_RUNTIME_DIR", "")
     base = configured if os.access(configured, os.W_OK | os.X_OK) else tempfile.gettempdir()
     directory = Path(base).absolute() / name
-    return directory if len(os.fsencode(directory)) <= _MAX_PATH_BYTES else Path("/tmp") / name  # noqa: S108 - refused unless it is ours
+    return directory if len(os.fsencode(directory)) <= _MAX_PATH_BYTES else Path("/tmp") / name  # noqa: S108 - refused unless it belongs to this user

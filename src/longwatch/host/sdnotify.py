@@ -1,4 +1,6 @@
-"""Telling whoever started this process how it is: systemd, or our own supervisor, by sd_notify."""
+"""Reports the state of this process to its service manager (systemd or our supervisor) by
+sd_notify.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ from contextlib import suppress
 from typing import Self
 
 MAX_DATAGRAM_BYTES = 4096
-"""Bytes of a datagram that whoever listens takes; it passes over longer ones."""
+"""Longest datagram in bytes that the service manager accepts; it ignores longer ones."""
 _MICROSECONDS = re.compile(r"0*[1-9][0-9]{0,19}")
 
 
 class SdNotifier:
-    """Says `NAME=value` lines to the socket that the environment names; nothing where it names
-    none.
+    """Sends `NAME=value` lines to the socket that the environment names, if it names one.
 
-    Nothing here waits or raises: what cannot be said now is not said. Thread-safe.
+    Never blocks or raises: a message that cannot be sent now is dropped. Thread-safe.
     """
 
     def __init__(self, address: str = "", *, watchdog_seconds: float | None = None) -> None:
         self.watchdog_seconds = watchdog_seconds
-        """Seconds within which a beat has to come; None: nobody waits for one."""
+        """Seconds within which a beat must come; None if the service manager expects no beats."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """As systemd has it: NOTIFY_SOCKET, WATCHDOG_USEC, and WATCHDOG_PID if beats are
-        somebody else's business.
+        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, as systemd sets them.
+
+        WATCHDOG_PID means that another process has to send the beats.
         """
         return cls(environ.get("NOTIFY_SOCKET", ""), watchdog_seconds=_watchdog_seconds(environ))
 
@@ -47,11 +49,11 @@ class SdNotifier:
         self.send(WATCHDOG="1")
 
     def stalled(self, status: str) -> None:
-        """Ask to be treated as one that does not beat any more."""
+        """Ask the service manager to treat this process as one that no longer beats."""
         self.send(WATCHDOG="trigger", **_status(status))
 
     def send(self, **facts: str) -> bool:
-        """Whether it was said."""
+        """Send these facts; True if they were sent."""
         if not self._address:
             return False
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in facts.items())

@@ -1,15 +1,14 @@
-"""The contract of every long-lived object: start, started, stop, stopped; and that of a loop, which
-runs until it is told to stop (`Runnable`).
+"""Services: the start and stop contract of every long-lived object, and that of loops (`Runnable`).
 
     stopped ──start──► starting ──came up──► started ──stop──► stopping ──went down──► stopped
        ▲                  │                                     ▲    │
        └─────failed───────┘                                stop │    │ overran
                                                                 └─ stuck ◄┘
 
-*Stuck* is a service that was told to stop and is not gone: `_stop` raised or its time ran out. It
-is neither started nor stopped, refuses to start, and another `stop()` tries again. Each process has
-its own state: a forked child finds every service stopped. `longwatch.testing.check_service`
-certifies that a service keeps the contract.
+A service is *stuck* if a stop did not succeed: `_stop` raised or its time ran out. A stuck service
+is neither started nor stopped, and it refuses to start. Another `stop()` tries again.
+Each process has its own state: in a forked child every service is stopped.
+`longwatch.testing.check_service` certifies that a service keeps the contract.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ServiceState(Enum):
 
 
 class ServiceTransition(Enum):
-    """What a service hears: two wishes from outside, four reports from inside."""
+    """Inputs of the service state machine: two requests from outside, four results from inside."""
 
     START = "start"
     STOP = "stop"
@@ -52,7 +51,7 @@ class ServiceTransition(Enum):
 
 
 class ServiceAction(Enum):
-    """What the one who expressed a wish does about it."""
+    """What the caller of `start` or `stop` has to do."""
 
     START = auto()
     STOP = auto()
@@ -97,7 +96,7 @@ SERVICE_MACHINE = StateMachine(
 
 
 class _Operation:
-    """A start or stop under way: callers that did not begin it wait for `done` and share its
+    """A start or stop in progress. Callers that did not begin it wait for `done` and share its
     outcome.
     """
 
@@ -110,7 +109,7 @@ class _Operation:
 
 
 class _LocalState:
-    """What one process knows of a service."""
+    """The state of a service in one process."""
 
     __slots__ = ("lock", "operation", "state", "stopped")
 
@@ -123,9 +122,9 @@ class _LocalState:
 
 
 class Service(ABC):
-    """A long-lived object that is started and stopped; safe from any thread, and again and again.
+    """A long-lived object that can be started and stopped repeatedly. Thread-safe.
 
-    Subclasses write `_start()` and `_stop(deadline)`. Neither is ever called while the other runs,
+    Subclasses implement `_start()` and `_stop(deadline)`. Neither is called while the other runs,
     nor out of turn.
     """
 
@@ -136,37 +135,40 @@ class Service(ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """Bring it up; when this raises it has cleaned up behind itself."""
+        """Start the service. An implementation that raises must have cleaned up first."""
 
     @abstractmethod
     def _stop(self, deadline: Deadline) -> bool:
-        """Take it down and say whether it is gone; called again if it was not, so it starts by
-        looking at what is left.
+        """Stop the service; True if it has stopped.
+
+        Called again after False or an error, so it must first look at what is left to stop.
         """
 
     @property
     def started(self) -> bool:
-        """Whether it is up: fully started, and not yet told to stop."""
+        """Whether it is fully started and not asked to stop."""
         return self._local.state is ServiceState.STARTED
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing of it runs."""
+        """Whether no part of it runs."""
         return self._local.state is ServiceState.STOPPED
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether this is asked from one of the service's own threads, which cannot wait for its
-        end.
+        """Whether the caller is one of the service's own threads, which cannot wait for
+        its stop.
         """
         return False
 
     def start(self) -> None:
-        """Return when it is up.
+        """Start the service; return when it is started. Blocks, idempotent.
 
-        Whoever comes while it is being started waits for that attempt; if it fails, its error goes
-        to the one who began it and the others get ServiceStateError. A failed start leaves it
-        stopped, to be tried again. A start during a stop waits for it.
+        A caller that comes during another caller's start waits for it. If that start fails, the
+        caller that began it gets the error and the others get ServiceStateError. After a failed
+        start the service is stopped, and `start` can be called again. A start during a stop waits
+        for the stop. Raises ServiceStateError if the service is stuck, or if its own thread would
+        have to wait.
         """
         while True:
             action, operation = self._apply(ServiceTransition.START)
@@ -177,7 +179,7 @@ class Service(ABC):
                 return
             if action is ServiceAction.REFUSE:
                 raise ServiceStateError(
-                    f"{self.name} was told to stop and is still there; stop() it again before "
+                    f"{self.name} was asked to stop and is still running; call stop() again before "
                     f"start()"
                 )
             if self.in_own_thread:
@@ -192,13 +194,14 @@ class Service(ABC):
     def stop(
         self, *, timeout: float | None = STOP_TIMEOUT, deadline: Deadline | None = None
     ) -> bool:
-        """Return True when it is down, False when its time ran out first; a deadline counts instead
-        of the timeout.
+        """Stop the service; True once it is stopped, False if the time ran out first. Blocks,
+        idempotent.
 
-        Stopping what is stopped, or never started, is True at once. Everyone who calls while it is
-        being stopped waits, each within their own time. What `_stop` raises goes to the one whose
-        call it was. One of its own threads cannot wait for it: there the stop goes on in another
-        thread and the answer is False.
+        A `deadline` replaces the timeout. Stopping a service that is stopped or was never started
+        returns True at once. Callers that come during a stop wait for it, each within its own time.
+        The caller whose call ran `_stop` gets the error that `_stop` raised. From one of its own
+        threads, which cannot wait for it, the stop goes on in another thread and the result is
+        False.
         """
         within = Deadline.after(timeout, self._clock) if deadline is None else deadline
         if self.in_own_thread:
@@ -218,9 +221,7 @@ class Service(ABC):
                 return True
 
     def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until somebody has stopped it; False when the timeout passes first. It is not
-        told to stop by this.
-        """
+        """Wait until it is stopped; False if the timeout passes first. Does not ask it to stop."""
         return self._clock.wait(self._local.stopped, timeout)
 
     def __enter__(self) -> Self:
@@ -244,7 +245,9 @@ class Service(ABC):
         return self._states.get(os.getpid()) or self._states.setdefault(os.getpid(), _LocalState())
 
     def _apply(self, transition: ServiceTransition) -> tuple[ServiceAction | None, _Operation]:
-        """Express a wish; returns what to do about it, and the change it concerns."""
+        """Apply a request to the state machine; return the caller's action and the current
+        operation.
+        """
         local = self._local
         with local.lock:
             local.state, action = SERVICE_MACHINE.step(local.state, transition)
@@ -292,12 +295,12 @@ class Service(ABC):
 
 
 class ServiceGroup(Service):
-    """Services that come up one after another and go down in reverse, under one deadline.
+    """Services that start one after another and stop in reverse order, under one deadline.
 
-    If one cannot be started, those before it are stopped again (within `rollback_timeout`) and its
-    error is raised. Stopping tells every one of them, whatever the others do: each `stop` has a
-    thread of its own, so neither one that raises nor one that ignores its deadline stands in the
-    way. The errors come at the end, as one ExceptionGroup.
+    If one fails to start, those before it are stopped again (within `rollback_timeout`) and its
+    error is raised. A stop reaches every service: each `stop` runs in a thread of its own, so a
+    service that raises or ignores its deadline does not block the others. The errors are raised at
+    the end, as one ExceptionGroup.
     """
 
     def __init__(
@@ -328,7 +331,7 @@ class ServiceGroup(Service):
         return self._stop_in_reverse(self.services, deadline)
 
     def _roll_back(self, services: Sequence[Service], cause: BaseException) -> None:
-        """Stop what was started; what goes wrong here is noted on the error that led here."""
+        """Stop the services that were started; errors of the rollback become notes on `cause`."""
         try:
             if not self._stop_in_reverse(
                 services, Deadline.after(self._rollback_timeout, self._clock)
@@ -359,9 +362,9 @@ class ServiceGroup(Service):
 
 @runtime_checkable
 class Runnable(Protocol):
-    """Something that runs until it is told to stop. A group calls `run` in a thread of its own.
+    """A loop that runs until it is asked to stop. A group calls `run` in a thread of its own.
 
-    `heartbeat` and `name` are optional, and taken by getattr; so are `drain` and `resume`, which
+    `heartbeat` and `name` are optional and looked up by getattr. So are `drain` and `resume`, which
     stop and resume taking new work.
     """
 
@@ -372,11 +375,11 @@ class Runnable(Protocol):
         visibility_timeout: float = 300,
         wait_time_seconds: float = 20,
     ) -> None:
-        """Work until `max_iterations` polls are made, or `shutdown` is called; blocks."""
+        """Process work until `max_iterations` polls are made or `shutdown` is called. Blocks."""
 
     def shutdown(self, *, timeout: float = 30.0) -> bool:
-        """Have `run` return: finish what is in flight. True when it has, within the timeout. May
-        be called from any thread.
+        """Make `run` finish its work in flight and return; True if it did within the timeout.
+        Thread-safe.
         """
 
     @property

@@ -1,9 +1,9 @@
-"""One place per process that hears "stop" and passes it on.
+"""Coordinates the shutdown of a process: receives stop signals and runs the registered callbacks.
 
-A signal's way: the handler leaves a note (`host.signals`) → a daemon thread reads it → every
+The path of a signal: the handler queues it (`host.signals`) → a daemon thread reads it → every
 callback starts, in the order of registration, each in a daemon thread of its own → the reader goes
-on reading, because the second signal escalates. Nothing on this way takes a lock that the main
-thread could hold, and nothing waits for the frame that the handler interrupted.
+on reading, because the second signal escalates. No step takes a lock that the main thread could
+hold, and none waits for the frame that the handler interrupted.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ Callback = Callable[[], object]
 DEFAULT_SIGNALS = (signals_of_system.SIGTERM, signals_of_system.SIGINT)
 JOIN_TIMEOUT = 5.0
 ESCALATING_SIGNAL = 2
-"""The signal that escalates: the second."""
+"""The number of the signal that escalates: the second one."""
 
 
 class ShutdownCoordinator:
-    """Runs what was registered, once, when the process is told to stop.
+    """Runs the registered callbacks, once, when the process is asked to stop.
 
-    `install()` makes the one that listens to signals. One made directly listens to nothing and is
-    triggered by code alone. Everything but `install` and `reset` may be called from any thread.
+    `install()` makes the coordinator that catches signals. A coordinator made directly catches
+    none, and only code triggers it. Everything but `install` and `reset` is thread-safe.
     """
 
     _installed: ClassVar[tuple[int, ShutdownCoordinator] | None] = None
-    """The pid it belongs to, and the coordinator."""
+    """The pid of the process that installed it, and the coordinator."""
 
     def __init__(self, *, events: Events | None = None, debounce_seconds: float = 0.0) -> None:
         self.debounce_seconds = debounce_seconds
         self.signal: int | None = None
-        """The signal that triggered the shutdown; None before, and when code did."""
+        """The signal that triggered the shutdown; None before that, and if code triggered it."""
         self._events = events or Events()
         self._callbacks: list[_CallbackThread] = []
         self._started: tuple[_CallbackThread, ...] = ()
         self._triggered = False
         self._once = threading.Lock()
         self.second_signal: int | None = None
-        """The signal that escalated it; None before."""
+        """The signal that escalated the shutdown; None before that."""
         self._escalation: Callback | None = None
         self._signal_count = 0
         self._last_signal_at = -inf
@@ -68,15 +68,14 @@ class ShutdownCoordinator:
         events: Events | None = None,
         debounce_seconds: float = 0.0,
     ) -> ShutdownCoordinator:
-        """The coordinator of this process, listening to these signals; the one there is if it has
-        been installed.
+        """Return the coordinator of this process; make one that catches these signals if there is
+        none.
 
-        A signal within `debounce_seconds` seconds of the last does not count as insisting: some
-        senders say one thing twice (to a process and to its group, from the kernel and from a
-        shell).
+        A signal within `debounce_seconds` of the last one does not escalate: some senders send one
+        request twice (to a process and to its group, from the kernel and from a shell).
 
-        The first time from the main thread only: ServiceStateError elsewhere, and nothing is
-        changed. A forked child has none until it installs its own.
+        The first call must be on the main thread. Elsewhere it raises ServiceStateError and changes
+        nothing. A forked child has no coordinator until it installs its own.
         """
         wanted = frozenset(signals)
         present = cls.get()
@@ -86,23 +85,22 @@ class ShutdownCoordinator:
             ShutdownCoordinator._installed = (os.getpid(), present)
         elif not wanted <= present.signals:
             raise UsageError(
-                "the installed ShutdownCoordinator listens to other signals; reset() it "
-                "first, or install it once with all"
+                "the installed ShutdownCoordinator catches other signals; reset() it "
+                "first, or install it once with all signals"
             )
         return present
 
     @classmethod
     def get(cls) -> ShutdownCoordinator | None:
-        """The installed coordinator of this process, or None: whether there is one is a fair
-        question, not an error.
-        """
+        """Return the installed coordinator of this process, or None."""
         pid, present = ShutdownCoordinator._installed or (0, None)
         return present if pid == os.getpid() else None
 
     @classmethod
     def reset(cls) -> None:
-        """Restore the former handlers and forget the installed coordinator, from the main
-        thread; running callbacks go on.
+        """Restore the former handlers and forget the installed coordinator.
+
+        For the main thread only. Running callbacks continue.
         """
         present = cls.get()
         if present is not None:
@@ -111,18 +109,16 @@ class ShutdownCoordinator:
 
     @property
     def triggered(self) -> bool:
-        """Whether the process has been told to stop."""
+        """Whether the process was asked to stop."""
         return self._triggered
 
     @property
     def signals(self) -> frozenset[int]:
-        """The signals it listens to."""
+        """The signals it catches."""
         return frozenset(self._stream.signals)
 
     def open(self, signals: Iterable[int]) -> None:
-        """Listen to these signals, from the main thread; all of it or nothing. `install` does
-        this.
-        """
+        """Catch these signals, all or none, on the main thread. `install` calls this."""
         stream = SignalStream(signals)
         stream.open()
         reader = BackgroundThread(partial(self._listen, stream), name="longwatch-signals")
@@ -134,15 +130,13 @@ class ShutdownCoordinator:
         self._stream, self._reader = stream, reader
 
     def close(self) -> None:
-        """Listen no more and restore the former handlers, from the main thread. `reset` does
-        this.
-        """
+        """Restore the former handlers, on the main thread. `reset` calls this."""
         self._stream.close()
         if self._reader is not None:
             self._reader.wait(SystemClock(), Deadline.after(JOIN_TIMEOUT, SystemClock()))
 
     def register(self, callback: Callback) -> None:
-        """Have `callback` run on shutdown; what is registered already stays registered once.
+        """Run `callback` on shutdown; does nothing if it is already registered.
 
         After the trigger it starts at once, in a thread of its own, and `register` does not wait
         for it.
@@ -150,38 +144,37 @@ class ShutdownCoordinator:
         if any(call.callback == callback for call in tuple(self._callbacks)):
             return
         call = _CallbackThread(callback, self._events)
-        # The call is listed before the flag is read, `_start_callbacks` sets the flag before it
-        # reads the list, and a call starts once: so none is missed and none runs twice, without a
-        # lock that a signal handler could find taken.
+        # The call is listed before the flag is read. `_start_callbacks` sets the flag before it
+        # reads the list. A call starts once. So none is missed and none runs twice, without a lock
+        # that a signal handler could find taken.
         self._callbacks.append(call)
         if self._triggered:
             call.start(inline_fallback=True)
 
     def unregister(self, callback: Callback) -> None:
-        """Take a callback off; nothing if it is not there. Does not wait for one that runs."""
+        """Remove a callback, if it is registered. Does not wait for one that runs."""
         for call in tuple(self._callbacks):
             if call.callback == callback:
                 self._callbacks.remove(call)
 
     def on_escalation(self, callback: Callback | None) -> None:
-        """What the second signal does (in a thread of its own) instead of ending the process with
-        128 + n at once.
+        """Set what the second signal does, in a thread of its own; None: exit with 128 + n at once.
 
-        The process still ends so if the callback raises, and with the third signal.
+        The process also exits with 128 + n if the callback raises, and at the third signal.
         """
         self._escalation = callback
 
     def trigger(self, signum: int | None = None) -> None:
-        """Start every callback and return when all have returned; a later call only waits.
+        """Start every callback and wait until all have returned; a later call only waits.
 
-        From inside a callback it returns at once, because a callback cannot wait for itself. Not
-        for signal handlers: it waits.
+        From inside a callback it returns at once, because a callback cannot wait for itself.
+        Blocks, so it is not for signal handlers.
         """
         self._start_callbacks(signum)
         calls = (
             *self._started,
             *self._callbacks,
-        )  # a callback that takes itself off while it runs is waited for all the same
+        )  # also waits for a callback that unregisters itself while it runs
         if not any(call.in_own_thread for call in calls):
             for call in calls:
                 call.wait(SystemClock(), Deadline.after(None, SystemClock()))
@@ -198,13 +191,13 @@ class ShutdownCoordinator:
         for signum in stream:
             now = SystemClock().monotonic()
             if now - self._last_signal_at < self.debounce_seconds:
-                continue  # the same request once more, not a second one
+                continue  # the same request again, not a second one
             self._last_signal_at = now
             self._signal_count += 1
             self._handle_signal(signum)
 
     def _handle_signal(self, signum: int) -> None:
-        """The first signal triggers, the second escalates, the third ends it."""
+        """Trigger at the first signal, escalate at the second, exit at the third."""
         if self._signal_count == 1:
             self._start_callbacks(signum)
         elif self._signal_count == ESCALATING_SIGNAL and self._escalation is not None:
@@ -224,7 +217,7 @@ class ShutdownCoordinator:
 
 
 class _CallbackThread(BackgroundThread):
-    """A callback with a guard around it."""
+    """A callback in its thread; errors are emitted as ShutdownCallbackFailed."""
 
     def __init__(self, callback: Callback, events: Events) -> None:
         self.callback = callback
@@ -235,7 +228,7 @@ class _CallbackThread(BackgroundThread):
     def run_callback(self) -> None:
         try:
             self.callback()
-        except BaseException as error:  # noqa: BLE001 - one that raises, even SystemExit, must not hinder the others
+        except BaseException as error:  # noqa: BLE001 - an error, even SystemExit, must not stop the other callbacks
             self.failed = True
             self._events.emit(
                 ShutdownCallbackFailed(

@@ -1,14 +1,14 @@
-"""Signals enter here: a handler that only leaves a note, and an ordinary thread that reads the
-notes.
+"""Delivers signals to an ordinary thread: the handler only queues the number of a signal.
 
-A Python signal handler runs on the main thread between any two instructions of whatever that is
-doing; a handler that takes a lock, logs or waits can meet the very frame it interrupted. This one
-appends to a deque and writes one byte, and takes no lock. It runs when the main thread next
-executes Python, which may be never: the kernel may hand the signal to another thread while the main
-one waits for a lock. So the first stream of a process also takes Python's wake-up descriptor, to
-which the number of each signal is written at once, in whichever thread it came; a reader of that
-needs no handler. Where somebody else has it (an event loop on the main thread), the handler has to
-do.
+A Python signal handler runs on the main thread between any two instructions. A handler that takes a
+lock, logs or waits can deadlock with the frame it interrupted. This one appends to a deque, writes
+one byte and takes no lock.
+
+It runs when the main thread next executes Python, which may be never: the kernel may deliver the
+signal to another thread while the main thread waits for a lock. So the first stream of a process
+also takes Python's wake-up descriptor. Python writes the number of each signal there at once, in
+whichever thread it came, so its reader needs no handler. If other code has the descriptor (an event
+loop on the main thread), only the handler is left.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MAX_PENDING_PER_SIGNAL = 2
-"""Unread notes of one signal: the first asks, the second insists, more would say nothing new and
-could fill the memory.
+"""Unread entries of one signal. The first requests a stop and the second escalates. More would
+carry no information and could fill the memory.
 """
 
 SIGACTION_SIZE = 256
@@ -42,8 +42,9 @@ SIGACTION_SIZE = 256
 
 @contextmanager
 def catch_signals(signals: Iterable[int]) -> Iterator[SignalStream]:
-    """Catch these signals within the block, from the main thread; afterwards they do what they
-    did before.
+    """Catch these signals within the block, and restore their handlers afterwards.
+
+    For the main thread only.
     """
     stream = SignalStream(signals)
     stream.open()
@@ -54,10 +55,10 @@ def catch_signals(signals: Iterable[int]) -> Iterator[SignalStream]:
 
 
 class SignalStream:
-    """The signals that came, in their order, for one reader at a time.
+    """The received signals in their order, for one reader at a time.
 
-    `open` and `close` belong to the main thread (ServiceStateError elsewhere, and nothing is
-    changed), `read` to any thread but a handler. In a forked child nobody reads any more: there a
+    Call `open` and `close` on the main thread; elsewhere they raise ServiceStateError and change
+    nothing. `read` is for any thread, not for a handler. A forked child has no reader: there a
     caught signal takes its default action.
     """
 
@@ -86,8 +87,9 @@ class SignalStream:
             raise UsageError(f"signal {signum} cannot be caught: {error}") from error
 
     def close(self) -> None:
-        """Restore what was found, end the reader, drop what it has not read; closing again, or
-        in a forked child, does nothing.
+        """Restore the former handlers, end the reader and drop unread signals.
+
+        Idempotent; does nothing in a forked child.
         """
         if not self._is_open():
             return
@@ -103,7 +105,7 @@ class SignalStream:
             os.close(self._writer)
 
     def read(self, timeout: float | None = None) -> int | None:
-        """The next signal; None when the timeout passes first or the stream is closed."""
+        """Return the next signal; None on timeout or if the stream is closed. Blocks."""
         deadline = Deadline.after(timeout, SystemClock())
         if not self._is_open():
             return None
@@ -116,7 +118,7 @@ class SignalStream:
         return None
 
     def __iter__(self) -> Iterator[int]:
-        """Every signal until the stream is closed."""
+        """Yield every signal until the stream is closed."""
         while (signum := self.read()) is not None:
             yield signum
 
@@ -124,12 +126,14 @@ class SignalStream:
         return self._pid == os.getpid()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        """The handler."""
+        """Queue the signal, unless the wake-up descriptor has delivered it; in a forked child, take
+        the default action.
+        """
         if not self._is_open():
             _take_default_action(signum)
         elif not (
             self._check_wakeup_fd() and self._wake_reader()
-        ):  # a pipe that is full for us was full for the number, too
+        ):  # a pipe that is full now was also full for the number
             self._enqueue(signum)
             self._wake_reader()
 
@@ -138,9 +142,7 @@ class SignalStream:
             self._pending.append(signum)
 
     def _acquire_wakeup_fd(self) -> bool:
-        """Have the numbers of signals written to our pipe, unless somebody else has them written
-        to theirs.
-        """
+        """Set the wake-up descriptor to our pipe, unless other code uses it; True if it is ours."""
         former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if former == -1:
             _reset_wakeup_fd_after_fork()
@@ -149,8 +151,9 @@ class SignalStream:
         return False
 
     def _check_wakeup_fd(self) -> bool:
-        """On the main thread: whether the wake-up descriptor is still ours, so that the reader
-        knows already.
+        """Whether the wake-up descriptor is still ours, so that the reader has the number already.
+
+        For the main thread only.
         """
         if not self._owns_wakeup_fd:
             return False
@@ -161,7 +164,7 @@ class SignalStream:
         return self._owns_wakeup_fd
 
     def _wake_reader(self) -> bool:
-        """Wake the reader; False when the pipe is full, and so rings already."""
+        """Wake the reader; False if the pipe is full, and so is readable already."""
         try:
             return bool(os.write(self._writer, b"\0"))
         except BlockingIOError:
@@ -180,15 +183,17 @@ class SignalStream:
 
 @cache
 def _reset_wakeup_fd_after_fork() -> None:
-    """A forked child shares our pipe: what it is sent must not be taken for ours. Asked for once
-    a process.
+    """Clear the wake-up descriptor in forked children, whose signals must not be taken for ours.
+
+    They share our pipe. Registered once a process.
     """
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class _Disposition:
-    """What a signal does: Python's idea of it, and the kernel's, which differ where C code has
-    installed a handler.
+    """The handler of a signal, as Python and as the kernel know it.
+
+    The two differ where C code has installed a handler.
     """
 
     def __init__(self, signum: int) -> None:
@@ -198,7 +203,7 @@ class _Disposition:
 
     @classmethod
     def install(cls, signum: int, handler: signal.Handlers | object) -> _Disposition:
-        """Install a handler; returns what was there."""
+        """Install a handler; return the former one."""
         former = cls(signum)
         signal.signal(signum, handler)  # type: ignore[arg-type]
         return former
@@ -209,8 +214,8 @@ class _Disposition:
 
 
 def _sigaction(signum: int, action: Array[c_char] | None) -> Array[c_char]:
-    """Call sigaction(2): sets the action if there is one, returns the one before."""
-    import ctypes  # noqa: PLC0415 - 5 ms that only a process which catches signals pays
+    """Call sigaction(2): sets the action if one is given, returns the former one."""
+    import ctypes  # noqa: PLC0415 - takes 5 ms, needed only in a process that catches signals
 
     former = ctypes.create_string_buffer(SIGACTION_SIZE)
     ctypes.CDLL(None).sigaction(signum, action, former)

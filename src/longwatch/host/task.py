@@ -1,29 +1,29 @@
-"""A command under a deadline: spawn it, watch it, end its whole tree, say why it ended.
+"""Runs a command under a deadline: spawns it, watches it, ends its whole tree, says why it ended.
 
-`Task` is one run of one command below a guardian, on the event loop. Its life:
+`Task` is one run of one command under a guardian, on the event loop. Its states:
 
-    waiting   made, not spawned. A cancel here means that the command never starts.
+    waiting   made, not spawned. If cancelled here, the command never starts.
     running   spawned. It ends by itself, or the task stops it, for the first of these reasons:
-              the timeout is over, no progress for too long, `cancel`.
+              the timeout has passed, no progress for too long, `cancel`.
     stopping  the stop signal to its process group, the grace of its StopPolicy, SIGKILL to the
               whole tree. A later cancel can shorten the grace and changes nothing else.
-    ended     nothing of the tree is left, and its pipes are read and closed.
+    ended     no process of the tree is left, and its pipes are read and closed.
 
 Invariants
-    1. `run` returns only when nothing of the tree is left (`ProcessEnd.survivors` counts processes
-       that even SIGKILL did not end). If its coroutine is cancelled, it kills the tree and does not
-       wait.
+    1. `run` returns only when no process of the tree is left (`ProcessEnd.survivors` counts
+       processes that SIGKILL did not end). If its coroutine is cancelled, it kills the tree and
+       does not wait.
     2. The reason is decided once, while the leader still runs. A leader that ended by itself before
        the decision is ENDED, whatever follows.
-    3. Deadlines count from the moment at which the program runs. Bytes that the command writes to a
-       captured stream are progress, also without the end of a line.
+    3. Deadlines count from the moment the program runs. Bytes that the command writes to a captured
+       stream are progress, even without the end of a line.
     4. A process that has left the tree and holds a pipe open delays nothing: the pipe is read until
        it is empty, and closed (`host/capture.py`).
 
-Failure cases: SpawnError and GuardianLostError come out of `run` as they are. A program that does
-not start within 30 s is given up as SpawnError (ETIMEDOUT): its file system may not answer.
+Failure cases: `run` raises SpawnError and GuardianLostError unchanged. A program that does not
+start within 30 s is given up with SpawnError (ETIMEDOUT): its file system may not respond.
 
-`OutputTail` and `OutputFile` are sinks for what a command writes.
+`OutputTail` and `OutputFile` are sinks for the output of a command.
 """
 
 from __future__ import annotations
@@ -50,29 +50,31 @@ from longwatch.host.process import KILL_NOW, Child, ProcessEnd, ProcessSpec, Sto
 from longwatch.host.writer_thread import WriterThread
 
 TAIL_BYTES = 8192
-"""Bytes that are kept in memory of what a command writes, of each of its two streams."""
+"""Bytes of output kept in memory, for each of the two streams."""
 SPAWN_TIMEOUT = 30.0
-"""Seconds that a program has to start; real ones, as the task waits for another process."""
+"""Seconds a program has to start. Real seconds, because the task waits for another process."""
 _BUFFER_BYTES = 3 << 20
-"""Between the loop and the disk. Above half of it the command has to wait; the other half has room
-for what a pipe still holds when the command has ended.
+"""Buffer between the loop and the disk.
+
+Above half of it the command has to wait. The other half has room for the rest of a pipe after the
+command has ended.
 """
 _NOTICE_BYTES = 128
-"""Room for a line that says how much is not kept."""
+"""Room for the line that says how many bytes are not kept."""
 _COPY_BYTES = 1 << 20
 
 
 class ChildSpawner(Protocol):
-    """The one thing that a task needs of a guardian."""
+    """The part of a guardian client that a task uses."""
 
     async def spawn(self, spec: ProcessSpec) -> Child: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """What to run, and for how long; seconds, None: for ever.
+    """A command to run and its time limits in seconds; None means no limit.
 
-    A command that writes nothing to a captured stream for `progress_timeout` has stalled.
+    A command that writes nothing to a captured stream for `progress_timeout` seconds has stalled.
     """
 
     process: ProcessSpec
@@ -82,7 +84,7 @@ class TaskSpec:
 
 
 class TaskEndReason(StrEnum):
-    """Why a task ended: by itself, or for what reason it was stopped."""
+    """Why a task ended: by itself (ENDED), or the reason it was stopped."""
 
     ENDED = auto()
     TIMEOUT = auto()
@@ -101,11 +103,10 @@ class TaskEnd:
 
 
 class Task:
-    """One run of a TaskSpec. `run` is called once, on the loop; the other methods are for any
-    thread.
+    """One run of a TaskSpec. Call `run` once, on the loop; the other methods are thread-safe.
 
-    `on_spawned` is called on the loop once the program runs, and may not block. If it raises, the
-    tree is killed and the error comes out of `run`.
+    `on_spawned` is called on the loop once the program runs, and must not block. If it raises, the
+    tree is killed and `run` raises the error.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Task:
         self._started_at = self._progress_at = clock.monotonic()
 
     async def run(self, guardian: ChildSpawner) -> TaskEnd:
-        """Run the command; returns when nothing of its tree is left."""
+        """Run the command; return when no process of its tree is left."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             is_cancelled = self._cancel_reason is not None
@@ -160,7 +161,7 @@ class Task:
                 loop.call_soon_threadsafe(self._stop_if_cancelled)
 
     def report_progress(self) -> None:
-        """The command does something: its progress deadline begins anew. Thread-safe."""
+        """Restart the progress deadline. Thread-safe."""
         self._progress_at = self._clock.monotonic()
 
     # --- on the loop ---
@@ -173,7 +174,7 @@ class Task:
             if spawning.done():
                 return spawning.result()
         finally:
-            spawning.cancel()  # kills what may have begun
+            spawning.cancel()  # kills a child that may have started
         raise SpawnError(
             f"the program did not start within {SPAWN_TIMEOUT:g} s; is its file system or the "
             f"machine overloaded?",
@@ -256,7 +257,7 @@ class Task:
 
 
 class OutputTail:
-    """A LineSink that keeps the end of what is written, however much that is. Used on the loop."""
+    """A LineSink that keeps the last bytes written. Used on the loop."""
 
     congested = False
 
@@ -275,17 +276,18 @@ class OutputTail:
         callback()
 
     def give_up(self) -> None:
-        """Nothing ever holds it up."""
+        """Does nothing: it is never congested."""
 
 
 class OutputFile:
-    """A LineSink whose file keeps the end of what is written, in at most `max_bytes`.
+    """A LineSink that keeps the last output in a file of at most `max_bytes`.
 
-    A writer thread writes the file, so that the loop never waits for a disk; files may share one
-    `thread`. The file belongs to its owner alone and is made anew: OSError if it cannot be. From
-    then on nothing raises; lines that the disk refuses are counted in `dropped`.
+    A writer thread writes the file, so that the loop never waits for a disk. Several files may
+    share one `thread`. The file is created anew with mode 0600; raises OSError if that fails.
+    Afterwards nothing raises: lines that the disk refuses are counted in `dropped`.
 
-    When the file is full, its older half goes, and a first line says how many bytes are missing.
+    When the file is full, its older half is removed, and its first line says how many bytes are
+    missing.
     """
 
     def __init__(
@@ -297,7 +299,7 @@ class OutputFile:
         thread: WriterThread | None = None,
     ) -> None:
         self.total_bytes = 0
-        """Bytes that came, kept or not."""
+        """Bytes received, kept or not."""
         self._tail = OutputTail(tail_bytes)
         self._writer = NonblockingWriter(
             _BoundedFile(path, max_bytes),
@@ -308,12 +310,12 @@ class OutputFile:
 
     @property
     def tail(self) -> bytes:
-        """The last `tail_bytes` that came."""
+        """The last `tail_bytes` bytes received."""
         return self._tail.data
 
     @property
     def dropped(self) -> int:
-        """Lines that could not be written, those that had to go for newer ones not counted."""
+        """Lines that could not be written. Lines removed to make room are not counted."""
         return self._writer.dropped
 
     @property
@@ -332,15 +334,16 @@ class OutputFile:
         self._writer.give_up()
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Write what is left and close the file; False if the disk did not take all of it in time.
+        """Write the buffered lines and close the file; False if the disk did not take all of them
+        in time.
 
-        Blocks for up to `timeout` seconds, so it is not for the loop's thread. Idempotent.
+        Blocks for up to `timeout` seconds, so do not call it on the loop's thread. Idempotent.
         """
         return self._writer.close(timeout)
 
 
 class _BoundedFile:
-    """The file of an OutputFile: a LineTarget. Used by the writer thread; it may block."""
+    """The LineTarget of an OutputFile. Used by the writer thread, so it may block."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         if max_bytes < 4 * _NOTICE_BYTES:
@@ -380,8 +383,9 @@ class _BoundedFile:
                 os.close(fd)
 
     def _make_room(self, data: bytes) -> bytes:
-        """Forget the older half of the file, more for a large block; returns what has room of the
-        block, at least its end.
+        """Remove the older half of the file, or more for a large block.
+
+        Returns the part of the block that fits, at least its end.
         """
         excess = len(data) - (self._max_bytes - _NOTICE_BYTES)
         if excess <= 0:
@@ -404,11 +408,13 @@ class _BoundedFile:
             end += len(block)
         self._write(notice, 0)
         os.ftruncate(self._fd, end)
-        self._forgotten -= len(notice)  # which is no output, and goes with the next half
+        self._forgotten -= len(notice)  # the notice is no output, and goes with the next half
         self._size = end
 
     def _line_start(self, offset: int) -> int:
-        """Where the first line begins at or after this offset; the offset if there is no line."""
+        """Return where the first line at or after this offset begins; the offset if there is no
+        line.
+        """
         found = os.pread(self._fd, 2 * MAX_LINE, offset - 1).find(b"\n") if offset else -1
         return offset + found if found >= 0 else offset
 

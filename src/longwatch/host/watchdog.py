@@ -1,18 +1,16 @@
-"""The watchdog: ends a process whose loops do not beat any more, with every stack on record.
+"""The watchdog kills a process whose loops no longer beat, and records every stack first.
 
-What happens on a stall, in this order, because each step may be the last that works
-    1. stacks of all threads to the crash file, which is a regular file and open already
-    2. as much of that to stderr as stderr takes at once
-    3. `before_kill`: the rows that are to blame are marked, whoever supervises us is told
-    4. the log lines, in a thread of their own that is waited for a second: a logger can be blocked
-       for ever
-    5. SIGKILL; PID 1 of a container does not get that from itself, so `os._exit(137)` stands behind
-       it
+Steps on a stall, in this order because each may be the last that works
+    1. The stacks of all threads go to the crash file, a regular file that is already open.
+    2. As much of that as stderr takes at once goes to stderr.
+    3. `before_kill` marks the rows that are to blame and notifies the supervisor of this process.
+    4. A thread writes the log lines, and is waited for one second: a logger can block for ever.
+    5. SIGKILL. PID 1 of a container cannot send SIGKILL to itself, so `os._exit(137)` follows.
 
-Behind this thread stands a timer in C, which ends the process (with 1, stacks in the crash file)
-when no round has come for the threshold and two intervals: code that holds the GIL holds this
-thread, too. There is one such timer in a process, and the watchdog that was started first has it;
-when that one is stopped, the next.
+A timer in C backs up this thread, because code that holds the GIL also blocks this thread. It ends
+the process (exit code 1, stacks in the crash file) if no round has come for the threshold and two
+intervals. A process has one such timer. The watchdog that was started first has it, and when that
+one is stopped, the next.
 """
 
 from __future__ import annotations
@@ -42,29 +40,28 @@ from longwatch.host.service import Service
 LOGGER = "longwatch.runtime.watchdog"
 SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
 _REPORT_TIMEOUT = 1.0
-"""Seconds that anything may take that is not the watch itself: log lines, observers."""
+"""Seconds that any step besides the check itself may take: log lines, observers."""
 
 
 class BeatAge(NamedTuple):
-    """A loop, and for how long it has given no beat."""
+    """A loop and the seconds since its last beat."""
 
     name: str
     elapsed: float
 
 
 ReadBeatAges = Callable[[], Sequence[BeatAge]]
-"""How old the beats of everything that is watched are, now."""
+"""Returns the ages of the beats of all watched loops."""
 
 
 class Watchdog(Service):
-    """Looks at heartbeats every interval, and ends the process when one is older than the
-    threshold. Watches from `start` on.
+    """Checks heartbeats every interval, and kills the process when one is older than the threshold.
 
-    The first parameters are the contract; what follows them is what a group adds. To watch
-    heartbeats that come and go, make one with `with_reader`.
+    Watches from `start` on. The first parameters are the public contract; a group uses the others.
+    Use `with_reader` to watch heartbeats that come and go.
     """
 
-    def __init__(  # noqa: PLR0913 - heartbeats and their surroundings, each optional
+    def __init__(  # noqa: PLR0913 - each is optional and has its own meaning
         self,
         heartbeats: Sequence[Heartbeat],
         *,
@@ -117,7 +114,7 @@ class Watchdog(Service):
         crash_file: CrashFile,
         before_kill: Callable[[Sequence[BeatAge]], object],
     ) -> Self:
-        """One that asks each time what there is to watch."""
+        """Make a watchdog that calls `read_beat_ages` in each round for the loops to watch."""
         made = cls(
             (),
             stall_threshold=stall_threshold,
@@ -164,19 +161,20 @@ class Watchdog(Service):
         try:
             if not self._is_late() and (stalled := self._check_heartbeats()):
                 self._terminate(stalled)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the watch goes on
+        except Exception as error:  # noqa: BLE001 - no error may end the watchdog
             why = error
             _run_bounded(
-                lambda: _log(logging.ERROR, "Watchdog: a check failed; the watch goes on", why)
+                lambda: _log(logging.ERROR, "Watchdog: a check failed; the checks continue", why)
             )
 
     def _check_heartbeats(self) -> list[tuple[str, float]]:
-        """Those whose last beat is older than the threshold; looks, and does nothing."""
+        """Return the loops whose last beat is older than the threshold; has no effect."""
         return [stall for stall in self._read_beat_ages() if stall.elapsed > self.stall_threshold]
 
     def _is_late(self) -> bool:
-        """Whether this round comes so late that the whole process was held up: then loops get
-        one more interval to beat.
+        """Whether this round is so late that the whole process was held up.
+
+        Then loops get one more interval to beat.
         """
         now = self._clock.monotonic()
         late = now - self._checked_at - self.check_interval
@@ -219,7 +217,7 @@ class Watchdog(Service):
 class _Backstop:
     """The timer in C, if this watchdog has it.
 
-    Around a fork it is off: the child would wait for ever for the end of the timer's thread, which
+    It is off around a fork. Otherwise the child would wait for ever for the timer's thread, which
     it does not have.
     """
 
@@ -240,7 +238,7 @@ class _Backstop:
             self.schedule()
 
     def rearm(self) -> None:
-        """Count from now, if that is possible: the watch goes on without it."""
+        """Start the timer anew. Errors are ignored: the watchdog works without it."""
         with _Backstop._lock, suppress(RuntimeError, OSError, ValueError):
             self._due = time.monotonic() + self._seconds
             self.schedule()
@@ -253,7 +251,7 @@ class _Backstop:
                 _Backstop._holder = None
 
     def schedule(self) -> None:
-        """Go on counting, if nobody else does."""
+        """Start or continue the timer, unless another watchdog has it."""
         if self._file is not None and _Backstop._holder in {None, self}:
             _Backstop._holder = self
             left = max(self._due - time.monotonic(), 0.001)
@@ -299,14 +297,14 @@ def _log(level: int, line: str, why: BaseException | None = None) -> None:
 
 
 def _run_bounded(call: Callable[[], object]) -> None:
-    """Do it in a thread that is waited for only so long: it may be blocked for ever."""
+    """Make the call in a thread and wait for a limited time, because it may block for ever."""
     thread = BackgroundThread(call, name="watchdog-word", report_errors=True)
     thread.start(inline_fallback=True)
     thread.done.block(_REPORT_TIMEOUT)
 
 
 def kill_own_process() -> None:
-    """The end, at once, whatever other threads do."""
+    """Kill this process at once, whatever other threads do."""
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(SIGKILL_EXIT_CODE)
 

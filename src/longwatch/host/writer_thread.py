@@ -3,10 +3,9 @@
 Writers that can block independently of each other (stdout, stderr) have a thread each. The log
 files of a process share one: they are on one file system, and if that stalls, all of them stall.
 
-The thread serves one chunk of one writer after the other, in turns: a chatty program does not hold
-up the lines of the others, and each writer's lines keep their order. It starts with the first line
-and ends with its last writer. It is a daemon: a write that blocks for good holds up no exit of
-ours.
+The thread takes one chunk of each writer in turn. So a program with much output does not delay the
+lines of others, and each writer's lines keep their order. It starts with the first line and ends
+with its last writer. It is a daemon, so a write that blocks for ever does not delay the exit.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from typing import Protocol
 
 
 class ServedWriter(Protocol):
-    """What the thread needs of a writer."""
+    """The part of a writer that the thread uses."""
 
     def serve(self) -> bool:
-        """Write one chunk, which may block; False when the writer needs no service any more."""
+        """Write one chunk; False once the writer needs no more calls. May block."""
 
 
 class WriterThread:
-    """A daemon thread, and the lock that it shares with its writers. Any thread may call any
-    method.
+    """A daemon thread, and the lock that it shares with its writers. Thread-safe.
 
     A forked child has none of its threads: `reset_after_fork` makes a new one there.
     """
@@ -40,7 +38,7 @@ class WriterThread:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self.changed = threading.Condition()
-        """Guards the writers' buffers; notified after every change of one."""
+        """Guards the writers' buffers; notified after each change of a buffer."""
         self._ready: deque[ServedWriter] = deque()
         self._served: set[ServedWriter] = set()
         self._thread: threading.Thread | None = None
@@ -54,19 +52,21 @@ class WriterThread:
         return writer in self._served
 
     def schedule(self, writer: ServedWriter) -> None:
-        """Have the writer served in its turn; with the lock held."""
+        """Queue the writer for its turn. The caller holds the lock."""
         self._served.add(writer)
         if writer not in self._ready:
             self._ready.append(writer)
         self.changed.notify_all()
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-            with suppress(RuntimeError):  # no thread to be had now: the next write tries again
+            with suppress(RuntimeError):  # no thread is available now: the next write tries again
                 thread.start()
                 self._thread = thread
 
     def wait_released(self, writer: ServedWriter, timeout: float) -> bool:
-        """Wait until the thread is done with the writer; True at once in the thread itself."""
+        """Wait until the thread is done with the writer; False on timeout. True at once in the
+        thread itself.
+        """
         if threading.current_thread() is self._thread:
             return True
         with self.changed:
@@ -81,7 +81,7 @@ class WriterThread:
                 self._release(writer)
 
     def _next(self) -> ServedWriter | None:
-        """The writer whose turn it is; None when there is none left to serve."""
+        """Return the next writer; None when there is none left to serve."""
         with self.changed:
             self.changed.wait_for(lambda: self._ready or not self._served)
             if self._ready:
