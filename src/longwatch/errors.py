@@ -1,52 +1,53 @@
 """Every exception that Longwatch raises on purpose.
 
-LongwatchError                      exit code 1    something went wrong
-├── UsageError                      exit code 2    wrong use; the message says the cure
+LongwatchError                      exit code 1    any of the errors below
+├── UsageError                      exit code 2    wrong use; the message says how to correct it
 │   ├── ConfigError                                settings with faults, all of them listed
 │   └── GraphError                                 a graph whose nodes do not fit together
 ├── TryAgainError                   exit code 75   the same call may work later
 │   ├── DeadlineExceededError                      the call took longer than its deadline
 │   │   └── ShutdownTimeoutError                   loops did not stop before their deadline
 │   ├── GuardianLostError                          the guardian died; its children were killed
+│   │   └── GuardianNotRunningError                the guardian was stopped, or not running
 │   ├── ServiceStateError                          a service's state does not allow the call
-│   └── StoreError                                 the store failed; nothing was written unless it
-│       │                                          says unknown
+│   └── StoreError                                 the store failed; nothing was written unless
+│       │                                          the message says that this is unknown
 │       ├── StoreBusyError                         locked or overloaded
 │       ├── StoreFullError                         no space left
-│       ├── StoreReadOnlyError                     may not be written
+│       ├── StoreReadOnlyError                     cannot be written
 │       ├── StoreUnreachableError                  cannot be opened or reached
-│       │   ├── StoreLocationError      exit code 2    is where it cannot be
-│       │   └── StoreAuthenticationError exit code 2   refuses this user and password
+│       │   ├── StoreLocationError      exit code 2    its location cannot be used
+│       │   └── StoreAuthenticationError exit code 2   rejects this user and password
 │       ├── StoreCorruptError                      damaged, or not a database
 │       ├── StoreClosedError                       was closed
 │       ├── SchemaTooNewError       exit code 2    made by a newer version of this product
 │       └── SchemaTooOldError       exit code 2    made by an older version that cannot be migrated
-├── NeedsOperatorError              exit code 100  trying again will not help; a person has to look
+├── NeedsOperatorError              exit code 100  a retry will not help; a person has to look
 ├── MailboxError                                   an error of messages and mailboxes
 │   ├── ReceiptHandleExpiredError                  the lease was lost; another worker may have the
 │   │                                              message
-│   ├── MessageFinalizedError                      this delivery was settled before
-│   ├── MailboxFullError                           the mailbox holds as many messages as it may
+│   ├── MessageFinalizedError                      this delivery was already settled
+│   ├── MailboxFullError                           the mailbox has as many messages as it may
 │   ├── MailboxClosedError                         the mailbox was closed
-│   ├── SerializationError                         a body cannot be written or read
+│   ├── SerializationError                         a body cannot be serialized or read
 │   ├── MailboxConnectionError                     the store cannot be reached, or the outcome is
 │   │                                              unknown
 │   ├── ReplyNotAvailableError                     the message has no reply address
 │   ├── InvalidParameterError                      a value out of bounds; the message names them
-│   └── UnsupportedError                           this backend cannot do that
+│   └── UnsupportedError                           this backend does not support it
 ├── FlowError                                      an error of graphs and executions
 │   ├── UnknownExecutionError       exit code 2    no execution has this id
-│   ├── UnknownGraphError           exit code 2    its graph was not given to this Flow
+│   ├── UnknownGraphError           exit code 2    its graph is not part of this Flow
 │   ├── NotSetError                                the node has no value
 │   └── ComputationFailedError                     the node's attempts are spent; it gets no value
 ├── CancelledError                                 the work was cancelled
 ├── PermanentError                                 raised by your code: this work never succeeds
-├── Release                                        raised by your code: give this message back
+├── Release                                        raised by your code: release this message
 ├── ContainerRuntimeError                          an error of Docker or Podman
-│   ├── RuntimeUnreachableError     exit code 75   the runtime does not answer
-│   └── RuntimeRefusedError                        the runtime said no
+│   ├── RuntimeUnreachableError     exit code 75   the runtime does not respond
+│   └── RuntimeRefusedError                        the runtime refused the request
 └── SpawnError                                     a child could not be started
-    └── TargetRefusedError          exit code 100  it cannot be started until a person changes
+    └── TargetRefusedError          exit code 100  cannot be started until a person changes
                                                    something
 """
 
@@ -57,28 +58,28 @@ from functools import partial
 from typing import Any
 
 MAX_RELEASE_DELAY = 366 * 86_400.0
-"""Seconds for which a handler can give work back, at most."""
+"""Longest delay of a `Release`, in seconds."""
 
 
 class UnsafeSettingsWarning(UserWarning):
-    """A server's settings allow it to lose what it has confirmed; the message names the setting."""
+    """A server's settings allow it to lose data it has confirmed; the message names the setting."""
 
 
 class LongwatchError(Exception):
-    """The root: catch this to catch everything Longwatch raises on purpose."""
+    """The base class of all errors that Longwatch raises on purpose."""
 
     exit_code = 1
 
 
 class UsageError(LongwatchError):
-    """Longwatch was asked for something it cannot do as asked."""
+    """A call, command or setting is wrong; the message says how to correct it."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with the settings: where it stands, what is wrong, and how to cure it."""
+    """One fault in the settings: where it is, what is wrong, and how to correct it."""
 
     where: str
     problem: str
@@ -97,42 +98,43 @@ class ConfigError(UsageError):
 
 
 class GraphError(UsageError):
-    """A graph does not hold together: a cycle, an unknown node or option, a function that cannot
-    be called; said when defined.
+    """A graph is not valid: a cycle, an unknown node or option, a function that cannot be called.
+
+    Raised when the graph is defined.
     """
 
 
 class TryAgainError(LongwatchError):
-    """It did not work now; the same call may work later."""
+    """The call failed now; the same call may work later."""
 
     exit_code = 75
 
 
 class DeadlineExceededError(TryAgainError):
-    """Something was not done within its deadline."""
+    """A call was not done within its deadline."""
 
 
 class ShutdownTimeoutError(DeadlineExceededError):
-    """Loops were told to stop and were still busy when their time was over; their threads are
-    left behind.
+    """Loops were asked to stop and were still busy when their time was over; their threads still
+    run.
     """
 
 
 class GuardianLostError(TryAgainError):
-    """The guardian process died; every child it held was killed."""
+    """The guardian process died; all its children were killed."""
 
 
 class GuardianNotRunningError(GuardianLostError):
-    """The guardian was stopped, or was not running: no child has ended it."""
+    """The guardian was stopped, or was not running: no child has killed it."""
 
 
 class ServiceStateError(TryAgainError):
-    """A service was asked for something that its present state does not allow."""
+    """A service's current state does not allow the call."""
 
 
 class StoreError(TryAgainError):
-    """The store did not do what it was asked; unless the message says that the outcome is
-    unknown, nothing was written.
+    """A store operation failed; nothing was written unless the message says the outcome
+    is unknown.
     """
 
 
@@ -145,7 +147,7 @@ class StoreFullError(StoreError):
 
 
 class StoreReadOnlyError(StoreError):
-    """The store may not be written."""
+    """The store cannot be written."""
 
     exit_code = 2
 
@@ -155,19 +157,19 @@ class StoreUnreachableError(StoreError):
 
 
 class StoreLocationError(StoreUnreachableError):
-    """The store is where it cannot be: on a network disk, in a directory that does not exist."""
+    """The store's location cannot be used: a network disk, or a directory that does not exist."""
 
     exit_code = 2
 
 
 class StoreAuthenticationError(StoreUnreachableError):
-    """The server is there and lets nobody in with this user and password."""
+    """The server rejects this user and password."""
 
     exit_code = 2
 
 
 class StoreCorruptError(StoreError):
-    """The store is damaged, or is no store at all."""
+    """The store is damaged, or the file is not a store."""
 
     exit_code = 100
 
@@ -177,30 +179,31 @@ class StoreClosedError(StoreError):
 
 
 class SchemaTooNewError(StoreError):
-    """The store was made by a newer version of this product."""
+    """A newer version of this product made the store."""
 
     exit_code = 2
 
 
 class SchemaTooOldError(StoreError):
-    """The store was made by an older version of this product, and no migration leads from it."""
+    """An older version of this product made the store, and no migration exists for it."""
 
     exit_code = 2
 
 
 class NeedsOperatorError(LongwatchError):
-    """Trying again will not help; a person has to look at it."""
+    """A retry will not help; a person has to look at it."""
 
     exit_code = 100
 
 
 class CancelledError(LongwatchError):
-    """The work was told to stop; the reason is in the message."""
+    """The work was cancelled; the message gives the reason."""
 
 
 class PermanentError(LongwatchError):
-    """Raise it, or a subclass, from your own code: this piece of work will never succeed, so it
-    is not tried again.
+    """Raise it, or a subclass, from your own code if this piece of work can never succeed.
+
+    The work is not retried.
     """
 
 
@@ -209,11 +212,12 @@ def _is_release_delay(given: Any) -> bool:
     return is_number and 0 <= given <= MAX_RELEASE_DELAY
 
 
-class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises it to give work back
-    """Raise it from a handler to give its message back without blame; it is delivered again after
-    `delay` seconds, at least one second from the third time on.
+class Release(LongwatchError):  # noqa: N818 - it is not an error: a handler raises it to release its message
+    """Raise it from a handler to release its message without counting a failure.
 
-    `reason` is for the log. ValueError if the delay is no number of seconds from 0 up.
+    The message is delivered again after `delay` seconds, at least one second from the third time
+    on. `reason` is for the log. Raises ValueError if the delay is not a number of seconds from 0
+    up.
     """
 
     delay: float = 0.0
@@ -231,11 +235,11 @@ class Release(LongwatchError):  # noqa: N818 - it is no error: a handler raises 
 
     @property
     def safe_delay(self) -> float:
-        """The delay; 0 if a subclass has set one that is no number of seconds."""
+        """The delay; 0 if a subclass has set one that is not a number of seconds."""
         return float(self.delay) if _is_release_delay(self.delay) else 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with its keywords: a pool of processes may carry it."""
+        """Pickle it with its keywords, because a process pool may send it."""
         return partial(type(self), delay=self.delay, reason=self.reason), ()
 
 
@@ -248,23 +252,23 @@ class SpawnError(LongwatchError):
 
 
 class TargetRefusedError(SpawnError):
-    """It cannot be started, and no later try would do better: a person has to change something."""
+    """A target cannot be started and a retry will not help: a person has to change something."""
 
     exit_code = 100
 
 
 class ContainerRuntimeError(LongwatchError):
-    """A container runtime did not do what it was asked."""
+    """A request to a container runtime failed."""
 
 
 class RuntimeUnreachableError(ContainerRuntimeError):
-    """The runtime cannot be reached or does not answer: nothing is known about its containers."""
+    """The runtime cannot be reached or does not respond: nothing is known about its containers."""
 
     exit_code = 75
 
 
 class RuntimeRefusedError(ContainerRuntimeError):
-    """The runtime answered and refused; `status` is the HTTP status of its answer."""
+    """The runtime responded and refused; `status` is the HTTP status of its response."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -272,21 +276,21 @@ class RuntimeRefusedError(ContainerRuntimeError):
 
 
 class MailboxError(LongwatchError):
-    """Something about messages went wrong."""
+    """The base class of errors of messages and mailboxes."""
 
 
 class ReceiptHandleExpiredError(MailboxError):
-    """The lease of this delivery was lost: nothing was changed, and somebody else has the
-    message or had it.
+    """The lease of this delivery was lost; nothing was changed, and another worker may have the
+    message.
     """
 
 
 class MessageFinalizedError(MailboxError):
-    """This delivery was acknowledged or given back already."""
+    """This delivery was already acknowledged or released."""
 
 
 class MailboxFullError(MailboxError):
-    """The mailbox holds as many messages as it may, leased ones included."""
+    """The mailbox has as many messages as it may, leased ones included."""
 
     exit_code = 75
 
@@ -296,7 +300,7 @@ class MailboxClosedError(MailboxError):
 
 
 class SerializationError(MailboxError):
-    """A body cannot be written, or cannot be read as what it should be."""
+    """A body cannot be serialized, or cannot be read as the expected type."""
 
     exit_code = 2
 
@@ -308,7 +312,7 @@ class MailboxConnectionError(MailboxError):
 
 
 class ReplyNotAvailableError(MailboxError):
-    """The message names nowhere to reply to, or that place is gone."""
+    """The message has no reply address, or its reply mailbox is gone."""
 
 
 class InvalidParameterError(MailboxError, ValueError):
@@ -318,32 +322,33 @@ class InvalidParameterError(MailboxError, ValueError):
 
 
 class UnsupportedError(MailboxError):
-    """This backend cannot do what was asked."""
+    """This backend does not support the operation."""
 
     exit_code = 2
 
 
 class FlowError(LongwatchError):
-    """Something about graphs and their executions went wrong."""
+    """The base class of errors of graphs and executions."""
 
 
 class UnknownExecutionError(FlowError):
-    """There is no execution of that id."""
+    """No execution has this id."""
 
     exit_code = 2
 
 
 class UnknownGraphError(FlowError):
-    """The execution, or what was asked for, is of a graph that was not given to this Flow."""
+    """The execution or node belongs to a graph that this Flow does not have."""
 
     exit_code = 2
 
 
 class NotSetError(FlowError):
-    """The node has no value at present."""
+    """The node has no value now."""
 
 
 class ComputationFailedError(FlowError):
-    """The node has no value for its present inputs and will get none: its attempts are spent, or
-    its execution was cancelled.
+    """The node has no value for its current inputs and will get none.
+
+    Its attempts are spent, or its execution was cancelled.
     """

@@ -1,4 +1,4 @@
-"""An incremental parser of Server-Sent Events: bytes in, events out. It needs no other module.
+"""An incremental parser of Server-Sent Events: bytes in, events out. It imports no other module.
 
 The rules are those of the HTML standard, "Interpreting an event stream":
     bytes     UTF-8; a bad byte becomes U+FFFD. One byte order mark at the start is dropped.
@@ -9,17 +9,18 @@ The rules are those of the HTML standard, "Interpreting an event stream":
               comment.
     block     the fields up to an empty line. A block with data is an event. An `id` counts from the
               empty line on, with or without data.
-    end       the stream may end anywhere: make a new parser, and what was unfinished is gone.
+    end       the stream may end anywhere; an unfinished block is discarded. Make a new parser for
+              the next connection.
 
 Bounds
-    Memory is bounded by `max_line` and `max_event`. A block with a longer line, or with more data,
-    is dropped as a whole, its id included, and counted in `dropped`. The parser goes on after the
+    `max_line` and `max_event` bound the memory. A block with a longer line, or with more data, is
+    dropped as a whole, its id included, and counted in `dropped`. The parser continues after the
     next empty line. The work is linear in the bytes, however the chunks are cut.
 
 Speed
     Most blocks are ids and event names before one line of data. One regular expression reads such
-    blocks, and comments between them; all other text takes the way by lines. The expression does
-    not backtrack. Where it fits nothing, the stretches that go by lines double.
+    blocks, and comments between them; all other text is parsed line by line. The expression does
+    not backtrack. Where it matches nothing, the stretches that are parsed by lines double.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class ServerSentEvent(NamedTuple):
 
 
 _new_event = tuple.__new__
-"""Half the time of calling the class, once for each event."""
+"""Takes half the time of calling the class, once for each event."""
 
 
 class EventStreamParser:
-    """Parses one stream. Not thread-safe; it blocks on nothing and raises nothing.
+    """Parses one stream. Never blocks or raises. Not thread-safe.
 
-    `last_event_id` may be given from an earlier connection; it is what to send as `Last-Event-ID`.
-    `retry_ms` is the reconnection time that the server asked for, at most `MAX_RETRY_MS`; None: it
-    asked for none. `dropped` counts the blocks that were too large.
+    `last_event_id` may be given from an earlier connection; send it as `Last-Event-ID`. `retry_ms`
+    is the reconnection time that the server asked for, at most `MAX_RETRY_MS`; None if it asked for
+    none. `dropped` counts the blocks that were too large.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class EventStreamParser:
         self._is_started = False
         self._ends_with_cr = False
         self._line = bytearray()
-        """The unfinished line; of a dropped block one byte at most, which says that it is not
-        empty.
+        """The unfinished line. Of a dropped block at most one byte, which shows that the line is
+        not empty.
         """
         self._is_dropping = False
         self._data: list[bytes] = []
@@ -91,7 +92,7 @@ class EventStreamParser:
         self._id: bytes | None = None
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that this chunk completes."""
+        """Parse a chunk; return the events that it completes."""
         if not self._is_started:
             chunk = self._strip_mark(self._start + chunk)
         text = self._unify_line_ends(chunk)
@@ -128,7 +129,9 @@ class EventStreamParser:
                 position = end
 
     def _match_blocks(self, text: str, start: int, events: list[ServerSentEvent]) -> int:
-        """Parse plain blocks up to another one; returns its position. This is the hot loop."""
+        """Parse plain blocks up to the first other one; return its position. This is
+        the hot loop.
+        """
         last_id = self.last_event_id
         position = len(text)
         for match in _PLAIN_BLOCK.finditer(text, start):
@@ -157,7 +160,9 @@ class EventStreamParser:
         return events
 
     def _strip_mark(self, first: bytes) -> bytes:
-        """The first bytes without the mark; empty while they may still become one."""
+        """Return the first bytes without the byte order mark; empty while they may still become
+        one.
+        """
         if len(first) < len(_BOM) and _BOM.startswith(first):
             self._start = first
             return b""
@@ -165,7 +170,9 @@ class EventStreamParser:
         return first.removeprefix(_BOM)
 
     def _unify_line_ends(self, chunk: bytes) -> bytes:
-        """The chunk with LF as its only line end, without an LF that belongs to the last CR."""
+        """Return the chunk with LF as its only line end, without an LF that belongs to
+        the last CR.
+        """
         if not chunk:
             return chunk
         if self._ends_with_cr:
@@ -184,7 +191,7 @@ class EventStreamParser:
             self._line += text
 
     def _parse_lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
-        """The events that these lines end; `data` is looked for first."""
+        """Return the events that these lines end; `data` is tested first."""
         events: list[ServerSentEvent] = []
         for line in lines:
             if self._is_dropping:

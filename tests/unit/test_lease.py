@@ -87,7 +87,7 @@ def test_a_renewal_never_brings_the_end_of_trust_closer(
 
 @pytest.mark.parametrize("duration", [0, -1, nan, inf])
 def test_a_lease_without_an_end_or_a_length_is_refused(duration: float) -> None:
-    with pytest.raises(ValueError, match=r"^duration must be"):
+    with pytest.raises(ValueError, match=r"^lease_seconds must be"):
         LeasePolicy(duration)
 
 

@@ -128,5 +128,5 @@ def test_what_is_not_in_the_table_cannot_happen(
     state: ProgramState, move: ProgramTransition
 ) -> None:
     assert not LIFECYCLE.allows(state, move)
-    with pytest.raises(AssertionError, match=f"a program that is {state} cannot be told {move}"):
+    with pytest.raises(AssertionError, match=f"a program that is {state} does not accept {move}"):
         LIFECYCLE.step(state, move)

@@ -73,7 +73,7 @@ def test_a_step_says_where_to_go_and_what_to_do(lamp: StateMachine[State, Input,
 def test_a_move_that_is_not_in_the_table_is_a_bug_that_says_what_was_tried(
     lamp: StateMachine[State, Input, Action],
 ) -> None:
-    with pytest.raises(AssertionError, match=r"^a lamp that is burnt cannot be told press$"):
+    with pytest.raises(AssertionError, match=r"^a lamp that is burnt does not accept press$"):
         lamp.step(State.BURNT, Input.PRESS)
 
 

@@ -1,3 +1,3 @@
-"""Pure decisions on the standard library alone: nothing here sleeps by itself, does I/O, logs or
-starts a thread.
+"""Decisions on the standard library alone: no code here does I/O, logs, starts a thread or sleeps
+by itself.
 """

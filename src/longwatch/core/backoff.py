@@ -1,7 +1,6 @@
-"""How long to wait before the next try.
+"""Decides how long to wait before the next try.
 
-A Backoff decides; it never sleeps. Whoever tries tells it how each try ended, is told the delay,
-and waits by itself.
+A Backoff never sleeps. The caller reports how each try ended, gets the delay, and waits by itself.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from longwatch.core.jitter import random_fraction
 
 
 def random_spread() -> float:
-    """A place inside the jitter, drawn anew each time: a number in -1…1."""
+    """Return a random position inside the jitter, a number in -1…1."""
     return 2 * random_fraction() - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackoffPolicy:
-    """The shape of the waits: `initial` × `factor`ⁿ, never above `cap`.
+    """The length of the delays: `initial` × `factor`ⁿ, never above `cap`.
 
-    `jitter` is a fraction: 0.25 spreads a wait over ±25 %. The cap holds after the spread; at the
-    cap the spread still goes downwards, so that a crowd of waiters does not meet there. A try that
-    lasted longer than `stable_after` seconds makes the next failure count as the first.
+    `jitter` is a fraction: 0.25 spreads a delay over ±25 %. The cap holds after the spread. At the
+    cap the spread still goes downwards, so that many waiters do not retry at the same moment. After
+    a try that lasted longer than `stable_after` seconds, the next failure counts as the first.
     """
 
     initial: float = 1.0
@@ -58,8 +57,9 @@ class BackoffPolicy:
         )
 
     def delay(self, failures: int, *, spread: float = 0.0) -> float:
-        """The wait after `failures` failures in a row (none: no wait); `spread` in -1…1 places
-        it inside the jitter.
+        """Return the delay after `failures` failures in a row (0 for none).
+
+        `spread` in -1…1 is the position inside the jitter.
         """
         _require(-1 <= spread <= 1, "spread", "a number in -1…1", spread)
         return min(self._base_delay(failures) * (1 + self.jitter * spread), self.cap)
@@ -77,9 +77,9 @@ class BackoffPolicy:
 
 @dataclass(slots=True)
 class Backoff:
-    """Counts the failures in a row of one thing that is tried again and again.
+    """Counts the failures in a row of one repeated operation.
 
-    `spread` is where the jitter comes from; it is asked only if the policy has any. One owner; not
+    `spread` returns the position inside the jitter; it is called only if the policy has jitter. Not
     thread-safe.
     """
 
@@ -88,7 +88,7 @@ class Backoff:
     failures: int = field(default=0, kw_only=True)
 
     def failed(self, *, lasted: float) -> float:
-        """Record a failed try that lasted so many seconds; returns how long to wait."""
+        """Record a failed try that lasted this many seconds; return how long to wait."""
         if lasted > self.policy.stable_after:
             self.failures = 0
         self.failures += 1
@@ -99,6 +99,6 @@ class Backoff:
         self.failures = 0
 
 
-def _require(condition: bool, name: str, rule: str, value: float) -> None:  # noqa: FBT001 - the condition is the point of the call
+def _require(condition: bool, name: str, rule: str, value: float) -> None:  # noqa: FBT001 - it reads like an assert
     if not condition:
         raise ValueError(f"{name} must be {rule}, not {value}")

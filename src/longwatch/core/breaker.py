@@ -1,11 +1,12 @@
-"""When to stop trying, and when to try once more.
+"""Decides when to stop trying, and when to try once more.
 
 closed
 ──too many failures, or trip()──► open ──cool-down over──► half_open ──the trial succeeded──► closed
                                     ▲                          │
                                     └──────the trial failed────┘
 
-Open without a cool-down (`cooldown=None`, or `trip(trial=False)`) only `reset()` leads out.
+A breaker that is open without a cool-down (`cooldown=None`, or `trip(trial=False)`) closes only by
+`reset()`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class BreakerPolicy:
     """How many failures are tolerated in any `window` seconds; one more trips the breaker.
 
     A window of infinity counts failures in a row: the N-th trips with `tolerated=N - 1`. `cooldown`
-    is how long it stays open before one trial; None: until a person resets it.
+    is how long it stays open before one trial; None means until a person resets it.
     """
 
     tolerated: int = 5
@@ -42,18 +43,18 @@ class BreakerPolicy:
             raise ValueError(f"window must be a number of seconds above 0, not {self.window}")
         if self.cooldown is not None and not 0 < self.cooldown < inf:
             raise ValueError(
-                f"cooldown must be a number of seconds above 0, or None for by hand only, not "
-                f"{self.cooldown}"
+                f"cooldown must be a number of seconds above 0, or None to reset it by hand only, "
+                f"not {self.cooldown}"
             )
 
 
 class Breaker:
-    """Counts the failures of one thing and says whether it may be started.
+    """Counts the failures of one operation and decides whether it may be started.
 
-    `now` is whatever clock its owner keeps; wall time if the state outlives the process. A failure
-    counts while it is younger than the window: at exactly `window` seconds it is forgotten. If the
-    clock was set back, moments that now lie in the future become *now*: a cool-down may start anew,
-    but never waits for the old time to return. One owner; not thread-safe.
+    `now` is from whatever clock its owner uses; wall time if the state outlives the process. A
+    failure counts while it is younger than the window: at exactly `window` seconds it is forgotten.
+    If the clock was set back, moments that are now in the future become *now*: a cool-down may
+    start anew, but never waits for the old time to return. Not thread-safe.
     """
 
     __slots__ = (
@@ -77,19 +78,19 @@ class Breaker:
 
     @property
     def reason(self) -> str:
-        """Why it is not closed; empty while it is."""
+        """Why it is not closed; empty while it is closed."""
         return self._reason
 
     @property
     def failure_times(self) -> tuple[float, ...]:
-        """The moments of the failures inside the window, as of the last call that was told the
-        time; the newest `tolerated` + 1.
+        """The moments of the failures inside the window at the last call with `now`; at most the
+        newest `tolerated` + 1.
         """
         return self._failure_times
 
     def failed(self, now: float) -> bool:
-        """Record a failure; True if it trips the breaker, or opens it again after a trial. While
-        it is open: False.
+        """Record a failure; True if it trips the breaker or opens it again after a trial, else
+        False.
         """
         state = self.state(now)
         self._failure_times = (*self._failure_times, now)[-(self.policy.tolerated + 1) :]
@@ -102,21 +103,25 @@ class Breaker:
         return trips
 
     def succeeded(self) -> None:
-        """A stable run: forget the failures, and close if it was the trial. A run that merely
-        outlived the trip changes nothing.
+        """Record a stable run: forget the failures, and close if it was the trial.
+
+        While the breaker is open, a run that is not the trial changes nothing.
         """
         if self._opened_at is None or self._trial_running:
             self.reset()
 
     def trial_aborted(self) -> None:
-        """The trial ended without a verdict (cancelled, shut down): the next `allow_start` may
-        grant another.
+        """Record that the trial ended without a result (cancelled, shut down).
+
+        The next `allow_start` may grant another trial.
         """
         self._trial_running = False
 
     def allow_start(self, now: float) -> bool:
-        """Ask for a start. Half-open, the first to ask gets the trial, and no one else until it
-        has ended one way or another.
+        """Whether a start is allowed now.
+
+        Half-open, the first caller gets the trial, and no other caller is allowed until the trial
+        has ended.
         """
         state = self.state(now)
         if state is not BreakerState.HALF_OPEN:
@@ -131,7 +136,9 @@ class Breaker:
         return BreakerState.HALF_OPEN if left == 0 else BreakerState.OPEN
 
     def cooldown_remaining(self, now: float) -> float | None:
-        """Seconds until it is no longer open: 0.0 if it is not, None if only `reset` leads out."""
+        """Return the seconds until it is no longer open: 0.0 if it is not open, None if only
+        `reset` closes it.
+        """
         self._expire(now)
         if self._opened_at is None:
             return 0.0
@@ -140,18 +147,19 @@ class Breaker:
         return max(self._opened_at + self.policy.cooldown - now, 0.0)
 
     def trip(self, now: float, reason: str, *, trial: bool = True) -> None:
-        """Open it, whatever it was; `trial=False`: no trial will help, only a person."""
+        """Open it, whatever its state; `trial=False` if no trial can help, only a person."""
         self._opened_at, self._reason = now, reason
         self._trial_allowed, self._trial_running = trial, False
 
     def reset(self) -> None:
-        """Close it and forget everything."""
+        """Close it and forget all failures."""
         self._failure_times, self._opened_at, self._reason = (), None, ""
         self._trial_allowed, self._trial_running = True, False
 
     def to_dict(self) -> dict[str, Any]:
-        """Its state in plain JSON types. A running trial is left out: whoever restores the state
-        will not hear how it ended.
+        """Return its state in plain JSON types.
+
+        A running trial is left out: its result does not reach the process that restores the state.
         """
         state = {"opened_at": self._opened_at, "reason": self._reason, "trial": self._trial_allowed}
         return {"events": list(self._failure_times), **state}
@@ -165,8 +173,8 @@ class Breaker:
         return breaker
 
     def _expire(self, now: float) -> None:
-        """Forget what left the window; pull what a clock set back has put into the future to
-        now.
+        """Forget failures that left the window; move moments in the future, after a clock set back,
+        to now.
         """
         self._failure_times = tuple(
             min(event, now) for event in self._failure_times if now - event < self.policy.window

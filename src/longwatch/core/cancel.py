@@ -1,4 +1,4 @@
-"""Telling work to stop, and why."""
+"""Cancellation of work, with a reason."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from longwatch.errors import CancelledError
 
 
 class CancelToken:
-    """A one-way switch: once cancelled it stays so, with the first reason.
+    """A one-way switch: once cancelled it stays cancelled, with the first reason. Thread-safe.
 
-    Thread-safe. `wakeup` is what a waiter gives to its clock. A token made with a parent is
-    cancelled with it; the parent holds on to the child until `detach()`.
+    A waiter passes `wakeup` to its clock. A token made with a parent is cancelled with it; the
+    parent keeps a reference to the child until `detach()`.
     """
 
     __slots__ = ("_once", "_reason", "detach", "wakeup")
@@ -36,14 +36,14 @@ class CancelToken:
         return self._reason
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Cancel, wake the waiters, call the listeners; a second call changes nothing."""
+        """Cancel, wake the waiters and call the listeners. Idempotent."""
         if self._once.acquire(blocking=False):
             self._reason = reason or "cancelled"
             self.wakeup.set()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called once on cancel, at once if it has happened; returns what takes
-        it off again.
+        """Call `callback` once on cancel, at once if already cancelled; return a function that
+        removes it.
         """
         return self.wakeup.subscribe(callback)
 

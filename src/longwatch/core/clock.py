@@ -1,13 +1,13 @@
-"""Time and waiting, as one thing that is passed in.
+"""Clocks: time and waiting behind one interface that is passed in.
 
 Durations are measured on `monotonic()`, leases on `boottime()`, people are shown `wall()`. Code
-waits through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with
-`await sleep(seconds)`. A fake clock (`longwatch.testing.FakeClock`) can then drive every loop,
-lease renewer and watchdog of the product without real time passing.
+waits through the clock: a thread with `wait(wakeup, timeout)`, a coroutine with `await
+sleep(seconds)`. So a fake clock (`longwatch.testing.FakeClock`) can drive every loop, lease renewer
+and watchdog of the product without real time passing.
 
-While the machine is suspended, `monotonic()` and every wait stand still and `boottime()` goes on.
+While the machine is suspended, `monotonic()` and every wait stand still and `boottime()` continues.
 So a suspend is no stall, but it does use up a lease. A wait for a moment of `boottime()` may last
-longer than asked: code that acts on such a moment reads `boottime()` when it acts.
+longer than requested: code that acts on such a moment reads `boottime()` when it acts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from contextlib import ExitStack
 from typing import Final, Protocol
 
 BOOTTIME_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The system clock that also counts suspend. macOS has no CLOCK_BOOTTIME, but counts it in
-CLOCK_MONOTONIC, which is not the clock of `time.monotonic()` there.
+"""The system clock that also counts suspend.
+
+macOS has no CLOCK_BOOTTIME. Its CLOCK_MONOTONIC counts suspend, and is not the clock of
+`time.monotonic()` there.
 """
 
 
 class Wakeup:
-    """A flag that one side sets and others wait for through a Clock.
+    """A flag that one thread sets and others wait for through a Clock.
 
-    Thread-safe. It stays set until `clear()`. Not for signal handlers, which may not take locks.
+    Thread-safe. It stays set until `clear()`. Not for signal handlers, which must not take locks.
     """
 
     __slots__ = ("_event", "_listeners", "_lock")
@@ -41,10 +43,10 @@ class Wakeup:
         return self._event.is_set()
 
     def set(self) -> None:
-        """Raise the flag, wake every waiter, call every listener (in this thread, outside the
-        lock).
+        """Set the flag, wake every waiter, and call every listener in this thread, outside the
+        lock.
 
-        A listener that raises does not keep the others from being called; its error comes out at
+        A listener that raises does not stop the others from being called; its error is raised at
         the end.
         """
         with self._lock:
@@ -54,12 +56,12 @@ class Wakeup:
             _call_each(listeners)
 
     def clear(self) -> None:
-        """Lower the flag; later waits block again."""
+        """Clear the flag; later waits block again."""
         self._event.clear()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have `listener` called on every `set()`, and at once if the flag is up; returns what
-        takes it off again.
+        """Call `listener` on every `set()`, and at once if the flag is set; return a function that
+        removes it.
         """
         with self._lock:
             self._listeners.append(listener)
@@ -69,7 +71,9 @@ class Wakeup:
         return lambda: self._unsubscribe(listener)
 
     def block(self, timeout: float | None) -> bool:
-        """Wait in real time; for clocks only, everyone else waits through one."""
+        """Wait in real time. Only for implementations of Clock; other code waits
+        through a clock.
+        """
         return self._event.wait(timeout)
 
     def _unsubscribe(self, listener: Callable[[], None]) -> None:
@@ -85,30 +89,31 @@ def _call_each(listeners: tuple[Callable[[], None], ...]) -> None:
 
 
 class Clock(Protocol):
-    """Where time comes from and how it is waited for. Every method may be called from any
-    thread.
-    """
+    """The source of time, and how to wait for it. Thread-safe."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow and stand still in suspend; differences are durations."""
+        """Return seconds that never decrease and stand still in suspend; differences
+        are durations.
+        """
 
     def boottime(self) -> float:
-        """Seconds that only ever grow and also count suspend, for leases."""
+        """Return seconds that never decrease and also count suspend, for leases."""
 
     def wall(self) -> float:
-        """Seconds since 1970 UTC, to show to people; it may jump."""
+        """Return seconds since 1970 UTC, to show to people; it may jump."""
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
-        """Block this thread until the wakeup is set (True) or the timeout has passed (False);
+        """Block this thread until the wakeup is set (True) or the timeout has passed (False).
+
         None waits for ever.
         """
 
     async def sleep(self, seconds: float) -> None:
-        """Suspend this coroutine for so long; cancelling the task ends it at once."""
+        """Suspend this coroutine for this time; cancelling the task ends it at once."""
 
 
 class SystemClock:
-    """Real time."""
+    """The system's clocks, and waits in real time."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -123,6 +128,6 @@ class SystemClock:
         return wakeup.block(timeout if timeout is None else max(timeout, 0.0))
 
     async def sleep(self, seconds: float) -> None:
-        import asyncio  # noqa: PLC0415 - 45 ms that code without a loop need not pay
+        import asyncio  # noqa: PLC0415 - takes 45 ms, needed only by code with a loop
 
         await asyncio.sleep(max(seconds, 0.0))

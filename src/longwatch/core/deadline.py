@@ -1,4 +1,4 @@
-"""Until when something has to be done."""
+"""Deadlines: the time until which a call has to be done."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from longwatch.core.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment `at` on `clock.monotonic()`; infinity is never.
+    """A moment `at` on `clock.monotonic()`; infinity means never.
 
-    Made once where a promise is given and handed down, so that every step under it counts from the
-    same start. It has expired from its moment on: at exactly `at` nothing remains. Two deadlines
-    are compared on the same clock.
+    Made once by the outermost caller and passed down, so that every step counts from the same
+    start. It has expired from its moment on: at exactly `at` nothing remains. Compare only
+    deadlines of the same clock.
     """
 
     at: float
@@ -27,7 +27,9 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, clock: Clock) -> Self:
-        """So many seconds from now; None is never, zero and less have passed already."""
+        """Return a deadline this many seconds from now; None is never, 0 and less have already
+        expired.
+        """
         return cls(inf if seconds is None else clock.monotonic() + seconds, clock)
 
     @classmethod
@@ -39,13 +41,13 @@ class Deadline:
         return self.clock.monotonic() >= self.at
 
     def remaining(self) -> float | None:
-        """Seconds left, 0.0 once it has expired, None for never: what a wait takes as its
-        timeout.
+        """Return the seconds left, 0.0 once it has expired, None for never: the timeout
+        of a wait.
         """
         return None if self.at == inf else max(self.at - self.clock.monotonic(), 0.0)
 
     def capped(self, seconds: float | None) -> Self:
-        """The earlier of this one and so many seconds from now; None caps nothing."""
+        """Return the earlier of this deadline and one `seconds` from now; None changes nothing."""
         return self.earlier(self.after(seconds, self.clock))
 
     def earlier(self, other: Self) -> Self:

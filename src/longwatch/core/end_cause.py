@@ -1,6 +1,4 @@
-"""How a process ended, as one small value with one spelling everywhere: logs, ledger, metrics,
-pages.
-"""
+"""How a process ended, as one value with one spelling in logs, records, metrics and pages."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Self
 
 
 class EndKind(StrEnum):
-    """The closed list of ways to end."""
+    """The closed list of ways in which a process can end."""
 
     EXIT = auto()
     SIGNAL = auto()
@@ -25,8 +23,9 @@ NUMBERED_KINDS = frozenset({EndKind.EXIT, EndKind.SIGNAL})
 
 @dataclass(frozen=True, slots=True)
 class EndCause:
-    """An end: its kind, and for `exit` and `signal` the number. Written `exit 1`, `signal 9`,
-    `memory`, `spawn_error`.
+    """The kind of an end, with the number for `exit` and `signal`.
+
+    Written `exit 1`, `signal 9`, `memory`, `spawn_error`.
     """
 
     kind: EndKind
@@ -52,20 +51,20 @@ class EndCause:
 
     @classmethod
     def from_wait_status(cls, status: int) -> Self:
-        """From what waitpid reports of a process that ended."""
+        """Make it from the status that waitpid reports."""
         code = os.waitstatus_to_exitcode(status)
         return cls.exit(code) if code >= 0 else cls.signal(-code)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The reverse of `str`."""
+        """Parse the result of `str`; raises ValueError for anything else."""
         kind, _, number = text.partition(" ")
         return cls(EndKind(kind), int(number) if number else None)
 
     @property
     def exit_code(self) -> int:
-        """The code a shell would report: the exit code, 128 + n after a signal, 1 for every
-        other end.
+        """The exit code a shell would report: the code, 128 + n after a signal, 1 for every other
+        end.
         """
         match self.kind:
             case EndKind.EXIT:
@@ -77,7 +76,7 @@ class EndCause:
 
     @property
     def display_name(self) -> str:
-        """For people: a signal by its name."""
+        """The cause for people: a signal by its name."""
         if self.kind is not EndKind.SIGNAL:
             return str(self)
         try:

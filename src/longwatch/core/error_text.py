@@ -1,8 +1,8 @@
 """Exceptions as text, for rows, events, logs and replies.
 
-The text of an exception is made by the code of users: it can be endless, hold secrets or characters
-that no store takes, or raise while it is made. `describe_error` and `error_text` return text that
-every store takes, with secrets masked, never longer than `MAX_ERROR_LENGTH`, and never raise.
+The user's code makes the text of an exception. It can be endless, contain secrets or characters
+that no store accepts, or raise while it is made. `describe_error` and `error_text` never raise.
+They return text that every store accepts, with secrets masked, of at most `MAX_ERROR_LENGTH`.
 `os_reason` is for messages to users about files, sockets and processes.
 """
 
@@ -12,24 +12,24 @@ from longwatch.core.masking import mask_text
 from longwatch.core.sanitize import sanitize
 
 MAX_ERROR_LENGTH = 4000
-"""Characters of an error that are kept."""
+"""Longest text of an error that is kept, in characters."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and text: `ValueError: not a number`."""
+    """Return the type and text of an error: `ValueError: not a number`."""
     return sanitize(f"{type(error).__name__}: {error_text(error)}", max_length=MAX_ERROR_LENGTH)
 
 
 def error_text(error: BaseException) -> str:
-    """The text alone; a fixed sentence if `str(error)` raises."""
+    """Return the text of an error; a fixed sentence if `str(error)` raises."""
     try:
         text = str(error)
-    except BaseException:  # noqa: BLE001 - code of users made it, and an error without a text is still an error
+    except BaseException:  # noqa: BLE001 - the user's code may raise anything here
         return "(its text could not be made)"
-    # Masked before it is cut: the cut may take away what makes a secret one.
+    # Masked before it is cut, because a cut can remove the name by which a secret is recognised.
     return sanitize(mask_text(text[: 2 * MAX_ERROR_LENGTH]), max_length=MAX_ERROR_LENGTH)
 
 
 def os_reason(error: OSError) -> str:
-    """Why the operating system refused, in lower case: `permission denied`."""
+    """Return why the operating system refused, in lower case: `permission denied`."""
     return (error.strerror or str(error) or "unknown reason").lower()

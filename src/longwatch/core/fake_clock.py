@@ -1,4 +1,4 @@
-"""A clock whose time moves only when a test says so, for threads and coroutines alike."""
+"""A clock for tests whose time moves only by `advance`, for threads and coroutines alike."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Waiter:
-    """One waiter: when it is due, how it is woken, and how to see that it has done what it was
-    woken for.
-    """
+    """One waiter: when it is due, how to wake it, and how to see that it has run since."""
 
     __slots__ = ("due", "has_run", "thread", "wake")
 
@@ -30,13 +28,13 @@ class _Waiter:
 
 
 class FakeClock:
-    """Time stands still until `advance` moves it.
+    """A clock whose time stands still until `advance` moves it.
 
-    A waiter is *parked* while it is inside `wait` or `sleep`. `advance` walks from one due time to
-    the next, and after each lets the woken ones run until as many are parked as are expected; so a
-    loop that ticks every 10 s ticks ten times in `advance(100)`, and when `advance` returns it has
-    done its work. It is not for the thread of an event loop whose coroutines it should wake: they
-    could not run.
+    A waiter is *parked* while it is inside `wait` or `sleep`. `advance` goes from one due time to
+    the next. After each, it lets the woken waiters run until the expected number is parked. So a
+    loop that ticks every 10 s ticks ten times in `advance(100)`, and has done its work when
+    `advance` returns. Do not call it on the thread of an event loop whose coroutines it should
+    wake: they could not run.
     """
 
     def __init__(self, *, monotonic: float = 1000.0, wall: float = 1_800_000_000.0) -> None:
@@ -56,7 +54,7 @@ class FakeClock:
         return self._wall
 
     def wait(self, wakeup: Wakeup, timeout: float | None = None) -> bool:
-        """Park this thread until the wakeup is set or time was advanced past the timeout."""
+        """Park this thread until the wakeup is set or time is advanced past the timeout."""
         gate, was_set = threading.Event(), threading.Event()
         waiter = _Waiter(gate.set)
 
@@ -72,7 +70,7 @@ class FakeClock:
         return was_set.is_set()
 
     async def sleep(self, seconds: float) -> None:
-        """Park this coroutine until time was advanced past `seconds`."""
+        """Park this coroutine until time is advanced past `seconds`."""
         import asyncio  # noqa: PLC0415 - as in SystemClock
 
         loop = asyncio.get_running_loop()
@@ -89,12 +87,12 @@ class FakeClock:
 
     @property
     def parked(self) -> int:
-        """How many threads and coroutines wait on this clock now."""
+        """The number of threads and coroutines that wait on this clock now."""
         with self._changed:
             return len(self._parked)
 
     def await_parked(self, count: int, *, timeout: float = 10.0) -> None:
-        """Return when exactly `count` waiters are parked; AssertionError after `timeout` real
+        """Wait until exactly `count` waiters are parked; raises AssertionError after `timeout` real
         seconds.
         """
         with self._changed:
@@ -104,11 +102,11 @@ class FakeClock:
                 )
 
     def advance(self, seconds: float, *, parked: int | None = None) -> None:
-        """Move time forward; returns when `parked` waiters are parked again.
+        """Move time forward; return when `parked` waiters are parked again.
 
-        By default that is as many as before, at every step of the way. With a number it holds at
-        the end: on the way, waiters may end or begin, and each step lets the woken ones run until
-        they wait again or have ended.
+        By default that is the number from before, at every step. A given number holds at the end
+        only: in between, waiters may end or begin, and each step lets the woken ones run until they
+        wait again or have ended.
         """
         if seconds < 0:
             raise ValueError(f"time only moves forward, not by {seconds} s")
@@ -123,8 +121,8 @@ class FakeClock:
         self.await_parked(before if parked is None else parked)
 
     def suspend(self, seconds: float) -> None:
-        """Suspend the machine for so long: boottime and wall move on, monotonic does not, and
-        nothing that waits is woken.
+        """Simulate a suspend: boottime and wall advance, monotonic does not, and no waiter is
+        woken.
         """
         if seconds < 0:
             raise ValueError(f"time only moves forward, not by {seconds} s")
@@ -133,8 +131,8 @@ class FakeClock:
             self._wall += seconds
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an operator or NTP would; durations are
-        untouched.
+        """Set the wall clock forward or back, as an operator or NTP would; durations do
+        not change.
         """
         self._wall += seconds
 
@@ -174,13 +172,13 @@ class FakeClock:
         return woken
 
     def _let_run(self, woken: list[_Waiter], *, timeout: float = 1.0) -> None:
-        """Let the woken ones do their work; one that blocks elsewhere is left behind after
-        `timeout` real seconds.
+        """Let the woken waiters do their work; one that blocks elsewhere is skipped after `timeout`
+        real seconds.
         """
         until = time.monotonic() + timeout
         with self._changed:
             while not all(map(self._has_run, woken)) and time.monotonic() < until:
-                self._changed.wait(0.001)  # the end of a thread notifies no one
+                self._changed.wait(0.001)  # the end of a thread notifies nothing
 
     def _has_run(self, waiter: _Waiter) -> bool:
         if waiter.has_run is not None:
@@ -197,8 +195,9 @@ def _wake_on_loop(
     *,
     turns: int = 20,
 ) -> None:
-    """On the loop: wake, and tell when it has turned so often that what followed has run; a
-    closed loop has no waiters left.
+    """Call `wake` on the loop, then `turned` after so many loop turns that the woken code has run.
+
+    Does nothing on a closed loop, which has no waiters left.
     """
 
     def turn(left: int) -> None:

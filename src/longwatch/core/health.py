@@ -1,4 +1,4 @@
-"""Named checks, and what they say together: is it live, is it ready, has it started?"""
+"""Named health checks, and their combined report: is it live, is it ready, has it started?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longwatch.core.clock import Clock
 
 
 class Aspect(StrEnum):
-    """The questions that can be asked."""
+    """The aspects of health that a report can be about."""
 
     LIVE = auto()
     READY = auto()
@@ -20,13 +20,13 @@ class Aspect(StrEnum):
 
 
 class HealthReason(StrEnum):
-    """The closed list of answers a check can give; all but `ok` are a no."""
+    """The closed list of results of a check; all but `ok` mean that it failed."""
 
     OK = auto()
-    FAILED = auto()  # it said no and nothing more
+    FAILED = auto()  # the probe returned False
     RAISED = auto()
-    TIMED_OUT = auto()  # no answer within the check's deadline
-    PENDING = auto()  # it has been asked, and has not answered once yet
+    TIMED_OUT = auto()  # no result within the check's timeout
+    PENDING = auto()  # its first run has not ended yet
     STALE = auto()  # a heartbeat is too old
     DRAINING = auto()
     NOT_STARTED = auto()
@@ -36,9 +36,10 @@ class HealthReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthAnswer:
-    """A reason, and the words that plain-text paths show for it.
+    """A reason, and the text that plain-text paths show for it.
 
-    The text is the product's own: every client may read it, so it never holds that of an error.
+    The text is Longwatch's own. Every client may read it, so it never contains the text of an
+    error.
     """
 
     reason: HealthReason
@@ -50,12 +51,12 @@ Probe = Callable[[], bool | HealthReason | HealthAnswer | None]
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """A probe with a name, the aspects it speaks for, and the seconds it may take.
+    """A probe with a name, the aspects it counts for, and the seconds it may take.
 
-    The probe says ok with True, None or `HealthReason.OK`, and no with False or any other reason.
-    A `HealthAnswer` is its reason with words of its own.
-    It is called in the thread of whoever asks for a report, never twice at a time. A `quick` one
-    only looks at what is in memory: it may be asked by a thread that others wait for.
+    The probe passes with True, None or `HealthReason.OK`, and fails with False or any other reason.
+    A `HealthAnswer` is its reason with a text of its own. The caller of a report runs it in its
+    thread, never twice at a time. A `quick` check only reads memory, so threads that others wait
+    for may run it.
     """
 
     name: str
@@ -73,8 +74,10 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check says; `detail` is the type of the error if it raised, never its text, which
-    may hold secrets. `text`: the words of a `HealthAnswer`.
+    """The result of one check.
+
+    `detail` is the type of the error if it raised, never its text, which may contain secrets.
+    `text` is the text of a `HealthAnswer`.
     """
 
     name: str
@@ -89,7 +92,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """What all checks of one aspect say; ok if each is, and if there are none."""
+    """The results of all checks of one aspect; ok if every check is, and if there are none."""
 
     results: tuple[CheckResult, ...]
 
@@ -103,11 +106,11 @@ class HealthReport:
 
 
 class Health:
-    """Asks the checks, in the thread of whoever wants a report; reports may run side by side.
+    """Runs health checks in the caller's thread. Thread-safe; reports may run concurrently.
 
-    A check that another report is running is not run again: past its deadline it is `timed_out`,
-    before that it repeats its last result, `pending` if there is none yet. So a probe that hangs
-    blocks only its first caller.
+    A check that another report is running is not run again. Past its timeout its result is
+    `timed_out`. Before that it is its last result, `pending` if there is none yet. So a probe that
+    hangs blocks only its first caller.
     """
 
     def __init__(self, checks: Iterable[HealthCheck], clock: Clock) -> None:
@@ -119,14 +122,14 @@ class Health:
             )
 
     def report(self, aspect: Aspect) -> HealthReport:
-        """Ask every check of this aspect, one after the other."""
+        """Run every check of this aspect, one after the other. May block."""
         return HealthReport(
             tuple(asked.run() for asked in self._states if aspect in asked.check.aspects)
         )
 
 
 class _CheckState:
-    """One check, since when it is being asked, and what it said last."""
+    """One check, when its current run began, and its last result."""
 
     def __init__(self, check: HealthCheck, clock: Clock) -> None:
         self.check = check
@@ -162,7 +165,7 @@ class _CheckState:
     def _probe(self) -> CheckResult:
         try:
             answer = self.check.probe()
-        except Exception as error:  # noqa: BLE001 - a check that raises is a failed check, and the report goes on
+        except Exception as error:  # noqa: BLE001 - a check that raises has failed, and the report goes on
             return CheckResult(self.check.name, HealthReason.RAISED, type(error).__name__)
         if isinstance(answer, HealthAnswer):
             return CheckResult(self.check.name, answer.reason, text=answer.text)
@@ -185,7 +188,7 @@ class _CheckState:
         )
 
 
-def _to_reason(answer: bool | HealthReason | None) -> HealthReason:  # noqa: FBT001 - it is what probes return
+def _to_reason(answer: bool | HealthReason | None) -> HealthReason:  # noqa: FBT001 - probes return it
     if isinstance(answer, HealthReason):
         return answer
     return HealthReason.OK if answer is None or answer is True else HealthReason.FAILED

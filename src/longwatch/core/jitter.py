@@ -1,6 +1,4 @@
-"""Chance that leaves alone what a program may have seeded, and that a forked child does not
-share with its parent.
-"""
+"""Random numbers that do not use the seed of the program and differ in forked children."""
 
 from __future__ import annotations
 
@@ -10,5 +8,5 @@ _system = random.SystemRandom()
 
 
 def random_fraction() -> float:
-    """A number from 0 to 1, another one each time."""
+    """Return a random number from 0 to 1."""
     return _system.random()

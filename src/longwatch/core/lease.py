@@ -1,11 +1,11 @@
 """Leases: when a holder renews one, when it retries, and until when it trusts one.
 
 Two clocks run on one lease. The store starts counting when it *handles* the claim, and may give the
-row to another owner `lease_seconds` later. The holder cannot read that clock, so it starts its own
-when it is *about to send* the claim, which is never later, and stops trusting the lease after
+row to another owner `lease_seconds` later. The holder cannot read that clock. So it starts its own
+when it is *about to send* the claim, which is never later. It stops trusting the lease after
 `trust` × `lease_seconds`, which is always earlier. The time between is for stopping the work before
 another owner can begin it. It also covers clocks that run at slightly different speeds. The store's
-clock goes on while the holder's machine is suspended, so the holder counts on `Clock.boottime()`.
+clock continues while the holder's machine is suspended, so the holder counts on `Clock.boottime()`.
 
     granted_at      renew        renew   trusted_until  expires_at
         |-------------|-------------|---------|-------------|
@@ -13,13 +13,13 @@ clock goes on while the holder's machine is suspended, so the holder counts on `
 
 With renewals a third of the lease apart, two come due while the lease is trusted. Both may fail or
 come late, and the rest until 0.8 is for quick retries. A failed renewal proves nothing, because its
-answer may have been lost. So it does not change the lease: the renewal stays due, and is retried
+response may have been lost. So it does not change the lease: the renewal stays due, and is retried
 after a backoff. Only a renewal that the store confirmed extends the lease, and only the end of
 trust ends it.
 
 Two loops renew, and both decide here: an engine renews its own leases (`engine.lease_renewer`), and
-a parent renews those of its workers (`workers.lease_renewer`). A worker's engine steps in shortly
-before trust ends, if its parent has not renewed.
+a parent renews those of its workers (`workers.lease_renewer`). A worker's engine renews shortly
+before trust ends, if its parent has not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class LeasePolicy:
-    """How long a lease lasts in the store, and at which fractions of that it is renewed and no
-    longer trusted.
+    """How long a lease lasts in the store, and the fractions of that at which renewal is due and
+    trust ends.
 
     `renew_at` is at most a third, and the second renewal comes due before trust ends: 2 ×
     `renew_at` < `trust` < 1.
@@ -45,7 +45,7 @@ class LeasePolicy:
     def __post_init__(self) -> None:
         if not (isfinite(self.lease_seconds) and self.lease_seconds > 0):
             raise ValueError(
-                f"duration must be a number of seconds above 0, not {self.lease_seconds}"
+                f"lease_seconds must be a number of seconds above 0, not {self.lease_seconds}"
             )
         if not 0 < self.renew_at <= 1 / 3:
             raise ValueError(
@@ -87,22 +87,24 @@ class Lease:
         return self.granted_at + self.policy.lease_seconds
 
     def is_trusted(self, now: float) -> bool:
-        """Whether work under this lease may go on; no longer at exactly `trusted_until`."""
+        """Whether work under this lease may continue; False from exactly `trusted_until` on."""
         return now < self.trusted_until
 
     def renewed(self, at: float) -> Self:
-        """This lease after a confirmed renewal that was about to be sent `at`; a late answer to
-        an older renewal shortens nothing.
+        """Return this lease after a confirmed renewal that was about to be sent `at`.
+
+        A late response to an older renewal does not shorten it.
         """
         return replace(self, granted_at=max(self.granted_at, at))
 
 
 class RenewalSchedule:
-    """Decides when a loop renews leases and when it retries; sends nothing and never waits.
+    """Decides when a loop renews leases and when it retries. Sends nothing and never waits.
 
     A renewal is due `renew_seconds` after the grant, by default those of the policy. A loop that
-    wakes up in rounds, or at random moments so that many loops do not renew together, renews up to
-    the fraction `early` of that time sooner, never later. `failed` makes the loop back off.
+    wakes up in rounds renews up to the fraction `early` of that time sooner, never later. So does
+    one that wakes up at random moments, so that many loops do not renew together. `failed` makes
+    the loop back off.
     """
 
     def __init__(
@@ -113,19 +115,21 @@ class RenewalSchedule:
         self._retry_at = -inf
 
     def interval(self, jitter: float = 1.0) -> float:
-        """Seconds from a grant to its renewal: the fewest for a jitter of 0, the most for 1."""
+        """Return the seconds from a grant to its renewal: the fewest for a jitter of 0, the most
+        for 1.
+        """
         return self._earliest + (self._latest - self._earliest) * jitter
 
     def next_renewal(self, lease: Lease, jitter: float = 1.0) -> float:
-        """When to wake up for the renewal or the retry of this lease."""
+        """Return when to wake up for the renewal or the retry of this lease."""
         return max(lease.granted_at + self.interval(jitter), self._retry_at)
 
     def is_due(self, lease: Lease, now: float) -> bool:
-        """Whether the lease is to be renewed by a loop that is awake now."""
+        """Whether a loop that is awake now should renew the lease."""
         return now >= lease.granted_at + self._earliest
 
     def is_backing_off(self, now: float) -> bool:
-        """Whether the last renewal failed too short a time ago to try again."""
+        """Whether the last renewal failed so recently that the loop must not retry yet."""
         return now < self._retry_at
 
     def failed(self, now: float, *, retry_in: float) -> None:

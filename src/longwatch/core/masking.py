@@ -1,7 +1,7 @@
-"""Keeping secrets out of logs: which names look like one, and what is shown instead of the value.
+"""Masks secrets in logs: recognises their names, and replaces their values.
 
-In doubt a value is masked: a masked harmless value costs a look into the configuration, a shown
-secret costs its rotation.
+If unsure, it masks: a masked harmless value costs a look into the configuration, a leaked secret
+costs its rotation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USERINFO = re.compile(r"(?<=://)(?:/?[^\s/?#:@]*:(?!\d{0,5}(?:[/?#\s]|$))\S{0,1
 _BARE_USERINFO = re.compile(
     r"(?<![^\s\"'=(<])(?!mailto:)((?:[A-Za-z][\w+.-]{0,31}:(?!//))?)/{0,2}[\w.%+-]{0,128}:(?!//)[^\s\"']\S{0,1024}@(?!sha\d+:)"
 )
-"""Without the slashes: `redis:user:password@host`, `user:password@host`; not
+"""User parts without slashes: `redis:user:password@host`, `user:password@host`; not
 `image:tag@sha256:…`.
 """
 _NAMED = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,127})=")
@@ -45,8 +45,9 @@ _WHOLE = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,127})(=|:\s*)(?!//)(.+)", re.DOTA
 
 @lru_cache(maxsize=1024)
 def looks_secret(name: str) -> bool:
-    """Whether a variable, key or option of this name is likely to hold a secret; words count,
-    not letters inside them.
+    """Whether a variable, key or option of this name is likely to contain a secret.
+
+    Compares whole words, not letters inside them.
     """
     if name in _PLAIN_NAMES:
         return False
@@ -59,22 +60,26 @@ def looks_secret(name: str) -> bool:
 
 
 def mask_mapping(mapping: Mapping[str, object]) -> dict[str, object]:
-    """The same mapping with every secret masked: by the name of its key, in argument lists, and
-    inside texts.
+    """Return the mapping with every secret masked: by the name of its key, in argument lists, and
+    in texts.
     """
     return {key: _mask_entry(key, value) for key, value in mapping.items()}
 
 
 def mask_argv(argv: Sequence[str]) -> list[str]:
-    """A command line to show: `--token=x`, `--password x`, `KEY=x`, `Authorization: x` and
-    `scheme://user:pass@host` masked.
+    """Return a command line with its secrets masked.
+
+    These are `--token=x`, `--password x`, `KEY=x`, `Authorization: x` and
+    `scheme://user:pass@host`.
     """
     return list(_masked_arguments(argv))
 
 
 def mask_text(text: str) -> str:
-    """A text to show: the user part of a URL, `password=x`, `"token": "x"`, `--token x` and
-    `Bearer x` masked wherever they stand.
+    """Return a text with its secrets masked.
+
+    These are the user part of a URL, `password=x`, `"token": "x"`, `--token x` and `Bearer x`,
+    anywhere.
     """
     if "@" in text:
         text = _BARE_USERINFO.sub(rf"\1{MASK}@", _USERINFO.sub(MASK + "@", text))
@@ -94,7 +99,7 @@ def _ends_in_key(words: list[str]) -> bool:
 
 
 def _names_tokens(words: list[str]) -> bool:
-    """`API_TOKENS` holds secrets, `MAX_TOKENS` a number."""
+    """Whether it names tokens: `API_TOKENS` contains secrets, `MAX_TOKENS` a number."""
     return "tokens" in words and not _COUNTED_TOKENS.intersection(words)
 
 
@@ -130,7 +135,7 @@ def _masked_arguments(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _announces_secret(argument: str) -> bool:
-    """`--token`: the next argument is the secret. (`--no-auth` is a switch.)"""
+    """Whether the next argument is a secret, as after `--token`. (`--no-auth` is a switch.)"""
     is_option = argument.startswith("-") and not any(sign in argument for sign in "=: ")
     return is_option and not argument.startswith("--no-") and looks_secret(argument)
 
@@ -143,7 +148,9 @@ def _mask_argument(argument: str) -> str:
 
 
 def _mask_assignments(text: str) -> str:
-    """A value that is shown may have assignments inside it, as a URL has; that of a secret ends
+    """Mask the values of secret assignments.
+
+    A value that is not secret may contain assignments, as a URL does. The value of a secret ends
     where the next parameter begins.
     """
     parts, shown_from = [], 0

@@ -1,7 +1,6 @@
-"""State machines as tables: state × event → next state and the one thing to do about it.
+"""State machines as tables: state × transition → next state and the action to take.
 
-What is not in the table cannot happen; asking for it is a bug that raises. The table decides, its
-owner acts.
+A pair that is not in the table is a bug and raises. The table decides, its owner acts.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ TransitionTable = Mapping[tuple[StateT, TransitionT], tuple[StateT, ActionT | No
 
 
 class StateMachine(Generic[StateT, TransitionT, ActionT]):
-    """A table with a name: `step` looks one move up, `reachable` and `dead_ends` let a test
-    judge the table itself.
+    """A transition table with a name.
+
+    `step` looks up one transition. `reachable` and `dead_ends` let a test check the table itself.
     """
 
     def __init__(self, name: str, table: TransitionTable[StateT, TransitionT, ActionT]) -> None:
@@ -27,21 +27,21 @@ class StateMachine(Generic[StateT, TransitionT, ActionT]):
         self.table = dict(table)
 
     def step(self, state: StateT, transition: TransitionT) -> tuple[StateT, ActionT | None]:
-        """Where this event leads from this state, and what to do; AssertionError for a move that
-        is not in the table.
+        """Return the next state and the action; raises AssertionError for a pair not in
+        the table.
         """
         try:
             return self.table[state, transition]
         except KeyError:
             raise AssertionError(
-                f"a {self.name} that is {state.value} cannot be told {transition.value}"
+                f"a {self.name} that is {state.value} does not accept {transition.value}"
             ) from None
 
     def allows(self, state: StateT, transition: TransitionT) -> bool:
         return (state, transition) in self.table
 
     def transitions(self, state: StateT) -> Iterator[tuple[TransitionT, StateT]]:
-        """The events this state takes, and where each leads."""
+        """Return the transitions that this state accepts, and the next state of each."""
         return (
             (event, target)
             for (source, event), (target, _) in self.table.items()
@@ -49,7 +49,7 @@ class StateMachine(Generic[StateT, TransitionT, ActionT]):
         )
 
     def reachable(self, start: StateT) -> frozenset[StateT]:
-        """Every state some sequence of events leads to."""
+        """Return every state that some sequence of transitions leads to."""
         seen, edge = {start}, [start]
         while edge:
             fresh = {target for _, target in self.transitions(edge.pop())} - seen
@@ -58,6 +58,6 @@ class StateMachine(Generic[StateT, TransitionT, ActionT]):
         return frozenset(seen)
 
     def dead_ends(self) -> frozenset[StateT]:
-        """The states that no event leads out of."""
+        """Return the states that no transition leaves."""
         targets = {target for target, _ in self.table.values()}
         return frozenset(targets - {source for source, _ in self.table})

@@ -1,4 +1,4 @@
-"""The name that somebody may have meant."""
+"""Suggests the known name closest to a mistyped one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Iterable
 
 
 def closest_name(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this word, whatever its case; None if none is much like
-    it.
-    """
-    from difflib import get_close_matches  # noqa: PLC0415 - only who mistakes something waits for it
+    """Return the known name closest to this word, ignoring case; None if none is close."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only after a mistake
 
     by_lower = {name.lower(): name for name in known}
     close = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
@@ -17,6 +15,6 @@ def closest_name(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def did_you_mean(word: str, known: Iterable[str], *, default: str = "", cutoff: float = 0.6) -> str:
-    """The question "did you mean NAME?" with the nearest name; `default` if none is near."""
+    """Return "did you mean NAME?" with the closest name; `default` if none is close."""
     found = closest_name(word, known, cutoff=cutoff)
     return default if found is None else f"did you mean {found}?"

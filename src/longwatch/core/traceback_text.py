@@ -1,14 +1,14 @@
 """Tracebacks as text, for log lines, dead letters and attempts.
 
-A traceback is made by the code of users: its messages may be endless, hold secrets or control
-characters, or raise while they are made, and its stack may have thousands of frames.
+The user's code makes a traceback. Its messages may be endless, contain secrets or control
+characters, or raise while they are made. Its stack may have thousands of frames.
 `describe_traceback` returns text that is safe to store and to print, and never raises:
 
     frames      those of Longwatch above the first frame of the user are left out; of a stack with
-                more than `_END_FRAMES` frames twice, the first and the last are kept
+                more than twice `_END_FRAMES` frames, the first and the last are kept
     causes      `__cause__`, `__context__`, notes and exception groups are included; all stacks
                 together have at most about `_MAX_FRAMES` frames
-    secrets     masked as in log lines, before anything is cut away that a secret begins with
+    secrets     masked as in log lines, before a cut can remove the name of a secret
     characters  each line is printable; only newlines separate lines
     size        at most `MAX_TRACEBACK_BYTES` in UTF-8: first and last lines are kept
 
@@ -31,11 +31,13 @@ from longwatch.core.masking import mask_text
 from longwatch.core.sanitize import printable, shorten
 
 MAX_TRACEBACK_BYTES = 16 * 1024
-"""Bytes of a traceback that are kept."""
+"""Longest traceback that is kept, in bytes."""
 
 _MAX_LINE = 4000
 _MAX_MASKED_BYTES = 128 * 1024
-"""Bytes that are masked; far more than are kept, so no secret is cut apart from its name."""
+"""Bytes that are masked: far more than are kept, so that no cut separates a secret from
+its name.
+"""
 _END_FRAMES = 50
 _MAX_FRAMES = 400
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
@@ -46,23 +48,23 @@ _CARRIERS = (
         for name in ("asyncio", "concurrent", "importlib")
     ),
 )
-"""Files whose frames stand between Longwatch and the user: they await coroutines and import."""
+"""Files whose frames are between Longwatch and the user: they await coroutines and import."""
 
 
 def describe_traceback(error: BaseException) -> str:
-    """The traceback of an exception with its causes; its type and text if that cannot be made.
+    """Return the traceback of an exception with its causes; its type and text if that fails.
 
-    An exception that came from another process may bring its text as `remote_traceback`.
+    An exception from another process may carry its text as `remote_traceback`.
     """
     try:
         remote = getattr(error, "remote_traceback", None)
         return bound_traceback(remote if isinstance(remote, str) else "".join(_format(error)))
-    except BaseException:  # noqa: BLE001 - code of users has a part in it, and the error itself is what counts
+    except BaseException:  # noqa: BLE001 - the user's code may raise anything here
         return bound_traceback(describe_error(error))
 
 
 def bound_traceback(text: str) -> str:
-    """The text of a traceback masked, printable and not longer than it may be."""
+    """Return the text of a traceback masked, printable and cut to the largest size."""
     lines = _without_middle(text).rstrip("\n").split("\n")
     kept = _keep_ends([shorten(line, 2 * _MAX_LINE) for line in lines], _MAX_MASKED_BYTES)
     masked = mask_text("\n".join(kept)).split("\n")
@@ -70,7 +72,7 @@ def bound_traceback(text: str) -> str:
 
 
 def _without_middle(text: str) -> str:
-    """Both ends of a text that is far too long; the last one begins with a whole line."""
+    """Return both ends of a text that is far too long; the second one begins with a whole line."""
     if len(text) <= 4 * _MAX_MASKED_BYTES:
         return text
     _, _, end = text[-_MAX_MASKED_BYTES:].partition("\n")
@@ -83,11 +85,11 @@ def _cut(line: str) -> str:
 
 
 def _keep_ends(lines: Sequence[str], max_bytes: int) -> list[str]:
-    """The lines, or as many of the first and of the last as fit."""
+    """Return the lines, or as many of the first and of the last as fit."""
     sizes = [len(line.encode(errors="replace")) + 1 for line in lines]
     if sum(sizes) <= max_bytes:
         return list(lines)
-    half = (max_bytes - 100) // 2  # the line in between has room
+    half = (max_bytes - 100) // 2  # leaves room for the line in between
     head, tail = _count_fitting(sizes, half), _count_fitting(reversed(sizes), half)
     left_out = len(lines) - head - tail
     return [*lines[:head], f"  … ({left_out} lines left out)", *lines[len(lines) - tail :]]
@@ -107,7 +109,7 @@ def _count_fitting(sizes: Iterable[int], max_bytes: int) -> int:
 
 
 class _FormattedStack:
-    """Stands in for the stack of a TracebackException, with its lines made before."""
+    """Takes the place of the stack of a TracebackException, with lines made before."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -117,7 +119,7 @@ class _FormattedStack:
 
 
 def _format(error: BaseException) -> Iterator[str]:
-    """The lines of an exception and its causes; Python orders and labels them."""
+    """Return the lines of an exception and its causes; Python orders and labels them."""
     root = traceback.TracebackException(
         type(error), error, error.__traceback__, limit=0, compact=True
     )
@@ -130,7 +132,7 @@ def _format(error: BaseException) -> Iterator[str]:
             _skip_own(tb) if raised is error else tb, max(min(_END_FRAMES, frames_left // 2), 1)
         )
         frames_left -= count
-        formatted.stack = _FormattedStack(lines)  # type: ignore[assignment] # all that is asked of it
+        formatted.stack = _FormattedStack(lines)  # type: ignore[assignment] # only `format` is called
         pending.extend(_causes(formatted, raised))
     return root.format()
 
@@ -149,7 +151,7 @@ def _causes(
 
 
 def _skip_own(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame of the user on; all of it if there is none."""
+    """Return the traceback from the first frame of the user on; all of it if there is none."""
     first = tb
     while first is not None and _is_own(first.tb_frame.f_code.co_filename):
         first = first.tb_next
@@ -161,7 +163,7 @@ def _is_own(filename: str) -> bool:
 
 
 def _stack_lines(tb: TracebackType | None, end_frames: int) -> tuple[list[str], int]:
-    """The first and the last frames as lines, and how many frames these are."""
+    """Return the first and the last frames as lines, and how many frames these are."""
     frames = _walk(tb)
     head = list(islice(frames, end_frames))
     tail: deque[TracebackType] = deque(maxlen=end_frames)

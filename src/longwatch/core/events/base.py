@@ -1,4 +1,4 @@
-"""What an event is, and the seam at which it is emitted."""
+"""The base class of events, and `Events`, which passes them to observers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Event:
     text: ClassVar[str] = ""
     """A sentence for people, beside the name; empty for most events. Logs show it as `message`."""
     max_logged_per_second: ClassVar[int | None] = None
-    """How many events of this class a log shows in a second; None: all. Metrics count them all."""
+    """How many events of this class a log shows per second; None means all. Metrics count all."""
 
     @property
     def level(self) -> Level:
-        """The level of this event: that of its class unless its facts say otherwise."""
+        """The level of this event: that of its class unless its fields imply another."""
         return self.default_level
 
     @property
@@ -42,7 +42,9 @@ class Event:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """Its `message`, if it has a text, and its fields by name, without empty optional ones."""
+    """Return its `message`, if it has a text, and its fields by name, without empty
+    optional ones.
+    """
     message = {"message": event.text} if event.text else {}
     return message | {
         field.name: value
@@ -59,8 +61,9 @@ Observer = Callable[[Event], None]
 class Events:
     """Passes each event to every observer, in the order they subscribed. Thread-safe.
 
-    `emit` never raises for an observer: one that raises, even SystemExit, is counted in `failures`
-    and the others still get the event. Only a KeyboardInterrupt in the main thread is raised on.
+    `emit` never raises because of an observer: one that raises, even SystemExit, is counted in
+    `failures` and the others still get the event. Only a KeyboardInterrupt in the main thread is
+    raised on.
     """
 
     def __init__(self, *observers: Observer) -> None:
@@ -69,14 +72,14 @@ class Events:
         self.failures = 0
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
-        """Add an observer; returns a function that removes it."""
+        """Add an observer; return a function that removes it."""
         with self._lock:
             self._observers = (*self._observers, observer)
         return lambda: self._unsubscribe(observer)
 
     @property
     def has_observers(self) -> bool:
-        """Whether there is an observer; costly events are made only then."""
+        """Whether there is an observer; expensive events are made only then."""
         return bool(self._observers)
 
     def emit(self, event: Event) -> None:
@@ -84,7 +87,7 @@ class Events:
         for observer in self._observers:
             try:
                 observer(event)
-            except BaseException as error:  # an observer must not harm what it observes
+            except BaseException as error:  # an observer must not harm the code it observes
                 with self._lock:
                     self.failures += 1
                 if (

@@ -10,15 +10,16 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRuntimeConnected(Event):
-    """The runtime answers: its containers are known."""
+    """The container runtime responds, and its containers are known."""
 
     runtime: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRuntimeUnavailable(Event):
-    """No runtime answers. Emitted once until one does; containers are neither started nor counted
-    as ended meanwhile.
+    """No container runtime responds. Emitted once per outage.
+
+    Meanwhile containers are neither started nor counted as ended.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -28,7 +29,9 @@ class ContainerRuntimeUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRestartPolicyConflict(Event):
-    """The runtime would restart the container by itself: two authorities restart it."""
+    """The runtime is configured to restart the container by itself, so two authorities would
+    restart it.
+    """
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -38,7 +41,7 @@ class ContainerRestartPolicyConflict(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryLoaded(Event):
-    """The registry or a manifest was read, at the start or because it changed."""
+    """The registry or a manifest was read, at the start or after a change."""
 
     path: str
     agents: tuple[str, ...]
@@ -46,7 +49,7 @@ class ContainerRegistryLoaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryRejected(Event):
-    """The registry cannot be read: the former targets are kept."""
+    """The registry cannot be read; the former targets are kept."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -56,7 +59,7 @@ class ContainerRegistryRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegistryWarning(Event):
-    """Something in the registry or a manifest is not as it should be, and a default is used."""
+    """The registry or a manifest has a problem, and a default is used."""
 
     default_level: ClassVar[Level] = Level.WARNING
 

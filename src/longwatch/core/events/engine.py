@@ -14,7 +14,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFailed(Event):
-    """The code that works on a message or a computation raised."""
+    """The user's code for a message or a computation raised."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -24,14 +24,14 @@ class WorkFailed(Event):
     attempt: int
     error: str
     retry_in: float | None
-    """When it is tried again; None: never, it goes to the dead letters."""
+    """Seconds until it is retried; None if it is dead-lettered."""
     traceback: str = field(default="", repr=False)
-    """Masked and bounded; lines separated by newlines."""
+    """The traceback, masked and of bounded length; lines are separated by newlines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkReleased(Event):
-    """A handler gave its message back with `raise Release(…)`; that counts as no failure."""
+    """A handler released its message with `raise Release(…)`; that does not count as a failure."""
 
     engine: str
     message_id: str = ""
@@ -44,7 +44,7 @@ class WorkReleased(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(Event):
-    """The leases of running work were lost; its results do not count."""
+    """The leases of running work were lost; its results are discarded."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -64,7 +64,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementRefused(Event):
-    """The result of finished work was refused: the lease was not the engine's any more."""
+    """The settlement of finished work was refused: the engine no longer had the lease."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -73,13 +73,14 @@ class SettlementRefused(Event):
     computation: str = ""
     outcome: str
     may_have_settled: bool
-    """Whether an earlier try of the same settlement may have been the one that counted."""
+    """Whether an earlier attempt of the same settlement may have succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSourceFailed(Event):
-    """A call to the claim source raised; it is made again. Emitted once, and while it lasts at
-    the 16th failure, the 32nd, …
+    """A call to the claim source raised and is retried.
+
+    Emitted at the first failure, and in a long outage at the 16th, the 32nd, …
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -92,7 +93,7 @@ class ClaimSourceFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSourceRecovered(Event):
-    """The call works again."""
+    """A call to the claim source works again."""
 
     engine: str
     call: str
@@ -101,8 +102,8 @@ class ClaimSourceRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainTimedOut(Event):
-    """The deadline of a stop passed while work still ran; no message is blamed if the process
-    ends now.
+    """The deadline of a stop passed while work still ran; no message is blamed if the process ends
+    now.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -114,19 +115,19 @@ class DrainTimedOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsClaimed(Event):
-    """Rows were leased, in one exchange."""
+    """Rows were claimed, in one exchange with the store."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
     engine: str
     rows: int
     held: int
-    """How many it has now."""
+    """Rows that the engine has claimed now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSettled(Event):
-    """Rows were settled, in one exchange."""
+    """Rows were settled, in one exchange with the store."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
@@ -136,9 +137,9 @@ class RowsSettled(Event):
     released: int
     dead_lettered: int
     refused: int
-    """How many of all these were not the engine's any more."""
+    """How many of these the engine no longer had the lease of."""
     durations: tuple[float, ...]
-    """How long the work on each took, of those that were begun."""
+    """Seconds that each row took, of those that were started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,4 +161,4 @@ class MessageDeadLettered(Event):
     reason: str
     """`poison`, `lost`, `failed`, `unanswered`, `permanent`, `undecodable` or `expired`."""
     error: str = ""
-    """What its last run raised, if it is known here."""
+    """The error of its last run, if it is known here."""

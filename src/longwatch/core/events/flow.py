@@ -10,7 +10,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAbandoned(Event):
-    """An attempt to compute a node was given up, by whoever noticed first."""
+    """An attempt to compute a node was given up, by the first worker that noticed."""
 
     default_level: ClassVar[Level] = Level.WARNING
 

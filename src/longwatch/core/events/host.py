@@ -29,7 +29,7 @@ class PeriodicTaskFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownCallbackFailed(Event):
-    """A shutdown callback raised; the others ran all the same."""
+    """A shutdown callback raised; the others still ran."""
 
     default_level: ClassVar[Level] = Level.ERROR
 

@@ -20,8 +20,9 @@ class ProgramStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnded(Event):
-    """A program's tree is gone. Its name in the logs is the verdict of the exit table:
-    `clean_exit`, `unexpected_exit`, …
+    """A program ended, and no process of its tree is left.
+
+    Its name in the logs is the verdict of the exit table: `clean_exit`, `unexpected_exit`, …
     """
 
     program: str
@@ -31,9 +32,9 @@ class ProgramEnded(Event):
     lasted: float
     restart: bool
     killed: int = 0
-    """How many processes of the tree had to be killed with SIGKILL."""
+    """Processes of the tree that had to be killed with SIGKILL."""
     survivors: int = 0
-    """How many did not end even then; they are still being killed."""
+    """Processes that did not end even then; they are still being killed."""
     detail: str = ""
 
     @property
@@ -53,7 +54,7 @@ class ProgramEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJudgeFailed(Event):
-    """The parent of a worker process could not say how that ended: the exit table decides."""
+    """The parent of a worker process could not judge how it ended, so the exit table decides."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -72,7 +73,7 @@ class RestartScheduled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramReady(Event):
-    """It does what it is there for: others that wait for that may start."""
+    """The program is ready: programs that wait for it may start."""
 
     program: str
     pid: int
@@ -81,7 +82,7 @@ class ProgramReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramNotReady(Event):
-    """Its readiness probe failed often enough in a row. It runs on."""
+    """The readiness probe of a program failed too often in a row. The program keeps running."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -92,7 +93,7 @@ class ProgramNotReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramAdopted(Event):
-    """The supervisor took over what an earlier one left running."""
+    """The supervisor took over a program that an earlier supervisor left running."""
 
     program: str
     pid: int
@@ -102,7 +103,7 @@ class ProgramAdopted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramLeftRunning(Event):
-    """The supervisor ends or no longer watches it, and it runs on."""
+    """The supervisor stops or no longer watches the program, which keeps running."""
 
     program: str
     reason: str = ""
@@ -110,19 +111,21 @@ class ProgramLeftRunning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbingHeld(Event):
-    """It was restarted for failed liveness probes: nothing is probed for a while (crash loop)."""
+    """The program was restarted after failed liveness probes, so it is not probed for a while
+    (crash loop).
+    """
 
     default_level: ClassVar[Level] = Level.WARNING
 
     program: str
     seconds: float
     restarts: int
-    """For failed liveness, without a settled run in between."""
+    """Restarts after failed liveness probes, without a stable run in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeProcessLeaked(Event):
-    """The command of a probe did not end in time, and nothing here can kill it."""
+    """The command of a probe did not end in time, and the supervisor cannot kill it."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -132,7 +135,7 @@ class ProbeProcessLeaked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramStable(Event):
-    """It has been up long enough: backoff and counters start anew."""
+    """The program has been up long enough that its backoff and counters are reset."""
 
     program: str
     pid: int
@@ -180,7 +183,7 @@ class HealthCheckFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDropped(Event):
-    """Lines of a program that no reader and no disk took in time."""
+    """Lines of a program were dropped, because no reader and no disk took them in time."""
 
     default_level: ClassVar[Level] = Level.WARNING
 

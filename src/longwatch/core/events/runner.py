@@ -17,14 +17,14 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerStarted(Event):
-    """The runner holds its store and begins to connect. `settings`: all of them, masked."""
+    """The runner has opened its store and begins to connect. `settings`: all of them, masked."""
 
     settings: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerStopping(Event):
-    """A stop was requested. `in_flight`: runs that are under way; `budget`: seconds they have."""
+    """A stop was requested. `in_flight`: runs in progress; `budget`: seconds they have to end."""
 
     signal: str
     in_flight: int
@@ -44,7 +44,7 @@ class RunnerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerStopForced(Event):
-    """The process ends though its stop has not: its time is over, or a part did not stop.
+    """The process exits before its stop is complete: its time is over, or a part did not stop.
 
     `unsettled`: stream events whose run is not stored as ended; they run again once their leases
     have lapsed. `left`: the parts that had not stopped.
@@ -61,7 +61,9 @@ class RunnerStopForced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SseConnectionEstablished(Event):
-    """A source answers. `downtime`: seconds since the last connection ended, 0 for the first."""
+    """A source is connected. `downtime`: seconds since the last connection ended, 0 for
+    the first.
+    """
 
     text: ClassVar[str] = "SSE connection established"
 
@@ -71,7 +73,7 @@ class SseConnectionEstablished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SseConnectionClosed(Event):
-    """A connection that was established has ended. `error` is empty for a clean end."""
+    """An established connection has ended. `error` is empty for a clean end."""
 
     text: ClassVar[str] = "SSE connection closed"
 
@@ -82,7 +84,7 @@ class SseConnectionClosed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SseConnectionFailed(Event):
-    """A connection ended or could not be made, and is made again after `retry_in` seconds.
+    """A connection ended or could not be made, and is retried after `retry_in` seconds.
 
     `reason`: network_error, server_restart, idle_timeout, http_status, bad_content_type, dns, tls.
     `attempt`: how many times in a row, from 1.
@@ -100,8 +102,9 @@ class SseConnectionFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourceDegraded(Event):
-    """An outage of a source, or of the agent (`cluster` empty). Emitted once for each outage, at
-    `alert_after_failures` failures in a row.
+    """An outage of a source, or of the agent (`cluster` empty).
+
+    Emitted once for each outage, at `alert_after_failures` failures in a row.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -113,7 +116,7 @@ class EventSourceDegraded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourceRecovered(Event):
-    """The end of an outage that was announced. `downtime`: seconds since its first failure."""
+    """An outage that was reported has ended. `downtime`: seconds since its first failure."""
 
     cluster: str
     downtime: float
@@ -121,7 +124,9 @@ class EventSourceRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourceEnded(Event):
-    """The server has asked not to be connected again (204). A restart of the runner connects."""
+    """The server asked the runner not to reconnect (204). The runner connects again after a
+    restart.
+    """
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -130,14 +135,14 @@ class EventSourceEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourceStandingBy(Event):
-    """Another runner holds this source; this one takes it over when that one is gone."""
+    """Another runner has the lease of this source; this one takes over when that one is gone."""
 
     cluster: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGapped(Event):
-    """The server starts each connection at "now": its events of these `seconds` are lost there."""
+    """The server starts each connection at "now", so its events of these `seconds` are lost."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -161,10 +166,10 @@ class SubscribeToolMissing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEventsTaken(Event):
-    """A batch of stream events was decided on and stored, in one transaction.
+    """A batch of stream events was filtered and stored, in one transaction.
 
-    `received` counts them by severity, `filtered` and `dropped` by reason. `breaker_dropped`
-    counts those dropped for a full queue while the work breaker is open; they are not in `dropped`.
+    `received` counts them by severity, `filtered` and `dropped` by reason. `breaker_dropped` counts
+    those dropped because of a full queue while the work breaker is open; they are not in `dropped`.
     """
 
     default_level: ClassVar[Level] = Level.DEBUG
@@ -181,7 +186,8 @@ class StreamEventsTaken(Event):
 class QueuedEventExpired(Event):
     """A queued stream event has waited longer than MAX_QUEUE_AGE_SECONDS and is not run.
 
-    `count`: how many this stands for; the log shows a few of a batch, metrics count them all.
+    `count`: how many events this one stands for. The log shows a few of a batch, metrics count them
+    all.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -199,7 +205,7 @@ class QueuedEventExpired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunStarted(Event):
-    """An agent was spawned for a stream event. `pid` is None if it could not be."""
+    """An agent was spawned for a stream event. `pid` is None if the spawn failed."""
 
     cluster: str
     run_id: str
@@ -210,7 +216,7 @@ class AgentRunStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunEnded(Event):
-    """An agent run has ended, and nothing of its process tree is left.
+    """An agent run has ended, and no process of its tree is left.
 
     `status`: success, failure, timeout or cancelled. `cause`: `exit n`, `signal n`, timeout,
     cancelled, stalled, spawn_error, invalid_output, shutdown or lease_lost.
@@ -233,7 +239,7 @@ class AgentRunEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunTimedOut(Event):
-    """An agent ran for longer than its timeout and was ended. `duration`: until its end."""
+    """An agent ran for longer than its timeout and was stopped. `duration`: until its end."""
 
     default_level: ClassVar[Level] = Level.WARNING
     text: ClassVar[str] = "Agent timed out"
@@ -246,7 +252,7 @@ class AgentRunTimedOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRunInterrupted(Event):
-    """A shutdown ends a run; its stream event goes back to the queue."""
+    """A shutdown stops a run; its stream event returns to the queue."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -257,7 +263,7 @@ class AgentRunInterrupted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSurvivorsKilled(Event):
-    """Processes of an earlier life of the runner were still there and were killed at the start."""
+    """Processes of an earlier runner process were still alive and were killed at the start."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
@@ -268,7 +274,7 @@ class AgentSurvivorsKilled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBreakerOpened(Event):
-    """So many runs failed in a row: no run starts for `cooldown` seconds."""
+    """This many runs failed in a row: no run starts for `cooldown` seconds."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -283,6 +289,6 @@ class WorkBreakerTrialStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBreakerClosed(Event):
-    """A run succeeded, and runs start again. `open_for`: seconds since it opened."""
+    """A run succeeded, and runs start again. `open_for`: seconds since the breaker opened."""
 
     open_for: float

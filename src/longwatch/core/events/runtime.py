@@ -15,7 +15,7 @@ class LoopStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopEnded(Event):
-    """Its run is over: it was told to stop, its mailbox was closed, or it has made its
+    """The run of a loop ended: it was asked to stop, its mailbox was closed, or it made its
     iterations.
     """
 
@@ -25,7 +25,7 @@ class LoopEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopCrashed(Event):
-    """Its run raised; the others of its group are stopped."""
+    """The run of a loop raised; the other loops of its group are stopped."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -35,8 +35,9 @@ class LoopCrashed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDegraded(Event):
-    """It has given no beat for so long that nothing more should be sent its way; the watchdog
-    may end the process soon.
+    """A loop has given no beat for so long that it should get no more work.
+
+    The watchdog may end the process soon.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -48,14 +49,14 @@ class LoopDegraded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRecovered(Event):
-    """It beats again."""
+    """A degraded loop beats again."""
 
     loop: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStalled(Event):
-    """It has given no beat for the threshold: the process is ended."""
+    """A loop has given no beat for the threshold, so the process is killed."""
 
     default_level: ClassVar[Level] = Level.CRITICAL
 
@@ -63,13 +64,15 @@ class LoopStalled(Event):
     elapsed: float
     threshold: float
     stacks: str
-    """Where every thread's stack was written; empty if nowhere."""
+    """The file with the stacks of all threads; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchdogRoundSkipped(Event):
-    """The watchdog woke up so late that the process must have been stopped or the machine
-    paused: it looks again next time.
+    """A watchdog round came so late that the process must have been stopped or the machine
+    suspended.
+
+    The watchdog checks again in the next round.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -79,8 +82,10 @@ class WatchdogRoundSkipped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyFailed(Event):
-    """The reply to a message could not be sent. That counts as a failure of the message: its work
-    is done once more after a delay, or the message is dead-lettered.
+    """The reply to a message could not be sent.
+
+    That counts as a failure of the message: its work is done again after a delay, or the message is
+    dead-lettered.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -90,24 +95,25 @@ class ReplyFailed(Event):
     message_id: str
     error: str
     retry_in: float | None
-    """When the work is done again; None: never, the message goes to the dead letters."""
+    """Seconds until the work is done again; None if the message is dead-lettered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsMismatched(Event):
-    """Two timeouts do not go together: it works, and not as it is meant."""
+    """Two timeouts do not fit together: the loop works, but not as intended."""
 
     default_level: ClassVar[Level] = Level.WARNING
 
     setting: str
-    """The one to change."""
+    """The setting to change."""
     problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalHandlersSkipped(Event):
-    """A group was run off the main thread, where no signal handlers can be installed: nobody but
-    code stops it.
+    """A group runs outside the main thread, where no signal handlers can be installed.
+
+    Only code can stop it.
     """
 
     default_level: ClassVar[Level] = Level.WARNING
@@ -117,17 +123,17 @@ class SignalHandlersSkipped(Event):
 class GroupStarted(Event):
     loops: tuple[str, ...]
     health_address: str
-    """Where health is answered for; empty: nowhere."""
+    """Address of the health endpoint; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDraining(Event):
-    """Nothing more is taken; what runs goes on."""
+    """The group claims no more messages; those that run continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResumed(Event):
-    """Messages are taken again."""
+    """The group claims messages again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +148,7 @@ class GroupStopping(Event):
 class GroupStopped(Event):
     lasted: float
     overdue: tuple[str, ...]
-    """The loops that did not stop in their time."""
+    """The loops that did not stop in time."""
 
     @property
     def level(self) -> Level:

@@ -17,8 +17,8 @@ class SupervisorStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFileQuarantined(Event):
-    """What was remembered of programs could not be read: it is kept under another name, and a
-    new ledger was begun.
+    """The record of programs could not be read: it is kept under another name, and a new one was
+    begun.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -30,7 +30,7 @@ class StateFileQuarantined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramsLeftStopped(Event):
-    """These programs are not started: somebody has stopped them, and nobody has started them
+    """These programs are not started, because an operator stopped them and has not started them
     since.
     """
 
@@ -41,7 +41,7 @@ class ProgramsLeftStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommandReceived(Event):
-    """Somebody told the supervisor what to do."""
+    """The supervisor received a command over its control socket."""
 
     command: str
     programs: tuple[str, ...]
@@ -59,19 +59,19 @@ class ProgramListenerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReloaded(Event):
-    """The settings were read again; what is in no list was left alone."""
+    """The settings were reloaded; programs in none of the lists are unchanged."""
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
-    """Started anew."""
+    """Restarted with their new settings."""
     updated: tuple[str, ...]
-    """Changed as they run."""
+    """Changed without a restart."""
     removed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigReloadRejected(Event):
-    """The settings have faults: everything goes on as it was."""
+    """The new settings have faults; the former ones stay in use."""
 
     default_level: ClassVar[Level] = Level.ERROR
 
@@ -80,7 +80,7 @@ class ConfigReloadRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsLoaded(Event):
-    """Every setting, whoever said it; secrets are masked."""
+    """All settings, wherever they were set; secrets are masked."""
 
     default_level: ClassVar[Level] = Level.DEBUG
 
@@ -102,8 +102,9 @@ class SupervisorStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCommandFailed(Event):
-    """A command over the control socket raised what it should not have; who asked was told, and
-    the socket lives on.
+    """A command over the control socket raised an unexpected error.
+
+    The client got an error reply, and the socket stays open.
     """
 
     default_level: ClassVar[Level] = Level.ERROR
@@ -114,8 +115,9 @@ class ControlCommandFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFileStalled(Event):
-    """The disk takes no lines of a log file: its buffer of so many bytes is full, and the oldest
-    lines in it are dropped until it takes some again. Emitted once each time.
+    """The disk accepts no lines of a log file, and its buffer of `buffered` bytes is full.
+
+    The oldest lines in it are dropped until the disk accepts lines again. Emitted once each time.
     """
 
     default_level: ClassVar[Level] = Level.WARNING

@@ -10,7 +10,7 @@ from longwatch.core.events.base import Event, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined(Event):
-    """A worker process runs its loops, and its parent keeps its leases."""
+    """A worker process runs its loops, and its parent renews its leases."""
 
     program: str
     pid: int
@@ -19,8 +19,8 @@ class WorkerJoined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStalled(Event):
-    """A worker process gives no beat: its stacks are saved, it is killed, and what it held goes
-    to others.
+    """A worker process gives no beat: its stacks are saved, it is killed, and its rows are
+    reclaimed.
     """
 
     default_level: ClassVar[Level] = Level.CRITICAL
@@ -28,7 +28,7 @@ class WorkerStalled(Event):
     program: str
     pid: int
     message_ids: tuple[str, ...] = ()
-    """The messages to blame: the work on them is silent."""
+    """The messages to blame: their handlers gave no beat."""
     computations: tuple[str, ...] = ()
     """The computations to blame, as EXECUTION/NODE."""
     elapsed: float
@@ -49,7 +49,7 @@ class SuspectProcessNotStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRowsReclaimed(Event):
-    """What a worker process held when it ended is free again."""
+    """The rows that a worker process had claimed when it ended were reclaimed."""
 
     program: str
     pid: int
