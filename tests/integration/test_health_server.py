@@ -888,8 +888,8 @@ def test_a_port_in_use_is_told_and_the_start_can_be_tried_again() -> None:
         with pytest.raises(UsageError) as refused:
             server.start()
     assert (
-        f"the health port {port} on 127.0.0.1 is in use; choose another, or end what listens there"
-        == str(refused.value)
+        f"the health port {port} on 127.0.0.1 is in use; choose another, or stop the process that "
+        f"listens there" == str(refused.value)
     )
     with server:
         assert 200 == get(server, "/health")[0]

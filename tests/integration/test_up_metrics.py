@@ -236,7 +236,7 @@ def test_a_port_that_is_taken_is_an_error_before_anything_starts(tmp_path: Path)
             assert 2 == run.wait()
     assert (
         f"longwatch: the [supervisor] metrics_port {port} on 127.0.0.1 is in use; choose another, "
-        "or end what listens there\n"
+        "or stop the process that listens there\n"
     ) == run.err.text.decode()
     assert not (tmp_path / "started").exists()
 

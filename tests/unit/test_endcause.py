@@ -53,7 +53,7 @@ def test_what_is_no_end_is_refused(text: str) -> None:
 def test_only_exits_and_signals_have_a_number_and_they_always_do(kind: EndKind) -> None:
     wrong = None if kind in NUMBERED_KINDS else 1
 
-    with pytest.raises(ValueError, match=f"an end cause of kind {kind} (needs|has no) number"):
+    with pytest.raises(ValueError, match=f"an end cause of kind {kind} (needs a|has no) number"):
         EndCause(kind, wrong)
 
 

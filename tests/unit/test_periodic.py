@@ -243,7 +243,11 @@ def test_a_round_that_starts_its_loop_while_it_is_being_stopped_is_refused_inste
     task.then = restart
     periodic.start()
     assert periodic.wait_stopped()
-    assert ["task is being started or stopped, and its own thread cannot wait for that"] == refused
+    expected = (
+        "task is being started or stopped, and its own thread cannot wait for that; "
+        "call start() from another thread"
+    )
+    assert [expected] == refused
 
 
 def test_a_member_that_stops_its_group_does_not_wait_for_itself() -> None:

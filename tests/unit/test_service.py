@@ -215,7 +215,7 @@ def test_a_service_that_does_not_go_is_neither_up_nor_down_and_does_not_start() 
     assert not service.stop()
     assert (False, False) == (service.started, service.stopped)
     assert not service.wait_stopped(0.0)
-    with pytest.raises(ServiceStateError, match=r"stop\(\) it again"):
+    with pytest.raises(ServiceStateError, match=r"call stop\(\) again"):
         service.start()
     service.never_stops = False
     assert service.stop()

@@ -49,12 +49,12 @@ class BreakerPolicy:
 
 
 class Breaker:
-    """Counts the failures of one operation and decides whether it may be started.
+    """Counts the failures of one operation and decides whether it may be started. Not thread-safe.
 
     `now` is from whatever clock its owner uses; wall time if the state outlives the process. A
     failure counts while it is younger than the window: at exactly `window` seconds it is forgotten.
-    If the clock was set back, moments that are now in the future become *now*: a cool-down may
-    start anew, but never waits for the old time to return. Not thread-safe.
+    If the clock was set back, moments that are now in the future become *now*. So a cool-down may
+    start anew, but never waits for the old time to return.
     """
 
     __slots__ = (

@@ -23,7 +23,7 @@ class Deadline:
 
     def __post_init__(self) -> None:
         if isnan(self.at):
-            raise ValueError("a deadline's moment must be a number")
+            raise ValueError("a deadline's moment must be a number, not nan")
 
     @classmethod
     def after(cls, seconds: float | None, clock: Clock) -> Self:

@@ -35,7 +35,7 @@ class EndCause:
         if (self.kind in NUMBERED_KINDS) != (self.number is not None):
             raise ValueError(
                 f"an end cause of kind {self.kind} "
-                f"{'needs' if self.kind in NUMBERED_KINDS else 'has no'} number"
+                f"{'needs a' if self.kind in NUMBERED_KINDS else 'has no'} number"
             )
 
     def __str__(self) -> str:

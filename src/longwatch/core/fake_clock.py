@@ -104,9 +104,9 @@ class FakeClock:
     def advance(self, seconds: float, *, parked: int | None = None) -> None:
         """Move time forward; return when `parked` waiters are parked again.
 
-        By default that is the number from before, at every step. A given number holds at the end
-        only: in between, waiters may end or begin, and each step lets the woken ones run until they
-        wait again or have ended.
+        By default that is the number from before, at every step. A given number must be reached at
+        the end only: in between, waiters may end or begin. Each step lets the woken waiters run
+        until they wait again or have ended.
         """
         if seconds < 0:
             raise ValueError(f"time only moves forward, not by {seconds} s")
@@ -172,8 +172,8 @@ class FakeClock:
         return woken
 
     def _let_run(self, woken: list[_Waiter], *, timeout: float = 1.0) -> None:
-        """Let the woken waiters do their work; one that blocks elsewhere is skipped after `timeout`
-        real seconds.
+        """Let the woken waiters do their work; after `timeout` real seconds, do not wait for
+        blocked ones.
         """
         until = time.monotonic() + timeout
         with self._changed:

@@ -54,8 +54,8 @@ class HealthCheck:
     """A probe with a name, the aspects it counts for, and the seconds it may take.
 
     The probe passes with True, None or `HealthReason.OK`, and fails with False or any other reason.
-    A `HealthAnswer` is its reason with a text of its own. The caller of a report runs it in its
-    thread, never twice at a time. A `quick` check only reads memory, so threads that others wait
+    A `HealthAnswer` is its reason with a text of its own. It runs in the thread that asks for a
+    report, never twice at a time. A `quick` check only reads memory, so threads that others wait
     for may run it.
     """
 

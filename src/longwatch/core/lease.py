@@ -101,10 +101,10 @@ class Lease:
 class RenewalSchedule:
     """Decides when a loop renews leases and when it retries. Sends nothing and never waits.
 
-    A renewal is due `renew_seconds` after the grant, by default those of the policy. A loop that
-    wakes up in rounds renews up to the fraction `early` of that time sooner, never later. So does
-    one that wakes up at random moments, so that many loops do not renew together. `failed` makes
-    the loop back off.
+    A renewal is due `renew_seconds` after the grant, by default those of the policy. A loop may
+    renew up to the fraction `early` of that time sooner, never later. Loops need that if they wake
+    up in rounds, or at random moments so that many loops do not renew together. `failed` makes the
+    loop back off.
     """
 
     def __init__(

@@ -13,9 +13,9 @@ class BackgroundThread:
     """A call made once in a daemon thread; `wait` waits for its end on a clock.
 
     It is a daemon, and no executor is used, because a stuck thread must not be joined when the
-    interpreter exits. `error` is what the call raised. With `report_errors`, for threads whose
-    error is never read, it goes to `threading.excepthook` too. Takes no lock that a signal handler
-    could find taken.
+    interpreter exits. `error` is the exception that the call raised. With `report_errors`, for
+    threads whose error is never read, it goes to `threading.excepthook` too. Takes no lock that a
+    signal handler could find taken.
     """
 
     def __init__(

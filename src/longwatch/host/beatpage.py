@@ -217,10 +217,10 @@ def _open_page(path: str, access: int) -> int:
 
 
 class ChildBeatPage:
-    """The beat page of a child, for a parent that renews its leases. Thread-safe.
+    """The beat page of a child, for a parent that renews its leases.
 
     Uses the descriptor and no mapping: a truncated mapped file would end this process. After
-    `close` nothing is read or written any more.
+    `close`, which any thread may call, nothing is read or written any more.
     """
 
     def __init__(self, path: str) -> None:

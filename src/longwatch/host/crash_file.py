@@ -1,8 +1,8 @@
 """The crash file: the stacks of all threads, written before this process is killed, or on SIGUSR2.
 
-It is a regular file that stays open, because writing to it must not block: a full stderr pipe would
-block the dump while it holds the GIL. C code writes the dump, which works while another thread
-holds the GIL.
+It is a regular file that stays open, because the dump must not block: a full stderr pipe would
+block it while it holds the GIL. C code writes the dump, which works while another thread holds the
+GIL.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_FILES = 100
 MAX_STDERR_BYTES = 4096
 _SUFFIX = ".stacks"
 _NEW_FILE_SECONDS = 60.0
-"""Seconds during which an empty file may be one that its process has not locked yet."""
+"""Seconds for which an empty file is kept, because its process may not have locked it yet."""
 
 
 class CrashFile:

@@ -1,8 +1,8 @@
 """Locks on open files (flock), which show whether the process that holds them is alive.
 
-The kernel releases such a lock when the last descriptor of that open file is closed: at the latest
-when the process ends, however it ends. A forked child shares the descriptor and with it the lock.
-The file may be a directory.
+The kernel releases such a lock when the last descriptor of that open file is closed. That is at the
+latest when the process ends, however it ends. A forked child shares the descriptor and with it the
+lock. The file may be a directory.
 """
 
 from __future__ import annotations

@@ -232,8 +232,8 @@ class _RunningServer:
         self.clients.pop(client, None)
 
     def _longest_idle(self) -> HealthConnection:
-        """Return the client to disconnect: the longest idle one that does not wait for a response,
-        if any.
+        """Return the longest idle client that does not wait for a response; the oldest
+        if all wait.
         """
         first = next(iter(self.clients))
         return next((client for client in self.clients if not client.busy), first)
@@ -248,7 +248,7 @@ class _RunningServer:
                 client.abort()
         self._idle_timer = loop.call_later(1.0, self._close_idle) if self.clients else None
 
-    # --- answers ---
+    # --- responses ---
 
     def respond(self, request: HealthRequest, *, local: bool) -> HealthResponse | DeferredResponse:
         """Return the response, or a factory for it if slow checks or metrics are needed."""
@@ -453,7 +453,8 @@ def _bind_error(
         )
     if error.errno == errno.EADDRINUSE:
         return UsageError(
-            f"the {name} {port} on {host} is in use; choose another, or end what listens there"
+            f"the {name} {port} on {host} is in use; choose another, or stop the process that "
+            f"listens there"
         )
     if error.errno == errno.EACCES:
         return UsageError(f"the {name} {port} on {host} needs privileges; choose one above 1023")

@@ -2,7 +2,7 @@
 lives.
 
 Its text is `ID.BOOT.NAMESPACE.PID.START`: a random id, the machine's boot, the PID namespace, and
-the pid with its start time. A process of the same boot and namespace can check it: an owner is dead
+the pid with its start time. Processes of the same boot and namespace can check it. An owner is dead
 if its pid is gone, is a zombie or has another start time. From elsewhere, or if /proc is not
 readable, an owner counts as alive. So the lease of a living process is never taken this way.
 """

@@ -1,15 +1,15 @@
 """Writes lines to a descriptor or file without ever blocking or failing the producer.
 
-A terminal on hold (Ctrl-S), a pipe whose reader is stuck, a reader that went away, a disk that is
-full or does not respond: code that writes through a NonblockingWriter is not affected. A
-`WriterThread` does the blocking write. The producer only fills a bounded buffer. `O_NONBLOCK` is
-never set: it would apply to every process on the terminal.
+The producer is not affected by a terminal on hold (Ctrl-S), a pipe whose reader is stuck or gone,
+or a disk that is full or does not respond. A `WriterThread` does the blocking write. The producer
+only fills a bounded buffer. `O_NONBLOCK` is never set: it would apply to every process on the
+terminal.
 
 States of a line: accepted into the buffer → taken by the writer thread → written to the target. A
 full buffer makes room for new lines by dropping the oldest ones that the thread has not taken yet.
-Dropped lines are counted, and so are those that the target refuses. No other line is lost. If a
-descriptor refuses in the middle of a line, the torn line is ended before the next one, so that two
-lines never become one.
+Dropped lines are counted, and so are lines that the target refuses. No other line is lost. If a
+descriptor refuses in the middle of a line, the torn line is ended first, so that two lines never
+become one.
 
 A buffer that is more than half full is *congested*: a producer that can wait should wait until the
 buffer has drained to a quarter. A producer that has waited long enough gives up. From then on the

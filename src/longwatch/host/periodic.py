@@ -26,7 +26,7 @@ class Cadence:
     delay.
 
     `jitter` is a fraction and only ever shortens the delay: 0.2 gives delays of 0.8 to 1.0
-    intervals, so that a promise of "every 5 s" holds.
+    intervals. So a promise of "every 5 s" holds.
     """
 
     interval: float
@@ -79,7 +79,7 @@ class _Rounds:
 
     @contextmanager
     def one_round(self) -> Iterator[None]:
-        """Run one round within the block: emits what it raises, and sets the next delay."""
+        """Run one round within the block: emits its error, and sets the next delay."""
         began = self._clock.monotonic()
         try:
             yield

@@ -31,7 +31,7 @@ class SdNotifier:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, as systemd sets them.
 
-        WATCHDOG_PID means that another process has to send the beats.
+        If WATCHDOG_PID names another process, this one sends no beats.
         """
         return cls(environ.get("NOTIFY_SOCKET", ""), watchdog_seconds=_watchdog_seconds(environ))
 
@@ -49,7 +49,7 @@ class SdNotifier:
         self.send(WATCHDOG="1")
 
     def stalled(self, status: str) -> None:
-        """Ask the service manager to treat this process as one that no longer beats."""
+        """Ask the service manager to treat this process as if its beats had stopped."""
         self.send(WATCHDOG="trigger", **_status(status))
 
     def send(self, **facts: str) -> bool:

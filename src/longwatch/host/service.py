@@ -51,7 +51,7 @@ class ServiceTransition(Enum):
 
 
 class ServiceAction(Enum):
-    """What the caller of `start` or `stop` has to do."""
+    """The action that the caller of `start` or `stop` takes."""
 
     START = auto()
     STOP = auto()
@@ -141,7 +141,7 @@ class Service(ABC):
     def _stop(self, deadline: Deadline) -> bool:
         """Stop the service; True if it has stopped.
 
-        Called again after False or an error, so it must first look at what is left to stop.
+        Called again after False or an error, so it must first check which parts still run.
         """
 
     @property
@@ -185,7 +185,7 @@ class Service(ABC):
             if self.in_own_thread:
                 raise ServiceStateError(
                     f"{self.name} is being started or stopped, and its own thread cannot wait "
-                    f"for that"
+                    f"for that; call start() from another thread"
                 )
             self._clock.wait(operation.done)
             if self._started_by(operation):
@@ -298,7 +298,7 @@ class ServiceGroup(Service):
     """Services that start one after another and stop in reverse order, under one deadline.
 
     If one fails to start, those before it are stopped again (within `rollback_timeout`) and its
-    error is raised. A stop reaches every service: each `stop` runs in a thread of its own, so a
+    error is raised. A stop reaches every service. Each `stop` runs in a thread of its own, so a
     service that raises or ignores its deadline does not block the others. The errors are raised at
     the end, as one ExceptionGroup.
     """

@@ -1,8 +1,8 @@
 """Coordinates the shutdown of a process: receives stop signals and runs the registered callbacks.
 
 The path of a signal: the handler queues it (`host.signals`) → a daemon thread reads it → every
-callback starts, in the order of registration, each in a daemon thread of its own → the reader goes
-on reading, because the second signal escalates. No step takes a lock that the main thread could
+callback starts, in the order of registration, each in a daemon thread of its own. The reader
+continues, because the second signal escalates. No step takes a lock that the main thread could
 hold, and none waits for the frame that the handler interrupted.
 """
 
@@ -71,8 +71,8 @@ class ShutdownCoordinator:
         """Return the coordinator of this process; make one that catches these signals if there is
         none.
 
-        A signal within `debounce_seconds` of the last one does not escalate: some senders send one
-        request twice (to a process and to its group, from the kernel and from a shell).
+        A signal within `debounce_seconds` of the last one does not escalate. Some senders send one
+        request twice: to a process and to its group, or from the kernel and from a shell.
 
         The first call must be on the main thread. Elsewhere it raises ServiceStateError and changes
         nothing. A forked child has no coordinator until it installs its own.

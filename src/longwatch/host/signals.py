@@ -4,7 +4,7 @@ A Python signal handler runs on the main thread between any two instructions. A 
 lock, logs or waits can deadlock with the frame it interrupted. This one appends to a deque, writes
 one byte and takes no lock.
 
-It runs when the main thread next executes Python, which may be never: the kernel may deliver the
+It runs when the main thread next executes Python. That may be never: the kernel may deliver the
 signal to another thread while the main thread waits for a lock. So the first stream of a process
 also takes Python's wake-up descriptor. Python writes the number of each signal there at once, in
 whichever thread it came, so its reader needs no handler. If other code has the descriptor (an event

@@ -61,9 +61,9 @@ Observer = Callable[[Event], None]
 class Events:
     """Passes each event to every observer, in the order they subscribed. Thread-safe.
 
-    `emit` never raises because of an observer: one that raises, even SystemExit, is counted in
-    `failures` and the others still get the event. Only a KeyboardInterrupt in the main thread is
-    raised on.
+    `emit` never raises because of an observer. An observer that raises, even SystemExit, is counted
+    in `failures`, and the others still get the event. Only a KeyboardInterrupt in the main thread
+    is raised on.
     """
 
     def __init__(self, *observers: Observer) -> None:

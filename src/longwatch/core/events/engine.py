@@ -137,7 +137,7 @@ class RowsSettled(Event):
     released: int
     dead_lettered: int
     refused: int
-    """How many of these the engine no longer had the lease of."""
+    """Rows among these whose lease the engine no longer had."""
     durations: tuple[float, ...]
     """Seconds that each row took, of those that were started."""
 

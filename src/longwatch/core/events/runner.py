@@ -274,7 +274,7 @@ class AgentSurvivorsKilled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBreakerOpened(Event):
-    """This many runs failed in a row: no run starts for `cooldown` seconds."""
+    """`failures` runs failed in a row: no run starts for `cooldown` seconds."""
 
     default_level: ClassVar[Level] = Level.ERROR
 

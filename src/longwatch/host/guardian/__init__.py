@@ -53,7 +53,7 @@ Failure cases
     A process forks faster than it is killed: SIGKILL to its cgroup or its process group also kills
     the processes that are being forked. A process that keeps forking, leaving its group and exiting
     is missed by every scan. But the guardian reaps its orphans, so an empty scan proves nothing
-    while orphans die, and the guardian looks for the latest copy among its own children.
+    while orphans die. The guardian then looks for the latest copy among its own children.
     A process executes a program, or dies, during a scan: its mark cannot be read, so the guardian
     does not take any tree for empty then.
     A process cannot die (uninterruptible sleep): after 5 s the guardian reports its tree as

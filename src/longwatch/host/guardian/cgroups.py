@@ -1,5 +1,5 @@
-"""Cgroups (v2) of process trees: no process can leave one unnoticed, and the kernel kills all of it
-at once.
+"""Cgroups (v2) of process trees: only a privileged process can leave one, and the kernel kills all
+of it at once.
 """
 
 from __future__ import annotations

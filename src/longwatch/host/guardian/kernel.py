@@ -13,7 +13,7 @@ _CLONE_INTO_CGROUP = 0x200000000
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _syscall = ctypes.PyDLL(None, use_errno=True).syscall
-"""PyDLL keeps the GIL during the call: a forked child would have to acquire it again."""
+"""PyDLL keeps the GIL during the call; otherwise a forked child would have to acquire it again."""
 
 
 def become_subreaper(*, on: bool = True) -> None:
@@ -34,8 +34,8 @@ def fork_into(cgroup: int) -> int:
 
     Only for a single-threaded process. The interpreter does not know of this fork: the child may
     only exec or exit. Moving a process into a cgroup takes about 10 ms, because the kernel waits
-    until every processor has passed through the scheduler. Forking into it does not. Raises
-    OSError.
+    until every processor has passed through the scheduler. Forking into it avoids that.
+    Raises OSError.
     """
     # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
     # set_tid_size, cgroup

@@ -240,9 +240,8 @@ class GuardianProcess:
         )
 
     def _scan(self) -> None:
-        """Scan once for all ending trees: clear the empty ones, kill members of the others.
-
-        Only trees in state killing have their members killed.
+        """Scan all ending trees once: clear the empty ones, kill members of those in
+        state killing.
         """
         ending = [tree for tree in self.trees.values() if tree.state in ENDING_STATES]
         killing = [tree for tree in ending if tree.state is TreeState.KILLING]

@@ -142,8 +142,8 @@ class ProcTable:
                 os.close(descriptor)
 
     def _has_no_environment(self, key: int) -> bool:
-        """Whether a process with unreadable environment has none: it is a kernel thread, or it is
-        gone.
+        """Whether a process whose environment is unreadable has none: a kernel thread, or one that
+        is gone.
 
         The kernel sets the memory fields of a program being executed step by step, the code address
         last. A dying process loses its memory first.

@@ -70,7 +70,7 @@ def _fork(cgroup: Cgroup | None) -> tuple[int, bool]:
 
 
 def read_exec_error(exec_pipe: int) -> tuple[int, str] | None:
-    """Read the exec pipe: None after a successful exec, else the errno and the step that failed."""
+    """Read the exec pipe: None after a successful exec, else the errno and the error text."""
     text = os.read(exec_pipe, 4096).decode(errors="replace")
     if not text:
         return None

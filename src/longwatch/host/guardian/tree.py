@@ -68,7 +68,7 @@ class ProcessTree:
         """Whether the host was notified that the tree is cleared, or cannot be."""
 
     def update_session(self, members: list[Process]) -> None:
-        """Record that the leader has ended and its session is empty.
+        """Record whether the leader has ended and its session is empty.
 
         From then on the kernel may reuse the session's number, so the number identifies no member.
         """
