@@ -119,6 +119,26 @@ def test_while_the_runtime_is_away_nothing_counts_as_ended_and_then_each_end_is_
     assert 1 == len(run.events("container_runtime_unavailable"))
 
 
+def test_a_stop_that_the_runtime_does_not_carry_out_is_an_error_and_is_repeated(
+    project: ContainerProject,
+) -> None:
+    project.write_settings({"a": container(stop_grace=0.1)})
+    with (
+        project.podman.serving() as server,
+        project.up(CONTAINER_HOST=f"unix://{server.socket_path}", PATH=NO_PROGRAMS) as run,
+    ):
+        pid = run.wait_for_status("a", up=True)["pid"]
+        server.freeze()
+        stopped = run.run_command("stop", "a")
+        still_runs = psutil.pid_exists(pid)
+        server.kill()
+        server.start()
+        assert eventually(lambda: [] == project.running())
+        run.stop_cleanly()
+    assert (75, True) == (stopped.returncode, still_runs)
+    assert "a: it may still run: " in stopped.stderr
+
+
 def test_a_runtime_that_is_named_is_waited_for_and_no_other_is_taken(
     project: ContainerProject,
 ) -> None:

@@ -210,6 +210,7 @@ class Child:
         if not self._stopping and not self._cleared.done():
             self.kill()
         clear = await asyncio.shield(self._cleared)
+        left = clear["survivors"]
         self.finish_output()
         return ProcessEnd(
             cause=EndCause(EndKind.MEMORY)
@@ -218,9 +219,10 @@ class Child:
             lasted=self._ended_at - self.started_at,
             pid=self.pid,
             killed=clear["killed"],
-            survivors=clear["survivors"],
+            survivors=left,
             cpu_seconds=end["cpu"],
             max_rss=end["max_rss"],
+            detail=f"{left} of its processes survived SIGKILL" if left else "",
         )
 
     async def stop(self, policy: StopPolicy) -> ProcessEnd:

@@ -78,10 +78,11 @@ class ProgramCommands:
         return await self._wait_until_up(starts_before, ready=ready, timeout=timeout)
 
     async def stop(self, *names: str) -> list[ProgramStatus]:
-        """Have them down, and keep them so; returns when they are, or somebody else has started
-        them again.
+        """Have them down, and keep them so; returns when they are, or another caller has started
+        them again. TryAgainError if processes of one may still run.
         """
         programs = self._accept("stop", names)
+        were_up = [managed for managed in programs if managed.up]
         activations = {managed: managed.activations for managed in programs}
         for managed in programs:
             managed.mark_stopped()
@@ -92,6 +93,7 @@ class ProgramCommands:
                 managed.idle or managed.activations > activations[managed] for managed in programs
             )
         )
+        _require_all_gone(were_up)
         return _require_saved([managed.status() for managed in programs], save_error)
 
     async def restart(
@@ -233,6 +235,15 @@ def _require_saved(statuses: list[ProgramStatus], save_error: str) -> list[Progr
             f"it is done, but not remembered for the next start of the supervisor: {save_error}"
         )
     return statuses
+
+
+def _require_all_gone(programs: Iterable[ManagedProgram]) -> None:
+    """Raise TryAgainError if a stop was given up: the runtime did not answer, for example."""
+    left = [managed for managed in programs if managed.idle and managed.program.last_error]
+    if left:
+        raise TryAgainError(
+            "; ".join(f"{each.plan.name}: {each.program.last_error}" for each in left)
+        )
 
 
 def _run_has_ended(managed: ManagedProgram, starts: int) -> bool:

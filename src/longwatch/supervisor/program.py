@@ -377,9 +377,7 @@ class Program:
         return decision
 
     def _trips_breaker(self) -> bool:
-        """Record the failure with the breaker; True if it trips: too many failures, too many hangs
-        in a row, or no restart will help.
-        """
+        """Record the failure with the breaker; True if it trips, or if no restart can help."""
         if self._refusal:
             self._trip_for_good(self._refusal)
             return True
@@ -421,7 +419,8 @@ class Program:
             self.record.last_end = LastEnd(
                 str(ending.cause), decision.verdict.value, self._clock.wall(), ending.lasted
             )
-            self.last_error = "" if decision.verdict in _SUCCESS_VERDICTS else ending.detail
+            succeeded = decision.verdict in _SUCCESS_VERDICTS and not ending.survivors
+            self.last_error = "" if succeeded else ending.detail
             self._reports.ended(self.plan, ending, decision.verdict, restart=restart)
         self._update_record()
         final_transition = (
