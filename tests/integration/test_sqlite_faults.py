@@ -538,8 +538,8 @@ class TestABody:
         with pytest.raises(InvalidParameterError) as caught:
             mailbox.send_many(["small", "x" * (1 << 20)])
         expected = (
-            "a body of 1048578 bytes is larger than 1048576; send where it is stored instead, or "
-            "raise max_body_bytes"
+            "a body of 1048578 bytes is larger than 1048576; store the data elsewhere and send a "
+            "reference, or raise max_body_bytes"
         )
         assert expected == str(caught.value)
         assert 0 == mailbox.approximate_count()

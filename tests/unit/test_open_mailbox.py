@@ -68,8 +68,8 @@ def test_opening_makes_no_file(tmp_path: Path) -> None:
         ("sqlite:a.db", r"did you mean sqlite://\?"),
         ("sqlite:/a.db", r"did you mean sqlite://\?"),
         ("redis:host", r"did you mean redis://\?"),
-        ("sqlite:///a#b.db", "has a #.*write %23"),
-        ("sqlite:///a.db?mode=ro", r"has a \?.*write %3F"),
+        ("sqlite:///a#b.db", "contains #.*write %23"),
+        ("sqlite:///a.db?mode=ro", r"contains \?.*write %3F"),
         ("sqlite:///a%00b", "zero byte"),
         ("sqlite:///a%ff", "not UTF-8"),
         ("sqlite:///\ud800", "not UTF-8"),
@@ -197,7 +197,7 @@ def test_a_store_shows_where_it_is_without_the_secret(url: str) -> None:
     "opens", [open_store, lambda url: open_mailbox(url, "jobs")], ids=["store", "mailbox"]
 )
 def test_a_store_is_named_by_text(opens: Any, url: Any) -> None:
-    with pytest.raises(UsageError, match=f"sqlite:///jobs.db, not by {type(url).__name__}$"):
+    with pytest.raises(UsageError, match=f"sqlite:///jobs.db, got {type(url).__name__}$"):
         opens(url)
 
 

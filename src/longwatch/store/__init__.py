@@ -1,26 +1,26 @@
-"""SQL stores: one protocol over SQLite and PostgreSQL, migrations, named SQL, and `claims`, the
-one mechanism of leased rows.
+"""SQL stores: one protocol over SQLite and PostgreSQL, migrations, named SQL, and `claims`, which
+leases rows.
 
     database.py     the protocol: transactions, clocks, notifications
     sqlite/         one file, one writer thread, group commit
     postgres/       a server: connections, transactions, retries
     notify/         the listener that wakes receivers, and datagrams between local processes
     claims.py       claim, renew, release, settle
-    blame.py        which counter of a row rises when a claim ends unsettled; suspects
+    blame.py        decides which counter of a row rises when a claim ends unsettled; suspects
     sweep.py        reclaims the rows of dead owners and of ended leases
-    lapse_guard.py  when ended leases may be reclaimed after a step of the store's clock
-    retry.py        tries again until a deadline
+    lapse_guard.py  delays the reclaim of ended leases after a step of the store's clock
+    retry.py        retries a call until a deadline
     migrations.py   brings the schema up to date
-    forks.py        what a forked child must not use
+    forks.py        closes inherited connections in a forked child
 
 Claimable rows: states, invariants, failure cases
-    A message and a computation are both rows that a worker may work on for a time. Any table with
-    these columns is claimable:
+    A worker leases a message or a computation for a time. Both are rows. Any table with these
+    columns is claimable:
 
     | column        | meaning                                                                    |
     |---------------|----------------------------------------------------------------------------|
     | `seq`         | the number of the row, in the order of insertion                           |
-    | `queue`       | the rows that wait together: those of a mailbox, of a graph                |
+    | `queue`       | names the rows that wait together: those of one mailbox or graph           |
     | `lease_state` | 0 free; 1 delayed until `ready_at`; 2 leased                               |
     | `ready_at`    | wall time before which the row is not claimed                              |
     | `owner`       | the incarnation that holds the lease; null unless leased                   |
@@ -51,16 +51,16 @@ Claimable rows: states, invariants, failure cases
     5. A renewal never shortens a lease.
     6. A free row keeps its place: rows are claimed in the order of `seq`, whatever happened to them
        before. A claim of a selection passes over the rows outside it.
-    7. A suspect (`blame`) is claimed alone.
-    8. Files and processes are looked at in no transaction. A sweep first looks at the owners that
-       may be gone, then finds their rows again and reclaims what is still theirs.
+    7. A claim that takes a suspect (`blame`) takes no other row.
+    8. No transaction reads files or processes. A sweep first inspects the owners that may be gone.
+       Then it finds their rows again and reclaims those that they still lease.
 
     Failure cases
     - The owner dies. A sweeper in the same PID namespace sees that at once (`host.incarnation`);
-      any other reclaims when the lease ends. The owner's row says where its beat page is, which
-      process is its parent and whether it drains: that and the page decide the blame. A later sweep
-      deletes the owner and its beat page, only after its rows are free: a sweep that fails halfway
-      can still assign the blame.
+      any other reclaims when the lease ends. The owner's row names its beat page and its parent,
+      and records whether it drains. The row and the page decide the blame. A later sweep deletes
+      the owner and its page, only after its rows are free. So a sweep that fails halfway can
+      still assign the blame.
     - An owner that this machine cannot see is deleted when it has held no lease for long. If it
       lives, its next claim registers it again.
     - The machine restarts. SQLite's lease clock is CLOCK_BOOTTIME, which starts again, so every
@@ -73,9 +73,9 @@ Claimable rows: states, invariants, failure cases
       the row is gone. So the settle is reported as unknown, never as lost.
     - Two sweepers meet. Each row is reclaimed by one of them: SQLite has a single writer, and
       PostgreSQL skips locked rows.
-    - The store is full or gone in the middle. The transaction did not happen, and every caller in
-      it gets the error.
-    - The process forks. The child opens the store again and is another owner (`forks`).
+    - The disk fills up or the connection breaks during a transaction. The transaction is rolled
+      back, and every caller in it gets the error.
+    - The process forks. The child opens the store again and registers as another owner (`forks`).
 
 Notify: a commit notifies the channels that its transaction named, in this process and in others. A
     notification only wakes receivers that wait, and it may get lost. So every receiver is also

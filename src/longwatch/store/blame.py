@@ -1,24 +1,26 @@
-"""Blame: which counter of a row rises when a claim ends without a settlement, and how often it may.
+"""Decides which counter of a row rises when a claim ends unsettled, and when to give the row up.
 
     counter    rises when
-    failures   the row's code raised, or its reply could not be sent, or its code gave no beat while
-               its process went on
+    failures   the row's code raised, or its reply could not be sent, or its code missed its
+               heartbeats while its process lived
     crashes    the process ended while the row ran, as its beat page proves; or a bare `receive`
-               was not settled in time; or a worker says that the row may have ended a process that
-               it shared with other rows (the guardian of a runner)
+               was not settled in time; or a worker reports that the row may have ended a process
+               that it shared with other rows (the guardian of a runner)
     lost       the owner is gone and its page cannot be read; or the owner ended together with its
-               parent or its machine, which no row can be blamed for
+               parent or its machine, for which no row is to blame
     releases   the row had not begun; its owner drains; or its lease lapsed though its owner lives
 
 Each counter but `releases` has a budget. A row that spends one is given up in the transaction that
 counts the last event.
 
 A row is a *suspect* when it has crashed or was lost, and one more such event would spend that
-budget. Only a suspect can be given up by the next crash, so a suspect runs with no other row beside
-it: that crash then has one possible cause. Rows with fewer crashes run freely, because most crashes
-are accidents. (`tests/unit/test_blame_simulation.py`: 4 poisons in 1,000 messages, 16 slots, 60
-seeds. Suspects beside ordinary rows cost innocent rows their budget in every run, suspects apart in
-none; about 34 rows pass through that stage.)
+budget. Only the next crash of a suspect gives a row up. So a suspect runs with no other row beside
+it, and its crash has one possible cause. Rows with fewer crashes run together, because most crashes
+are accidents.
+
+`tests/unit/test_blame_simulation.py` runs 4 poison messages among 1,000, with 16 slots and 60
+seeds. Suspects that run beside ordinary rows cost innocent rows their budget in every run. Suspects
+that run alone never do. About 34 rows become suspects.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from longwatch.host.beatpage import BeatSnapshot
 
 
 class Blame(StrEnum):
-    """Why a row comes back: which of its counters rises."""
+    """Why a claim ended unsettled: which counter of its row rises."""
 
     FAILURE = auto()
     CRASH = auto()
@@ -40,13 +42,13 @@ class Blame(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlameBudget:
-    """How many crashes and losses give a row up."""
+    """The numbers of crashes and losses at which a row is given up."""
 
     max_crashes: int = 3
     max_lost: int = 5
 
     def is_suspect(self, *, crashes: int, lost: int) -> bool:
-        """Whether one more crash or loss gives the row up, and it has had one before."""
+        """Return whether the row has crashed or was lost, and one more such event gives it up."""
         return 0 < crashes >= self.max_crashes - 1 or 0 < lost >= self.max_lost - 1
 
     def is_spent(self, *, crashes: int, lost: int) -> bool:
@@ -57,14 +59,15 @@ DEFAULT_BUDGET = BlameBudget()
 IS_SUSPECT_SQL = (
     "(crashes > 0 AND crashes >= :max_crashes - 1 OR lost > 0 AND lost >= :max_lost - 1)"
 )
-"""`BlameBudget.is_suspect` of a row."""
+"""`BlameBudget.is_suspect` as an SQL condition on a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerEnd:
-    """What is known about an owner whose claims end: whether it registered a page, what that shows
-    (None: it cannot be read), whether the owner has reported that it drains, is alive for certain,
-    is of another boot, and whether its parent has certainly ended.
+    """Facts about an owner whose claims end, as one process sees them.
+
+    `page` is None if the beat page cannot be read. `is_draining`: the owner has reported that it
+    drains. `is_alive` and `is_parent_dead` are True only when that is certain.
     """
 
     has_page: bool
@@ -75,7 +78,7 @@ class OwnerEnd:
     is_parent_dead: bool = False
 
     def blame(self, seq: int) -> Blame:
-        """The blame for one row of this owner, first rule first."""
+        """Return the blame for one row of this owner. The first rule that applies wins."""
         if not self.has_page:
             return Blame.LOST if self.is_of_another_boot else Blame.CRASH
         if self.page is None or self.is_of_another_boot:

@@ -1,13 +1,11 @@
--- Queries of `claims.py` for PostgreSQL, under READ COMMITTED. No transaction waits for another:
--- rows that another transaction has locked are skipped, because that transaction is about to claim,
--- free or settle them. Where rows must be locked, they are locked in the order of seq, so that two
--- transactions do not deadlock.
+-- Queries of `claims.py` for PostgreSQL, under READ COMMITTED. Most skip rows that another
+-- transaction has locked: that transaction is about to claim, free or settle them. A query that
+-- must lock its rows locks them in the order of seq, so that two transactions do not deadlock.
 
 -- name: claim
--- Lease the oldest free rows of the selection: those before the first suspect, or the suspect by
--- itself.
--- Finds nothing while a delayed row is due, unless another transaction is just freeing it. Returns
--- rows in no order, each with whether the owner is registered.
+-- Lease the oldest free rows of the selection: the rows before the first suspect, or that suspect
+-- alone. Finds nothing while a delayed row is due, unless another transaction is freeing that row.
+-- Returns rows in no order. The last column says whether the owner is registered.
 WITH due AS MATERIALIZED (
     SELECT 1 FROM {table} WHERE queue = :queue AND lease_state = 1 AND ready_at <= :wall_now
     LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -28,8 +26,8 @@ RETURNING {columns}, EXISTS (SELECT 1 FROM longwatch_owners WHERE longwatch_owne
 
 -- name: renew
 -- Extend every lease of an owner except those in :skip; never shortens a lease. A locked row is
--- skipped: its owner is settling it in a transaction that may take long. No other process reclaims
--- that row meanwhile, and the other leases must not wait for it.
+-- skipped: its owner is settling it in a transaction that may take long. No other process can
+-- reclaim that row meanwhile, and the other leases must not wait for it.
 UPDATE {table} SET {on_renew} WHERE seq = ANY (ARRAY(
     SELECT seq FROM {table} WHERE lease_state = 2 AND owner = :owner AND seq <> ALL (:skip::int8[])
     FOR UPDATE SKIP LOCKED
@@ -41,8 +39,8 @@ UPDATE {table} SET {on_renew}
 WHERE seq = :seq AND lease_state = 2 AND owner = :owner AND term = :term
 
 -- name: settle
--- Delete the rows whose claims still match. The rows are found by seq alone: the other conditions
--- are written so that no plan searches all leases of the owner for them.
+-- Delete the rows whose claims still match. The conditions are written so that every plan finds
+-- the rows by seq, and none searches all leases of the owner.
 DELETE FROM {table} WHERE seq = ANY (:seqs::int8[]) AND lease_state > 1 AND lease_state < 3
     AND ((seq, owner, term) IN (
         SELECT * FROM unnest(:seqs::int8[], :owners::int8[], :terms::int8[])
@@ -70,16 +68,16 @@ WITH matching AS MATERIALIZED (
 SELECT seq, owner, term FROM matching
 
 -- name: promote_due
--- Free the delayed rows that are due, at most as many as fit in the time of one call.
+-- Free the delayed rows that are due. The limit keeps the statement within the time of one call.
 UPDATE {table} SET lease_state = 0 WHERE seq = ANY (ARRAY(
     SELECT seq FROM {table} WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
     LIMIT 100000 FOR UPDATE SKIP LOCKED
 ))
 
 -- name: lapsed_owners
--- The owners of leases that have ended; a read that locks nothing. The server's clock decides, so
+-- The owners of leases that have ended. Locks nothing. The server's clock decides, so
 -- the boot of the owner's machine does not matter. An owner whose row was deleted during the claim
--- counts as one that drains, which blames no row.
+-- counts as draining, which blames no row.
 SELECT leased.owner, coalesce(incarnation, ''),
     CASE WHEN longwatch_owners.owner IS NULL THEN '' ELSE page END, parent,
     coalesce(draining, 1), renew_seconds
@@ -87,15 +85,15 @@ FROM (SELECT DISTINCT owner FROM {table} WHERE lease_state = 2 AND {lapsed}) AS 
 LEFT JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 
 -- name: lapsed_of
--- The leases of some owners that have ended, up to :limit, locked: no owner renews them until they
--- are released.
+-- The ended leases of some owners, up to :limit. The rows are locked, so that no owner renews a
+-- lease before it is released.
 SELECT seq, term, queue, owner FROM {table}
 WHERE lease_state = 2 AND owner = ANY (:owners::int8[]) AND {lapsed}
 LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: owners
--- The owners of leases in this table that are of this boot, whose end this process can see, and
--- those registered long ago; with the seconds since registration and whether each holds a lease.
+-- The owners of leases in this table that were registered in this boot, whose end this process can
+-- see, or long ago. With the seconds since registration and whether each holds a lease.
 SELECT owner, incarnation, page, parent, draining, renew_seconds, :wall_now - registered_at,
     EXISTS (SELECT 1 FROM {table} WHERE lease_state = 2 AND {table}.owner = longwatch_owners.owner)
 FROM longwatch_owners
@@ -103,18 +101,18 @@ WHERE table_name = '{table}'
     AND (boot = :boot OR registered_at < :wall_now - :retention::float8)
 
 -- name: of_owner_for_update
--- `of_owner`, with the rows locked; skips rows that another sweeper is about to release.
+-- `of_owner` with the rows locked. Skips rows that another sweeper is about to release.
 SELECT seq, term, queue FROM {table}
 WHERE lease_state = 2 AND owner = :owner LIMIT :limit FOR UPDATE SKIP LOCKED
 
 -- name: insert_owner
--- Register an owner; keeps the row of one that is registered already.
+-- Register an owner. Does nothing if it is registered already.
 INSERT INTO longwatch_owners (owner, incarnation, boot, page, parent, draining, renew_seconds,
     table_name, registered_at)
 VALUES (:owner, :incarnation, :boot, :page, :parent, :draining, :renew_seconds, '{table}',
     :wall_now) ON CONFLICT DO NOTHING
 
 -- name: delete_owner
--- Delete an owner that holds no lease: another sweeper may still have rows of it to release.
+-- Delete an owner unless it holds a lease: another sweeper may still have to release its rows.
 DELETE FROM longwatch_owners WHERE owner = :owner
     AND NOT EXISTS (SELECT 1 FROM {table} WHERE lease_state = 2 AND {table}.owner = :owner)

@@ -1,9 +1,8 @@
-"""Claim, renew, settle, release: the one mechanism of leased rows, over any table that has the
-lease columns.
+"""Claim, renew, settle and release leased rows, in any table that has the lease columns.
 
-The states, invariants and failure cases are in the package's prose. Everything here runs inside a
-transaction that the caller opened, so that it can be combined: settle the last and claim the next,
-settle and send, dead-letter and settle.
+The docstring of the package describes states, invariants and failure cases. Every method runs in a
+transaction that the caller opened, so that callers can combine them: settle one row and claim the
+next, settle and send, dead-letter and settle.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from longwatch.store.database import OwnerRegistry, Row, Transaction
 from longwatch.store.named_sql import load_queries
 
 NO_LIMIT = 2**62
-"""A limit that limits nothing."""
+"""A limit that no table reaches."""
 
 
 class Claim(NamedTuple):
-    """The right to work on one row: what every write about it has to show."""
+    """Proof of a lease on one row: every settle, release and renewal presents it."""
 
     seq: int
     owner: int
@@ -35,8 +34,8 @@ class Claim(NamedTuple):
 class RowSelection(StrEnum):
     """Which free rows a claim takes."""
 
-    ANY = auto()  # ordinary rows, or one suspect by itself
-    ORDINARY = auto()  # no suspect: a process of its own runs those
+    ANY = auto()  # ordinary rows, or one suspect alone
+    ORDINARY = auto()  # no suspects: a separate process runs them
     SUSPECTS = auto()  # one suspect
 
 
@@ -45,12 +44,12 @@ SELECTED_SQL = {
     RowSelection.ORDINARY: f"NOT {IS_SUSPECT_SQL}",
     RowSelection.SUSPECTS: f"crashes + lost > 0 AND {IS_SUSPECT_SQL}",
 }
-"""The condition on the free rows that a claim takes, with the budgets as parameters."""
+"""The SQL condition on free rows for each selection. The budgets are parameters."""
 
 
 class LeaseSql(NamedTuple):
-    """How a lease is kept in the columns of a row, in SQL: what a claim (by column), a renewal and
-    a release write, and the condition that it has ended.
+    """The SQL that keeps a lease in the columns of a row: assignments for a claim (by column), a
+    renewal and a release, and the condition that the lease has ended.
     """
 
     on_claim: Mapping[str, str]
@@ -59,8 +58,9 @@ class LeaseSql(NamedTuple):
     lapsed: str
 
     def placeholders(self, dialect: str) -> dict[str, str]:
-        """The values of the placeholders in queries. `leased_columns` and `leased_values` insert a
-        row that is leased at once.
+        """Return the values of the placeholders in queries.
+
+        `leased_columns` and `leased_values` insert a row that is leased at once.
         """
         term = _NEXT_TERM[dialect]
         inserted = {
@@ -83,8 +83,8 @@ _NEXT_TERM = {
     "sqlite": "max(term + 1, CAST(:wall_now * 1000000 AS INTEGER))",
     "postgresql": "greatest(term + 1, (:lease_now * 1000000)::int8)",
 }
-"""Time, or one more than the last: in an older state that was restored a row and its owner may have
-the same numbers again, but never the same term.
+"""The store's time, or the last term plus one. After a restore of an older state a row and its
+owner may get the same numbers again, but never the same term.
 """
 
 
@@ -105,14 +105,14 @@ _LEASE_UNTIL_SQL = {
 
 
 class Claims:
-    """Leases over one table. Rows come back as the `columns` asked for; the first three are always
-    seq, owner, term.
+    """Leases over one table. Stateless but for the registry of owners.
 
-    `claim_condition` is an SQL condition on `:queue`: while it is false, no row of the queue is
-    claimed. `lease_sql`: how the rows keep their leases; by default in `lease_until`.
+    Rows are returned as seq, owner, term, then `columns`. `claim_condition` is an SQL condition on
+    `:queue`: while it is false, no row of the queue is claimed. `lease_sql` says how rows keep
+    their leases, by default in `lease_until`.
     """
 
-    def __init__(  # noqa: PLR0913 - a table and what is special about it
+    def __init__(  # noqa: PLR0913 - a table and its particulars
         self,
         *,
         dialect: str,
@@ -151,8 +151,10 @@ class Claims:
         parent: str | None = None,
         renew_seconds: float | None = None,
     ) -> int:
-        """Register an owner; the number that stands for it in leases. `parent`: the incarnation of
-        the process that supervises it; `renew_seconds`: the time between its renewals.
+        """Register an owner and return its number in leases.
+
+        `parent` is the incarnation of the process that supervises the owner. `renew_seconds` is the
+        time between its renewals.
         """
         owner = secrets.randbits(62)
         self._owners.records[owner] = {
@@ -170,8 +172,9 @@ class Claims:
     def report_draining(
         self, transaction: Transaction, *, owner: int, is_draining: bool = True
     ) -> None:
-        """Note that an owner drains, or claims again: if it drains, the end of its process blames
-        no row.
+        """Record that an owner drains, or that it claims again.
+
+        The end of a draining owner blames no row.
         """
         record = {**self._owners.records[owner], "draining": int(is_draining)}
         self._owners.records[owner] = record
@@ -188,11 +191,11 @@ class Claims:
         selection: RowSelection = RowSelection.ANY,
         budget: BlameBudget = DEFAULT_BUDGET,
     ) -> list[Row]:
-        """Lease up to `limit` free rows, oldest first, in one statement. A suspect by `budget`
-        comes alone.
+        """Lease up to `limit` free rows, oldest first, in one statement. A suspect by `budget` is
+        claimed alone.
 
-        The statement finds nothing while a delayed row is due: that may be older than those that
-        are free, so it is freed first.
+        The statement finds nothing while a delayed row is due. That row may be older than the free
+        rows, so it is freed first.
         """
         parameters = {
             "queue": queue,
@@ -218,7 +221,7 @@ class Claims:
         limit: int,
         budget: BlameBudget = DEFAULT_BUDGET,
     ) -> int:
-        """How many suspects are free, counted no further than `limit`; a read."""
+        """Count the free suspects of a queue, up to `limit`. Only reads."""
         parameters = {
             "queue": queue,
             "limit": limit,
@@ -235,7 +238,7 @@ class Claims:
         selection: RowSelection,
         budget: BlameBudget = DEFAULT_BUDGET,
     ) -> bool:
-        """Whether a claim of this selection would find a free row; a read."""
+        """Return whether a claim of this selection would find a free row. Only reads."""
         parameters = {
             "queue": queue,
             "max_crashes": budget.max_crashes,
@@ -251,8 +254,9 @@ class Claims:
         lease_seconds: float,
         skip: Collection[Claim] = (),
     ) -> int:
-        """Extend every lease of an owner except those in `skip` to `lease_seconds` from now, in
-        one statement; how many there are.
+        """Extend every lease of an owner, except those in `skip`, to `lease_seconds` from now.
+
+        One statement. Returns how many leases it renewed.
         """
         parameters = {
             "owner": owner,
@@ -262,7 +266,7 @@ class Claims:
         return transaction.execute(self.sql["renew"], parameters)
 
     def held(self, transaction: Transaction, *, owner: int) -> list[Claim]:
-        """Every lease of an owner."""
+        """Return the claims of every lease of an owner."""
         return [
             Claim(seq, owner, term)
             for seq, term, _ in transaction.rows(
@@ -271,7 +275,7 @@ class Claims:
         ]
 
     def renew_one(self, transaction: Transaction, claim: Claim, *, lease_seconds: float) -> bool:
-        """Extend one lease; False if the claim no longer matches."""
+        """Extend one lease. Returns False if the claim no longer matches."""
         return (
             transaction.execute(
                 self.sql["renew_one"], {**claim._asdict(), "lease_seconds": lease_seconds}
@@ -280,8 +284,9 @@ class Claims:
         )
 
     def settle(self, transaction: Transaction, claims: Iterable[Claim]) -> list[bool]:
-        """Finish rows for good, in one statement; for each whether it was still the claimant's.
-        Of two equal claims one was.
+        """Delete rows, in one statement. Returns for each claim whether it still matched.
+
+        Of two equal claims only the first matches.
         """
         listed = list(claims)
         return (
@@ -290,7 +295,7 @@ class Claims:
             else []
         )
 
-    def release(  # noqa: PLR0913 - which rows, and what is noted of them
+    def release(  # noqa: PLR0913 - which rows, and their new columns
         self,
         transaction: Transaction,
         claims: Iterable[Claim],
@@ -300,8 +305,8 @@ class Claims:
         error: str | None = None,
         traceback: str | None = None,
     ) -> list[bool]:
-        """Release rows, to be claimed again after the delay; for each whether its claim still
-        matched.
+        """Release rows, which can be claimed again after the delay. Returns for each claim whether
+        it still matched.
         """
         common = {
             "delay": max(delay, 0.0),
@@ -324,37 +329,42 @@ class Claims:
         ]
 
     def for_update(self, query: str) -> str:
-        """The query that finds leases to be released; where others may write meanwhile, one that
-        keeps them off these rows.
+        """Return the query that finds leases to release.
+
+        It locks these rows where the database has several writers.
         """
         return self.sql.get(f"{query}_for_update", self.sql[query])
 
     def promote_due(self, transaction: Transaction, *, queue: int) -> int:
-        """Free the delayed rows whose time has come; how many."""
+        """Free the delayed rows that are due. Returns how many."""
         return transaction.execute(self.sql["promote_due"], {"queue": queue})
 
     def next_due(self, transaction: Transaction, *, queue: int) -> float | None:
-        """Seconds until the next delayed row of the queue is due; None if none is delayed."""
+        """Return the seconds until the next delayed row is due, or None if none is delayed."""
         [(wait,)] = transaction.rows(self.sql["next_due"], {"queue": queue})
         return None if wait is None else max(float(wait), 0.0)
 
     def array_parameter(self, numbers: Iterable[float | None]) -> object:
-        """Numbers as one parameter: an array, or a JSON text where the database has no arrays."""
+        """Return numbers as one parameter: an array, or a JSON text where the database has no
+        arrays.
+        """
         return list(numbers) if self._takes_arrays else _to_json(list(numbers))
 
     def _parameters(self, claims: Sequence[Claim]) -> dict[str, object]:
         return claim_parameters(claims, arrays=self._takes_arrays)
 
     def insert_owner(self, transaction: Transaction, owner: int) -> None:
-        """Insert the row of an owner, also again: a sweeper that could not see whether the owner
-        lives may have deleted it while it held nothing.
+        """Insert the row of a registered owner, possibly again.
+
+        A sweeper that cannot see whether the owner lives may have deleted the row while the owner
+        held no lease.
         """
         transaction.execute(self.sql["insert_owner"], self._owners.records[owner])
 
 
 def claim_parameters(claims: Sequence[Claim], *, arrays: bool) -> dict[str, object]:
-    """Claims as parameters: three arrays, or one JSON text. In the order of the rows, so that
-    two that meet lock them alike.
+    """Return claims as parameters: three arrays, or one JSON text. The arrays are sorted, so that
+    two transactions lock common rows in the same order.
     """
     if not arrays:
         return {"claims": _to_json(claims)}
@@ -363,18 +373,20 @@ def claim_parameters(claims: Sequence[Claim], *, arrays: bool) -> dict[str, obje
 
 
 def _to_json(value: object) -> str:
-    """Claims and numbers are encoded by the thousand, so by msgspec."""
+    """Encode with msgspec, because claims and numbers come by the thousand."""
     return msgspec.json.encode(value).decode()
 
 
 def _which_applied(claims: Sequence[Claim], rows: Iterable[Row]) -> list[bool]:
-    """For each claim whether its row was changed; of two equal ones the first did it."""
+    """Return for each claim whether its row was changed. Of two equal claims only the first
+    counts.
+    """
     changed = {Claim(*row) for row in rows}
     return [_discard(changed, claim) for claim in claims]
 
 
 def _discard(changed: set[Claim], claim: Claim) -> bool:
-    """Whether it was there; now it is not."""
+    """Remove the claim. Returns whether it was there."""
     found = claim in changed
     changed.discard(claim)
     return found

@@ -27,10 +27,10 @@ SELECT count(*) FROM longwatch_owners WHERE table_name = '{table}' AND renew_sec
     )
 
 -- name: suspects
--- Free suspects of a queue, up to :limit. The first condition is that of a small index.
+-- Free suspects of a queue, up to :limit. `crashes + lost > 0` selects a small partial index.
 SELECT seq FROM {table}
 WHERE queue = :queue AND lease_state = 0 AND crashes + lost > 0 AND {is_suspect} LIMIT :limit
 
 -- name: set_draining
--- Note whether an owner drains.
+-- Record whether an owner drains.
 UPDATE longwatch_owners SET draining = :draining WHERE owner = :owner

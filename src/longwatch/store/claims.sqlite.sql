@@ -1,11 +1,10 @@
--- Queries of `claims.py` for SQLite. It has one writer at a time, so a select and the update after
--- it see the same rows.
+-- Queries of `claims.py` for SQLite. There is one writer at a time, so a select and the update
+-- after it see the same rows.
 
 -- name: claim
--- Lease the oldest free rows of the selection: those before the first suspect, or the suspect by
--- itself.
--- Finds nothing while a delayed row is due. Returns rows in no order, each with whether the owner
--- is registered.
+-- Lease the oldest free rows of the selection: the rows before the first suspect, or that suspect
+-- alone. Finds nothing while a delayed row is due. Returns rows in no order. The last column says
+-- whether the owner is registered.
 WITH candidates AS MATERIALIZED (
     SELECT seq, {is_suspect} AS is_suspect FROM {table}
     WHERE queue = :queue AND lease_state = 0 AND {selected} AND {claim_condition}
@@ -58,13 +57,13 @@ UPDATE {table} SET lease_state = 0
 WHERE lease_state = 1 AND queue = :queue AND ready_at <= :wall_now
 
 -- name: lapsed_owners
--- The owners of leases that have ended, by the clock or because another boot made them.
+-- The owners of leases that have ended: by the clock, or because they are of another boot.
 SELECT DISTINCT longwatch_owners.owner, incarnation, page, parent, draining, renew_seconds
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND ({lapsed} OR boot <> :boot)
 
 -- name: lapsed_of
--- The leases of some owners that have ended, up to :limit.
+-- The ended leases of some owners, up to :limit.
 SELECT seq, term, queue, leased.owner
 FROM {table} AS leased JOIN longwatch_owners ON longwatch_owners.owner = leased.owner
 WHERE lease_state = 2 AND leased.owner IN (SELECT value FROM json_each(:owners))

@@ -1,8 +1,8 @@
-"""The interface over SQL databases: what the layers above may ask of any of them.
+"""The interface over SQL databases that the layers above use.
 
 A Database is lazy and per process: making one opens nothing, and after a fork the child opens its
-own. Work is a function of a Transaction; it may be run again if the database has to retry, so it
-does nothing but SQL.
+own. Work is a function of a Transaction. The database may run it again after an error, so it does
+nothing but SQL.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Parameters = Mapping[str, object]
 Channels = str | Iterable[str]
-"""One, or several."""
+"""One channel, or several."""
 
 CALL_TIMEOUT = 30.0
-"""How long a call waits for the engine before it gives up, in seconds."""
+"""Seconds that a call waits for the database before it gives up."""
 
 
 class StoreResetError(StoreError):
-    """A row that others refer to is gone: the store was restored or emptied, and what was learnt
-    before is to be asked again.
+    """A row that others refer to is gone, because the store was restored or emptied. Callers must
+    read again what they had cached.
     """
 
 
 class PreconditionFailedError(Exception):
-    """A precondition of a transaction does not hold; nothing of it was written."""
+    """A precondition of a transaction does not hold. Nothing was written."""
 
 
 @dataclass(slots=True)
@@ -54,8 +54,8 @@ class ClockJump:
 
 
 class OwnerRegistry:
-    """The lease owners of one store in this process: the record of each, and the default owner of
-    bare receives.
+    """The lease owners that this process registered in one store, and the default owner of bare
+    receives.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class OwnerRegistry:
         self._default_owners: dict[tuple[int, str], int] = {}
 
     def default_owner(self, table: str, register: Callable[[], int]) -> int:
-        """The one owner without a beat page, registered when it is first needed; a forked child
+        """Return the one owner without a beat page, registered at its first use. A forked child
         registers another.
         """
         key = os.getpid(), table
@@ -72,150 +72,143 @@ class OwnerRegistry:
 
 
 class Transaction(Protocol):
-    """One transaction in progress. Not for other threads.
+    """One transaction in progress. Not thread-safe.
 
-    Parameters are named `:like_this` in the SQL of every engine. Two of them are the engine's own:
-    `:lease_now`, the clock that judges leases, and `:wall_now`, wall time for delays and expiry; so
-    durations come from clients, and moments never do.
+    Parameters are named `:like_this` in the SQL of every database. The database itself fills in two
+    of them: `:lease_now`, the clock that decides leases, and `:wall_now`, wall time for delays and
+    expiry. So clients send durations, never times.
     """
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        """Run a statement and return what it selects or returns."""
+        """Run a statement and return its rows."""
 
     def rows_many(self, statements: Sequence[tuple[str, Parameters]]) -> list[list[Row]]:
-        """Run several statements in order, in one round trip where there is a server; return what
-        each selects.
+        """Run several statements in order, in one round trip to a server. Returns the rows of
+        each.
         """
 
     def execute(self, sql: str, parameters: Parameters | None = None) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement. Returns how many rows it changed."""
 
     def execute_many(self, sql: str, parameters: Sequence[Parameters]) -> int:
-        """Run a statement for each of several sets of parameters, which have the same names; how
-        many rows were changed in all.
+        """Run a statement for several sets of parameters with the same names. Returns how many rows
+        it changed in all.
 
-        A database may get all of them at once, each parameter as the array of its values, and
-        its SQL is written for that.
+        PostgreSQL gets all sets at once, each parameter as the array of its values, and its SQL is
+        written for that.
         """
 
     def defer_many(self, sql: str, parameters: Sequence[Parameters]) -> None:
-        """`execute_many`, queued as `defer` does."""
+        """Queue an `execute_many`, as `defer` does."""
 
     def defer_rows(
         self, sql: str, parameters: Parameters, callback: Callable[[list[Row]], None]
     ) -> None:
-        """Queue a query; `callback` gets its rows at the commit or before.
+        """Queue a query. `callback` gets its rows at the commit or before.
 
-        It is never called if everything was committed and only the replies were lost.
+        The callback is not called if the commit succeeded and only the replies were lost.
         """
 
     def defer(self, sql: str, parameters: Parameters) -> None:
-        """Queue a statement whose result is not needed; errors surface at the next statement or at
+        """Queue a statement whose result is not needed. Errors surface at the next statement or at
         commit.
         """
 
     def require(self, sql: str, parameters: Parameters) -> None:
-        """Fail the transaction unless this selects true: PreconditionFailedError is raised here or
-        by the commit.
+        """Fail the transaction unless this query returns true. This call or the commit raises
+        PreconditionFailedError.
         """
 
     def notify(self, channel: str) -> None:
-        """Notify the channel once this is committed; not if it is not."""
+        """Notify the channel after the commit. A rollback notifies nothing."""
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Have something called once this is committed, before anybody else learns of it; never
-        if it is not, or nobody knows.
+        """Call a function after the commit, before `write` returns and receivers are notified. It
+        is not called if the commit failed or its result is unknown.
         """
 
 
 class Database(ABC):
-    """A store of rows. Every method may be called from any thread; every call ends within its
-    timeout.
+    """A store of rows. Every method is thread-safe, and every call with a timeout ends within
+    it.
     """
 
     dialect: str
     url: str
     has_single_writer: bool = True
-    """Whether it is worth a read to avoid a write that finds nothing to do: it is where writers
-    wait for each other.
-    """
+    """Whether writers wait for each other, so that a read that avoids an empty write pays."""
     is_shared: bool = False
-    """Whether other machines may use it as well."""
+    """Whether other machines may use it."""
 
     def __init__(self) -> None:
         self.jump = ClockJump()
         self.owners = OwnerRegistry()
         self.generation = 0
-        """Another number whenever the store was found anew, and may be another one: what was
-        learnt before is to be asked again.
+        """Rises whenever the store was reopened and may be another one. Callers must then read
+        again what they had cached.
         """
 
     @property
     def identity(self) -> object:
-        """Equal for two that are the same store, however each was named."""
+        """Equal for two databases that are the same store, even under different URLs."""
         return self.url
 
     @property
     def absolute_url(self) -> str:
-        """The URL by which any process of this machine can open it; it may have a password in
-        it.
-        """
+        """The URL by which any process of this machine can open it. May contain a password."""
         return self.url
 
     @abstractmethod
     def write(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
-        """Run work in a transaction of its own; when this returns, it is on disk.
+        """Run work in its own transaction. When this returns, the commit is on disk.
 
-        If work raises, nothing of it happened and its error comes out; a StoreError means the same.
-        Several threads' work may share one commit without seeing each other's failures.
+        If work raises, the transaction is rolled back and the error propagates. After a StoreError
+        nothing was written either, unless its text says that this is unknown. Several threads' work
+        may share one commit. A failure of one does not affect the others.
         """
 
     def write_inline(self, work: Callable[[Transaction], T]) -> T:
-        """`write` in the calling thread, where the database has a writer thread that is idle: no
-        thread has to be woken.
+        """`write` in the calling thread if the writer thread is idle, which saves waking a thread.
 
-        It has no timeout: it waits for a disk that hangs.
+        It has no timeout, so it blocks while a disk hangs.
         """
         return self.write(work)
 
     @abstractmethod
     def read(self, work: Callable[[Transaction], T], *, timeout: float = CALL_TIMEOUT) -> T:
-        """Run work that only reads, on one consistent view, without waiting for writers."""
+        """Run work that only reads, on one consistent snapshot, without waiting for writers."""
 
     @abstractmethod
     def listen(self, channels: Channels, wakeup: Wakeup) -> Callable[[], None]:
-        """Set the wakeup whenever a channel, or one of several, is notified, and periodically
-        without that.
+        """Set the wakeup whenever one of the channels is notified, and periodically.
 
-        Returns a function that ends it. Notifications reach this process and others, never block
-        a commit, and may get lost.
+        Returns a function that ends the subscription. Notifications reach this process and others,
+        never block a commit, and may get lost.
         """
 
     @abstractmethod
     def schema_version(self) -> int | None:
-        """At which version the schema is, 0 if there is none; None if there is no store. Makes
-        nothing and changes nothing.
+        """Return the version of the schema, 0 if there is none, None if there is no store. Only
+        reads.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what waits to be written, let go of connections and threads; idempotent. A closed
-        database refuses work.
+        """Finish queued writes, then close connections and threads. Idempotent.
 
-        To use the store again, make another one.
+        Later calls raise StoreClosedError. To use the store again, make another Database.
         """
 
     @abstractmethod
     def join(self, tx: Any) -> Transaction:
-        """The transaction that a caller gave as `tx=`, checked: one of this store, or where the
-        engine can, a user's connection.
+        """Check the transaction that a caller passed as `tx=`, and return it as a Transaction.
 
-        UnsupportedError for anything else, with the cure; what is written through it commits when
-        its maker says so.
+        It must be a transaction of this store, or on PostgreSQL a user's connection. Raises
+        UnsupportedError for anything else. The owner of the transaction commits it.
         """
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
-        """`write`, by the name users know it: sends and settles that are given this transaction
+        """`write` under the name of the public API: sends and settles that get this transaction
         commit with it.
         """
         return self.write(lambda transaction: require_plain_result(work(transaction)))
@@ -231,14 +224,14 @@ class Database(ABC):
 
 
 def require_plain_result(result: T) -> T:
-    """Refuses what an async or a generator function returns: nothing of it has run, and the
-    commit would not wait for it.
+    """Raise UsageError for the result of an async or a generator function: its body has not run,
+    and the commit would not wait for it.
     """
     if isinstance(result, Coroutine):
         result.close()
     if isinstance(result, Coroutine | Generator | AsyncGenerator):
         raise UsageError(
-            "transact() takes a plain function; an async one, or one that yields, would run "
+            "transact() expects a plain function; an async or a generator function would run "
             "after the commit"
         )
     return result

@@ -1,12 +1,11 @@
-"""Stores and fork: a child must use nothing of what its parent has open. Above all SQLite, which
-does not defend itself.
+"""Makes stores safe across fork: a child must not use anything that its parent has open.
 
-A child that forks off while a thread is inside SQLite inherits its locks as taken, for ever: SQLite
-counts them once a process and takes the copy for its own. So a fork waits until no connection of
-ours is in use, and the child closes its copies before anything else runs there. That is harmless to
-the parent: locks of files belong to processes, and a copy that closes finds the parent's.
+A child that forks while a thread is inside SQLite inherits SQLite's locks as taken, for ever:
+SQLite counts them per process and takes the copy for its own. So a fork waits until no connection
+of ours is in use, and the child closes its copies before any other code runs. Closing them does not
+harm the parent: file locks belong to processes, and the parent still holds its own.
 
-`os.fork` and what stands on it come through here; starting another program does not need it.
+`os.fork` and everything built on it call these hooks. Starting another program needs no hook.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from weakref import WeakSet
 
 
 class ForkAware(Protocol):
-    """Something whose parts must not be in use when the process forks."""
+    """An object whose connections must not be in use when the process forks."""
 
     def before_fork(self) -> None:
-        """Block new use of them, and wait for users up to a timeout."""
+        """Block new use of the connections, and wait for current users up to a timeout."""
 
     def after_fork_in_parent(self) -> None:
-        """In the parent, after the fork."""
+        """Called in the parent, after the fork."""
 
     def after_fork_in_child(self) -> None:
-        """In the child, after the fork: close what is the parent's."""
+        """Called in the child, after the fork: close the copies of the parent's connections."""
 
 
 class LockLike(Protocol):
-    """What `threading.Lock` and `threading.RLock` make."""
+    """The methods of `threading.Lock` and `threading.RLock` that are used here."""
 
-    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...  # noqa: FBT001 - theirs
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...  # noqa: FBT001 - the signature of threading.Lock
     def release(self) -> None: ...
 
 
 _LOCK_TIMEOUT = 5.0
-"""How long a fork waits for one lock, in seconds: it is held for one transaction at the most.
-Then it goes on without.
+"""Seconds that a fork waits for one lock, which is held for one transaction at most. Then it goes
+on without the lock.
 """
 
 _POLL_SECONDS = 0.001
-"""How often those who let a fork go first look whether it is over, in seconds."""
+"""Seconds between two checks of a thread that waits for a fork to finish."""
 
 _registered: WeakSet[ForkAware] = WeakSet()
 _registry_lock = threading.Lock()
@@ -54,15 +53,15 @@ _prepared: list[ForkAware] = []
 
 
 class _ForkState:
-    """Whether one waits. A plain fact: a lock or an event in its place could itself be taken in
-    the moment of the fork.
+    """Whether a fork is pending. A plain attribute: a lock or an event could itself be taken at the
+    moment of the fork.
     """
 
     is_pending = False
 
 
 class _ThreadState(threading.local):
-    """How many locks of ours the present thread holds."""
+    """How many of these locks the current thread holds."""
 
     locks_held = 0
 
@@ -72,16 +71,19 @@ _thread = _ThreadState()
 
 
 def register_fork_hooks(forkable: ForkAware) -> None:
-    """Call its methods around every fork, for as long as it lives."""
+    """Call the methods of this object around every fork, as long as it exists. Keeps a weak
+    reference.
+    """
     with _registry_lock:
         _registered.add(forkable)
 
 
 @contextmanager
 def fork_guarded(lock: LockLike) -> Iterator[None]:
-    """Hold a lock that a fork waits for. While one waits, whoever is not in the middle of something
-    lets it go first: locks are not fair, and threads that take them again and again would keep it
-    waiting for ever.
+    """Hold a lock that a fork waits for.
+
+    While a fork is pending, a thread that holds no other such lock waits first. Locks are not fair:
+    threads that take them again and again would delay the fork for ever.
     """
     deadline = time.monotonic() + _LOCK_TIMEOUT
     while _fork.is_pending and not _thread.locks_held and time.monotonic() < deadline:
@@ -96,7 +98,7 @@ def fork_guarded(lock: LockLike) -> Iterator[None]:
 
 
 def acquire_locks(locks: Iterable[LockLike]) -> list[LockLike]:
-    """Take these locks for the time of a fork; those that were taken."""
+    """Acquire these locks for the time of a fork. Returns those that were acquired in time."""
     return [lock for lock in locks if lock.acquire(timeout=_LOCK_TIMEOUT)]
 
 

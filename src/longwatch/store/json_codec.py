@@ -1,6 +1,4 @@
-"""Values on their way into a store and out: msgspec JSON, typed where the reader says what it
-expects.
-"""
+"""Encodes and decodes the JSON values of a store with msgspec, typed if the reader gives a type."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ BodyT = TypeVar("BodyT")
 
 
 MAX_BYTES = 1 << 20
-"""Bytes that a value may have, unless its owner says otherwise."""
+"""The default for the most bytes that an encoded value may have."""
 
 
 class CodecWording(NamedTuple):
-    """What a codec calls things when it refuses them."""
+    """The words of a codec's error messages."""
 
     thing: str = "a body"
     expectation: str = "this mailbox was opened for"
-    cure: str = "send where it is stored instead, or raise max_body_bytes"
+    cure: str = "store the data elsewhere and send a reference, or raise max_body_bytes"
     action: str = "sent"
 
 
@@ -65,12 +63,12 @@ class Codec(Generic[BodyT]):
     def decode(self, data: bytes) -> BodyT:
         try:
             return self._decoder.decode(data)
-        except Exception as error:  # noqa: BLE001 - the body type's own code runs here, and may raise anything
+        except Exception as error:  # noqa: BLE001 - code of the body type runs here and may raise any error
             raise SerializationError(f"{self._wording.thing} cannot be read: {error}") from None
 
     def _require_decodable(self, body: BodyT, data: bytes) -> None:
-        """What nobody could read as it was meant is refused here, where its sender still is; the
-        usual body costs two looks.
+        """Raise SerializationError in the sender for a body that no receiver could decode. The
+        usual body costs two cheap checks.
         """
         if (
             b"null" in data
@@ -94,7 +92,7 @@ class Codec(Generic[BodyT]):
 
 
 def _has_nonfinite(value: Any) -> bool:
-    """Whether a float that is no number is anywhere in it."""
+    """Return whether the value contains a NaN or an infinity."""
     if isinstance(value, float):
         return not isfinite(value)
     if isinstance(value, dict):

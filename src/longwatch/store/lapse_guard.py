@@ -1,15 +1,14 @@
-"""Decides whether leases that have lapsed are reclaimed at once, or after one more renewal
-interval.
+"""Decides whether lapsed leases are reclaimed at once, or after one more renewal interval.
 
 A lease lapses when its owner does not renew it, or when the clock of the store moves: a step of the
 server's clock, a failover to a server that is ahead, a suspended machine. In the first case the
-owner is gone and its rows should come back at once. In the second the owners live and renew within
-their renewal interval, so a sweeper that waits for one interval reclaims nothing from them.
+owner is gone and the sweeper should release its rows at once. In the second case the owners live
+and renew within one interval, so a sweeper that waits for one interval reclaims nothing from them.
 
 A sweeper looks at all owners at one moment. The owners in question renew their leases
 (`renew_seconds` is known) and have at least one lease that has lapsed. Such an owner is *held* if
 
-- it is certainly alive, seen from this process; or
+- this process can see that it is alive; or
 - at the same look at least two renewing owners, and more than half of the renewing owners that hold
   leases, have lapsed: the clock moved, not the workers.
 
@@ -21,19 +20,19 @@ A sweeper looks at all owners at one moment. The owners in question renew their 
 Invariants
 1. The leases of a dead owner, and of one that does not renew (a bare `receive`), never wait.
 2. An owner waits for one interval at most, counted from the first look that saw it lapsed. A later
-   look neither restarts the wait nor ends it: of the owners that lapsed together the first to renew
-   must not cost the others their leases.
+   look neither restarts nor ends the wait. When several owners lapsed together, the first one that
+   renews must not cost the others their leases.
 3. The guard remembers only owners that the last look saw lapsed.
 4. Waiting changes no lease. The owner may renew or settle meanwhile; the store decides then.
 
 Failure cases
-- All owners really are gone (a power cut of a rack). Their rows come back one renewal interval
+- All owners really are gone (a power cut of a rack). Their rows are released one renewal interval
   later than otherwise.
-- One owner of many is gone. It is in the minority and not seen alive, so its rows come back at
+- One owner of many is gone. It is in the minority and not seen alive, so its rows are released at
   once.
-- The only owner of a store lapses, and cannot be seen from here. Two explanations are left, and its
-  rows come back at once: a store with one worker has no majority.
-- An owner is alive and stopped (SIGSTOP). Its rows come back after one interval.
+- The only owner of a store lapses, and this process cannot see it. Either cause is possible. Its
+  rows are released at once, because a store with one worker has no majority.
+- An owner is alive and stopped (SIGSTOP). Its rows are released after one interval.
 - The sweeper itself was suspended. Its clock must not count that time, so `now` is
   `Clock.monotonic()`.
 - Several sweepers look at one store. Each waits by itself, so the first sweeper that has waited
@@ -47,12 +46,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MIN_LAPSED_TOGETHER = 2
-"""Renewing owners that have lapsed at one look, below which the clock is not suspected."""
+"""The fewest renewing owners lapsed at one look that suggest that the clock moved."""
 
 
 class LapsedOwner(NamedTuple):
-    """An owner with at least one lapsed lease. `renew_seconds`: the time between its renewals, None
-    if it does not renew. `is_alive`: certainly, as seen from here; `is_dead`: certainly.
+    """An owner with at least one lapsed lease.
+
+    `renew_seconds` is the time between its renewals, None if it does not renew. `is_alive` and
+    `is_dead` are True only when this process can see that for certain.
     """
 
     id: int
@@ -62,14 +63,14 @@ class LapsedOwner(NamedTuple):
 
 
 class _Lapse(NamedTuple):
-    """Since when an owner has been seen lapsed, and whether it is held."""
+    """When an owner was first seen lapsed, and whether it is held."""
 
     since: float
     is_held: bool
 
 
 class LapseGuard:
-    """The lapses of owners, as one process sees them. Thread-safe; does not block."""
+    """Remembers the lapsed owners that one process has seen. Thread-safe; does not block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,11 +79,10 @@ class LapseGuard:
     def reclaimable(
         self, lapsed: Iterable[LapsedOwner], *, renewing_holders: int, now: float
     ) -> frozenset[int]:
-        """The owners, of those with a lapsed lease at this look, whose lapsed leases may be
-        reclaimed now.
+        """Return the owners whose lapsed leases may be reclaimed now.
 
-        `lapsed` has all of them. `renewing_holders` counts the owners that renew and hold leases,
-        lapsed or not. `now` is on `Clock.monotonic()`.
+        `lapsed` holds every owner with a lapsed lease at this look. `renewing_holders` counts the
+        owners that renew and hold leases, lapsed or not. `now` is on `Clock.monotonic()`.
         """
         owners = list(lapsed)
         renewing = sum(owner.renew_seconds is not None for owner in owners)
@@ -96,7 +96,7 @@ class LapseGuard:
             return frozenset(owner.id for owner in owners if not self._is_waiting(owner, now))
 
     def __len__(self) -> int:
-        """How many owners it remembers."""
+        """How many owners the guard remembers."""
         return len(self._seen)
 
     def _looked_at(self, owner: LapsedOwner, *, is_held: bool, now: float) -> _Lapse:

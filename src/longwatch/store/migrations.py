@@ -1,9 +1,9 @@
-"""The schema and its versions: numbered files, each applied once, whoever comes first.
+"""Schema migrations: numbered files, each applied once.
 
-`schema/NNNN_name.DIALECT.sql` leads from version NNNN - 1 to NNNN. A migration runs in one
-transaction with the note that it was made, so a process that dies in it leaves the version before,
-and several that start at once make each step once. The first version is 4: stores of the versions
-before it have other names for tables and columns, and are refused.
+`schema/NNNN_name.DIALECT.sql` migrates from version NNNN - 1 to NNNN. A migration and the record of
+it are one transaction. So a process that dies in it leaves the version before, and processes that
+start together apply each migration once. The first version is 4. Older stores have other names for
+tables and columns, and are refused.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TOO_OLD = (
     "which cannot be migrated; empty its mailboxes with the old version, then name a new file or "
     "an empty database"
 )
-"""The cure for a store that no step leads from."""
+"""The cure for a store that no migration starts from."""
 _FILE = re.compile(r"(\d{4})_(\w+)\.(\w+)\.sql")
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema."""
+    """One migration of the schema."""
 
     version: int
     name: str
@@ -34,7 +34,7 @@ class Migration:
 
 
 def load_migrations(dialect: str) -> list[Migration]:
-    """Every step there is, in order."""
+    """Return every known migration, in order."""
     found = []
     for file in files("longwatch.store.schema").iterdir():
         match = _FILE.fullmatch(file.name)
@@ -46,7 +46,7 @@ def load_migrations(dialect: str) -> list[Migration]:
 
 
 def current_version(transaction: Transaction) -> int:
-    """The version the store is at; 0 for one without a schema."""
+    """Return the version of the store's schema, 0 if it has none. Creates the table of versions."""
     transaction.execute(
         "CREATE TABLE IF NOT EXISTS longwatch_schema (version INTEGER PRIMARY KEY, name TEXT "
         "NOT NULL, applied_at TEXT NOT NULL)"
@@ -58,7 +58,9 @@ def current_version(transaction: Transaction) -> int:
 def pending_migrations(
     transaction: Transaction, known: list[Migration], *, store: str = "the store"
 ) -> list[Migration]:
-    """Return the steps that are still to be made; raises for a store of an unknown version."""
+    """Return the migrations that are still to be applied. Raises for a store of an unknown
+    version.
+    """
     version = current_version(transaction)
     require_known_version(version, known, store=store)
     return [migration for migration in known if migration.version > version]
@@ -67,7 +69,7 @@ def pending_migrations(
 def require_known_version(
     version: int, known: Sequence[Migration], *, store: str = "the store"
 ) -> None:
-    """Raise SchemaTooNewError or SchemaTooOldError for a version that no step here starts from."""
+    """Raise SchemaTooNewError or SchemaTooOldError for a version that no migration starts from."""
     oldest, newest = (known[0].version, known[-1].version) if known else (0, 0)
     if 0 < version < oldest:
         raise SchemaTooOldError(
@@ -81,7 +83,7 @@ def require_known_version(
 def migrate(
     transaction: Transaction, known: list[Migration], *, store: str = "the store"
 ) -> list[Migration]:
-    """Make the steps that are pending, within this transaction; returns them."""
+    """Apply the pending migrations in this transaction, and return them."""
     pending = pending_migrations(transaction, known, store=store)
     for step in pending:
         for statement in step.statements:
@@ -101,37 +103,35 @@ def _statements(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """The version a store is at, 0 if it has no schema, and the steps this code knows."""
+    """The schema version of a store (0: no schema), and the migrations that this code knows."""
 
     version: int
     steps: tuple[Migration, ...]
 
     @property
     def latest(self) -> int:
-        """The version this code works with."""
+        """The version that this code works with."""
         return self.steps[-1].version
 
     @property
     def is_too_old(self) -> bool:
-        """Whether no step leads from the version of the store."""
+        """Whether no migration starts from the version of the store."""
         return 0 < self.version < self.steps[0].version
 
     @property
     def pending(self) -> list[str]:
-        """The steps that are still to be made."""
+        """The names of the migrations that are still to be applied."""
         return [] if self.is_too_old else self.steps_between(self.version, self.latest)
 
     def steps_between(self, start: int, end: int) -> list[str]:
-        """The names of the steps that lead from one version to another."""
+        """Return the names of the migrations from one version to another."""
         return [
             f"{step.version:04}_{step.name}" for step in self.steps if start < step.version <= end
         ]
 
 
 def schema_status(database: Database) -> SchemaStatus | None:
-    """How the schema of a store stands; None if there is no store. Makes nothing and changes
-    nothing.
-    """
+    """Return the status of a store's schema, or None if there is no store. Only reads."""
     version = database.schema_version()
     return (
         None if version is None else SchemaStatus(version, tuple(load_migrations(database.dialect)))

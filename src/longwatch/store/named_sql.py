@@ -1,9 +1,9 @@
-"""SQL lives in `.sql` files as named, described queries; this reads them.
+"""Reads named, described queries from `.sql` files.
 
-A query begins with `-- name: NAME` and a comment that says what it does. Parameters are written
-`:name` for every database; `{table}` and the like are filled in by the reader from trusted
-constants, never from data. A file `claims.sqlite.sql` beside `claims.sql` holds the queries that
-differ on one database.
+A query begins with `-- name: NAME` and a comment that describes it. Parameters are written `:name`
+for every database. The reader replaces `{table}` and other placeholders with trusted constants,
+never with data. A file `claims.sqlite.sql` beside `claims.sql` holds the queries that differ on one
+database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 @cache
 def load_queries(package: str, name: str, dialect: str, **constants: str) -> dict[str, str]:
-    """The queries of `name.sql` and `name.DIALECT.sql` in a package; those of the dialect win."""
+    """Return the queries of `name.sql` and `name.DIALECT.sql` in a package. Queries of the dialect
+    override the others.
+    """
     folder = files(package)
     queries: dict[str, str] = {}
     for file in (f"{name}.sql", f"{name}.{dialect}.sql"):
@@ -30,7 +32,7 @@ def load_queries(package: str, name: str, dialect: str, **constants: str) -> dic
 
 
 def parse_queries(text: str) -> dict[str, str]:
-    """The queries of one file by name, without their comments."""
+    """Return the queries of one file by name, without their comments."""
     _, *parts = _NAME.split(text)
     return {
         name: _without_comments(body) for name, body in zip(parts[::2], parts[1::2], strict=True)

@@ -1,7 +1,7 @@
-"""Try again until a deadline: the one loop around calls that may fail for a moment.
+"""Retries a call that may fail for a moment, until a deadline.
 
 `core.backoff` decides how long to wait, `core.deadline` until when. The caller decides which errors
-are worth another attempt and how to wait.
+to retry and how to wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from longwatch.core.deadline import Deadline
 T = TypeVar("T")
 
 
-def retry(  # noqa: PLR0913 - what to call, until when, on which errors, how to wait
+def retry(  # noqa: PLR0913 - the call, its deadline, its errors, its pauses
     attempt: Callable[[], T],
     *,
     policy: BackoffPolicy,
@@ -27,8 +27,8 @@ def retry(  # noqa: PLR0913 - what to call, until when, on which errors, how to 
     """Call `attempt` until it returns, and return its result.
 
     Raises the error of the last attempt when `should_retry` refuses it, or when the pause before
-    the next attempt would last until the deadline. `error` is that of an attempt that the caller
-    has already made: the first step is then the pause. Blocks in `attempt` and `pause` alone.
+    the next attempt would last until the deadline. `error` is the error of an attempt that the
+    caller already made: the first step is then the pause. Blocks only in `attempt` and `pause`.
     """
     backoff = Backoff(policy)
     try:
@@ -43,4 +43,4 @@ def retry(  # noqa: PLR0913 - what to call, until when, on which errors, how to 
             except Exception as failure:  # noqa: BLE001 - should_retry decides
                 error = failure
     finally:
-        error = None  # an error that holds this frame would keep what the attempt had open
+        error = None  # an error that refers to this frame would keep the attempt's resources open

@@ -1,17 +1,17 @@
-"""Finds leases whose owner is gone, decides whose fault that was, and releases their rows.
+"""Finds leases whose owner is gone, assigns the blame, and releases their rows.
 
-An owner is gone when its process certainly is (same machine, same PID namespace: at once), or when
-its lease has ended (a lost host, a worker that could not renew). `blame.py` decides which counter
-of each row rises.
+An owner is gone when its process has certainly ended, which a sweeper in the same PID namespace
+sees at once. It also counts as gone when its lease has ended (a lost host, a worker that could not
+renew). `blame.py` decides which counter of each row rises.
 
-A sweep has two steps, because processes and beat pages are files of any kind, which may take long
-to read, while every sender waits for a write transaction:
+A sweep has two steps. Processes and beat pages may take long to read, and during a write
+transaction every sender waits.
 
-1. `look` reads the candidates, then looks at their processes and pages, in no transaction. Owners
-   whose leases may have lapsed only because the store's clock moved are left out
+1. `look` reads the candidates, then inspects their processes and pages, outside any transaction.
+   It leaves out owners whose leases may have lapsed only because the store's clock moved
    (`lapse_guard.py`).
-2. `reclaim` finds the rows of these owners again, in the write transaction, and releases those that
-   are still leased to a dead owner, or still lapsed. A row of an owner that step 1 did not look at
+2. `reclaim` finds the rows of these owners again, in the write transaction. It releases those that
+   are still leased to a dead owner, or still lapsed. A row of an owner that step 1 did not inspect
    waits for the next sweep.
 """
 
@@ -30,40 +30,41 @@ from longwatch.store.database import Database, Transaction
 from longwatch.store.lapse_guard import LapsedOwner, LapseGuard
 
 SWEEP_BATCH = 500
-"""Leases looked at in one transaction: a sweep never holds the store for long."""
+"""The most leases that one query of a sweep finds, so that a sweep holds the store only briefly."""
 
 
 OWNER_RETENTION = 3600.0
-"""Seconds after which an owner that holds nothing is deleted though this process cannot see whether
-it lives; it may register again.
+"""Seconds after which an owner without leases is deleted though this process cannot see whether it
+lives. If it lives, its next claim registers it again.
 """
 
 
 class LeaseOwner(NamedTuple):
-    """An owner that holds leases."""
+    """A registered owner of leases."""
 
     id: int
     incarnation: str
     page: str | None
     parent: str | None = None
-    """The incarnation of the process that supervises it."""
+    """The incarnation of the process that supervises the owner."""
     is_draining: bool = False
-    """Whether it has reported that it drains."""
+    """Whether the owner has reported that it drains."""
     renew_seconds: float | None = None
-    """The time between its renewals; None: it does not renew."""
+    """The time between renewals; None if the owner does not renew."""
 
 
 class SeenOwner(NamedTuple):
-    """An owner to reclaim from, and what was seen of it."""
+    """An owner to reclaim from, and the facts that decide the blame."""
 
     owner: LeaseOwner
     end: OwnerEnd
 
 
 class SweepPlan(NamedTuple):
-    """What a look has found. `dead`: owners that certainly have ended and hold leases. `lapsed`:
-    other owners, whose ended leases may be reclaimed. `idle`: owners to delete if they hold
-    nothing.
+    """The owners that a look found.
+
+    `dead`: owners that certainly have ended and hold leases. `lapsed`: other owners whose ended
+    leases may be reclaimed. `idle`: owners to delete if they hold no lease.
     """
 
     dead: Sequence[SeenOwner] = ()
@@ -72,7 +73,7 @@ class SweepPlan(NamedTuple):
 
 
 class ReclaimedRow(NamedTuple):
-    """A row that was released."""
+    """A row that a sweep released."""
 
     claim: Claim
     queue: int
@@ -80,8 +81,8 @@ class ReclaimedRow(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """What a look reads: the registered owners with their age and whether they hold a lease, the
-    owners of lapsed leases, and how many owners that renew hold leases.
+    """The rows that a look reads: the registered owners with their age and whether they hold a
+    lease, the owners of lapsed leases, and how many renewing owners hold leases.
     """
 
     owners: list[tuple[LeaseOwner, float, bool]]
@@ -90,14 +91,14 @@ class _Candidates(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """What a sweep has changed: the rows that it released, the owners that it deleted."""
+    """The changes of a sweep: the rows that it released and the owners that it deleted."""
 
     rows: list[ReclaimedRow]
     deleted: list[LeaseOwner]
 
 
 class ClaimSweeper:
-    """Sweeps one table of claims. `is_shared`: other machines may use it as well."""
+    """Sweeps one table of claims. `is_shared`: other machines may use the store."""
 
     def __init__(
         self, claims: Claims, *, is_shared: bool = False, clock: Clock | None = None
@@ -126,8 +127,9 @@ class ClaimSweeper:
         )
 
     def reclaim(self, transaction: Transaction, plan: SweepPlan) -> Reclaimed:
-        """Release the rows of the plan's owners, one batch at a time, and delete the owners that
-        hold nothing. After the commit `remove_pages` removes the pages of those deleted.
+        """Release the rows of the plan's owners, one batch at a time, and delete the idle owners.
+
+        After the commit call `remove_pages` for the deleted owners.
         """
         rows = [row for seen in plan.dead for row in self._rows_of(transaction, seen)]
         rows += self._lapsed_rows(transaction, plan.lapsed)
@@ -139,10 +141,10 @@ class ClaimSweeper:
         )
 
     def dead_owners(self, transaction: Transaction) -> list[LeaseOwner]:
-        """Owners to reclaim from: a read, so that it costs the writer nothing.
+        """Return the owners to reclaim from. Only reads, so it costs the writer nothing.
 
-        They have certainly ended, or they hold nothing, entered long ago and cannot be seen from
-        here.
+        They have certainly ended, or they hold no lease, were registered long ago and cannot be
+        seen from this process.
         """
         return [
             owner
@@ -151,8 +153,10 @@ class ClaimSweeper:
         ]
 
     def delete_owner(self, transaction: Transaction, owner: LeaseOwner) -> bool:
-        """Delete an owner; whether it was there. Only once its rows are released: until then a
-        sweeper may need its page, which `remove_pages` removes after the commit.
+        """Delete an owner. Returns whether it was there.
+
+        Call it only once its rows are released: until then a sweeper may need its page. After the
+        commit `remove_pages` removes the page.
         """
         return transaction.execute(self._claims.sql["delete_owner"], {"owner": owner.id}) > 0
 
@@ -166,8 +170,10 @@ class ClaimSweeper:
                     remove_page(owner.page)
 
     def has_ended(self, incarnation: str) -> bool:
-        """Whether an owner certainly has. In a store of one machine that of an earlier boot has;
-        in others it may be elsewhere.
+        """Return whether an owner has certainly ended.
+
+        In a store of one machine an owner of an earlier boot has. In a shared store it may run on
+        another machine.
         """
         found = parse_incarnation(incarnation)
         return found is not None and (
@@ -244,27 +250,30 @@ def _see(owner: LeaseOwner) -> SeenOwner:
 
 
 def _is_forgotten(owner: LeaseOwner, age: float, holds: bool) -> bool:  # noqa: FBT001 - columns
-    """Whether an owner is deleted though this process cannot see its end: it holds nothing, and
+    """Return whether to delete an owner whose end this process cannot see: it holds no lease and
     was registered long ago.
     """
     return not holds and age > OWNER_RETENTION and not _is_visible(owner.incarnation)
 
 
 def lease_owner(row: Sequence[Any]) -> LeaseOwner:
-    """An owner of the columns owner, incarnation, page, parent, draining, renew_seconds."""
+    """Make a LeaseOwner of the columns owner, incarnation, page, parent, draining,
+    renew_seconds.
+    """
     owner, incarnation, page, parent, draining, renew_seconds = row
     return LeaseOwner(owner, incarnation, page, parent, bool(draining), renew_seconds)
 
 
 def blame_for(owner: LeaseOwner) -> Callable[[int], Blame]:
-    """Says of each row whether its own work is to blame for the end of its owner. The page and the
-    processes are looked at once, here.
+    """Return a function that decides the blame for each row of an owner.
+
+    Inspects the page and the processes once, in this call.
     """
     return owner_end(owner).blame
 
 
 def owner_end(owner: LeaseOwner) -> OwnerEnd:
-    """What this process can see of an owner whose claims end."""
+    """Collect the facts that this process can see about an owner whose claims end."""
     incarnation = parse_incarnation(owner.incarnation)
     parents = map(parse_incarnation, (owner.parent or "").split())
     is_of_another_boot = incarnation is not None and incarnation.is_from_another_boot
@@ -284,7 +293,9 @@ def _is_visible(incarnation: str) -> bool:
 
 
 def parse_incarnation(incarnation: str) -> Incarnation | None:
-    """None for one that some other version wrote: it counts as alive."""
+    """Parse an incarnation. Returns None for a format of another version; such an owner counts as
+    alive.
+    """
     try:
         return Incarnation.parse(incarnation)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From a URL to a SQL store."""
+"""Opens the SQL store that a URL names."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ SQL_SCHEMES = ("postgresql", "sqlite")
 
 
 def split_url(url: Any) -> tuple[str, str]:
-    """The scheme of a store's URL, in small letters and empty if there is none, and the rest."""
+    """Split a store's URL into its scheme, lower case and empty if there is none, and the rest."""
     if not isinstance(url, str):
         raise UsageError(
-            f"a store is named by a URL, text such as sqlite:///jobs.db, not by "
-            f"{type(url).__name__}"
+            f"expected the URL of a store, text such as sqlite:///jobs.db, got {type(url).__name__}"
         )
     scheme, slashes, rest = url.partition("://")
     return (scheme.lower(), rest) if slashes else ("", rest)
 
 
 def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
-    """The SQL store that a URL names; None for a URL of another kind. Opens nothing yet.
+    """Return the SQL store that a URL names, or None for a URL of another kind. Opens nothing.
 
-    A SQLite file brings its schema up to date by itself; PostgreSQL does with `auto_migrate`, else
-    `longwatch db migrate` does it.
+    A SQLite file is migrated when it is first used. So is PostgreSQL with `auto_migrate`; without
+    it, run `longwatch db migrate`.
     """
     match split_url(url):
         case "sqlite", rest:
             return SqliteDatabase(_sqlite_path(url, rest))
         case "postgresql" | "postgres", _:
             with require_extra("postgres", url):
-                from longwatch.store.postgres.database import PostgresDatabase  # noqa: PLC0415 - only who uses it pays
+                from longwatch.store.postgres.database import PostgresDatabase  # noqa: PLC0415 - slow to import, rarely used
 
                 return PostgresDatabase(url, auto_migrate=auto_migrate)
     return None
@@ -47,7 +46,7 @@ def open_database(url: str, *, auto_migrate: bool = False) -> Database | None:
 
 @contextmanager
 def require_extra(name: str, url: str) -> Iterator[None]:
-    """What a URL needs that is not installed is named by the command that installs it."""
+    """Turn an ImportError into a UsageError that names the package to install for this URL."""
     try:
         yield
     except ImportError as error:
@@ -61,7 +60,7 @@ def require_extra(name: str, url: str) -> Iterator[None]:
 
 
 def suggest_url(url: str, schemes: tuple[str, ...]) -> str:
-    """What may have been meant by a URL of no known kind."""
+    """Return a suggestion for a URL of an unknown kind."""
     scheme, colon, _ = url.partition(":")
     if url and not colon:
         return f"did you mean sqlite:///{mask_text(url)}?"
@@ -81,17 +80,17 @@ def _sqlite_path(url: str, rest: str) -> Path:
     for sign, written in (("?", "%3F"), ("#", "%23")):
         if sign in path:
             raise UsageError(
-                f"{mask_text(url)!r} has a {sign}, and a file takes no options; if its name "
-                f"has one, write {written}"
+                f"{mask_text(url)!r} contains {sign}, but a SQLite URL takes no options; in a "
+                f"file name write {written}"
             )
     try:
         name = unquote_to_bytes(path).decode()
     except UnicodeError:
         raise UsageError(
-            f"{mask_text(url)!r} names a file that is not UTF-8; give it another name"
+            f"{mask_text(url)!r} names a file that is not UTF-8; rename the file"
         ) from None
     if "\0" in name:
         raise UsageError(
-            f"{mask_text(url)!r} has a zero byte in its name, which no file can have; leave it out"
+            f"{mask_text(url)!r} contains a zero byte, which no file name can have; remove it"
         )
     return Path(name)

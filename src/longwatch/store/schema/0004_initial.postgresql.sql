@@ -18,7 +18,7 @@ CREATE TABLE longwatch_mailboxes (
     expired bigint NOT NULL DEFAULT 0  -- how many messages expired before a claim
 );
 
--- A renewal writes lease_until alone, which is in no index. The fillfactor leaves room in every
+-- A renewal writes only lease_until, which is in no index. The fillfactor leaves room in every
 -- page, so the new version of the row stays beside the old one (HOT) and no index changes. `queue`
 -- is no foreign key, because every insert would lock its mailbox; `put` checks that it exists.
 CREATE TABLE longwatch_messages (
@@ -56,7 +56,7 @@ CREATE UNIQUE INDEX longwatch_messages_dedupe ON longwatch_messages (queue, dedu
     WHERE dedupe_key IS NOT NULL;
 
 -- One row for each writing connection: the number of its last commit. A caller that lost the
--- response to a commit reads it to learn whether the commit was made.
+-- reply to a commit reads it to learn whether the commit was made.
 CREATE TABLE longwatch_commits (
     series bigint PRIMARY KEY,
     number integer NOT NULL,

@@ -1,6 +1,6 @@
 -- The runner: event sources, stream events, agent runs.
 
--- One row a source. It is leased by the runner that connects to it; `queue` is `seq`.
+-- One row for each event source. The runner that connects to it leases the row. `queue` is `seq`.
 CREATE TABLE longwatch_runner_sources (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     queue INTEGER NOT NULL,
@@ -19,7 +19,7 @@ CREATE TABLE longwatch_runner_sources (
     name TEXT NOT NULL UNIQUE,
     last_event_id TEXT NOT NULL DEFAULT '',
     last_event_at REAL,
-    -- What `longwatch runner sources` shows: connecting, connected, waiting, ended, standing by.
+    -- Shown by `longwatch runner sources`: connecting, connected, waiting, ended, standing by.
     state TEXT NOT NULL DEFAULT '',
     state_since REAL,
     reconnects INTEGER NOT NULL DEFAULT 0,
@@ -30,9 +30,9 @@ CREATE INDEX longwatch_runner_sources_leased ON longwatch_runner_sources (owner)
 
 CREATE TABLE longwatch_runner_events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,  -- that of its message too
+    id TEXT NOT NULL UNIQUE,  -- also the id of its message
     source TEXT NOT NULL,
-    stream_id TEXT,  -- the id that the server gave; null: none
+    stream_id TEXT,  -- the id that the server sent; null: none
     data_hash BLOB NOT NULL,
     received_at REAL NOT NULL,
     severity TEXT NOT NULL,
@@ -55,17 +55,17 @@ CREATE TABLE longwatch_runner_runs (
     event TEXT NOT NULL,
     source TEXT NOT NULL,
     attempt INTEGER NOT NULL,
-    owner INTEGER NOT NULL,  -- of the lease under which it runs
+    owner INTEGER NOT NULL,  -- the owner of the lease under which the run works
     boot TEXT NOT NULL,
     pid INTEGER,
-    pid_start INTEGER,  -- clock ticks since boot; with pid and boot it names a process for good
+    pid_start INTEGER,  -- clock ticks since boot; unique together with pid and boot
     workspace TEXT NOT NULL,
     started_at REAL NOT NULL,
     ended_at REAL,
-    status TEXT,  -- success, failure, timeout, cancelled; null: it runs
+    status TEXT,  -- success, failure, timeout, cancelled; null: running
     cause TEXT,
     error TEXT,
-    output TEXT,  -- the end of what it wrote
+    output TEXT,  -- the tail of its output
     artifacts TEXT,  -- JSON: a list of path and bytes
     cpu_seconds REAL,
     max_rss INTEGER,

@@ -1,1 +1,1 @@
-"""The steps of the schema, one file a version and engine."""
+"""Schema migrations: one SQL file for each version and database."""
